@@ -1,0 +1,58 @@
+# PYTHON chooses the interpreter of a new .venv (3.10, 3.11 or 3.12); TORCH another PyTorch.
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# The scripts under examples/ call fairseq's commands by name.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: help setup demo test check lint types format bench clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP)  ## build .venv once (PYTHON=python3.12 chooses the interpreter, TORCH= the PyTorch)
+
+# pip: from 24.1 on it refuses the omegaconf that fairseq 0.12.2 (Python 3.10) asks for.
+# torch first, then no build isolation: fairseq's build imports torch, and isolated it would download a second one.
+$(STAMP): setup.py
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install 'pip<24.1'
+	$(BIN)/python -m pip install '$(TORCH)' numpy cython setuptools wheel
+	@echo
+	@echo "Installing fairseq and the rest. Where there is no wheel of fairseq, compiling it takes about five minutes."
+	@echo
+	$(BIN)/python -m pip install --no-build-isolation --editable '.[demo,dev,plots]'
+	@touch $@
+
+# ARCH reaches the script through the environment.
+demo: setup  ## data, training, translation, scores and a picture in under 10 minutes (ARCH= chooses an architecture)
+	examples/quickstart/run.sh
+
+# One torch thread per worker: the tests' tensors are small, and workers would fight for the cores.
+test: setup check  ## lint, types and all but the slow tests (PYTEST_ARGS= adds options)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile -m 'not slow' $(PYTEST_ARGS)
+
+check: lint types  ## lint and types
+
+lint: setup
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: setup
+	$(BIN)/mypy
+
+format: setup  ## rewrite the code in the house's layout
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: setup  ## decoding speed beside fairseq's own
+	$(BIN)/python examples/benchmarks/decoding.py
+
+clean:  ## remove caches and build output; .venv stays
+	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -exec rm -rf {} +

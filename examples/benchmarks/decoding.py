@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+"""Time beam search with ConvS2S against fairseq's fconv, with the same weights, through fairseq's own generator.
+
+Three contestants take turns in one process: fconv as fairseq ships it, fconv with its linearised weights cached (fairseq
+lays them out again at every step; a two-line repair), and convs2s.  Their hypotheses are compared before anything is said
+about speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import time
+from argparse import Namespace
+from types import SimpleNamespace
+
+import fairseq
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import ARCH_CONFIG_REGISTRY, BaseFairseqModel
+from fairseq.models.fconv import FConvModel
+from fairseq.modules import LinearizedConvolution
+from fairseq.sequence_generator import SequenceGenerator
+from tqdm import tqdm
+
+from fairseq_plugins.models.convs2s.from_fconv import convert_options, convert_parameters
+from fairseq_plugins.models.convs2s.model import ConvS2SModel
+
+
+def build_pair(args: argparse.Namespace) -> tuple[Dictionary, FConvModel, FConvModel, ConvS2SModel]:
+    """A random fconv twice, and a convs2s with the same weights."""
+    dictionary = Dictionary()
+    for index in range(args.vocabulary - len(dictionary)):
+        dictionary.add_symbol(f"w{index}")
+    layers = f"[({args.width}, {args.kernel})] * {args.layers}"
+    options = Namespace(
+        arch="fconv_wmt_en_ro",
+        encoder_layers=layers,
+        decoder_layers=layers,
+        max_source_positions=1024,
+        max_target_positions=1024,
+    )
+    ARCH_CONFIG_REGISTRY[options.arch](options)
+    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    shipped, cached = (FConvModel.build_model(options, task) for _ in range(2))
+    parameters = shipped.state_dict()
+    cached.load_state_dict(parameters)
+    ours = ConvS2SModel.build_model(Namespace(**convert_options(options, parameters)), task)
+    ours.load_state_dict(convert_parameters(parameters))
+    return dictionary, shipped, cached, ours
+
+
+def prepare(model: BaseFairseqModel, beam: int) -> BaseFairseqModel:
+    """What fairseq-generate does to a model before it translates."""
+    model.make_generation_fast_(beamable_mm_beam_size=beam, need_attn=False)
+    return model
+
+
+def cache_linearized_weights(model: FConvModel) -> None:
+    """The repair: keep what ``_get_linearized_weight`` computes."""
+    for module in model.modules():
+        if isinstance(module, LinearizedConvolution):
+            module._linearized_weight = module._get_linearized_weight()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for option, default, text in (
+        ("layers", 20, "layers in encoder and decoder"),
+        ("width", 512, "units of each layer"),
+        ("kernel", 3, "kernel width"),
+        ("vocabulary", 40000, "target words"),
+        ("sentences", 16, "sentences in a batch"),
+        ("source-length", 25, "longest source sentence, in tokens"),
+        ("beam", 5, "beam size"),
+        ("steps", 25, "decoder steps"),
+        ("threads", 2, "processor threads"),
+        ("rounds", 5, "how often each contestant is timed"),
+        ("seed", 1, "random seed"),
+    ):
+        parser.add_argument(f"--{option}", type=int, default=default, help=f"{text} (default: %(default)s)")
+    args = parser.parse_args()
+    torch.manual_seed(args.seed)
+    torch.set_num_threads(args.threads)
+
+    dictionary, shipped, cached, ours = build_pair(args)
+    models = {
+        "fairseq fconv, as shipped": prepare(shipped, args.beam),
+        "fairseq fconv, linearised weights cached": prepare(cached, args.beam),
+        "convs2s": prepare(ours, args.beam),
+    }
+    cache_linearized_weights(cached)
+    generators = {
+        # A random model hardly ever ends a sentence, so the longest length is also the length of every hypothesis.
+        name: SequenceGenerator([model], dictionary, beam_size=args.beam, max_len_b=args.steps - 1)
+        for name, model in models.items()
+    }
+    source = torch.randint(dictionary.nspecial, len(dictionary), (args.sentences, args.source_length))
+    lengths = torch.randint(args.source_length * 3 // 4, args.source_length + 1, (args.sentences,))
+    for sentence, length in zip(source, lengths, strict=False):
+        sentence[length - 1] = dictionary.eos()
+        sentence[length:] = dictionary.pad()
+    sample = {"net_input": {"src_tokens": source, "src_lengths": lengths}}
+
+    seconds: dict[str, list[float]] = {name: [] for name in generators}
+    hypotheses = {}
+    for turn in tqdm(range(args.rounds + 1), desc="rounds", leave=False):
+        for name, generator in generators.items():
+            start = time.perf_counter()
+            hypotheses[name] = generator.generate(None, sample)
+            if turn > 0:  # the first is for warming up
+                seconds[name].append(time.perf_counter() - start)
+
+    print(
+        f"{args.layers}+{args.layers} layers of {args.width}, kernel {args.kernel}, vocabulary {args.vocabulary}, float32"
+    )
+    print(f"{args.sentences} sentences, beam {args.beam}, {args.steps} steps, source of {args.source_length} tokens")
+    print(
+        f"{platform.processor() or platform.machine()}, {args.threads} threads, torch {torch.__version__}, "
+        f"fairseq {fairseq.__version__}; median of {args.rounds} turns\n"
+    )
+    ours_name = "convs2s"
+    print(f"{'':42}{'ms/step':>9}{'convs2s is faster':>19}{'hypotheses equal':>18}{'score differs':>15}")
+    for name in generators:
+        ratio = statistics.median(
+            theirs / mine for theirs, mine in zip(seconds[name], seconds[ours_name], strict=False)
+        )
+        pairs = [
+            (mine, theirs)
+            for beams, others in zip(hypotheses[ours_name], hypotheses[name], strict=False)
+            for mine, theirs in zip(beams, others, strict=False)
+        ]
+        equal = sum(torch.equal(mine["tokens"], theirs["tokens"]) for mine, theirs in pairs)
+        difference = max(abs(float(mine["score"]) - float(theirs["score"])) for mine, theirs in pairs)
+        print(
+            f"{name:42}{1000 * statistics.median(seconds[name]) / args.steps:9.1f}{ratio:18.2f}x"
+            f"{f'{equal} of {len(pairs)}':>18}{difference:15.1e}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Train one architecture on prepared Multi30k data, translate the test part and print its detokenised BLEU.
+#
+#   run.sh PREPARED OUT [fairseq-train option ...]
+#
+# PREPARED is what prepare.py made; OUT receives checkpoints, log and translations. The options come after the recipe and
+# therefore win over it: `--arch fconv_iwslt_de_en`, `--seed 2`, `--max-epoch 3`. An interrupted run goes on where it was.
+set -euo pipefail
+[ $# -ge 2 ] || { sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 2; }
+prepared=$1 out=$2
+shift 2
+here=$(cd "$(dirname "$0")" && pwd)
+user_dir=$here/../../user_dir
+mkdir -p "$out"
+
+# The recipe: plain cross-entropy, NAG 0.99, lr 0.25, clip 0.1 (ConvS2S section 4.2); a fixed 14 epochs, the rate divided
+# by 10 at epochs 12, 13 and 14.
+fairseq-train "$prepared/data-bin" --user-dir "$user_dir" --save-dir "$out" \
+    --arch convs2s_iwslt_de_en --dropout 0.3 --criterion cross_entropy \
+    --optimizer nag --momentum 0.99 --lr 0.25 --clip-norm 0.1 --lr-scheduler fixed --force-anneal 12 \
+    --max-tokens 3000 --max-epoch 14 --no-epoch-checkpoints --log-format simple --log-interval 50 \
+    "$@" 2>&1 | tee -a "$out/train.log"
+
+fairseq-generate "$prepared/data-bin" --user-dir "$user_dir" --path "$out/checkpoint_best.pt" \
+    --beam 5 --max-tokens 3000 --remove-bpe --tokenizer moses --quiet \
+    --results-path "$out" 2>&1 | tee "$out/generate.log"
+
+# fairseq writes translations in the order in which it made them: D-<number> tab score tab detokenised text.
+grep -a '^D-' "$out/generate-test.txt" | sort -t- -k2n | cut -f3 >"$out/test.hypotheses"
+sacrebleu "$prepared/test.reference" -i "$out/test.hypotheses" -m bleu chrf | tee "$out/scores.json"

@@ -1,0 +1,56 @@
+#!/usr/bin/env python3
+"""Score the demo's translations and show ten of them.
+
+``report.py TEXT GENERATED`` compares what fairseq-generate wrote (``generate-test.txt``) with ``test.de`` in TEXT.
+With ``--check`` it fails when the translations are worse than those of a model that the demo has trained properly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from sacrebleu.metrics import BLEU, CHRF
+
+MIN_BLEU, MIN_EXACT = 95, 90
+SHOWN = 10
+
+
+def read_lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+def read_translations(path: Path) -> list[str]:
+    """Translations in the order of the test part; fairseq writes ``D-<number>`` tab score tab text, in any order."""
+    rows = (line.split("\t") for line in read_lines(path) if line.startswith("D-"))
+    translations = {int(name.removeprefix("D-")): text for name, _, text in rows}
+    return [translations[number] for number in sorted(translations)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("text", type=Path, help="folder with test.en and test.de")
+    parser.add_argument("generated", type=Path, help="generate-test.txt of fairseq-generate")
+    parser.add_argument("--check", action="store_true", help=f"fail below {MIN_BLEU} BLEU, {MIN_EXACT} %% exact match")
+    args = parser.parse_args()
+
+    sources, references = read_lines(args.text / "test.en"), read_lines(args.text / "test.de")
+    translations = read_translations(args.generated)
+    if len(translations) != len(references):
+        sys.exit(f"{args.generated}: {len(translations)} translations of {len(references)} sentences")
+
+    for source, reference, translation in list(zip(sources, references, translations, strict=True))[:SHOWN]:
+        print(f"  {source}\n  {translation}")
+        print("  right\n" if translation == reference else f"  wrong, should be: {reference}\n")
+    bleu = BLEU().corpus_score(translations, [references]).score
+    chrf = CHRF().corpus_score(translations, [references]).score
+    right = sum(map(str.__eq__, translations, references))
+    exact = 100 * right / len(references)
+    print(f"sacreBLEU {bleu:.1f}   chrF {chrf:.1f}   exact match {exact:.1f} % ({right} of {len(references)})")
+    if args.check and (bleu < MIN_BLEU or exact < MIN_EXACT):
+        sys.exit(f"expected at least {MIN_BLEU} BLEU and {MIN_EXACT} % exact match: something is wrong")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# From nothing to a translation model in a few minutes, with fairseq's own commands: data, subword segmentation, training,
+# translation, scores, and a picture of the attention.  Each command is shown before it runs.
+#
+#   [ARCH=convs2s_tiny] [OUT=examples/quickstart/out] run.sh [fairseq-train option ...]
+#
+# ARCH is any translation architecture of the plugin or of fairseq; the options win over the ones below.  Each run starts
+# again from nothing.
+set -euo pipefail
+arch=${ARCH:-convs2s_tiny}
+out=${OUT:+$(mkdir -p "$OUT" && cd "$OUT" && pwd)}
+cd "$(dirname "$0")/../.."
+out=${out:-examples/quickstart/out}
+model=$out/$arch
+
+# Run a command after showing it as one would type it.
+run() {
+    local word
+    printf '\n$'
+    for word; do
+        case $word in
+            *[!A-Za-z0-9_./:=+-]*) printf " '%s'" "$word" ;;
+            *) printf ' %s' "$word" ;;
+        esac
+    done
+    printf '\n'
+    "$@"
+}
+
+step() { printf '\n== %s\n' "$*"; }
+
+rm -rf "$out/text" "$out/bpe" "$out/data-bin" "$model"
+mkdir -p "$out/bpe" "$model"
+
+step "1. Data: English and German numbers, dates, amounts, names"
+run python examples/quickstart/make_data.py "$out/text"
+
+step "2. Subword segmentation: 2000 merges, learned on both languages together"
+run subword-nmt learn-joint-bpe-and-vocab --input "$out/text/train.en" "$out/text/train.de" --symbols 2000 \
+    --output "$out/codes" --write-vocabulary "$out/bpe/vocabulary.en" "$out/bpe/vocabulary.de"
+for language in en de; do
+    for part in train valid test; do
+        run subword-nmt apply-bpe --codes "$out/codes" \
+            --input "$out/text/$part.$language" --output "$out/bpe/$part.$language"
+    done
+done
+
+step "3. Binary data for fairseq"
+run fairseq-preprocess --source-lang en --target-lang de --joined-dictionary --destdir "$out/data-bin" \
+    --trainpref "$out/bpe/train" --validpref "$out/bpe/valid" --testpref "$out/bpe/test"
+
+step "4. Training of $arch"
+run fairseq-train "$out/data-bin" --user-dir user_dir --arch "$arch" --save-dir "$model" \
+    --criterion cross_entropy --dropout 0.1 --batch-size 64 --max-update 2400 \
+    --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 0.1 --lr 0.003 --lr-scheduler cosine --warmup-updates 200 \
+    --no-epoch-checkpoints --log-format simple --log-interval 50 --num-workers 0 "$@"
+
+step "5. Translation of the test part"
+run fairseq-generate "$out/data-bin" --user-dir user_dir --path "$model/checkpoint_best.pt" \
+    --beam 5 --batch-size 64 --remove-bpe --results-path "$model"
+
+step "6. Translation of one's own sentences"
+grep -m 3 '^Multiply' "$out/text/test.en" >"$model/sentences.en"
+run fairseq-interactive "$out/data-bin" --user-dir user_dir --path "$model/checkpoint_best.pt" \
+    --beam 5 --bpe subword_nmt --bpe-codes "$out/codes" --input "$model/sentences.en"
+
+step "7. A picture of the attention"
+run fairseq-plugins plot-attention "$out/data-bin" --path "$model/checkpoint_best.pt" --bpe-codes "$out/codes" \
+    --input "$(head -n 1 "$model/sentences.en")" --output "$model/attention.png"
+
+step "8. Scores"
+# What to expect is known for the default only.
+check=()
+[ "$arch" != convs2s_tiny ] || [ $# -gt 0 ] || check=(--check)
+run python examples/quickstart/report.py "$out/text" "$model/generate-test.txt" ${check[@]+"${check[@]}"}

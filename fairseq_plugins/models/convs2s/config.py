@@ -1,0 +1,74 @@
+"""Options of ConvS2S; names follow fairseq's fconv where it has the same option."""
+
+from dataclasses import dataclass, field
+
+from fairseq.dataclass import FairseqDataclass
+from omegaconf import II
+
+__all__ = ["ConvS2SConfig", "check_dimensions"]
+
+
+# fairseq reads these annotations at run time, to make command-line options: they must be types, not postponed strings,
+# and it knows no `str | None`.
+@dataclass
+class ConvS2SConfig(FairseqDataclass):
+    dropout: float = field(
+        default=0.1, metadata={"help": "dropout on embeddings, decoder output and the input of each convolution"}
+    )
+    encoder_embed_dim: int = field(default=512, metadata={"help": "encoder embedding dimension"})
+    encoder_embed_path: str | None = field(
+        default=None,
+        metadata={"help": "pretrained encoder embeddings: text, after a first line one 'word number ...' a line"},
+    )
+    encoder_layers: str = field(
+        default="[(512, 3)] * 20",
+        metadata={"help": "encoder layers [(width, kernel[, residual]), ...]; residual: layers back, 0 for none"},
+    )
+    no_encoder_positional_embeddings: bool = field(
+        default=False, metadata={"help": "encoder without position embeddings"}
+    )
+    decoder_embed_dim: int = field(
+        default=512, metadata={"help": "decoder embedding dimension; must equal the encoder's"}
+    )
+    decoder_embed_path: str | None = field(
+        default=None,
+        metadata={"help": "pretrained decoder embeddings: text, after a first line one 'word number ...' a line"},
+    )
+    decoder_layers: str = field(
+        default="[(512, 3)] * 20",
+        metadata={"help": "decoder layers [(width, kernel[, residual]), ...]; residual: layers back, 0 for none"},
+    )
+    decoder_attention: str = field(
+        default="True", metadata={"help": "which decoder layers attend: True, or a list [True, False, ...]"}
+    )
+    decoder_out_embed_dim: int = field(
+        default=512, metadata={"help": "width in front of the projection to the vocabulary"}
+    )
+    no_decoder_positional_embeddings: bool = field(
+        default=False, metadata={"help": "decoder without position embeddings"}
+    )
+    share_input_output_embed: bool = field(
+        default=False,
+        metadata={"help": "tie decoder input and output embeddings, which then must have the same dimension"},
+    )
+    max_source_positions: int = II("task.max_source_positions")
+    max_target_positions: int = II("task.max_target_positions")
+
+
+def check_dimensions(cfg: ConvS2SConfig) -> None:
+    """Refuse sizes that do not fit together.
+
+    Raises:
+        ValueError: names the options and their values.
+    """
+    if cfg.encoder_embed_dim != cfg.decoder_embed_dim:
+        # Attention compares the encoder's output with the sum of decoder state and target embedding (equation 1).
+        raise ValueError(
+            "--encoder-embed-dim and --decoder-embed-dim must be equal, "
+            f"but they are {cfg.encoder_embed_dim} and {cfg.decoder_embed_dim}"
+        )
+    if cfg.share_input_output_embed and cfg.decoder_embed_dim != cfg.decoder_out_embed_dim:
+        raise ValueError(
+            "--share-input-output-embed needs equal --decoder-embed-dim and --decoder-out-embed-dim, "
+            f"but they are {cfg.decoder_embed_dim} and {cfg.decoder_out_embed_dim}"
+        )

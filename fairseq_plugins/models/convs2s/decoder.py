@@ -1,0 +1,151 @@
+"""The convolutional decoder of ConvS2S (Gehring et al. 2017, sections 3.1 to 3.3), all target positions at once.
+
+B sentences, T target positions, S source positions, C layer width, f embedding width, V vocabulary.  Decoding step by step
+is in `stepwise`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import FairseqIncrementalDecoder
+from fairseq.modules import FairseqDropout
+from torch import Tensor, nn
+
+from fairseq_plugins.models.convs2s.stepwise import StepwiseDecoding
+from fairseq_plugins.nn.embedding import InputEmbedding
+from fairseq_plugins.nn.gated_convolution import GatedConvolution, Shortcut
+from fairseq_plugins.nn.initialisation import Linear
+from fairseq_plugins.nn.layer_list import ConvolutionSpec
+from fairseq_plugins.nn.multi_step_attention import MultiStepAttention
+from fairseq_plugins.nn.source import Source
+
+__all__ = ["ConvS2SDecoder"]
+
+_STATE = "decoding"
+
+
+class ConvS2SDecoder(FairseqIncrementalDecoder):
+    """Causal gated convolutions, with attention after each or some of them.
+
+    Args:
+        dictionary: target words.
+        embedding: embeddings g of words and positions.
+        convolutions: the layers, from the input up.
+        attends: for each layer, whether attention follows it.
+        out_embed_dim: width in front of the projection to the vocabulary.
+        dropout: on the input of each convolution, and on the decoder's output.
+        tied: whether the projection to the vocabulary is the word embedding.
+    """
+
+    def __init__(
+        self,
+        dictionary: Dictionary,
+        embedding: InputEmbedding,
+        convolutions: Sequence[ConvolutionSpec],
+        attends: Sequence[bool],
+        out_embed_dim: int,
+        dropout: float,
+        tied: bool,
+    ) -> None:
+        super().__init__(dictionary)
+        self.need_attn = True
+        self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
+
+        retain = 1 - dropout
+        embed_dim = embedding.words.embedding_dim
+        self.embedding = embedding
+        widths = [convolutions[0].width]
+        self.from_embedding = Linear(embed_dim, widths[0], retain)
+        self.convolutions = nn.ModuleList()
+        self.attentions = nn.ModuleList()
+        self.shortcuts = nn.ModuleList()
+        for (width, kernel, residual), attend in zip(convolutions, attends, strict=False):
+            self.convolutions.append(GatedConvolution(widths[-1], width, kernel, causal=True, retain=retain))
+            self.attentions.append(MultiStepAttention(width, embed_dim) if attend else None)
+            self.shortcuts.append(Shortcut(residual, widths[-max(residual, 1)], width))
+            widths.append(width)
+        self.to_embedding = Linear(widths[-1], out_embed_dim)
+        if tied:
+            self.output_projection = nn.Linear(out_embed_dim, len(dictionary))
+            nn.init.zeros_(self.output_projection.bias)
+            self.output_projection.weight = embedding.words.weight
+        else:
+            self.output_projection = Linear(out_embed_dim, len(dictionary), retain)
+
+    def forward(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: Source,
+        incremental_state: dict | None = None,
+        **unused: object,
+    ) -> tuple[Tensor, dict[str, list[Tensor | None]]]:
+        """Predict each next token.
+
+        Args:
+            prev_output_tokens: (B, T), or (rows, T) with k rows per sentence.
+            encoder_out: the encoder's result.
+            incremental_state: when given, only the tokens that it has not seen are decoded, step by step.
+
+        Returns:
+            logits (B, T, V), and under ``"attn"`` the attention (B, T, S) averaged over the layers that attend, or None
+            where a model prepared for inference was told that nobody looks at it.
+        """
+        if incremental_state is None:
+            features, extra = self.extract_features(prev_output_tokens, encoder_out)
+            return self.output_layer(features), extra
+        decoding = self.get_incremental_state(incremental_state, _STATE)
+        if decoding is None:
+            decoding = StepwiseDecoding(self, encoder_out, rows=prev_output_tokens.size(0))
+            self.set_incremental_state(incremental_state, _STATE, decoding)
+        return decoding.decode(prev_output_tokens)
+
+    def extract_features(
+        self, prev_output_tokens: Tensor, encoder_out: Source, **unused: object
+    ) -> tuple[Tensor, dict[str, list[Tensor | None]]]:
+        """All positions at once, up to the projection to the vocabulary: (B, T, out_embed_dim), and the attention."""
+        source = encoder_out.expand()
+        g = self.embedding(prev_output_tokens)
+        h = self.from_embedding(g).transpose(0, 1)  # (T, B, C): time first for the convolutions
+        outputs = [h]
+        attention = []
+        for convolution, attend, shortcut in zip(self.convolutions, self.attentions, self.shortcuts, strict=False):
+            h = convolution(self.dropout(h))
+            if attend is not None:
+                c, a = attend(h.transpose(0, 1), g, source)
+                h = c.transpose(0, 1)
+                attention.append(a)
+            h = shortcut(h, outputs)
+            outputs.append(h)
+        features = self.dropout(self.to_embedding(h.transpose(0, 1)))
+        return features, {"attn": [average_attention(attention) if self.wants_attention else None]}
+
+    def output_layer(self, features: Tensor, **unused: object) -> Tensor:
+        """Logits over the vocabulary: (..., out_embed_dim) -> (..., V)."""
+        return self.output_projection(features)
+
+    @property
+    def wants_attention(self) -> bool:
+        """Whether anybody may look at the attention: not in training, nor when prepared without it."""
+        return self.need_attn and not self.training
+
+    def reorder_incremental_state(self, incremental_state: dict, new_order: Tensor) -> None:
+        """Row i continues row ``new_order[i]`` from the next step on."""
+        decoding = self.get_incremental_state(incremental_state, _STATE)
+        if decoding is not None:
+            decoding.reorder(new_order)
+
+    def max_positions(self) -> int:
+        """Longest target, in tokens."""
+        return self.embedding.max_positions
+
+    def make_generation_fast_(self, need_attn: bool = False, **unused: object) -> None:
+        """What fairseq tells a model that will only translate from now on."""
+        self.need_attn = need_attn
+
+
+def average_attention(attention: Sequence[Tensor]) -> Tensor:
+    """The mean over the layers that attend, so that each row sums to one."""
+    return torch.stack(list(attention)).mean(dim=0)

@@ -1,0 +1,94 @@
+"""The convolutional encoder of ConvS2S (Gehring et al. 2017, sections 3.1, 3.2 and 3.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fairseq.data import Dictionary
+from fairseq.models import FairseqEncoder
+from fairseq.modules import FairseqDropout, GradMultiply
+from torch import Tensor, nn
+
+from fairseq_plugins.nn.embedding import InputEmbedding
+from fairseq_plugins.nn.gated_convolution import SQRT_HALF, GatedConvolution, Shortcut
+from fairseq_plugins.nn.initialisation import Linear
+from fairseq_plugins.nn.layer_list import ConvolutionSpec
+from fairseq_plugins.nn.source import Source
+
+__all__ = ["ConvS2SEncoder"]
+
+
+class ConvS2SEncoder(FairseqEncoder):
+    """Gated convolutions over the source.
+
+    Args:
+        dictionary: source words.
+        embedding: embeddings e of words and positions.
+        convolutions: the layers, from the input up.
+        dropout: on the input of each convolution.
+        attention_layers: how many decoder layers attend, each of which sends back a gradient.
+    """
+
+    def __init__(
+        self,
+        dictionary: Dictionary,
+        embedding: InputEmbedding,
+        convolutions: Sequence[ConvolutionSpec],
+        dropout: float,
+        attention_layers: int,
+    ) -> None:
+        super().__init__(dictionary)
+        self.padding_idx = dictionary.pad()
+        # Section 3.5 divides by the number of attentions; the authors' own code, as fairseq, by twice that.
+        self.gradient_scale = 1.0 / (2.0 * attention_layers)
+        self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
+
+        retain = 1 - dropout
+        embed_dim = embedding.words.embedding_dim
+        self.embedding = embedding
+        widths = [convolutions[0].width]
+        self.from_embedding = Linear(embed_dim, widths[0], retain)
+        self.convolutions = nn.ModuleList()
+        self.shortcuts = nn.ModuleList()
+        for width, kernel, residual in convolutions:
+            self.convolutions.append(GatedConvolution(widths[-1], width, kernel, causal=False, retain=retain))
+            self.shortcuts.append(Shortcut(residual, widths[-max(residual, 1)], width))
+            widths.append(width)
+        self.to_embedding = Linear(widths[-1], embed_dim)
+
+    def forward(self, src_tokens: Tensor, src_lengths: Tensor | None = None, **unused: object) -> Source:
+        """Encode a batch.
+
+        Args:
+            src_tokens: (B, S), padded on either side.
+            src_lengths: not used; the padding says the same.
+
+        Returns:
+            keys z and values (z + e)√½, each (B, S, f).
+
+        Raises:
+            ValueError: a sentence is longer than `max_positions`.
+        """
+        padding_mask = src_tokens.eq(self.padding_idx)
+        padding = padding_mask.t().unsqueeze(-1)  # (S, B, 1)
+
+        e = self.embedding(src_tokens)
+        z = self.from_embedding(e).transpose(0, 1)  # (S, B, C): time first for the convolutions
+        outputs = [z]
+        for convolution, shortcut in zip(self.convolutions, self.shortcuts, strict=False):
+            # Outside the sentence a convolution sees zeros, as it does beyond the ends of the batch.
+            z = convolution(self.dropout(z.masked_fill(padding, 0)))
+            z = shortcut(z, outputs)
+            outputs.append(z)
+        z = self.to_embedding(z).masked_fill(padding, 0).transpose(0, 1)  # (B, S, f)
+
+        z = GradMultiply.apply(z, self.gradient_scale)
+        return Source(keys=z, values=(z + e) * SQRT_HALF, padding_mask=padding_mask)
+
+    def reorder_encoder_out(self, encoder_out: Source, new_order: Tensor) -> Source:
+        """Rows in a new order; fairseq expands sentences to beams this way."""
+        return encoder_out.reorder(new_order)
+
+    def max_positions(self) -> int:
+        """Longest source, in tokens."""
+        return self.embedding.max_positions

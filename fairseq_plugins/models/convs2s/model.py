@@ -1,0 +1,96 @@
+"""ConvS2S: Convolutional Sequence to Sequence Learning (Gehring et al. 2017, arXiv 1705.03122)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from fairseq.models import FairseqEncoderDecoderModel, register_model
+from fairseq.tasks import FairseqTask
+
+from fairseq_plugins.models.convs2s.config import ConvS2SConfig, check_dimensions
+from fairseq_plugins.models.convs2s.decoder import ConvS2SDecoder
+from fairseq_plugins.models.convs2s.encoder import ConvS2SEncoder
+from fairseq_plugins.nn.embedding import InputEmbedding, pretrained_embedding
+from fairseq_plugins.nn.layer_list import parse_attention, parse_convolutions
+from fairseq_plugins.nn.weight_norm import fold_weight_norm_, remove_weight_norm_
+
+__all__ = ["ConvS2SModel"]
+
+STATE_VERSION = 1
+
+
+@register_model("convs2s", dataclass=ConvS2SConfig)
+class ConvS2SModel(FairseqEncoderDecoderModel):
+    """A convolutional encoder and a convolutional decoder with multi-step attention."""
+
+    def __init__(self, encoder: ConvS2SEncoder, decoder: ConvS2SDecoder) -> None:
+        super().__init__(encoder, decoder)
+        self.register_buffer("version", torch.tensor(STATE_VERSION))
+
+    @classmethod
+    def build_model(cls, cfg: ConvS2SConfig, task: FairseqTask) -> ConvS2SModel:
+        """Build the model that the options describe.
+
+        Raises:
+            ValueError: an option is malformed, or two do not fit together.
+        """
+        check_dimensions(cfg)
+        encoder_layers = parse_convolutions(cfg.encoder_layers, "--encoder-layers")
+        decoder_layers = parse_convolutions(cfg.decoder_layers, "--decoder-layers")
+        attends = parse_attention(cfg.decoder_attention, len(decoder_layers), "--decoder-attention")
+        encoder = ConvS2SEncoder(
+            task.source_dictionary,
+            InputEmbedding(
+                pretrained_embedding(
+                    task.source_dictionary, cfg.encoder_embed_dim, cfg.encoder_embed_path, "--encoder-embed-path"
+                ),
+                max_positions=cfg.max_source_positions,
+                positional=not cfg.no_encoder_positional_embeddings,
+                dropout=cfg.dropout,
+                owner=ConvS2SEncoder.__name__,
+            ),
+            encoder_layers,
+            dropout=cfg.dropout,
+            attention_layers=sum(attends),
+        )
+        decoder = ConvS2SDecoder(
+            task.target_dictionary,
+            InputEmbedding(
+                pretrained_embedding(
+                    task.target_dictionary, cfg.decoder_embed_dim, cfg.decoder_embed_path, "--decoder-embed-path"
+                ),
+                max_positions=cfg.max_target_positions,
+                positional=not cfg.no_decoder_positional_embeddings,
+                dropout=cfg.dropout,
+                owner=ConvS2SDecoder.__name__,
+            ),
+            decoder_layers,
+            attends,
+            out_embed_dim=cfg.decoder_out_embed_dim,
+            dropout=cfg.dropout,
+            tied=cfg.share_input_output_embed,
+        )
+        return cls(encoder, decoder)
+
+    def make_generation_fast_(self, **kwargs: Any) -> None:
+        """Prepare for translating: weights are normalised once and for all, and laid out for steps."""
+        super().make_generation_fast_(**kwargs)
+        remove_weight_norm_(self)
+        for convolution in self.decoder.convolutions:
+            convolution.lay_out_()
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
+        """Make a checkpoint fit this model: an older layout, or a training checkpoint for a model prepared to translate.
+
+        Raises:
+            ValueError: the checkpoint was written by a newer version than this one.
+        """
+        super().upgrade_state_dict_named(state_dict, name)
+        version = int(state_dict.get("version", STATE_VERSION))
+        if version > STATE_VERSION:
+            raise ValueError(
+                f"the checkpoint has the layout of version {version} of the convs2s models, this code knows {STATE_VERSION}; "
+                "a newer fairseq_plugins will load it"
+            )
+        fold_weight_norm_(state_dict, self)

@@ -1,0 +1,37 @@
+"""Registering architectures: named sets of option values for a model."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping
+from typing import Any
+
+from fairseq.dataclass import FairseqDataclass
+from fairseq.models import register_model_architecture
+from omegaconf import DictConfig
+
+__all__ = ["register_presets"]
+
+
+def register_presets(model: str, config: type[FairseqDataclass], presets: Mapping[str, Mapping[str, Any]]) -> None:
+    """Register architectures of a model.
+
+    Options that the user has not given take the preset's value, and the configuration's default where it has none.
+
+    Args:
+        model: name of the registered model.
+        config: its configuration.
+        presets: for each architecture, the options in which it differs from the configuration's defaults.
+    """
+    defaults = {name: value for name, value in vars(config()).items() if not name.startswith("_")}
+    for architecture, values in presets.items():
+        _register(model, architecture, {**defaults, **values})
+
+
+def _register(model: str, architecture: str, values: Mapping[str, Any]) -> None:
+    @register_model_architecture(model, architecture)
+    def fill(args: Namespace | DictConfig) -> None:
+        for option, value in values.items():
+            # None, because omegaconf 2.0 says that of an option that is not there.
+            if getattr(args, option, None) is None:
+                setattr(args, option, value)

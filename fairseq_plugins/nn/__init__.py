@@ -1,0 +1,1 @@
+"""Building blocks in plain torch; nothing here knows fairseq's registries."""

@@ -1,0 +1,98 @@
+"""Decode-time state: which row continues which, and the last inputs of causal convolutions.
+
+A *row* is one hypothesis; a *sentence* has k of them, next to each other.  Between two steps a beam search tells each row
+which earlier row it continues, and drops sentences that have finished.  fairseq announces that by an index; nothing is
+moved until the next step, where the gather is one with the shift of the window.
+
+The contract, which fairseq's searches keep: a re-order moves rows only within their sentence, rows of a sentence stay
+together, and sentences leave without changing places.  It is checked on the CPU; elsewhere a look would stall the device.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["RowOrder", "Window"]
+
+
+class RowOrder:
+    """The rows of a batch, and re-orders of them that have not been carried out yet.
+
+    Args:
+        rows: number of rows at the start.
+        beam: k, rows per sentence.
+    """
+
+    def __init__(self, rows: int, beam: int) -> None:
+        self.rows = rows
+        self.beam = beam
+        self._pending: Tensor | None = None
+
+    def reorder(self, new_order: Tensor) -> None:
+        """Row i of the next step continues row ``new_order[i]`` of now.
+
+        Raises:
+            ValueError: the order breaks the contract above (noticed on the CPU only).
+        """
+        if new_order.device.type == "cpu":
+            self._check(new_order)
+        self._pending = new_order if self._pending is None else self._pending.index_select(0, new_order)
+
+    def take(self) -> tuple[Tensor | None, Tensor | None]:
+        """The composed order since the last call, and the sentences that are left; None for what has not changed.
+
+        Returns:
+            ``(rows, sentences)``: indices into the rows and the sentences of the last call.
+        """
+        order, self._pending = self._pending, None
+        if order is None or order.numel() == self.rows:
+            return order, None
+        self.rows = order.numel()
+        return order, torch.div(order[:: self.beam], self.beam, rounding_mode="floor")
+
+    def _check(self, new_order: Tensor) -> None:
+        rows = self.rows if self._pending is None else self._pending.numel()
+        if new_order.numel() % self.beam == 0:
+            sentences = torch.div(new_order.view(-1, self.beam), self.beam, rounding_mode="floor")
+            first = sentences[:, 0]
+            together = bool((sentences == first.unsqueeze(1)).all())
+            in_order = bool((first[1:] > first[:-1]).all())
+            if together and in_order and (first.numel() < rows // self.beam or new_order.numel() == rows):
+                return
+        raise ValueError(
+            f"cannot re-order {rows} rows of {self.beam} per sentence by {new_order.tolist()}: rows may change places "
+            "only within their sentence, and sentences may leave but not change places"
+        )
+
+
+class Window:
+    """The last w inputs of one causal convolution for each row; zeros before the first.
+
+    Args:
+        rows: number of rows at the start; later it can only shrink.
+        width: w.
+        dim: C, width of an input.
+        like: a tensor of the wanted type and device.
+    """
+
+    def __init__(self, rows: int, width: int, dim: int, like: Tensor) -> None:
+        self.buffer = like.new_zeros(rows, width, dim)
+
+    def push(self, x: Tensor, order: Tensor | None) -> Tensor:
+        """Re-order the past, shift it by one, and append x.
+
+        Args:
+            x: the new inputs, (rows, C).
+            order: the earlier row that each row continues, (rows,); None when nothing moved.
+
+        Returns:
+            (rows, w, C), overwritten by the next call.
+        """
+        past = self.buffer[:, 1:]
+        # Both ways copy the past: it overlaps with the place that it moves to.
+        past = past.clone() if order is None else past.index_select(0, order)
+        self.buffer = self.buffer[: x.size(0)]
+        self.buffer[:, :-1] = past
+        self.buffer[:, -1] = x
+        return self.buffer

@@ -1,0 +1,94 @@
+"""Word and position embeddings at the input of an encoder or decoder."""
+
+from __future__ import annotations
+
+import os
+
+from fairseq import utils
+from fairseq.data import Dictionary
+from fairseq.modules import FairseqDropout, LearnedPositionalEmbedding
+from torch import Tensor, nn
+
+from fairseq_plugins.nn.initialisation import Embedding
+
+__all__ = ["InputEmbedding", "pretrained_embedding"]
+
+
+class InputEmbedding(nn.Module):
+    """``e = w + p``, word plus absolute position (ConvS2S section 3.1), and dropout.
+
+    Args:
+        words: the word embeddings, whose padding symbol is also that of the input.
+        max_positions: longest input, in tokens; positions are counted from the first token that is not padding.
+        positional: whether position embeddings are added (Table 4 switches them off).
+        dropout: probability of dropping an element.
+        owner: class name that `--retain-dropout-modules` knows this dropout by.
+    """
+
+    def __init__(self, words: nn.Embedding, max_positions: int, positional: bool, dropout: float, owner: str) -> None:
+        super().__init__()
+        self.words = words
+        self.max_positions = max_positions
+        self.positions: nn.Embedding | None = None
+        if positional:
+            # fairseq counts positions from padding_idx + 1; a table of that many more rows holds max_positions of them.
+            padding_idx = words.padding_idx
+            self.positions = LearnedPositionalEmbedding(
+                max_positions + padding_idx + 1, words.embedding_dim, padding_idx
+            )
+            self.positions.weight = Embedding(self.positions.num_embeddings, words.embedding_dim, padding_idx).weight
+        self.dropout = FairseqDropout(dropout, module_name=owner)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Embed whole sentences, padded on either side: (B, T) -> (B, T, f).
+
+        Raises:
+            ValueError: there are more tokens than positions.
+        """
+        x = self.words(tokens)
+        if self.positions is not None:
+            if tokens.size(1) > self.max_positions:
+                # Batches may be padded beyond their longest sentence, so count before refusing.
+                self._check_length(int(tokens.ne(self.words.padding_idx).sum(dim=1).max()))
+            x = x + self.positions(tokens)
+        return self.dropout(x)
+
+    def step(self, tokens: Tensor, step: int) -> Tensor:
+        """Embed one token per row, all of them at position ``step`` (from zero): (rows,) -> (rows, f)."""
+        x = self.words(tokens)
+        if self.positions is not None:
+            self._check_length(step + 1)
+            x = x + self.positions.weight[self.words.padding_idx + 1 + step]
+        return self.dropout(x)
+
+    def _check_length(self, length: int) -> None:
+        if length > self.max_positions:
+            raise ValueError(f"a sentence of {length} tokens is longer than the model's {self.max_positions} positions")
+
+
+def pretrained_embedding(dictionary: Dictionary, dim: int, path: str | None, option: str) -> nn.Embedding:
+    """Word embeddings, those that the file at ``path`` holds taken from it.
+
+    Args:
+        dictionary: the words.
+        dim: f.
+        path: a text file, a first line to skip and then ``word number number ...``; None for random embeddings.
+        option: the option that named the file, for errors.
+
+    Raises:
+        ValueError: the file is missing or malformed, or its embeddings do not have ``dim`` dimensions.
+    """
+    embedding = Embedding(len(dictionary), dim, dictionary.pad())
+    if path is None:
+        return embedding
+    if not os.path.isfile(path):
+        raise ValueError(f"{option}: {path} does not exist")
+    try:
+        vectors = utils.parse_embedding(path)
+    except (ValueError, StopIteration) as error:
+        raise ValueError(f"{option}: {path} is not a text file of embeddings: {error}") from error
+    for word, vector in vectors.items():
+        if vector.numel() != dim:
+            raise ValueError(f"{option}: {path} has {vector.numel()} numbers for {word!r}, expected {dim}")
+    utils.print_embed_overlap(vectors, dictionary)
+    return utils.load_embedding(vectors, dictionary, embedding)

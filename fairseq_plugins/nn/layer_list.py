@@ -1,0 +1,108 @@
+"""Layer lists on the command line, read without evaluating them.
+
+fairseq writes a stack of layers as a Python expression, ``[(512, 3)] * 9 + [(1024, 3, 1)] * 4``, and hands it to ``eval``,
+so a checkpoint or a command line can run any code.  Here the same syntax is parsed: lists of literals, ``+`` between
+lists, ``*`` between a list and a whole number, and nothing else.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Any, NamedTuple
+
+_MAX_LAYERS = 1000
+
+
+class ConvolutionSpec(NamedTuple):
+    """One convolutional layer: output width, kernel width, and how many layers back its residual connection starts.
+
+    A residual of 1 is the layer's own input, 0 is no residual connection.
+    """
+
+    width: int
+    kernel: int
+    residual: int = 1
+
+
+def parse_convolutions(text: str, option: str) -> list[ConvolutionSpec]:
+    """Read ``[(width, kernel), ...]`` or ``[(width, kernel, residual), ...]``.
+
+    Args:
+        text: the list in fairseq's syntax.
+        option: the name of the option, for the error.
+
+    Raises:
+        ValueError: the text is not such a list; the message shows what was expected.
+    """
+    expected = (
+        f"{option}: expected a list of (width, kernel) or (width, kernel, residual) layers of positive whole numbers, "
+        f"such as '[(512, 3)] * 9 + [(1024, 3, 1)] * 4', but got {text!r}"
+    )
+    layers = _parse(text, expected)
+    if not isinstance(layers, list) or not layers:
+        raise ValueError(expected)
+    specs = []
+    for layer in layers:
+        if not isinstance(layer, tuple) or len(layer) not in (2, 3) or not all(type(size) is int for size in layer):
+            raise ValueError(expected)
+        spec = ConvolutionSpec(*layer)
+        if spec.width < 1 or spec.kernel < 1 or spec.residual < 0:
+            raise ValueError(expected)
+        if spec.residual > len(specs) + 1:
+            raise ValueError(
+                f"{expected}: the residual connection of layer {len(specs) + 1} starts {spec.residual} layers back, "
+                f"but only {len(specs)} layers stand before it"
+            )
+        specs.append(spec)
+    return specs
+
+
+def parse_attention(text: str, layers: int, option: str) -> list[bool]:
+    """Read which decoder layers attend: ``True`` (all of them) or a list with one truth value per layer.
+
+    Raises:
+        ValueError: the text is neither, its length is not ``layers``, or no layer attends.
+    """
+    expected = (
+        f"{option}: expected True or a list of {layers} truth values, at least one of them True, "
+        f"such as '[True] * {layers}', but got {text!r}"
+    )
+    flags = _parse(text, expected)
+    if isinstance(flags, bool):
+        flags = [flags] * layers
+    if not isinstance(flags, list) or len(flags) != layers or not all(type(flag) is bool for flag in flags):
+        raise ValueError(expected)
+    if not any(flags):
+        raise ValueError(expected)
+    return flags
+
+
+def _parse(text: str, expected: str) -> Any:
+    """The value of a literal with ``+`` and ``*`` on lists."""
+    try:
+        return _value(ast.parse(text.strip(), mode="eval").body)
+    except (_NotALiteral, SyntaxError, RecursionError, MemoryError, ValueError) as error:
+        raise ValueError(expected) from error
+
+
+class _NotALiteral(Exception):
+    pass
+
+
+def _value(node: ast.expr) -> Any:
+    if isinstance(node, ast.Constant) and type(node.value) in (int, bool):
+        return node.value
+    if isinstance(node, ast.List):
+        return [_value(element) for element in node.elts]
+    if isinstance(node, ast.Tuple):
+        return tuple(_value(element) for element in node.elts)
+    if isinstance(node, ast.BinOp):
+        left, right = _value(node.left), _value(node.right)
+        if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
+            return left + right
+        if isinstance(node.op, ast.Mult):
+            if type(left) is int:
+                left, right = right, left
+            if isinstance(left, list) and type(right) is int and len(left) * right <= _MAX_LAYERS:
+                return left * right
+    raise _NotALiteral

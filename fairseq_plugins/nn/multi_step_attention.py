@@ -1,0 +1,104 @@
+"""Multi-step attention (ConvS2S section 3.3), and the form in which a sentence's part is computed once.
+
+B sentences, T target positions, S source positions, C layer width, f embedding width, k beams.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_plugins.nn.gated_convolution import SQRT_HALF
+from fairseq_plugins.nn.initialisation import Linear
+from fairseq_plugins.nn.source import Source
+
+__all__ = ["MultiStepAttention", "ProjectedAttention", "attention_bias"]
+
+
+def attention_bias(source: Source) -> Tensor:
+    """(B, 1, S): minus infinity where the source is padding, zero elsewhere; added to scores."""
+    bias = source.keys.new_zeros(source.padding_mask.shape)
+    return bias.masked_fill(source.padding_mask, float("-inf")).unsqueeze(1)
+
+
+class MultiStepAttention(nn.Module):
+    """The attention of one decoder layer.
+
+    Args:
+        dim: C, width of the layer.
+        embed_dim: f, width of the embeddings and of the encoder's output.
+    """
+
+    def __init__(self, dim: int, embed_dim: int) -> None:
+        super().__init__()
+        self.in_projection = Linear(dim, embed_dim)
+        self.out_projection = Linear(embed_dim, dim)
+
+    def forward(self, h: Tensor, g: Tensor, source: Source) -> tuple[Tensor, Tensor]:
+        """Equations 1 and 2, and their sum with the layer's result.
+
+        Args:
+            h: the layer's result, (B, T, C).
+            g: embeddings of the previous target tokens, (B, T, f).
+            source: z as keys and (z + e) as values.
+
+        Returns:
+            ``h + W_o c`` (B, T, C) and the attention a (B, T, S).
+        """
+        d = (self.in_projection(h) + g) * SQRT_HALF
+        a = _softmax(torch.baddbmm(attention_bias(source), d, source.keys.transpose(1, 2)))
+        # A uniform average over m inputs divides their deviation by √m; the authors multiply it back.
+        m = source.lengths.to(h.dtype).view(-1, 1, 1)
+        c = torch.bmm(a, source.values) * m.sqrt()
+        return (h + self.out_projection(c)) * SQRT_HALF, a
+
+    def projecting_pays(self, source_length: int, beam: int) -> bool:
+        """Whether `ProjectedAttention` is cheaper: per step, and with a beam whose steps repay its set-up.
+
+        Per row and step it saves the projections, 2·C·f, and compares and averages in C instead of f dimensions,
+        2·S·(C - f) more.
+        """
+        embed_dim, dim = self.in_projection.out_features, self.in_projection.in_features
+        return beam > 1 and source_length * (dim - embed_dim) < dim * embed_dim
+
+
+class ProjectedAttention:
+    """The same attention with both projections moved to the source, where they are computed once per sentence.
+
+    With d = √½ (W_d h + b_d + g), d·z = √½ (h·(W_dᵀ z) + b_d·z + g·z), and W_o Σ a_j (z_j + e_j) = Σ a_j W_o (z_j + e_j).
+    g·z is the same for all layers (`MultiStepAttention` has no part of its own in it), so the caller passes it.
+
+    Args:
+        attention: the layer, with plain weights.
+        source: one entry per sentence.
+    """
+
+    def __init__(self, attention: MultiStepAttention, source: Source) -> None:
+        w_d, b_d = attention.in_projection.weight, attention.in_projection.bias
+        w_o, b_o = attention.out_projection.weight, attention.out_projection.bias
+        scale = source.lengths.to(w_o.dtype).sqrt().view(-1, 1, 1) * SQRT_HALF
+        self.keys = torch.matmul(source.keys, w_d * SQRT_HALF).transpose(1, 2)  # (B, C, S)
+        self.score_bias = (torch.matmul(source.keys, b_d) * SQRT_HALF).unsqueeze(1)  # (B, 1, S)
+        self.values = torch.matmul(source.values, w_o.t()) * scale  # (B, S, C)
+        self.bias = b_o
+
+    def select(self, sentences: Tensor) -> None:
+        """Keep only the given sentences."""
+        self.keys = self.keys.index_select(0, sentences)
+        self.score_bias = self.score_bias.index_select(0, sentences)
+        self.values = self.values.index_select(0, sentences)
+
+    def __call__(self, h: Tensor, gz: Tensor) -> tuple[Tensor, Tensor]:
+        """As `MultiStepAttention.forward`, with beams in the place of time.
+
+        Args:
+            h: (B, k, C).
+            gz: √½ g·z, minus infinity at padding, (B, k, S).
+        """
+        a = _softmax(torch.baddbmm(gz + self.score_bias, h, self.keys))
+        return torch.baddbmm((h + self.bias) * SQRT_HALF, a, self.values), a
+
+
+def _softmax(scores: Tensor) -> Tensor:
+    """Over the source, at least in float32: half precision loses the small weights."""
+    return torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).type_as(scores)

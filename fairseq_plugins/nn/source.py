@@ -1,0 +1,62 @@
+"""What a decoder attends to: one entry per sentence, however many beams read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+__all__ = ["Source"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """The encoder's output for B sentences of up to S tokens.
+
+    Attributes:
+        keys: (B, S, f), what queries are compared with.
+        values: (B, S, f), what is averaged.
+        padding_mask: (B, S), true where there is no token.
+        rows: the sentence of each decoder row, (rows,); None while each sentence has exactly one row.
+    """
+
+    keys: Tensor
+    values: Tensor
+    padding_mask: Tensor
+    rows: Tensor | None = None
+
+    @property
+    def lengths(self) -> Tensor:
+        """m, the true length of each sentence, (B,)."""
+        return self.padding_mask.logical_not().sum(dim=1)
+
+    def reorder(self, new_order: Tensor) -> Source:
+        """Rows in a new order.  Nothing is copied: only the index is composed."""
+        return replace(self, rows=new_order if self.rows is None else self.rows.index_select(0, new_order))
+
+    def select(self, sentences: Tensor) -> Source:
+        """Only the given sentences, one row each."""
+        return Source(*(part.index_select(0, sentences) for part in (self.keys, self.values, self.padding_mask)))
+
+    def expand(self) -> Source:
+        """One entry per row, copied where rows share a sentence."""
+        return self if self.rows is None else self.select(self.rows)
+
+    def group(self) -> tuple[Source, int]:
+        """One entry per sentence, and k, how many rows each has.
+
+        Beam search keeps the rows of a sentence together and leaves every sentence k of them.  Where the rows are known
+        not to be so (on the CPU, where looking is free), each row becomes a sentence of its own.
+        """
+        if self.rows is None:
+            return self, 1
+        sentences, rows = self.keys.size(0), self.rows.numel()
+        beam = rows // sentences
+        if rows != beam * sentences or beam == 0:
+            return self.expand(), 1
+        if self.rows.device.type == "cpu":
+            together = torch.arange(sentences).repeat_interleave(beam)
+            if not torch.equal(self.rows, together):
+                return self.expand(), 1
+        return replace(self, rows=None), beam

@@ -1,0 +1,66 @@
+"""The learning-rate schedule of ConvS2S (Gehring et al. 2017, section 4.2).
+
+"Once the validation perplexity stops improving, we reduce the learning rate by an order of magnitude after each epoch
+until it falls below 1e-4."  fairseq's ``reduce_lr_on_plateau`` waits for another plateau after each reduction, and a
+better epoch in between keeps the rate; here the first plateau starts a reduction after *every* epoch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fairseq.optim import FairseqOptimizer
+from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
+
+from fairseq_plugins.optim.config import AnnealAfterPlateauConfig
+
+__all__ = ["AnnealAfterPlateau"]
+
+
+@register_lr_scheduler("anneal_after_plateau", dataclass=AnnealAfterPlateauConfig)
+class AnnealAfterPlateau(FairseqLRScheduler):
+    """A constant rate, divided after every epoch from the first one on that does not improve validation.
+
+    Training stops below ``--stop-min-lr``, an option of fairseq's trainer.
+
+    Raises:
+        ValueError: more than one learning rate is given.
+    """
+
+    def __init__(self, cfg: AnnealAfterPlateauConfig, optimizer: FairseqOptimizer) -> None:
+        super().__init__(cfg, optimizer)
+        if len(cfg.lr) > 1:
+            raise ValueError("--lr-scheduler anneal_after_plateau takes one learning rate; see --lr-scheduler fixed")
+        self.lr: float = cfg.lr[0]
+        self.annealing = False
+        self.optimizer.set_lr(self.lr)
+
+    def step(self, epoch: int, val_loss: float | None = None) -> float:
+        """At the end of an epoch; ``val_loss`` is None where fairseq only restores a checkpoint, or did not validate."""
+        if val_loss is not None:
+            if not self.annealing and not self._improves(val_loss):
+                self.annealing = True
+            if self._improves(val_loss):
+                self.best = val_loss
+            if self.annealing:
+                self.lr *= self.cfg.lr_shrink
+        self.optimizer.set_lr(self.lr)
+        return self.lr
+
+    def step_update(self, num_updates: int) -> float:
+        """After an update: nothing changes within an epoch."""
+        return self.lr
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed training needs."""
+        return {"lr": self.lr, "best": self.best, "annealing": self.annealing}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
+        self.lr, self.best, self.annealing = state_dict["lr"], state_dict["best"], state_dict["annealing"]
+        self.optimizer.set_lr(self.lr)
+
+    def _improves(self, val_loss: float) -> bool:
+        if self.best is None:
+            return True
+        return val_loss > self.best if self.cfg.maximize_best_checkpoint_metric else val_loss < self.best

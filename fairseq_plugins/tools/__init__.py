@@ -1,0 +1,1 @@
+"""The `fairseq-plugins` command."""

@@ -1,0 +1,33 @@
+"""``fairseq-plugins``: what users need beside fairseq's own commands."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser
+
+from fairseq_plugins.tools import import_fconv, plot_attention, user_dir
+
+__all__ = ["main"]
+
+_COMMANDS = {
+    "user-dir": (user_dir, "print the path to give to fairseq's --user-dir"),
+    "import-fconv": (import_fconv, "turn a checkpoint of fairseq's fconv into one of convs2s"),
+    "plot-attention": (plot_attention, "draw what a translation attends to"),
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line; errors in what the user gave end it with one line and status 1."""
+    parser = ArgumentParser(
+        prog="fairseq-plugins", description="Tools around the translation models of fairseq_plugins."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (tool, text) in _COMMANDS.items():
+        command = commands.add_parser(name, help=text, description=tool.__doc__)
+        tool.add_arguments(command)
+        command.set_defaults(run=tool.run)
+    args = parser.parse_args(arguments)
+    try:
+        args.run(args)
+    except (ValueError, OSError) as error:
+        sys.exit(f"fairseq-plugins {args.command}: error: {error}")

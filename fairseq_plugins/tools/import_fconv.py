@@ -1,0 +1,59 @@
+"""``fairseq-plugins import-fconv``: a convs2s checkpoint from one of fairseq's fconv."""
+
+from __future__ import annotations
+
+import os
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+import torch
+from fairseq.checkpoint_utils import load_checkpoint_to_cpu
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
+from omegaconf import OmegaConf, open_dict
+
+from fairseq_plugins.models.convs2s.from_fconv import convert_options, convert_parameters
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument("input", type=Path, metavar="IN.pt", help="checkpoint of a fairseq fconv model, of any age")
+    parser.add_argument("output", type=Path, metavar="OUT.pt", help="where to write the convs2s checkpoint")
+
+
+def run(args: Namespace) -> None:
+    """Convert one checkpoint.
+
+    Raises:
+        ValueError: the input is missing or no fconv checkpoint, or the output exists already.
+    """
+    if not args.input.is_file():
+        raise ValueError(f"{args.input} does not exist")
+    if args.output.exists():
+        raise ValueError(f"{args.output} exists already")
+    state = load_checkpoint_to_cpu(str(args.input))
+    options = state["cfg"].model
+    architecture = getattr(options, "arch", None)
+    if ARCH_MODEL_NAME_REGISTRY.get(architecture) != "fconv":
+        raise ValueError(f"{args.input} holds a model of architecture {architecture!r}, not one of fairseq's fconv")
+    ARCH_CONFIG_REGISTRY[architecture](options)  # old checkpoints leave out what was the architecture's default
+
+    cfg = state["cfg"]
+    with open_dict(cfg):
+        cfg.model = convert_options(options, state["model"])
+    converted = {
+        "args": None,
+        "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
+        "model": convert_parameters(state["model"]),
+        "criterion": None,
+        "optimizer_history": state["optimizer_history"],
+        "task_state": state.get("task_state", {}),
+        "extra_state": state["extra_state"],
+        # The optimizer's state is left behind: it lists parameters in fconv's order.
+        "last_optimizer_state": None,
+    }
+    partial = args.output.with_name(args.output.name + ".partial")
+    torch.save(converted, partial)
+    os.replace(partial, args.output)
+    print(f"{args.output}: translate with fairseq-generate --user-dir $(fairseq-plugins user-dir) --path {args.output}")

@@ -1,0 +1,32 @@
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+setup(
+    name="fairseq_plugins",
+    version="0.1.0",
+    description="Translation models for fairseq: ConvS2S and relatives, fast and safe, through --user-dir",
+    long_description=(Path(__file__).parent / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    author="fairseq_plugins contributors",
+    license="MIT",
+    python_requires=">=3.10",
+    packages=find_packages(include=["fairseq_plugins", "fairseq_plugins.*"]),
+    package_data={"fairseq_plugins": ["**/*.yaml", "py.typed"]},
+    entry_points={"console_scripts": ["fairseq-plugins = fairseq_plugins.tools.cli:main"]},
+    install_requires=[
+        # fairseq's last release does not import on Python >= 3.11; fairseq-fixed is its later main branch, repaired.
+        'fairseq==0.12.2; python_version < "3.11"',
+        'fairseq-fixed==0.12.3.1; python_version >= "3.11"',
+        "hydra-core",
+        "sacrebleu>=2.0",
+        "subword-nmt>=0.3.8",
+        "torch>=2.4",
+    ],
+    extras_require={
+        "plots": ["matplotlib"],
+        "demo": ["babel", "num2words", "sacremoses"],
+        "alignment": ["eflomal"],
+        "dev": ["hypothesis", "mypy", "pytest", "pytest-xdist", "ruff"],
+    },
+)

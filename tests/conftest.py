@@ -1,0 +1,88 @@
+"""What the tests share: the device, a dictionary, and small models."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, BaseFairseqModel
+
+import fairseq_plugins  # noqa: F401  (registers the architectures)
+
+WORDS = 40
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", default="cpu", help="where the tests of models run: cpu or cuda")
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> torch.device:
+    device = torch.device(request.config.getoption("--device"))
+    if device.type == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    return device
+
+
+@pytest.fixture(scope="session")
+def dictionary() -> Dictionary:
+    dictionary = Dictionary()
+    for index in range(WORDS):
+        dictionary.add_symbol(f"w{index}")
+    return dictionary
+
+
+@pytest.fixture(scope="session")
+def task(dictionary: Dictionary) -> SimpleNamespace:
+    """As much of a translation task as building a model needs."""
+    return SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+
+
+@pytest.fixture
+def build(task: SimpleNamespace, device: torch.device) -> Callable[..., BaseFairseqModel]:
+    """``build(architecture, seed=1, option=value, ...)``: a random model of a registered architecture, in eval mode."""
+
+    def build(architecture: str, seed: int = 1, **options: Any) -> BaseFairseqModel:
+        torch.manual_seed(seed)
+        args = Namespace(**{"arch": architecture, "max_source_positions": 64, "max_target_positions": 64, **options})
+        ARCH_CONFIG_REGISTRY[architecture](args)
+        model = ARCH_MODEL_REGISTRY[architecture].build_model(args, task)
+        enliven(model)
+        return model.to(device).eval()
+
+    return build
+
+
+def enliven(model: torch.nn.Module) -> None:
+    """Make a fresh model use everything it has: biases are not zero, and attention and predictions are not uniform."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(std=0.1)
+            elif (
+                "embed" in name and parameter.dim() > 1 and "to_embedding" not in name and "from_embedding" not in name
+            ):
+                parameter.mul_(5)
+
+
+@pytest.fixture
+def sentences(dictionary: Dictionary, device: torch.device) -> Callable[..., torch.Tensor]:
+    """``sentences(lengths, left_pad=False)``: random sentences of the given lengths, each ended and padded."""
+
+    def sentences(lengths: list[int], left_pad: bool = False, seed: int = 1) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        batch = torch.full((len(lengths), max(lengths)), dictionary.pad())
+        for row, length in zip(batch, lengths, strict=True):
+            words = torch.randint(dictionary.nspecial, len(dictionary), (length,), generator=generator)
+            words[-1] = dictionary.eos()
+            row[-length:] = words
+            if not left_pad:
+                row.copy_(row.roll(length - max(lengths)))
+        return batch.to(device)
+
+    return sentences

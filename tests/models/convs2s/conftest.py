@@ -1,0 +1,44 @@
+"""An fconv and a convs2s with the same weights."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fairseq.models import ARCH_CONFIG_REGISTRY
+from fairseq.models.fconv import FConvModel
+
+from fairseq_plugins.models.convs2s.from_fconv import convert_options, convert_parameters
+from fairseq_plugins.models.convs2s.model import ConvS2SModel
+from tests.conftest import enliven
+
+SMALL = {
+    "encoder_embed_dim": 12,
+    "decoder_embed_dim": 12,
+    "decoder_out_embed_dim": 12,
+    "encoder_layers": "[(16, 3)] * 2 + [(24, 4)] + [(16, 1, 2)]",
+    "decoder_layers": "[(16, 3)] * 2 + [(24, 2)] + [(16, 4, 2)] + [(8, 1, 0)]",
+    "decoder_attention": "[True, False, True, True, True]",
+}
+
+
+@pytest.fixture
+def pair(task: SimpleNamespace, device: torch.device) -> Callable[..., tuple[FConvModel, ConvS2SModel]]:
+    """``pair(option=value, ...)``: both models with the same random weights, in eval mode."""
+
+    def pair(**options: Any) -> tuple[FConvModel, ConvS2SModel]:
+        torch.manual_seed(1)
+        args = Namespace(arch="fconv", max_source_positions=64, max_target_positions=64, **{**SMALL, **options})
+        ARCH_CONFIG_REGISTRY["fconv"](args)
+        theirs = FConvModel.build_model(args, task)
+        enliven(theirs)
+        parameters = theirs.state_dict()
+        ours = ConvS2SModel.build_model(Namespace(**convert_options(args, parameters)), task)
+        ours.load_state_dict(convert_parameters(parameters))
+        return theirs.to(device).eval(), ours.to(device).eval()
+
+    return pair

@@ -1,0 +1,59 @@
+"""The schedule of ConvS2S section 4.2."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+import pytest
+import torch
+from fairseq.optim.nag import FairseqNAG
+from omegaconf import OmegaConf
+
+from fairseq_plugins.optim.anneal_after_plateau import AnnealAfterPlateau
+
+
+def schedule(maximize: bool = False, lr: tuple[float, ...] = (0.25,)) -> AnnealAfterPlateau:
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = FairseqNAG(OmegaConf.create({"lr": list(lr), "momentum": 0.99, "weight_decay": 0.0}), [parameter])
+    return AnnealAfterPlateau(
+        Namespace(lr=list(lr), lr_shrink=0.1, maximize_best_checkpoint_metric=maximize), optimizer
+    )
+
+
+def test_divides_after_every_epoch_once_validation_has_not_improved() -> None:
+    scheduler = schedule()
+    # The fourth epoch is the first that does not improve; the fifth improves, and the rate falls all the same.
+    losses = [9.0, 8.0, 7.0, 7.0, 6.0, 5.0]
+    rates = [scheduler.step(epoch, loss) for epoch, loss in enumerate(losses, start=1)]
+    assert rates == pytest.approx([0.25, 0.25, 0.25, 0.025, 0.0025, 0.00025])
+    assert scheduler.optimizer.get_lr() == pytest.approx(0.00025)
+
+
+def test_larger_may_be_better() -> None:
+    scheduler = schedule(maximize=True)
+    assert [scheduler.step(epoch, bleu) for epoch, bleu in enumerate([10, 20, 19], start=1)] == pytest.approx(
+        [0.25, 0.25, 0.025]
+    )
+
+
+def test_an_epoch_without_validation_changes_nothing() -> None:
+    scheduler = schedule()
+    for loss in (9.0, 9.5):
+        scheduler.step(1, loss)
+    assert scheduler.step(2, None) == pytest.approx(0.025)
+
+
+def test_resumes() -> None:
+    straight, first = schedule(), schedule()
+    losses = [9.0, 8.0, 8.5, 7.0, 7.5]
+    expected = [straight.step(epoch, loss) for epoch, loss in enumerate(losses)]
+    rates = [first.step(epoch, loss) for epoch, loss in enumerate(losses[:3])]
+    resumed = schedule()
+    resumed.load_state_dict(first.state_dict())
+    assert resumed.step_update(100) == resumed.optimizer.get_lr() == pytest.approx(rates[-1])
+    assert rates + [resumed.step(epoch, loss) for epoch, loss in enumerate(losses[3:])] == pytest.approx(expected)
+
+
+def test_takes_one_rate() -> None:
+    with pytest.raises(ValueError, match="one learning rate"):
+        schedule(lr=(0.25, 0.1))

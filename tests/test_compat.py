@@ -1,0 +1,266 @@
+"""What ``compat.py`` mends, with fairseq's own models, so that nothing here depends on the plugin's."""
+
+import argparse
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from fairseq import checkpoint_utils, utils
+from fairseq.data import Dictionary, TokenBlockDataset
+from fairseq.file_io import PathManager
+from fairseq.logging import meters
+from fairseq.models.fconv import FConvModel
+
+from fairseq_plugins import compat
+
+ROOT = Path(__file__).parents[1]
+TRAINING = """--arch transformer --cpu --max-tokens 200 --log-format none --optimizer adam --lr 0.01
+    --encoder-embed-dim 8 --encoder-layers 1 --encoder-ffn-embed-dim 8 --encoder-attention-heads 2
+    --decoder-embed-dim 8 --decoder-layers 1 --decoder-ffn-embed-dim 8 --decoder-attention-heads 2
+    --store-ema --ema-fp32 --eval-bleu --eval-bleu-args {"beam":2}
+    --best-checkpoint-metric bleu --maximize-best-checkpoint-metric"""
+
+
+def start(tool: str, *words: object) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", f"fairseq_cli.{tool}", *(part for word in words for part in str(word).split())]
+    return subprocess.Popen(
+        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+    )
+
+
+def finish(process: "subprocess.Popen[str]") -> str:
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    return output
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    random.seed(1)
+    for split, size in (("train", 200), ("valid", 20), ("test", 20)):
+        lines = [" ".join(random.choices("abcdefgh", k=random.randint(2, 6))) for _ in range(size)]
+        for language in ("de", "en"):
+            (folder / f"{split}.{language}").write_text("\n".join(lines) + "\n")
+    splits = " ".join(f"--{split}pref {folder / split}" for split in ("train", "valid", "test"))
+    finish(start("preprocess", f"-s de -t en {splits} --joined-dictionary --destdir {folder / 'bin'}"))
+    return folder / "bin"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of a tiny transformer after one epoch, with --eval-bleu and moving averages."""
+    folder = tmp_path_factory.mktemp("trained")
+    finish(start("train", data, f"--user-dir {ROOT}/user_dir --save-dir {folder} --max-epoch 1", TRAINING))
+    return folder / "checkpoint_last.pt"
+
+
+class Payload:
+    """Runs a command when it is unpickled without a check."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple:
+        return os.system, (f"touch {self.trace}",)
+
+
+class Pickled:
+    """Pickled as the call that it is given, followed by the state that is set on the result."""
+
+    def __init__(self, *reduced: object) -> None:
+        self.reduced = reduced
+
+    def __reduce__(self) -> tuple:
+        return self.reduced
+
+
+def crafted_array(dtype: object, data: object = b"A" * 16) -> Pickled:
+    reconstruct, arguments, _ = np.zeros(1).__reduce__()
+    return Pickled(reconstruct, arguments, (1, (2,), dtype, False, data))
+
+
+def test_a_file_runs_nothing(tmp_path: Path) -> None:
+    """The payload is a real one: without the check it runs."""
+    torch.save(Payload(tmp_path / "trace"), tmp_path / "model.pt")
+    torch.load(tmp_path / "model.pt", weights_only=False)
+    assert (tmp_path / "trace").exists()
+
+
+@pytest.mark.parametrize("place", ["cfg", "args", "optimizer_history", "extra_state", "model"])
+def test_a_foreign_class_is_refused_and_not_run(place: str, tmp_path: Path) -> None:
+    payload = Payload(tmp_path / "trace")
+    state = {"args": None, "cfg": {}, "model": {}, "optimizer_history": [{}], "extra_state": {}}
+    hidden = {"args": argparse.Namespace(arch=payload), "optimizer_history": [{"lr_scheduler_state": payload}]}
+    torch.save({**state, place: hidden.get(place, {"key": [payload]})}, tmp_path / "model.pt")
+    with pytest.raises(Exception, match=r"model\.pt was refused: it holds posix\.system.* Nothing .* was run") as error:
+        checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "model.pt"))
+    assert "weights_only" not in str(error.value)
+    assert not (tmp_path / "trace").exists()
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        # A structure that hides an object, object arrays in two forms: numpy would follow the bytes as pointers.
+        crafted_array(Pickled(np.dtype, ("V8", False, True), (3, "|", None, ("x",), {"x": (1, 0)}, 8, 1, 0))),
+        crafted_array(Pickled(np.dtype, ("O8", False, True), (3, "|", None, None, None, -1, -1, 0))),
+        crafted_array(Pickled(np.dtype, ("i8", False, True), (3, "O,", None, None, None, -1, -1, 0))),
+        crafted_array(np.dtype("i8"), b"A" * 8),  # a shape larger than its bytes
+        Pickled(np.float64(0).__reduce__()[0], (np.dtype("O"), b"A" * 8)),
+        Pickled(compat.distributed_utils._TensorPlaceholder, (print,)),
+        Pickled(argparse.Namespace, (), {"arch": eval}),
+        Pickled(getattr, (argparse.Namespace, "__init__")),
+    ],
+    ids=["structure", "object", "byte order", "shape", "scalar", "placeholder", "attribute", "getattr"],
+)
+def test_what_is_allowed_cannot_be_misused(hostile: Pickled, tmp_path: Path) -> None:
+    torch.save({"cfg": {}, "extra_state": hostile}, tmp_path / "model.pt")
+    with pytest.raises(Exception, match=r"was refused|cannot reshape"):
+        checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "model.pt"))
+
+
+def test_without_a_check_nothing_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save(Payload(tmp_path / "trace"), tmp_path / "model.pt")
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    own_load = checkpoint_utils.load_checkpoint_to_cpu.__wrapped__
+    monkeypatch.setattr(checkpoint_utils, "load_checkpoint_to_cpu", own_load)
+    compat.load_checkpoints_safely()
+    with pytest.raises(RuntimeError, match="was not loaded"):
+        checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "model.pt"))
+    assert not (tmp_path / "trace").exists()
+
+
+@pytest.mark.parametrize("dtype", ["?", "<i8", ">i4", "<f4", "<f8", "<c8"])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
+def test_plain_arrays_come_back(dtype: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    values = np.asfortranarray(np.arange(np.prod(shape, dtype=int)).reshape(shape)).astype(dtype)
+    scalar = np.ones((), dtype)[()]
+    for _ in range(2):  # the second time, what was read is saved again
+        torch.save({"array": values, "scalar": scalar}, tmp_path / "arrays.pt")
+        assert b"fairseq_plugins" not in (tmp_path / "arrays.pt").read_bytes()
+        read = torch.load(tmp_path / "arrays.pt")
+        np.testing.assert_array_equal(read["array"], values)
+        assert read["array"].dtype == np.dtype(dtype).newbyteorder("=")  # numpy reads into the machine's order
+        assert type(read["scalar"]) is type(scalar)
+        assert read["scalar"] == scalar
+        values, scalar = read["array"], read["scalar"]
+
+
+def test_a_checkpoint_of_old_fairseq_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds an ``args`` Namespace, meters as objects of ``fairseq.meters``, and a numpy number."""
+    meter = meters.AverageMeter()
+    meter.update(3.0)
+    args = argparse.Namespace(arch="fconv_iwslt_de_en", task="translation", lr=0.25, min_lr=1e-5, data=["data"])
+    old = {
+        "args": args,
+        "model": {"weight": torch.ones(1)},
+        "optimizer_history": [{"best_loss": np.float64(2.5), "optimizer": {"state": {}}}],
+        "extra_state": {"epoch": 2, "train_meters": {"loss": meter, "wps": meters.TimeMeter()}},
+    }
+    with monkeypatch.context() as patch:
+        for kind in (meters.AverageMeter, meters.TimeMeter):
+            patch.setattr(kind, "__module__", "fairseq.meters")
+        torch.save(old, tmp_path / "old.pt")
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "old.pt"))
+    assert state["cfg"].model.arch == "fconv_iwslt_de_en"
+    assert state["optimizer_history"][-1]["lr_scheduler_state"] == {"best": 2.5}
+    assert state["extra_state"]["train_meters"]["loss"].avg == 3.0
+
+
+def test_fairseq_generate_tells_what_it_refused(data: Path, checkpoint: Path, tmp_path: Path) -> None:
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))
+    torch.save({**state, "cfg": Payload(tmp_path / "trace")}, tmp_path / "bad.pt")
+    options = f"--user-dir {ROOT}/user_dir --cpu --max-tokens 200"
+    bad, good = (start("generate", data, options, f"--path {path}") for path in (tmp_path / "bad.pt", checkpoint))
+    assert "Generate test with beam=5: BLEU4" in finish(good)
+    output, _ = bad.communicate(timeout=300)
+    assert bad.returncode != 0
+    assert "bad.pt was refused: it holds posix.system" in output.splitlines()[-1]
+    assert "weights_only" not in output
+    assert not (tmp_path / "trace").exists()
+
+
+def test_two_processes_resume(data: Path, checkpoint: Path, tmp_path: Path) -> None:
+    """Weights, optimizer, meters and moving averages come back; the second process gets them from the first."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shutil.copy(checkpoint, tmp_path)
+    words = f"""--user-dir {ROOT}/user_dir --save-dir {tmp_path} --max-epoch 2 {TRAINING} --distributed-world-size 2
+        --distributed-backend gloo --ddp-backend legacy_ddp --distributed-no-spawn
+        --distributed-init-method tcp://127.0.0.1:{port} --distributed-rank"""
+    ranks = [start("train", data, words, rank) for rank in (0, 1)]
+    output, _ = (finish(rank) for rank in ranks)
+    before, after = (
+        checkpoint_utils.load_checkpoint_to_cpu(str(path)) for path in (checkpoint, tmp_path / "checkpoint_last.pt")
+    )
+    updates = [state["optimizer_history"][-1]["num_updates"] for state in (before, after)]
+    assert f"(epoch 2 @ {updates[0]} updates)" in output
+    assert "Loading EMA from checkpoint" in output
+    assert updates[1] > updates[0]
+    steps = [state["last_optimizer_state"]["state"][0]["step"] for state in (before, after)]
+    assert steps == updates
+    assert len(after["optimizer_history"]) == 2
+    assert after["extra_state"]["previous_training_time"] > before["extra_state"]["previous_training_time"]
+
+
+@pytest.mark.parametrize("text", ["[(512, 3)] * 2 + [(1024, 3, 1)]", "0.25", "1,2", "True", "[True] * 2", "'a'", "-1"])
+def test_options_are_read_as_literals(text: str) -> None:
+    assert compat.literal(text) == eval(text)
+
+
+def test_options_of_a_checkpoint_are_not_run(tmp_path: Path) -> None:
+    code = f"__import__('os').system('touch {tmp_path}/trace') or [(8, 3)]"
+    for read in (utils.eval_bool, utils.eval_str_list, utils.eval_str_dict, compat.literal):
+        with pytest.raises(ValueError, match="malformed"):
+            read(code)
+    task = SimpleNamespace(source_dictionary=Dictionary(), target_dictionary=Dictionary())
+    options = {"encoder_embed_dim": 8, "decoder_embed_dim": 8, "decoder_out_embed_dim": 8, "decoder_layers": "[(8, 3)]"}
+    options |= {"max_source_positions": 9, "max_target_positions": 9}
+    with pytest.raises(ValueError, match="malformed"):
+        FConvModel.build_model(argparse.Namespace(encoder_layers=code, **options), task)
+    assert not (tmp_path / "trace").exists()
+    model = FConvModel.build_model(argparse.Namespace(encoder_layers="[(8, 3)] * 2", **options), task)
+    assert len(model.encoder.convolutions) == 2
+
+
+def test_a_killed_copy_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new, last = tmp_path / "checkpoint1.pt", tmp_path / "checkpoint_last.pt"
+    new.write_text("new checkpoint")
+    last.write_text("old checkpoint")
+
+    def half_a_copy(_: str, target: str) -> None:
+        Path(target).write_text("new ch")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfile", half_a_copy)
+        with pytest.raises(KeyboardInterrupt):
+            PathManager.copy(str(new), str(last), overwrite=True)
+    assert last.read_text() == "old checkpoint"
+    assert PathManager.copy(str(new), str(last), overwrite=True)
+    assert last.read_text() == "new checkpoint"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [new.name, last.name]
+
+
+def test_data_sets_find_the_names_that_numpy_has_dropped() -> None:
+    tokens = [torch.tensor([4, 5, 2]), torch.tensor([6, 2])]
+    blocks = TokenBlockDataset(tokens, [3, 2], block_size=None, pad=1, eos=2, break_mode="eos")
+    assert [block.tolist() for block in blocks] == [[4, 5, 2], [6, 2]]
+
+
+def test_applying_again_changes_nothing() -> None:
+    patched = (checkpoint_utils.load_checkpoint_to_cpu, PathManager.copy, compat.distributed_utils.broadcast_object)
+    compat.apply()
+    again = (checkpoint_utils.load_checkpoint_to_cpu, PathManager.copy, compat.distributed_utils.broadcast_object)
+    assert again == patched
