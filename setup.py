@@ -21,7 +21,7 @@ setup(
         "hydra-core",
         "sacrebleu>=2.0",
         "subword-nmt>=0.3.8",
-        "torch>=2.4",
+        "torch>=2.6",
     ],
     extras_require={
         "plots": ["matplotlib"],

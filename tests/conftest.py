@@ -15,6 +15,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, BaseFairse
 import fairseq_plugins  # noqa: F401  (registers the architectures)
 
 WORDS = 40
+EOS = 2
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -64,6 +65,8 @@ def enliven(model: torch.nn.Module) -> None:
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(std=0.1)
+                if "output_projection" in name or "fc3" in name:
+                    parameter[EOS] += 2  # sentences end, at different steps
             elif (
                 "embed" in name and parameter.dim() > 1 and "to_embedding" not in name and "from_embedding" not in name
             ):

@@ -12,6 +12,7 @@ out=${OUT:+$(mkdir -p "$OUT" && cd "$OUT" && pwd)}
 cd "$(dirname "$0")/../.."
 out=${out:-examples/quickstart/out}
 model=$out/$arch
+export PYTHONWARNINGS=ignore  # fairseq uses its libraries in ways that they have come to warn of
 
 # Run a command after showing it as one would type it.
 run() {
@@ -26,6 +27,9 @@ run() {
     printf '\n'
     "$@"
 }
+
+# fairseq starts each command by printing its whole configuration on one line, many screens long.
+without_configuration() { grep --line-buffered -v "{'_name'"; }
 
 step() { printf '\n== %s\n' "$*"; }
 
@@ -53,16 +57,18 @@ step "4. Training of $arch"
 run fairseq-train "$out/data-bin" --user-dir user_dir --arch "$arch" --save-dir "$model" \
     --criterion cross_entropy --dropout 0.1 --batch-size 64 --max-update 2400 \
     --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 0.1 --lr 0.003 --lr-scheduler cosine --warmup-updates 200 \
-    --no-epoch-checkpoints --log-format simple --log-interval 50 --num-workers 0 "$@"
+    --no-epoch-checkpoints --log-format simple --log-interval 50 --num-workers 0 "$@" \
+    2>&1 | without_configuration
 
 step "5. Translation of the test part"
 run fairseq-generate "$out/data-bin" --user-dir user_dir --path "$model/checkpoint_best.pt" \
-    --beam 5 --batch-size 64 --remove-bpe --results-path "$model"
+    --beam 5 --batch-size 64 --remove-bpe --results-path "$model" 2>&1 | without_configuration
 
 step "6. Translation of one's own sentences"
 grep -m 3 '^Multiply' "$out/text/test.en" >"$model/sentences.en"
 run fairseq-interactive "$out/data-bin" --user-dir user_dir --path "$model/checkpoint_best.pt" \
-    --beam 5 --bpe subword_nmt --bpe-codes "$out/codes" --input "$model/sentences.en"
+    --beam 5 --bpe subword_nmt --bpe-codes "$out/codes" --input "$model/sentences.en" \
+    2>&1 | without_configuration
 
 step "7. A picture of the attention"
 run fairseq-plugins plot-attention "$out/data-bin" --path "$model/checkpoint_best.pt" --bpe-codes "$out/codes" \

@@ -15,5 +15,5 @@ class AnnealAfterPlateauConfig(FairseqDataclass):
     lr_shrink: float = field(
         default=0.1, metadata={"help": "factor of the learning rate after each epoch of annealing"}
     )
-    lr: List[float] = II("optimization.lr")  # noqa: UP006
+    lr: List[float] = II("optimization.lr")
     maximize_best_checkpoint_metric: bool = II("checkpoint.maximize_best_checkpoint_metric")

@@ -1,6 +1,7 @@
 """Options of ConvS2S; names follow fairseq's fconv where it has the same option."""
 
 from dataclasses import dataclass, field
+from typing import Optional
 
 from fairseq.dataclass import FairseqDataclass
 from omegaconf import II
@@ -16,7 +17,7 @@ class ConvS2SConfig(FairseqDataclass):
         default=0.1, metadata={"help": "dropout on embeddings, decoder output and the input of each convolution"}
     )
     encoder_embed_dim: int = field(default=512, metadata={"help": "encoder embedding dimension"})
-    encoder_embed_path: str | None = field(
+    encoder_embed_path: Optional[str] = field(
         default=None,
         metadata={"help": "pretrained encoder embeddings: text, after a first line one 'word number ...' a line"},
     )
@@ -30,7 +31,7 @@ class ConvS2SConfig(FairseqDataclass):
     decoder_embed_dim: int = field(
         default=512, metadata={"help": "decoder embedding dimension; must equal the encoder's"}
     )
-    decoder_embed_path: str | None = field(
+    decoder_embed_path: Optional[str] = field(
         default=None,
         metadata={"help": "pretrained decoder embeddings: text, after a first line one 'word number ...' a line"},
     )

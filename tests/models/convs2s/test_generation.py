@@ -1,0 +1,160 @@
+"""fairseq's ways of generating, each against the same model decoding without any state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from fairseq import search
+from fairseq.models import FairseqDecoder
+from fairseq.sequence_generator import SequenceGenerator
+from fairseq.sequence_scorer import SequenceScorer
+from fairseq.token_generation_constraints import pack_constraints
+
+LENGTHS = [9, 3, 6, 1]
+
+
+class WithoutState(FairseqDecoder):
+    """Decodes every prefix from its start, for each row of its own, as a decoder does that keeps no state."""
+
+    def __init__(self, decoder: FairseqDecoder) -> None:
+        super().__init__(decoder.dictionary)
+        self.decoder = decoder
+
+    def forward(self, prev_output_tokens: torch.Tensor, encoder_out: Any, **_: Any) -> Any:
+        return self.decoder(prev_output_tokens, encoder_out)
+
+    def max_positions(self) -> int:
+        return self.decoder.max_positions()
+
+
+def without_state(model: Any) -> Any:
+    model.decoder = WithoutState(model.decoder)
+    return model
+
+
+def generate(models: list[Any], dictionary: Any, source: torch.Tensor, *, seed: int = 3, **options: Any) -> Any:
+    """fairseq's generator; what is not the generator's is for its call."""
+    sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(dictionary.pad()).sum(dim=1)}}
+    call = {name: options.pop(name) for name in ("prefix_tokens", "constraints") if name in options}
+    strategy = options.pop("search", None)
+    generator = SequenceGenerator(
+        models,
+        dictionary,
+        search_strategy=strategy(dictionary) if strategy else None,
+        **{"beam_size": 4, "max_len_b": 12, **options},
+    )
+    torch.manual_seed(seed)
+    return generator.generate(models, sample, **call)
+
+
+def assert_same(actual: Any, expected: Any) -> None:
+    assert [[beam["tokens"].tolist() for beam in beams] for beams in actual] == [
+        [beam["tokens"].tolist() for beam in beams] for beams in expected
+    ]
+    for mine, theirs in zip(sum(actual, []), sum(expected, []), strict=True):
+        torch.testing.assert_close(mine["positional_scores"], theirs["positional_scores"], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(mine["attention"], theirs["attention"], rtol=1e-4, atol=1e-4)
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "beam": {},
+    "greedy": {"beam_size": 1},
+    "wide beam": {"beam_size": 9},
+    "short": {"max_len_b": 2},
+    "length from the source": {"max_len_a": 0.5, "max_len_b": 1},
+    "minimum length": {"min_len": 5},
+    "no repetition": {"no_repeat_ngram_size": 2},
+    "diverse beam": {"search": lambda d: search.DiverseBeamSearch(d, num_groups=2, diversity_strength=0.5)},
+    "diverse siblings": {"search": lambda d: search.DiverseSiblingsSearch(d, diversity_rate=0.5)},
+    "sampling": {"search": lambda d: search.Sampling(d)},
+    "top-k sampling": {"search": lambda d: search.Sampling(d, sampling_topk=5)},
+    "top-p sampling": {"search": lambda d: search.Sampling(d, sampling_topp=0.8)},
+    "prefix": {"prefix_tokens": torch.tensor([[7, 8, 9], [10, 1, 1], [11, 12, 1], [1, 1, 1]])},
+    "constraints": {
+        "search": lambda d: search.LexicallyConstrainedBeamSearch(d, "unordered"),
+        "constraints": pack_constraints([[torch.tensor([7, 8])], [torch.tensor([9])], [], [torch.tensor([10])]]),
+    },
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("left_pad", [False, True])
+@torch.no_grad()
+def test_modes(build, sentences, dictionary, device, mode: str, left_pad: bool) -> None:
+    source = sentences(LENGTHS, left_pad)
+    options = {name: value.to(device) if torch.is_tensor(value) else value for name, value in MODES[mode].items()}
+    actual = generate([build("convs2s_tiny")], dictionary, source, **options)
+    assert_same(actual, generate([without_state(build("convs2s_tiny"))], dictionary, source, **options))
+
+
+@torch.no_grad()
+def test_sentences_finish_at_different_steps(build, sentences, dictionary) -> None:
+    """Or the modes above would not have tested that sentences leave the batch."""
+    hypotheses = generate([build("convs2s_tiny")], dictionary, sentences(LENGTHS))
+    last = [max(len(beam["tokens"]) for beam in beams) for beams in hypotheses]
+    assert len(set(last)) > 1, last
+
+
+@pytest.mark.parametrize("beam", [1, 3, 7])
+@torch.no_grad()
+def test_another_beam_than_the_one_prepared_for(build, sentences, dictionary, beam: int) -> None:
+    """fairseq's fconv crashes here, or silently answers wrong."""
+    model = build("convs2s_tiny")
+    model.make_generation_fast_(beamable_mm_beam_size=5, need_attn=True)
+    actual = generate([model], dictionary, sentences(LENGTHS), beam_size=beam)
+    expected = generate([without_state(build("convs2s_tiny"))], dictionary, sentences(LENGTHS), beam_size=beam)
+    assert_same(actual, expected)
+
+
+@torch.no_grad()
+def test_ensemble(build, sentences, dictionary) -> None:
+    actual = generate([build("convs2s_tiny", seed=seed) for seed in (1, 2)], dictionary, sentences(LENGTHS))
+    plain = [without_state(build("convs2s_tiny", seed=seed)) for seed in (1, 2)]
+    assert_same(actual, generate(plain, dictionary, sentences(LENGTHS)))
+
+
+@torch.no_grad()
+def test_ensemble_with_fconv(pair, sentences, dictionary) -> None:
+    """Two models of one function are an ensemble that is that function."""
+    theirs, ours = pair(decoder_attention="True")
+    alone = generate([ours], dictionary, sentences(LENGTHS))
+    assert_same(generate([ours, theirs], dictionary, sentences(LENGTHS)), alone)
+    assert_same(generate([theirs], dictionary, sentences(LENGTHS)), alone)
+
+
+@torch.no_grad()
+def test_batches_do_not_matter(build, sentences, dictionary) -> None:
+    model, source = build("convs2s_tiny"), sentences(LENGTHS)
+    together = generate([model], dictionary, source)
+    for row, expected in zip(source, together, strict=True):
+        alone = generate([model], dictionary, row[row.ne(dictionary.pad())].unsqueeze(0))[0]
+        assert [beam["tokens"].tolist() for beam in alone] == [beam["tokens"].tolist() for beam in expected]
+
+
+@torch.no_grad()
+def test_scores_of_references_are_those_of_generation(build, sentences, dictionary) -> None:
+    model, source = build("convs2s_tiny"), sentences(LENGTHS)
+    best = [beams[0] for beams in generate([model], dictionary, source)]
+    target = torch.full((len(best), max(len(beam["tokens"]) for beam in best)), dictionary.pad())
+    for row, beam in zip(target, best, strict=True):
+        row[: len(beam["tokens"])] = beam["tokens"]
+    previous = torch.cat([torch.full((len(best), 1), dictionary.eos()), target[:, :-1]], dim=1)
+    sample = {
+        "net_input": {"src_tokens": source, "src_lengths": None, "prev_output_tokens": previous.to(source)},
+        "target": target.to(source),
+    }
+    for scored, beam in zip(SequenceScorer(dictionary).generate([model], sample), best, strict=True):
+        assert float(scored[0]["score"]) == pytest.approx(float(beam["score"]), abs=1e-5)
+
+
+@torch.no_grad()
+def test_half_precision(build, sentences, dictionary, device) -> None:
+    if device.type != "cuda":
+        pytest.skip("needs a GPU: run with --device cuda")
+    model, source = build("convs2s_tiny"), sentences(LENGTHS)
+    expected = generate([model], dictionary, source)
+    actual = generate([build("convs2s_tiny").half()], dictionary, source)
+    for mine, theirs in zip(actual, expected, strict=True):
+        assert float(mine[0]["score"]) == pytest.approx(float(theirs[0]["score"]), abs=2e-2)
