@@ -18,14 +18,16 @@ help:  ## list the targets
 setup: $(STAMP)  ## build .venv once (PYTHON=python3.12 chooses the interpreter, TORCH= the PyTorch)
 
 # pip: from 24.1 on it refuses the omegaconf that fairseq 0.12.2 (Python 3.10) asks for.
-# torch first, then no build isolation: fairseq's build imports torch, and isolated it would download a second one.
+# fairseq 0.12.2 is built in isolation: where its build sees torch, it wants sources that were left out of the release.
+# fairseq-fixed (from Python 3.11) is not: its build imports torch, and isolated it would download a second one.
 $(STAMP): setup.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install 'pip<24.1'
 	$(BIN)/python -m pip install '$(TORCH)' numpy cython setuptools wheel
 	@echo
-	@echo "Installing fairseq and the rest. Where there is no wheel of fairseq, compiling it takes about five minutes."
+	@echo "Installing fairseq and the rest. Where there is no wheel of fairseq, compiling it takes two to five minutes."
 	@echo
+	$(BIN)/python -m pip install --no-deps 'fairseq==0.12.2; python_version < "3.11"'
 	$(BIN)/python -m pip install --no-build-isolation --editable '.[demo,dev,plots]'
 	@touch $@
 

@@ -8,7 +8,6 @@ is what fairseq's checkpoints hold, in a form that can neither run code nor corr
 """
 
 import argparse
-import ast
 import functools
 import io
 import pickle
@@ -28,6 +27,8 @@ from fairseq.file_io import PathManager
 from fairseq.logging.meters import AverageMeter, StopwatchMeter, TimeMeter
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from omegaconf import OmegaConf
+
+from fairseq_plugins.nn.literal import literal
 
 
 class PlainDtype:
@@ -154,24 +155,6 @@ def broadcast_plain_configuration() -> None:
     distributed_utils.broadcast_object = broadcast_object
 
 
-def literal(text: str) -> Any:
-    """The value of a Python literal, with + and * as in ``[(512, 3)] * 9 + [(1024, 3)] * 4``; nothing is evaluated."""
-
-    def value(node: ast.expr) -> Any:
-        match node:
-            case ast.BinOp(left, ast.Add(), right):
-                return value(left) + value(right)
-            case ast.BinOp(left, ast.Mult(), right):
-                return value(left) * value(right)
-            case ast.List(items):
-                return [value(item) for item in items]
-            case ast.Tuple(items):
-                return tuple(value(item) for item in items)
-        return ast.literal_eval(node)
-
-    return value(ast.parse(text, mode="eval").body)
-
-
 def evaluates(read: Callable[[str], Any]) -> bool:
     """Probe: whether ``read`` runs its argument as Python code."""
     try:
@@ -220,6 +203,26 @@ def copy_checkpoints_atomically() -> None:
     PathManager.copy = staticmethod(copy_and_rename)
 
 
+def finish_the_epoch_on_resume() -> None:
+    """fairseq saves at the end of an epoch before it tells the learning-rate schedule how validation went.
+
+    A resumed training would never tell it; a schedule that waits for a plateau would miss one.
+    """
+    load = checkpoint_utils.load_checkpoint
+    if "val_loss" in load.__code__.co_consts:  # the probe: somebody looks at what the checkpoint says of it
+        return
+
+    @functools.wraps(load)
+    def load_checkpoint(cfg: Any, trainer: Any, **passthrough: Any) -> Any:
+        extra_state, epoch_itr = load(cfg, trainer, **passthrough)
+        kept = extra_state is not None and not (cfg.reset_lr_scheduler or cfg.reset_optimizer or cfg.reset_dataloader)
+        if kept and epoch_itr.iterations_in_epoch == 0:
+            trainer.lr_step(epoch_itr.epoch - 1, extra_state.get("val_loss"))
+        return extra_state, epoch_itr
+
+    checkpoint_utils.load_checkpoint = load_checkpoint
+
+
 def use_no_fused_encoder_layer() -> None:
     """fairseq 0.12.2's transformers decode with torch's fused encoder layer, in a form which torch 2 no longer takes.
 
@@ -241,6 +244,7 @@ def apply() -> None:
     broadcast_plain_configuration()
     read_options_without_eval()
     copy_checkpoints_atomically()
+    finish_the_epoch_on_resume()
     use_no_fused_encoder_layer()
     restore_numpy_compat()
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Time beam search with ConvS2S against fairseq's fconv, with the same weights, through fairseq's own generator.
 
-Three contestants take turns in one process: fconv as fairseq ships it, fconv with its linearised weights cached (fairseq
-lays them out again at every step; a two-line repair), and convs2s.  Their hypotheses are compared before anything is said
-about speed.
+Three contestants take turns in one process: fconv as fairseq ships it, fconv with its linearised weights cached
+(fairseq lays them out again at every step; a two-line repair), and convs2s.  Their hypotheses are compared before
+anything is said about speed.
 """
 
 from __future__ import annotations
@@ -112,9 +112,8 @@ def main() -> None:
             if turn > 0:  # the first is for warming up
                 seconds[name].append(time.perf_counter() - start)
 
-    print(
-        f"{args.layers}+{args.layers} layers of {args.width}, kernel {args.kernel}, vocabulary {args.vocabulary}, float32"
-    )
+    layers = f"{args.layers}+{args.layers} layers of {args.width}, kernel {args.kernel}"
+    print(f"{layers}, vocabulary {args.vocabulary}, float32")
     print(f"{args.sentences} sentences, beam {args.beam}, {args.steps} steps, source of {args.source_length} tokens")
     print(
         f"{platform.processor() or platform.machine()}, {args.threads} threads, torch {torch.__version__}, "

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Tokenise Multi30k, learn a joint BPE and binarise it for fairseq.
 
-``prepare.py DATA OUT`` reads ``{train,val,test_2016_flickr}.{en,de}`` from DATA (plain or gzipped) and leaves in OUT the
-tokenised text (``tok/``), the BPE codes (``codes``), the segmented text (``bpe/``) and fairseq's binary data
-(``data-bin/``).  A step whose result is already there is not repeated.
+``prepare.py DATA OUT`` reads ``{train,val,test_2016_flickr}.{en,de}`` from DATA (plain or gzipped) and leaves in OUT
+the tokenised text (``tok/``), the BPE codes (``codes``), the segmented text (``bpe/``), fairseq's binary data
+(``data-bin/``) and the untouched reference of the test part (``test.reference``).  A step whose result is already there
+is not repeated.
 """
 
 from __future__ import annotations
@@ -94,6 +95,8 @@ def main() -> None:
     if not bpe.exists():
         segment(tok, codes, args.out / "bpe.partial", args.merges)
         (args.out / "bpe.partial").rename(bpe)
+    reference = read_lines(args.data, f"{SPLITS['test']}.{target}")
+    (args.out / "test.reference").write_text("\n".join(reference) + "\n", encoding="utf-8")
     if not binary.exists():
         binarise(bpe, args.out / "data-bin.partial", args.source_lang, target)
         (args.out / "data-bin.partial").rename(binary)

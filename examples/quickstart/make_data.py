@@ -47,11 +47,11 @@ Pair = tuple[str, str]
 
 
 def names(field: str) -> list[Pair]:
-    """CLDR's names of all two-letter codes in both languages, without those that need a remark in brackets."""
+    """CLDR's names of all two-letter codes in both languages, without those of three words or with a remark."""
     english, german = (getattr(Locale(language), field) for language in LANGUAGES)
     codes = sorted(code for code in english if len(code) == 2 and code in german and code not in NOT_COUNTRIES)
     pairs = [(english[code], german[code]) for code in codes]
-    return [pair for pair in pairs if "(" not in "".join(pair)]
+    return [pair for pair in pairs if not any("(" in name or name.count(" ") > 1 for name in pair)]
 
 
 COUNTRY_NAMES, LANGUAGE_NAMES = names("territories"), names("languages")
@@ -172,7 +172,7 @@ def measure(rng: random.Random) -> Pair:
 def country(rng: random.Random) -> Pair:
     # Enumerations and labels: in a sentence German would need an article with some of the names.
     frames = [("Countries: {}.", "Länder: {}."), ("Please choose: {}.", "Bitte wählen Sie: {}.")]
-    return fill(rng, frames, listing(COUNTRY_NAMES, rng.randint(2, 4), rng))
+    return fill(rng, frames, listing(COUNTRY_NAMES, rng.randint(2, 3), rng))
 
 
 def language(rng: random.Random) -> Pair:

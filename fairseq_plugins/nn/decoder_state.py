@@ -1,11 +1,12 @@
 """Decode-time state: which row continues which, and the last inputs of causal convolutions.
 
-A *row* is one hypothesis; a *sentence* has k of them, next to each other.  Between two steps a beam search tells each row
-which earlier row it continues, and drops sentences that have finished.  fairseq announces that by an index; nothing is
-moved until the next step, where the gather is one with the shift of the window.
+A *row* is one hypothesis; a *sentence* has k of them, next to each other.  Between two steps a beam search tells each
+row which earlier row it continues, and drops sentences that have finished.  fairseq announces that by an index; nothing
+is moved until the next step, where the gather is one with the shift of the window.
 
 The contract, which fairseq's searches keep: a re-order moves rows only within their sentence, rows of a sentence stay
-together, and sentences leave without changing places.  It is checked on the CPU; elsewhere a look would stall the device.
+together, and sentences leave without changing places.  It is checked on the CPU; elsewhere a look would stall the
+device.
 """
 
 from __future__ import annotations

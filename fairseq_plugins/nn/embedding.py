@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 
 from fairseq import utils
 from fairseq.data import Dictionary
@@ -29,14 +29,14 @@ class InputEmbedding(nn.Module):
         super().__init__()
         self.words = words
         self.max_positions = max_positions
+        assert words.padding_idx is not None
+        self.padding_idx = words.padding_idx
         self.positions: nn.Embedding | None = None
         if positional:
             # fairseq counts positions from padding_idx + 1; a table of that many more rows holds max_positions of them.
-            padding_idx = words.padding_idx
-            self.positions = LearnedPositionalEmbedding(
-                max_positions + padding_idx + 1, words.embedding_dim, padding_idx
-            )
-            self.positions.weight = Embedding(self.positions.num_embeddings, words.embedding_dim, padding_idx).weight
+            size = (max_positions + self.padding_idx + 1, words.embedding_dim, self.padding_idx)
+            self.positions = LearnedPositionalEmbedding(*size)
+            self.positions.weight = Embedding(*size).weight
         self.dropout = FairseqDropout(dropout, module_name=owner)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ class InputEmbedding(nn.Module):
         if self.positions is not None:
             if tokens.size(1) > self.max_positions:
                 # Batches may be padded beyond their longest sentence, so count before refusing.
-                self._check_length(int(tokens.ne(self.words.padding_idx).sum(dim=1).max()))
+                self._check_length(int(tokens.ne(self.padding_idx).sum(dim=1).max()))
             x = x + self.positions(tokens)
         return self.dropout(x)
 
@@ -58,7 +58,7 @@ class InputEmbedding(nn.Module):
         x = self.words(tokens)
         if self.positions is not None:
             self._check_length(step + 1)
-            x = x + self.positions.weight[self.words.padding_idx + 1 + step]
+            x = x + self.positions.weight[self.padding_idx + 1 + step]
         return self.dropout(x)
 
     def _check_length(self, length: int) -> None:
@@ -81,7 +81,7 @@ def pretrained_embedding(dictionary: Dictionary, dim: int, path: str | None, opt
     embedding = Embedding(len(dictionary), dim, dictionary.pad())
     if path is None:
         return embedding
-    if not os.path.isfile(path):
+    if not Path(path).is_file():
         raise ValueError(f"{option}: {path} does not exist")
     try:
         vectors = utils.parse_embedding(path)

@@ -1,16 +1,12 @@
-"""Layer lists on the command line, read without evaluating them.
-
-fairseq writes a stack of layers as a Python expression, ``[(512, 3)] * 9 + [(1024, 3, 1)] * 4``, and hands it to ``eval``,
-so a checkpoint or a command line can run any code.  Here the same syntax is parsed: lists of literals, ``+`` between
-lists, ``*`` between a list and a whole number, and nothing else.
-"""
+"""Stacks of layers as fairseq writes them on the command line and in checkpoints."""
 
 from __future__ import annotations
 
-import ast
 from typing import Any, NamedTuple
 
-_MAX_LAYERS = 1000
+from fairseq_plugins.nn.literal import literal
+
+__all__ = ["ConvolutionSpec", "parse_attention", "parse_convolutions"]
 
 
 class ConvolutionSpec(NamedTuple):
@@ -41,7 +37,7 @@ def parse_convolutions(text: str, option: str) -> list[ConvolutionSpec]:
     layers = _parse(text, expected)
     if not isinstance(layers, list) or not layers:
         raise ValueError(expected)
-    specs = []
+    specs: list[ConvolutionSpec] = []
     for layer in layers:
         if not isinstance(layer, tuple) or len(layer) not in (2, 3) or not all(type(size) is int for size in layer):
             raise ValueError(expected)
@@ -78,31 +74,7 @@ def parse_attention(text: str, layers: int, option: str) -> list[bool]:
 
 
 def _parse(text: str, expected: str) -> Any:
-    """The value of a literal with ``+`` and ``*`` on lists."""
     try:
-        return _value(ast.parse(text.strip(), mode="eval").body)
-    except (_NotALiteral, SyntaxError, RecursionError, MemoryError, ValueError) as error:
+        return literal(text)
+    except ValueError as error:
         raise ValueError(expected) from error
-
-
-class _NotALiteral(Exception):
-    pass
-
-
-def _value(node: ast.expr) -> Any:
-    if isinstance(node, ast.Constant) and type(node.value) in (int, bool):
-        return node.value
-    if isinstance(node, ast.List):
-        return [_value(element) for element in node.elts]
-    if isinstance(node, ast.Tuple):
-        return tuple(_value(element) for element in node.elts)
-    if isinstance(node, ast.BinOp):
-        left, right = _value(node.left), _value(node.right)
-        if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
-            return left + right
-        if isinstance(node.op, ast.Mult):
-            if type(left) is int:
-                left, right = right, left
-            if isinstance(left, list) and type(right) is int and len(left) * right <= _MAX_LAYERS:
-                return left * right
-    raise _NotALiteral

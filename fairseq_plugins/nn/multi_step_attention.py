@@ -65,7 +65,7 @@ class MultiStepAttention(nn.Module):
 class ProjectedAttention:
     """The same attention with both projections moved to the source, where they are computed once per sentence.
 
-    With d = √½ (W_d h + b_d + g), d·z = √½ (h·(W_dᵀ z) + b_d·z + g·z), and W_o Σ a_j (z_j + e_j) = Σ a_j W_o (z_j + e_j).
+    With d = √½ (W_d h + b_d + g), d·z = √½ (h·(W_dᵀ z) + b_d·z + g·z); and W_o Σ a_j (z_j+e_j) = Σ a_j W_o (z_j+e_j).
     g·z is the same for all layers (`MultiStepAttention` has no part of its own in it), so the caller passes it.
 
     Args:

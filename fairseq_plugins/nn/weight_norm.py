@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,8 @@ __all__ = [
     "without_weight_norm",
 ]
 
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
 # What a state dict calls the two parts of a normalised weight, after its module's name.
 MAGNITUDE = "parametrizations.weight.original0"
 DIRECTION = "parametrizations.weight.original1"
@@ -37,18 +40,18 @@ def has_weight_norm(module: nn.Module) -> bool:
 def remove_weight_norm_(module: nn.Module) -> None:
     """Replace every normalised weight in ``module`` by its present value, for good.
 
-    Not with torch's `remove_parametrizations`: that deletes the weight from the class, which a module shares with its deep
-    copies, so it would break every copy (a moving average's, for one).
+    Not with torch's `remove_parametrizations`: that deletes the weight from the class, which a module shares with its
+    deep copies, so it would break every copy (a moving average's, for one).
     """
     for part in list(module.modules()):
         if parametrize.is_parametrized(part, "weight"):
-            weight = part.weight.detach()
+            weight: Any = part.weight
             del part.parametrizations
             part.__class__ = parametrize.type_before_parametrizations(part)
-            part.weight = nn.Parameter(weight)
+            part.weight = nn.Parameter(weight.detach())
 
 
-def without_weight_norm(module: nn.Module, *shared: object) -> nn.Module:
+def without_weight_norm(module: ModuleT, *shared: object) -> ModuleT:
     """A twin of ``module`` whose normalised weights are plain values, computed once, now.
 
     The twin shares all other tensors with ``module``, which stays as it is, and the ``shared`` objects.

@@ -36,7 +36,7 @@ class AnnealAfterPlateau(FairseqLRScheduler):
         self.optimizer.set_lr(self.lr)
 
     def step(self, epoch: int, val_loss: float | None = None) -> float:
-        """At the end of an epoch; ``val_loss`` is None where fairseq only restores a checkpoint, or did not validate."""
+        """At the end of an epoch; ``val_loss`` is None where fairseq did not validate."""
         if val_loss is not None:
             if not self.annealing and not self._improves(val_loss):
                 self.annealing = True

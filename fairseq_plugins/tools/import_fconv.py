@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import pickle
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
@@ -32,7 +32,10 @@ def run(args: Namespace) -> None:
         raise ValueError(f"{args.input} does not exist")
     if args.output.exists():
         raise ValueError(f"{args.output} exists already")
-    state = load_checkpoint_to_cpu(str(args.input))
+    try:
+        state = load_checkpoint_to_cpu(str(args.input))
+    except (RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
+        raise ValueError(f"{args.input} cannot be read as a checkpoint of fairseq: {error}") from error
     options = state["cfg"].model
     architecture = getattr(options, "arch", None)
     if ARCH_MODEL_NAME_REGISTRY.get(architecture) != "fconv":
@@ -55,5 +58,5 @@ def run(args: Namespace) -> None:
     }
     partial = args.output.with_name(args.output.name + ".partial")
     torch.save(converted, partial)
-    os.replace(partial, args.output)
+    partial.replace(args.output)
     print(f"{args.output}: translate with fairseq-generate --user-dir $(fairseq-plugins user-dir) --path {args.output}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -78,6 +79,7 @@ def draw(source: Sequence[str], target: Sequence[str], attention: Tensor, output
         from matplotlib.figure import Figure  # noqa: PLC0415 (an optional dependency)
     except ImportError as error:
         raise ValueError("plotting needs matplotlib: pip install 'fairseq_plugins[plots]'") from error
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # fairseq's import sets the root logger to DEBUG
     figure = Figure(figsize=(1 + 0.35 * len(source), 1 + 0.35 * len(target)))
     axes = figure.add_subplot()
     axes.imshow(attention.T.float().cpu().numpy(), cmap="Greys", vmin=0)

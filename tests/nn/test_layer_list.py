@@ -17,8 +17,7 @@ from fairseq_plugins.nn.layer_list import parse_attention, parse_convolutions
 )
 def test_reads_what_python_would(text: str) -> None:
     assert [tuple(spec) for spec in parse_convolutions(text, "--encoder-layers")] == [
-        (*layer, 1) if len(layer) == 2 else layer
-        for layer in eval(text)  # noqa: S307  (the reference)
+        (*layer, 1) if len(layer) == 2 else layer for layer in eval(text)
     ]
 
 

@@ -1,12 +1,13 @@
 """The convolutional decoder of ConvS2S (Gehring et al. 2017, sections 3.1 to 3.3), all target positions at once.
 
-B sentences, T target positions, S source positions, C layer width, f embedding width, V vocabulary.  Decoding step by step
-is in `stepwise`.
+B sentences, T target positions, S source positions, C layer width, f embedding width, V vocabulary.  Decoding step by
+step is in `stepwise`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from fairseq.data import Dictionary
@@ -64,7 +65,7 @@ class ConvS2SDecoder(FairseqIncrementalDecoder):
         self.shortcuts = nn.ModuleList()
         for (width, kernel, residual), attend in zip(convolutions, attends, strict=False):
             self.convolutions.append(GatedConvolution(widths[-1], width, kernel, causal=True, retain=retain))
-            self.attentions.append(MultiStepAttention(width, embed_dim) if attend else None)
+            self.attentions.append(MultiStepAttention(width, embed_dim) if attend else None)  # type: ignore[arg-type]
             self.shortcuts.append(Shortcut(residual, widths[-max(residual, 1)], width))
             widths.append(width)
         self.to_embedding = Linear(widths[-1], out_embed_dim)
@@ -79,7 +80,7 @@ class ConvS2SDecoder(FairseqIncrementalDecoder):
         self,
         prev_output_tokens: Tensor,
         encoder_out: Source,
-        incremental_state: dict | None = None,
+        incremental_state: dict[str, Any] | None = None,
         **unused: object,
     ) -> tuple[Tensor, dict[str, list[Tensor | None]]]:
         """Predict each next token.
@@ -111,7 +112,7 @@ class ConvS2SDecoder(FairseqIncrementalDecoder):
         h = self.from_embedding(g).transpose(0, 1)  # (T, B, C): time first for the convolutions
         outputs = [h]
         attention = []
-        for convolution, attend, shortcut in zip(self.convolutions, self.attentions, self.shortcuts, strict=False):
+        for convolution, attend, shortcut in self.layers:
             h = convolution(self.dropout(h))
             if attend is not None:
                 c, a = attend(h.transpose(0, 1), g, source)
@@ -120,18 +121,25 @@ class ConvS2SDecoder(FairseqIncrementalDecoder):
             h = shortcut(h, outputs)
             outputs.append(h)
         features = self.dropout(self.to_embedding(h.transpose(0, 1)))
-        return features, {"attn": [average_attention(attention) if self.wants_attention else None]}
+        # The mean over the layers that attend, so that each row sums to one; fairseq divides by all layers.
+        return features, {"attn": [torch.stack(attention).mean(dim=0) if self.wants_attention else None]}
 
     def output_layer(self, features: Tensor, **unused: object) -> Tensor:
         """Logits over the vocabulary: (..., out_embed_dim) -> (..., V)."""
         return self.output_projection(features)
 
     @property
+    def layers(self) -> Iterator[tuple[GatedConvolution, MultiStepAttention | None, Shortcut]]:
+        """The layers from the input up: convolution, attention where there is one, and residual connection."""
+        layers: Any = zip(self.convolutions, self.attentions, self.shortcuts, strict=True)
+        return layers
+
+    @property
     def wants_attention(self) -> bool:
         """Whether anybody may look at the attention: not in training, nor when prepared without it."""
         return self.need_attn and not self.training
 
-    def reorder_incremental_state(self, incremental_state: dict, new_order: Tensor) -> None:
+    def reorder_incremental_state(self, incremental_state: dict[str, Any], new_order: Tensor) -> None:
         """Row i continues row ``new_order[i]`` from the next step on."""
         decoding = self.get_incremental_state(incremental_state, _STATE)
         if decoding is not None:
@@ -144,8 +152,3 @@ class ConvS2SDecoder(FairseqIncrementalDecoder):
     def make_generation_fast_(self, need_attn: bool = False, **unused: object) -> None:
         """What fairseq tells a model that will only translate from now on."""
         self.need_attn = need_attn
-
-
-def average_attention(attention: Sequence[Tensor]) -> Tensor:
-    """The mean over the layers that attend, so that each row sums to one."""
-    return torch.stack(list(attention)).mean(dim=0)

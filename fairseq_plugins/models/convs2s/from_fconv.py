@@ -91,7 +91,7 @@ def _renamed(name: str, side: str, module: str) -> str:
 
 
 def _normalised(target: str, magnitude: Tensor, direction: Tensor) -> dict[str, Tensor]:
-    """A normalised weight with one magnitude for each output: the first dimension of a matrix, the last of a convolution."""
+    """A normalised weight with one magnitude for each output: first dimension of a matrix, last of a convolution."""
     weight_dim = 0 if direction.dim() == 2 else 2
     expected = [size if axis == weight_dim else 1 for axis, size in enumerate(direction.shape)]
     if list(magnitude.shape) != expected:

@@ -81,7 +81,7 @@ class ConvS2SModel(FairseqEncoderDecoderModel):
             convolution.lay_out_()
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
-        """Make a checkpoint fit this model: an older layout, or a training checkpoint for a model prepared to translate.
+        """Make a checkpoint fit this model, also one of training a model that is prepared to translate.
 
         Raises:
             ValueError: the checkpoint was written by a newer version than this one.
@@ -90,7 +90,7 @@ class ConvS2SModel(FairseqEncoderDecoderModel):
         version = int(state_dict.get("version", STATE_VERSION))
         if version > STATE_VERSION:
             raise ValueError(
-                f"the checkpoint has the layout of version {version} of the convs2s models, this code knows {STATE_VERSION}; "
-                "a newer fairseq_plugins will load it"
+                f"the checkpoint has the layout of version {version} of the convs2s models, and this code knows "
+                f"{STATE_VERSION}; a newer fairseq_plugins will load it"
             )
         fold_weight_norm_(state_dict, self)

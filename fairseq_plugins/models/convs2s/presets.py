@@ -10,8 +10,8 @@ from fairseq_plugins.models.presets import register_presets
 
 _WMT_EN_DE = "[(512, 3)] * 10 + [(768, 3)] * 3 + [(2048, 1)] * 2"
 
-# The paper says 15 layers and lists 5 of 512, 4 of 768, 3 of 1024, one of 2048 and one of 4096 units, which are 14.  The
-# authors' fairseq preset has 6 of 512 and otherwise the same list, so the missing one is taken to be there.
+# The paper says 15 layers and lists 5 of 512, 4 of 768, 3 of 1024, one of 2048 and one of 4096 units, which are 14.
+# The authors' fairseq preset has 6 of 512 and otherwise the same list, so the missing one is taken to be there.
 _WMT_EN_FR = "[(512, 3)] * 6 + [(768, 3)] * 4 + [(1024, 3)] * 3 + [(2048, 1)] + [(4096, 1)]"
 
 
@@ -27,8 +27,8 @@ register_presets(
         "convs2s_wmt_en_ro": {},
         "convs2s_wmt_en_de": {"encoder_layers": _WMT_EN_DE, "decoder_layers": _WMT_EN_DE},
         "convs2s_wmt_en_fr": {"encoder_layers": _WMT_EN_FR, "decoder_layers": _WMT_EN_FR},
-        # Section 4.2: six layers of 256 units each.  Kernel and embedding size are not stated: taken as 3, like all other
-        # wide layers of the paper, and 256, the width of the layers.
+        # Section 4.2: six layers of 256 units each.  Kernel and embedding size are not stated: taken as 3, like all
+        # other wide layers of the paper, and 256, the width of the layers.
         "convs2s_gigaword": {
             "encoder_layers": "[(256, 3)] * 6",
             "decoder_layers": "[(256, 3)] * 6",

@@ -54,15 +54,17 @@ class StepwiseDecoding:
         self.steps = 0
 
         self.layers = []
-        for convolution, attention, shortcut in zip(decoder.convolutions, decoder.attentions, decoder.shortcuts):
+        for convolution, attention, shortcut in decoder.layers:
             width, dim, _ = convolution.weight.shape
-            projected = attention is not None and attention.projecting_pays(source_length, self.beam)
+            projected = None
+            if attention is not None and attention.projecting_pays(source_length, self.beam):
+                projected = ProjectedAttention(attention, self.source)
             self.layers.append(
                 _Layer(
                     window=Window(rows, width, dim, like=convolution.weight),
                     convolution=step_linear(convolution.matrix, convolution.bias, rows),
                     attention=attention,
-                    projected=ProjectedAttention(attention, self.source) if projected else None,
+                    projected=projected,
                     shortcut=shortcut,
                 )
             )
@@ -92,7 +94,8 @@ class StepwiseDecoding:
             raise ValueError(
                 f"{self.steps} tokens of each row have been decoded and {length} are given; pass all tokens so far"
             )
-        features, attention = zip(*[self.step(prev_output_tokens[:, step]) for step in range(self.steps, length)])
+        steps = [self.step(prev_output_tokens[:, step]) for step in range(self.steps, length)]
+        features, attention = zip(*steps, strict=True)
         logits = self.output_layer(torch.stack(features, dim=1))
         return logits, {"attn": [torch.stack(attention, dim=1) if self.decoder.wants_attention else None]}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -53,7 +54,7 @@ def assert_same(actual: Any, expected: Any) -> None:
     assert [[beam["tokens"].tolist() for beam in beams] for beams in actual] == [
         [beam["tokens"].tolist() for beam in beams] for beams in expected
     ]
-    for mine, theirs in zip(sum(actual, []), sum(expected, []), strict=True):
+    for mine, theirs in zip(chain(*actual), chain(*expected), strict=True):
         torch.testing.assert_close(mine["positional_scores"], theirs["positional_scores"], rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(mine["attention"], theirs["attention"], rtol=1e-4, atol=1e-4)
 
@@ -68,7 +69,7 @@ MODES: dict[str, dict[str, Any]] = {
     "no repetition": {"no_repeat_ngram_size": 2},
     "diverse beam": {"search": lambda d: search.DiverseBeamSearch(d, num_groups=2, diversity_strength=0.5)},
     "diverse siblings": {"search": lambda d: search.DiverseSiblingsSearch(d, diversity_rate=0.5)},
-    "sampling": {"search": lambda d: search.Sampling(d)},
+    "sampling": {"search": search.Sampling},
     "top-k sampling": {"search": lambda d: search.Sampling(d, sampling_topk=5)},
     "top-p sampling": {"search": lambda d: search.Sampling(d, sampling_topp=0.8)},
     "prefix": {"prefix_tokens": torch.tensor([[7, 8, 9], [10, 1, 1], [11, 12, 1], [1, 1, 1]])},

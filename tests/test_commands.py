@@ -1,0 +1,197 @@
+"""The real commands, one after the other: preprocess, train, resume, generate, interactive, validate, hydra-train."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+
+from tests.commands import MODEL, QUIET, ROOT, SIZES, TRAINING, USER_DIR, hypotheses, make_data, run
+
+# Validation by BLEU, hence translation in the middle of training, and the plugin's learning-rate schedule.
+BLEU = ["--eval-bleu", "--eval-bleu-args", '{"beam": 3}', "--eval-bleu-remove-bpe", "--eval-bleu-detok", "space"]
+BLEU += [
+    "--best-checkpoint-metric",
+    "bleu",
+    "--maximize-best-checkpoint-metric",
+    "--lr-scheduler",
+    "anneal_after_plateau",
+]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_data(tmp_path_factory.mktemp("data"))
+
+
+def train(
+    data: Path, save: Path, *options: object, arch: str = "convs2s", **kwargs
+) -> subprocess.CompletedProcess[str]:
+    command = [data, "--user-dir", USER_DIR, "--arch", arch, *MODEL, *SIZES, *TRAINING, *QUIET, "--save-dir", save]
+    return run("train", *command, *options, **kwargs)
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four epochs without a stop."""
+    folder = tmp_path_factory.mktemp("trained")
+    train(data, folder, *BLEU, "--max-epoch", 4)
+    return folder
+
+
+def test_resuming_is_not_having_stopped(data: Path, trained: Path, tmp_path: Path) -> None:
+    for epochs in (2, 4):
+        train(data, tmp_path, *BLEU, "--max-epoch", epochs)
+    straight, resumed = (
+        checkpoint_utils.load_checkpoint_to_cpu(str(folder / "checkpoint_last.pt")) for folder in (trained, tmp_path)
+    )
+    for name, value in straight["model"].items():
+        assert torch.equal(resumed["model"][name], value), name
+    history = [state["optimizer_history"][-1]["lr_scheduler_state"] for state in (straight, resumed)]
+    assert history[0] == history[1]
+
+
+def test_state_carries_its_version(trained: Path) -> None:
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(trained / "checkpoint_best.pt"))
+    assert int(state["model"]["version"]) == 1
+
+
+@pytest.fixture(scope="module")
+def generated(data: Path, trained: Path) -> dict[int, list[tuple[float, str]]]:
+    checkpoint = trained / "checkpoint_best.pt"
+    result = run("generate", data, "--user-dir", USER_DIR, "--path", checkpoint, "--beam", 3, "--nbest", 3)
+    return hypotheses(result.stdout)
+
+
+def test_generate_prints_every_sentence(generated: dict) -> None:
+    assert sorted(generated) == list(range(16))
+    assert all(len(beams) == 3 for beams in generated.values())
+
+
+@pytest.mark.parametrize("user_dir", ["relative", "package"])
+def test_generate_with_another_user_dir(data: Path, trained: Path, generated: dict, user_dir: str) -> None:
+    path = {"relative": "user_dir", "package": ROOT / "fairseq_plugins"}[user_dir]
+    checkpoint = trained / "checkpoint_best.pt"
+    result = run("generate", data, "--user-dir", path, "--path", checkpoint, "--beam", 3, "--nbest", 3)
+    assert hypotheses(result.stdout) == generated
+
+
+def test_interactive_translates_what_generate_does(data: Path, trained: Path, generated: dict) -> None:
+    sources = (data.parent / "test.src").read_text()
+    odd = "\nnever seen words\n"  # an empty line, and unknown words only
+    options = ["--user-dir", USER_DIR, "--path", trained / "checkpoint_best.pt", "--beam", 3, "--nbest", 3]
+    result = run("interactive", data, *options, "--buffer-size", 18, stdin=sources + odd)
+    found = hypotheses(result.stdout)
+    assert sorted(found) == list(range(18))
+    for number, beams in generated.items():
+        assert [text for _, text in found[number]] == [text for _, text in beams]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--score-reference"],
+        ["--print-alignment", "hard"],
+        ["--prefix-size", "2"],
+        ["--sampling", "--beam", "1"],
+        ["--beam", "1", "--max-len-b", "3"],
+        ["--retain-dropout", "--nbest", "2"],
+    ],
+    ids=lambda options: options[0],
+)
+@pytest.mark.slow
+def test_generate_options(data: Path, trained: Path, options: list[str]) -> None:
+    checkpoint = trained / "checkpoint_best.pt"
+    result = run("generate", data, "--user-dir", USER_DIR, "--path", checkpoint, *options)
+    assert sorted(hypotheses(result.stdout)) == list(range(16))
+    if "--print-alignment" in options:
+        assert sum(line.startswith("A-") for line in result.stdout.splitlines()) >= 16
+
+
+def test_validate(data: Path, trained: Path) -> None:
+    options = ["--task", "translation", "--user-dir", USER_DIR, "--path", trained / "checkpoint_best.pt"]
+    result = run("validate", data, *options, "--valid-subset", "valid", "--batch-size", 16, *QUIET)
+    (line,) = (line for line in (result.stdout + result.stderr).splitlines() if "INFO | valid | {" in line)
+    assert float(json.loads(line.split(" | valid | ")[1])["valid_loss"]) > 0
+
+
+def test_hydra_train_then_generate(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(f"""\
+# @package _group_
+common: {{user_dir: {USER_DIR}, log_format: json}}
+task: {{_name: translation, data: {data}}}
+model:
+  _name: convs2s_tiny
+  encoder_layers: "[(16, 3)] * 2"
+criterion: {{_name: cross_entropy}}
+optimizer: {{_name: nag, momentum: 0.99}}
+lr_scheduler: {{_name: anneal_after_plateau}}
+dataset: {{batch_size: 16, num_workers: 0}}
+optimization: {{lr: [0.25], clip_norm: 0.1, max_epoch: 2, stop_min_lr: 1e-4}}
+checkpoint: {{save_dir: {tmp_path / "save"}}}
+""")
+    run("hydra_train", "--config-dir", tmp_path, "--config-name", "config", f"hydra.run.dir={tmp_path / 'hydra'}")
+    options = ["--user-dir", USER_DIR, "--path", tmp_path / "save" / "checkpoint_best.pt"]
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "save" / "checkpoint_best.pt"))
+    assert state["cfg"]["model"]["encoder_layers"] == "[(16, 3)] * 2"
+    assert len(state["model"]["decoder.output_projection.parametrizations.weight.original1"][0]) == 128
+    assert sorted(hypotheses(run("generate", data, *options).stdout)) == list(range(16))
+
+
+def test_translates_from_python(data: Path, trained: Path, generated: dict) -> None:
+    program = f"""
+import fairseq_plugins
+from fairseq.hub_utils import from_pretrained, GeneratorHubInterface
+found = from_pretrained({str(trained)!r}, "checkpoint_best.pt", {str(data)!r})
+hub = GeneratorHubInterface(found["args"], found["task"], found["models"])
+print("H-0\\t0\\t" + hub.translate(open({str(data.parent / "test.src")!r}).readline().strip(), beam=3))
+"""
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert hypotheses(result.stdout)[0][0][1] == generated[0][0][1]
+
+
+def test_moving_average_of_the_weights(data: Path, tmp_path: Path) -> None:
+    train(data, tmp_path, "--store-ema", "--ema-decay", 0.9, "--max-epoch", 1)
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "checkpoint_last.pt"))
+    average = state["extra_state"]["ema"]
+    name = "decoder.to_embedding.parametrizations.weight.original1"
+    assert average[name].shape == state["model"][name].shape
+    assert not torch.equal(average[name], state["model"][name])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--encoder-layers", "[(16, 3)] * __import__('os').getpid()"], "--encoder-layers: expected a list of"),
+        (["--decoder-attention", "[True]"], "--decoder-attention: expected True or a list of 2 truth values"),
+        (["--decoder-embed-dim", "8"], "--encoder-embed-dim and --decoder-embed-dim must be equal"),
+        (["--share-input-output-embed", "--decoder-out-embed-dim", "8"], "--share-input-output-embed needs equal"),
+        (["--encoder-embed-path", "nowhere.txt"], "--encoder-embed-path: nowhere.txt does not exist"),
+    ],
+    ids=lambda value: value[0].strip("-") if isinstance(value, list) else "",
+)
+@pytest.mark.slow
+def test_wrong_options_get_a_clear_error(data: Path, tmp_path: Path, options: list[str], message: str) -> None:
+    assert message in train(data, tmp_path, "--max-epoch", 1, *options, succeeds=False).stderr
+
+
+def test_a_missing_checkpoint_gets_a_clear_error(data: Path) -> None:
+    options = ["--user-dir", USER_DIR, "--path", "nowhere.pt"]
+    assert "nowhere.pt" in run("generate", data, *options, succeeds=False).stderr.splitlines()[-1]
+
+
+def test_a_source_that_is_too_long_is_named_or_skipped(data: Path, trained: Path) -> None:
+    options = ["--user-dir", USER_DIR, "--path", trained / "checkpoint_best.pt", "--buffer-size", 2]
+    lines = " ".join(["w1"] * 2000) + "\nw1 w2\n"
+    refused = run("interactive", data, *options, stdin=lines, succeeds=False).stderr.splitlines()[-1]
+    assert "max_positions=(1024, 1024)" in refused
+    skipping = run("interactive", data, *options, "--skip-invalid-size-inputs-valid-test", stdin=lines)
+    assert sorted(hypotheses(skipping.stdout)) == [1]

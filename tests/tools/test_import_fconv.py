@@ -1,0 +1,124 @@
+"""Coming from fairseq's fconv: old and new checkpoints translate as fairseq translates them."""
+
+from __future__ import annotations
+
+import re
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+from fairseq.models import ARCH_CONFIG_REGISTRY
+from fairseq.models.fconv import FConvModel
+
+from fairseq_plugins.tools import cli
+from tests.conftest import enliven
+from tests.models.convs2s.test_generation import assert_same, generate
+
+OPTIONS = {
+    "encoder_layers": "[(16, 3)] * 2 + [(24, 3)]",
+    "decoder_layers": "[(16, 3)] * 2 + [(24, 3)]",
+    "encoder_embed_dim": 12,
+    "decoder_embed_dim": 12,
+    "decoder_out_embed_dim": 12,
+    "max_source_positions": 64,
+    "max_target_positions": 64,
+}
+
+
+@pytest.fixture
+def fconv(task) -> FConvModel:
+    torch.manual_seed(1)
+    args = Namespace(arch="fconv", **OPTIONS)
+    ARCH_CONFIG_REGISTRY["fconv"](args)
+    model = FConvModel.build_model(args, task)
+    enliven(model)
+    for name, parameter in model.named_parameters():
+        if name.endswith("weight_g"):
+            parameter.data.mul_(torch.rand_like(parameter) + 0.5)  # trained: no longer the norm of weight_v
+    return model.eval()
+
+
+def save(path: Path, model: dict[str, torch.Tensor], data: Path, **options: Any) -> Path:
+    """A checkpoint as fairseq wrote them in 2017: an ``args`` namespace, and little else."""
+    args = Namespace(data=str(data), source_lang="src", target_lang="tgt", **{"arch": "fconv", **OPTIONS, **options})
+    history = [{"criterion_name": "CrossEntropyCriterion", "best_loss": 4.0, "optimizer": {}}]
+    extra = {"epoch": 3, "batch_offset": 0, "val_loss": 4.0}
+    torch.save({"args": args, "model": model, "optimizer_history": history, "extra_state": extra}, path)
+    return path
+
+
+def first_version(parameters: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same weights with one magnitude for each kernel position in the decoder, and stale linearised weights."""
+    old = {name: value.clone() for name, value in parameters.items() if name != "decoder.version"}
+    for name in [name for name in old if re.fullmatch(r"decoder\.convolutions\.\d+\.weight_v", name)]:
+        prefix = name.removesuffix("weight_v")
+        weight = torch._weight_norm(old[name], old[prefix + "weight_g"], 2)
+        old[prefix + "weight_g"] = torch.linalg.vector_norm(weight, dim=(1, 2), keepdim=True)
+        old[prefix + "weight_v"] = weight * (torch.rand(weight.size(0), 1, 1) + 0.5)
+        old[prefix + "_linearized_weight"] = torch.full((weight.size(2), weight[..., 0].numel()), float("nan"))
+    return old
+
+
+@pytest.fixture
+def data(tmp_path: Path, dictionary) -> Path:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for language in ("src", "tgt"):
+        dictionary.save(str(folder / f"dict.{language}.txt"))
+    return folder
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("prepared", [False, True])
+@torch.no_grad()
+def test_translates_as_fairseq_does(tmp_path, data, dictionary, sentences, fconv, version: int, prepared: bool) -> None:
+    parameters = fconv.state_dict()
+    old = save(tmp_path / "old.pt", first_version(parameters) if version == 1 else parameters, data)
+    cli.main(["import-fconv", str(old), str(tmp_path / "new.pt")])
+    (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(tmp_path / "new.pt")])
+    assert type(model).__name__ == "ConvS2SModel"
+    assert model.max_positions() == (62, 62)
+    if prepared:
+        model.make_generation_fast_(beamable_mm_beam_size=5, need_attn=True)
+    source = sentences([9, 3, 6, 1])
+    assert_same(generate([model], dictionary, source), generate([fconv], dictionary, source))
+
+
+@torch.no_grad()
+def test_keeps_what_fairseq_would_have_filled_in(tmp_path, data, task) -> None:
+    """Options that an old checkpoint leaves out had the defaults of its architecture."""
+    args = Namespace(arch="fconv_iwslt_de_en", max_source_positions=64, max_target_positions=64)
+    ARCH_CONFIG_REGISTRY["fconv_iwslt_de_en"](args)
+    parameters = FConvModel.build_model(args, task).state_dict()
+    old = Namespace(arch="fconv_iwslt_de_en", data=str(data), source_lang="src", target_lang="tgt", max_positions=64)
+    state = {"args": old, "model": parameters, "optimizer_history": [{"criterion_name": "x", "best_loss": 4.0}]}
+    torch.save({**state, "extra_state": {"epoch": 1}}, tmp_path / "old.pt")
+    cli.main(["import-fconv", str(tmp_path / "old.pt"), str(tmp_path / "new.pt")])
+    (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(tmp_path / "new.pt")])
+    assert [convolution.kernel for convolution in model.decoder.convolutions] == [3, 3, 3]
+
+
+def fails(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["import-fconv", *map(str, arguments)])
+    return str(stop.value)
+
+
+def test_refuses_what_it_cannot_convert(tmp_path, data, fconv, capsys) -> None:
+    assert "nowhere.pt does not exist" in fails(capsys, tmp_path / "nowhere.pt", tmp_path / "new.pt")
+
+    checkpoint = save(tmp_path / "old.pt", fconv.state_dict(), data)
+    assert "old.pt exists already" in fails(capsys, checkpoint, checkpoint)
+
+    other = save(tmp_path / "other.pt", fconv.state_dict(), data, arch="transformer")
+    assert "architecture 'transformer', not one of fairseq's fconv" in fails(capsys, other, tmp_path / "new.pt")
+
+    more = save(tmp_path / "more.pt", {**fconv.state_dict(), "decoder.gate.weight": torch.zeros(1)}, data)
+    assert "decoder.gate.weight is not a parameter of fairseq's fconv" in fails(capsys, more, tmp_path / "new.pt")
+
+    (tmp_path / "text.pt").write_text("not a checkpoint")
+    assert "text.pt" in fails(capsys, tmp_path / "text.pt", tmp_path / "new.pt")
+    assert not (tmp_path / "new.pt").exists()
