@@ -22,7 +22,7 @@ fairseq-train "$prepared/data-bin" --user-dir "$user_dir" --save-dir "$out" \
     "$@" 2>&1 | tee -a "$out/train.log"
 
 fairseq-generate "$prepared/data-bin" --user-dir "$user_dir" --path "$out/checkpoint_best.pt" \
-    --beam 5 --max-tokens 3000 --remove-bpe --tokenizer moses --quiet \
+    --beam 5 --max-tokens 3000 --remove-bpe --tokenizer moses \
     --results-path "$out" 2>&1 | tee "$out/generate.log"
 
 # fairseq writes translations in the order in which it made them: D-<number> tab score tab detokenised text.
