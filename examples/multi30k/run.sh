@@ -12,6 +12,7 @@ shift 2
 here=$(cd "$(dirname "$0")" && pwd)
 user_dir=$here/../../user_dir
 mkdir -p "$out"
+pair=$(cd "$prepared/data-bin" && ls test.*-*.bin | head -n 1 | cut -d. -f2)  # en-de
 
 # The recipe: plain cross-entropy, NAG 0.99, lr 0.25, clip 0.1 (ConvS2S section 4.2); a fixed 14 epochs, the rate divided
 # by 10 at epochs 12, 13 and 14.
@@ -22,6 +23,7 @@ fairseq-train "$prepared/data-bin" --user-dir "$user_dir" --save-dir "$out" \
     "$@" 2>&1 | tee -a "$out/train.log"
 
 fairseq-generate "$prepared/data-bin" --user-dir "$user_dir" --path "$out/checkpoint_best.pt" \
+    --source-lang "${pair%-*}" --target-lang "${pair#*-}" \
     --beam 5 --max-tokens 3000 --remove-bpe --tokenizer moses \
     --results-path "$out" 2>&1 | tee "$out/generate.log"
 

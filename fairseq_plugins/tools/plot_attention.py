@@ -75,11 +75,11 @@ def symbols(dictionary: Dictionary, tokens: Tensor) -> list[str]:
 
 def draw(source: Sequence[str], target: Sequence[str], attention: Tensor, output: Path) -> None:
     """Source tokens from left to right, target tokens downwards, and the darker a cell the stronger the attention."""
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # importing fairseq sets the root logger to DEBUG
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 (an optional dependency)
     except ImportError as error:
         raise ValueError("plotting needs matplotlib: pip install 'fairseq_plugins[plots]'") from error
-    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # fairseq's import sets the root logger to DEBUG
     figure = Figure(figsize=(1 + 0.35 * len(source), 1 + 0.35 * len(target)))
     axes = figure.add_subplot()
     axes.imshow(attention.T.float().cpu().numpy(), cmap="Greys", vmin=0)
