@@ -178,12 +178,12 @@ def read_options_without_eval() -> None:
 def copies_into_the_old_file(copy: Callable[..., Any]) -> bool:
     """Probe: whether ``copy`` writes into the file that it replaces."""
     with tempfile.TemporaryDirectory() as folder:
-        new, old, link = (Path(folder, name) for name in ("new", "old", "link"))
+        new, old = Path(folder, "new"), Path(folder, "old")
         new.touch()
         old.touch()
-        link.hardlink_to(old)
+        before = old.stat().st_ino
         copy(str(new), str(old), overwrite=True)
-        return old.samefile(link)
+        return old.stat().st_ino == before
 
 
 def copy_checkpoints_atomically() -> None:
@@ -215,8 +215,9 @@ def finish_the_epoch_on_resume() -> None:
     @functools.wraps(load)
     def load_checkpoint(cfg: Any, trainer: Any, **passthrough: Any) -> Any:
         extra_state, epoch_itr = load(cfg, trainer, **passthrough)
-        kept = extra_state is not None and not (cfg.reset_lr_scheduler or cfg.reset_optimizer or cfg.reset_dataloader)
-        if kept and epoch_itr.iterations_in_epoch == 0:
+        resumed = extra_state is not None and not (cfg.reset_lr_scheduler or cfg.reset_optimizer)
+        # Fine-tuning starts with the first epoch: what validation said of the old model is not its business.
+        if resumed and epoch_itr.epoch > 1 and epoch_itr.iterations_in_epoch == 0:
             trainer.lr_step(epoch_itr.epoch - 1, extra_state.get("val_loss"))
         return extra_state, epoch_itr
 

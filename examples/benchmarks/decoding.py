@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import platform
 import statistics
+import sys
 import time
 from argparse import Namespace
 from types import SimpleNamespace
@@ -119,7 +120,7 @@ def main() -> None:
         f"{platform.processor() or platform.machine()}, {args.threads} threads, torch {torch.__version__}, "
         f"fairseq {fairseq.__version__}; median of {args.rounds} turns\n"
     )
-    ours_name = "convs2s"
+    ours_name, all_equal = "convs2s", True
     print(f"{'':42}{'ms/step':>9}{'convs2s is faster':>19}{'hypotheses equal':>18}{'score differs':>15}")
     for name in generators:
         ratio = statistics.median(
@@ -131,11 +132,14 @@ def main() -> None:
             for mine, theirs in zip(beams, others, strict=False)
         ]
         equal = sum(torch.equal(mine["tokens"], theirs["tokens"]) for mine, theirs in pairs)
+        all_equal = all_equal and equal == len(pairs)
         difference = max(abs(float(mine["score"]) - float(theirs["score"])) for mine, theirs in pairs)
         print(
             f"{name:42}{1000 * statistics.median(seconds[name]) / args.steps:9.1f}{ratio:18.2f}x"
             f"{f'{equal} of {len(pairs)}':>18}{difference:15.1e}"
         )
+    if not all_equal:
+        sys.exit("hypotheses differ: the speeds above mean nothing")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -86,9 +87,15 @@ def main() -> None:
     args = parser.parse_args()
     target = next(language for language in LANGUAGES if language != args.source_lang)
 
+    settings = f"{args.source_lang}-{target}, {args.merges} merges\n"
+    record = args.out / "settings"
+    args.out.mkdir(parents=True, exist_ok=True)
+    if record.exists() and record.read_text() != settings:
+        sys.exit(f"{args.out} holds {record.read_text().strip()}; choose another folder for {settings.strip()}")
+    record.write_text(settings)
+
     # Each step writes to a temporary name first, so that an interrupted step is repeated and a finished one is not.
     tok, codes, bpe, binary = (args.out / name for name in ("tok", "codes", "bpe", "data-bin"))
-    args.out.mkdir(parents=True, exist_ok=True)
     if not tok.exists():
         tokenise(args.data, args.out / "tok.partial")
         (args.out / "tok.partial").rename(tok)
@@ -98,6 +105,7 @@ def main() -> None:
     reference = read_lines(args.data, f"{SPLITS['test']}.{target}")
     (args.out / "test.reference").write_text("\n".join(reference) + "\n", encoding="utf-8")
     if not binary.exists():
+        shutil.rmtree(args.out / "data-bin.partial", ignore_errors=True)  # fairseq refuses to write into an old one
         binarise(bpe, args.out / "data-bin.partial", args.source_lang, target)
         (args.out / "data-bin.partial").rename(binary)
     print(f"{binary}: {args.source_lang} -> {target}")

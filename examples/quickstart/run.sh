@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# From nothing to a translation model in a few minutes, with fairseq's own commands: data, subword segmentation, training,
-# translation, scores, and a picture of the attention.  Each command is shown before it runs.
+# From nothing to a translation model in a few minutes, with fairseq's own commands: data, subword segmentation,
+# training, translation, a picture of the attention, and scores.  Each command is shown before it runs.
 #
 #   [ARCH=convs2s_tiny] [OUT=examples/quickstart/out] run.sh [fairseq-train option ...]
 #
-# ARCH is any translation architecture of the plugin or of fairseq; the options win over the ones below.  Each run starts
-# again from nothing.
+# ARCH is any translation architecture of the plugin or of fairseq; the options win over the ones below.  Each run
+# starts again from nothing.
 set -euo pipefail
 arch=${ARCH:-convs2s_tiny}
 out=${OUT:+$(mkdir -p "$OUT" && cd "$OUT" && pwd)}
 cd "$(dirname "$0")/../.."
 out=${out:-examples/quickstart/out}
 model=$out/$arch
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}  # so small a model's threads would mostly wait for one another
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}  # on a busy machine so small a model's threads wait for one another
 export PYTHONWARNINGS=ignore  # fairseq uses its libraries in ways that they have come to warn of
 
 # Run a command after showing it as one would type it.
@@ -72,12 +72,12 @@ run fairseq-interactive "$out/data-bin" --user-dir user_dir --path "$model/check
     --beam 5 --bpe subword_nmt --bpe-codes "$out/codes" --input "$model/sentences.en" \
     2>&1 | without_configuration
 
-step "7. A picture of the attention"
-run fairseq-plugins plot-attention "$out/data-bin" --path "$model/checkpoint_best.pt" --bpe-codes "$out/codes" \
-    --input "$(head -n 1 "$model/sentences.en")" --output "$model/attention.png"
-
-step "8. Scores"
+step "7. Scores"
 # What to expect is known for the default only.
 check=()
 [ "$arch" != convs2s_tiny ] || [ $# -gt 0 ] || check=(--check)
 run python examples/quickstart/report.py "$out/text" "$model/generate-test.txt" ${check[@]+"${check[@]}"}
+
+step "8. A picture of the attention"
+run fairseq-plugins plot-attention "$out/data-bin" --path "$model/checkpoint_best.pt" --bpe-codes "$out/codes" \
+    --input "$(head -n 1 "$model/sentences.en")" --output "$model/attention.png"

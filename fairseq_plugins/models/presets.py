@@ -10,7 +10,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.models import register_model_architecture
 from omegaconf import DictConfig
 
-__all__ = ["register_presets"]
+__all__ = ["fill_in", "register_presets"]
 
 
 def register_presets(model: str, config: type[FairseqDataclass], presets: Mapping[str, Mapping[str, Any]]) -> None:
@@ -28,10 +28,13 @@ def register_presets(model: str, config: type[FairseqDataclass], presets: Mappin
         _register(model, architecture, {**defaults, **values})
 
 
+def fill_in(args: Namespace | DictConfig, values: Mapping[str, Any]) -> None:
+    """Give options their values where nobody has set them."""
+    for option, value in values.items():
+        # None, because that is how a configuration says so, and how omegaconf 2.0 answers for an option it has not.
+        if getattr(args, option, None) is None:
+            setattr(args, option, value)
+
+
 def _register(model: str, architecture: str, values: Mapping[str, Any]) -> None:
-    @register_model_architecture(model, architecture)
-    def fill(args: Namespace | DictConfig) -> None:
-        for option, value in values.items():
-            # None, because omegaconf 2.0 says that of an option that is not there.
-            if getattr(args, option, None) is None:
-                setattr(args, option, value)
+    register_model_architecture(model, architecture)(lambda args: fill_in(args, values))

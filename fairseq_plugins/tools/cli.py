@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from argparse import ArgumentParser
 
@@ -29,5 +30,5 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     try:
         args.run(args)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, pickle.UnpicklingError) as error:
         sys.exit(f"fairseq-plugins {args.command}: error: {error}")

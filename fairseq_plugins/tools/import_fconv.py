@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
@@ -34,7 +33,7 @@ def run(args: Namespace) -> None:
         raise ValueError(f"{args.output} exists already")
     try:
         state = load_checkpoint_to_cpu(str(args.input))
-    except (RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
+    except (RuntimeError, EOFError, KeyError) as error:
         raise ValueError(f"{args.input} cannot be read as a checkpoint of fairseq: {error}") from error
     options = state["cfg"].model
     architecture = getattr(options, "arch", None)

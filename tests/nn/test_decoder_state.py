@@ -34,8 +34,6 @@ def test_window_is_the_last_inputs_of_each_history(decoding: tuple[int, int, int
     history = torch.zeros(sentences * beam, width, 3)
     sentence_of_row = torch.arange(sentences).repeat_interleave(beam)
     order, window = RowOrder(sentences * beam, beam), Window(sentences * beam, width, 3, like=history)
-    # What is read before it is written would show.
-    window.buffer.copy_(torch.zeros_like(window.buffer))
     kept = torch.arange(sentences)
     for orders in steps:
         for new_order in orders:

@@ -1,14 +1,26 @@
 """Options of ConvS2S; names follow fairseq's fconv where it has the same option."""
 
+from argparse import Namespace
 from dataclasses import dataclass, field
 from typing import Optional
 
 from fairseq.dataclass import FairseqDataclass
-from omegaconf import II
+from omegaconf import II, DictConfig
 
-__all__ = ["ConvS2SConfig", "check_dimensions"]
+__all__ = ["DEFAULT_SIZES", "ConvS2SConfig", "check_dimensions"]
+
+# Section 4.2 for WMT'16 English-Romanian, the paper's plainest model: holds where an architecture says nothing else.
+DEFAULT_SIZES = {
+    "encoder_embed_dim": 512,
+    "encoder_layers": "[(512, 3)] * 20",
+    "decoder_embed_dim": 512,
+    "decoder_layers": "[(512, 3)] * 20",
+    "decoder_out_embed_dim": 512,
+}
 
 
+# Sizes are None until an architecture or the model fills them in: hydra merges these defaults before it looks at the
+# architecture, and what it finds set it takes for the user's wish.
 # fairseq reads these annotations at run time, to make command-line options: they must be types, not postponed strings,
 # and it knows no `str | None`.
 @dataclass
@@ -16,34 +28,34 @@ class ConvS2SConfig(FairseqDataclass):
     dropout: float = field(
         default=0.1, metadata={"help": "dropout on embeddings, decoder output and the input of each convolution"}
     )
-    encoder_embed_dim: int = field(default=512, metadata={"help": "encoder embedding dimension"})
+    encoder_embed_dim: Optional[int] = field(default=None, metadata={"help": "encoder embedding dimension"})
     encoder_embed_path: Optional[str] = field(
         default=None,
         metadata={"help": "pretrained encoder embeddings: text, after a first line one 'word number ...' a line"},
     )
-    encoder_layers: str = field(
-        default="[(512, 3)] * 20",
+    encoder_layers: Optional[str] = field(
+        default=None,
         metadata={"help": "encoder layers [(width, kernel[, residual]), ...]; residual: layers back, 0 for none"},
     )
     no_encoder_positional_embeddings: bool = field(
         default=False, metadata={"help": "encoder without position embeddings"}
     )
-    decoder_embed_dim: int = field(
-        default=512, metadata={"help": "decoder embedding dimension; must equal the encoder's"}
+    decoder_embed_dim: Optional[int] = field(
+        default=None, metadata={"help": "decoder embedding dimension; must equal the encoder's"}
     )
     decoder_embed_path: Optional[str] = field(
         default=None,
         metadata={"help": "pretrained decoder embeddings: text, after a first line one 'word number ...' a line"},
     )
-    decoder_layers: str = field(
-        default="[(512, 3)] * 20",
+    decoder_layers: Optional[str] = field(
+        default=None,
         metadata={"help": "decoder layers [(width, kernel[, residual]), ...]; residual: layers back, 0 for none"},
     )
     decoder_attention: str = field(
         default="True", metadata={"help": "which decoder layers attend: True, or a list [True, False, ...]"}
     )
-    decoder_out_embed_dim: int = field(
-        default=512, metadata={"help": "width in front of the projection to the vocabulary"}
+    decoder_out_embed_dim: Optional[int] = field(
+        default=None, metadata={"help": "width in front of the projection to the vocabulary"}
     )
     no_decoder_positional_embeddings: bool = field(
         default=False, metadata={"help": "decoder without position embeddings"}
@@ -56,7 +68,7 @@ class ConvS2SConfig(FairseqDataclass):
     max_target_positions: int = II("task.max_target_positions")
 
 
-def check_dimensions(cfg: ConvS2SConfig) -> None:
+def check_dimensions(cfg: Namespace | DictConfig) -> None:
     """Refuse sizes that do not fit together.
 
     Raises:

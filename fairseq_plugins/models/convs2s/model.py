@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from typing import Any
 
 import torch
 from fairseq.models import FairseqEncoderDecoderModel, register_model
 from fairseq.tasks import FairseqTask
+from omegaconf import DictConfig
 
-from fairseq_plugins.models.convs2s.config import ConvS2SConfig, check_dimensions
+from fairseq_plugins.models.convs2s.config import DEFAULT_SIZES, ConvS2SConfig, check_dimensions
 from fairseq_plugins.models.convs2s.decoder import ConvS2SDecoder
 from fairseq_plugins.models.convs2s.encoder import ConvS2SEncoder
+from fairseq_plugins.models.presets import fill_in
 from fairseq_plugins.nn.embedding import InputEmbedding, pretrained_embedding
 from fairseq_plugins.nn.layer_list import parse_attention, parse_convolutions
 from fairseq_plugins.nn.weight_norm import fold_weight_norm_, remove_weight_norm_
@@ -29,12 +32,13 @@ class ConvS2SModel(FairseqEncoderDecoderModel):
         self.register_buffer("version", torch.tensor(STATE_VERSION))
 
     @classmethod
-    def build_model(cls, cfg: ConvS2SConfig, task: FairseqTask) -> ConvS2SModel:
+    def build_model(cls, cfg: Namespace | DictConfig, task: FairseqTask) -> ConvS2SModel:
         """Build the model that the options describe.
 
         Raises:
             ValueError: an option is malformed, or two do not fit together.
         """
+        fill_in(cfg, DEFAULT_SIZES)
         check_dimensions(cfg)
         encoder_layers = parse_convolutions(cfg.encoder_layers, "--encoder-layers")
         decoder_layers = parse_convolutions(cfg.decoder_layers, "--decoder-layers")

@@ -115,10 +115,12 @@ def test_several_tokens_at_once(build, sentences) -> None:
 
 
 @torch.no_grad()
-def test_rows_that_are_no_beams(build, sentences) -> None:
+def test_rows_that_are_no_beams(build, sentences, device) -> None:
     """Sentences in another order before decoding: no beams, so each row is a sentence of its own."""
     model = build("convs2s_tiny")
-    encoded = model.encoder.reorder_encoder_out(model.encoder(sentences([5, 3])), torch.tensor([1, 0, 1]))
+    encoded = model.encoder.reorder_encoder_out(
+        model.encoder(sentences([5, 3])), torch.tensor([1, 0, 1], device=device)
+    )
     target = sentences([4, 4, 4])
     expected, _ = model.decoder(target, encoded)
     close(model.decoder(target, encoded, incremental_state={})[0], expected)
