@@ -6,6 +6,7 @@ from argparse import Namespace
 from typing import Any
 
 import torch
+from fairseq.data import Dictionary
 from fairseq.models import FairseqEncoderDecoderModel, register_model
 from fairseq.tasks import FairseqTask
 from omegaconf import DictConfig
@@ -43,32 +44,27 @@ class ConvS2SModel(FairseqEncoderDecoderModel):
         encoder_layers = parse_convolutions(cfg.encoder_layers, "--encoder-layers")
         decoder_layers = parse_convolutions(cfg.decoder_layers, "--decoder-layers")
         attends = parse_attention(cfg.decoder_attention, len(decoder_layers), "--decoder-attention")
+
+        def embedding(side: str, dictionary: Dictionary, max_positions: int, owner: type) -> InputEmbedding:
+            dim, path = getattr(cfg, f"{side}_embed_dim"), getattr(cfg, f"{side}_embed_path")
+            return InputEmbedding(
+                pretrained_embedding(dictionary, dim, path, f"--{side}-embed-path"),
+                max_positions=max_positions,
+                positional=not getattr(cfg, f"no_{side}_positional_embeddings"),
+                dropout=cfg.dropout,
+                owner=owner.__name__,
+            )
+
         encoder = ConvS2SEncoder(
             task.source_dictionary,
-            InputEmbedding(
-                pretrained_embedding(
-                    task.source_dictionary, cfg.encoder_embed_dim, cfg.encoder_embed_path, "--encoder-embed-path"
-                ),
-                max_positions=cfg.max_source_positions,
-                positional=not cfg.no_encoder_positional_embeddings,
-                dropout=cfg.dropout,
-                owner=ConvS2SEncoder.__name__,
-            ),
+            embedding("encoder", task.source_dictionary, cfg.max_source_positions, ConvS2SEncoder),
             encoder_layers,
             dropout=cfg.dropout,
             attention_layers=sum(attends),
         )
         decoder = ConvS2SDecoder(
             task.target_dictionary,
-            InputEmbedding(
-                pretrained_embedding(
-                    task.target_dictionary, cfg.decoder_embed_dim, cfg.decoder_embed_path, "--decoder-embed-path"
-                ),
-                max_positions=cfg.max_target_positions,
-                positional=not cfg.no_decoder_positional_embeddings,
-                dropout=cfg.dropout,
-                owner=ConvS2SDecoder.__name__,
-            ),
+            embedding("decoder", task.target_dictionary, cfg.max_target_positions, ConvS2SDecoder),
             decoder_layers,
             attends,
             out_embed_dim=cfg.decoder_out_embed_dim,
