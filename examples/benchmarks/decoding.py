@@ -99,7 +99,7 @@ def main() -> None:
     }
     source = torch.randint(dictionary.nspecial, len(dictionary), (args.sentences, args.source_length))
     lengths = torch.randint(args.source_length * 3 // 4, args.source_length + 1, (args.sentences,))
-    for sentence, length in zip(source, lengths, strict=False):
+    for sentence, length in zip(source, lengths, strict=True):
         sentence[length - 1] = dictionary.eos()
         sentence[length:] = dictionary.pad()
     sample = {"net_input": {"src_tokens": source, "src_lengths": lengths}}
@@ -123,13 +123,11 @@ def main() -> None:
     ours_name, all_equal = "convs2s", True
     print(f"{'':42}{'ms/step':>9}{'convs2s is faster':>19}{'hypotheses equal':>18}{'score differs':>15}")
     for name in generators:
-        ratio = statistics.median(
-            theirs / mine for theirs, mine in zip(seconds[name], seconds[ours_name], strict=False)
-        )
+        ratio = statistics.median(theirs / mine for theirs, mine in zip(seconds[name], seconds[ours_name], strict=True))
         pairs = [
             (mine, theirs)
-            for beams, others in zip(hypotheses[ours_name], hypotheses[name], strict=False)
-            for mine, theirs in zip(beams, others, strict=False)
+            for beams, others in zip(hypotheses[ours_name], hypotheses[name], strict=True)
+            for mine, theirs in zip(beams, others, strict=True)
         ]
         equal = sum(torch.equal(mine["tokens"], theirs["tokens"]) for mine, theirs in pairs)
         all_equal = all_equal and equal == len(pairs)

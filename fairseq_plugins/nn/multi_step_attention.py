@@ -12,13 +12,7 @@ from fairseq_plugins.nn.gated_convolution import SQRT_HALF
 from fairseq_plugins.nn.initialisation import Linear
 from fairseq_plugins.nn.source import Source
 
-__all__ = ["MultiStepAttention", "ProjectedAttention", "attention_bias"]
-
-
-def attention_bias(source: Source) -> Tensor:
-    """(B, 1, S): minus infinity where the source is padding, zero elsewhere; added to scores."""
-    bias = source.keys.new_zeros(source.padding_mask.shape)
-    return bias.masked_fill(source.padding_mask, float("-inf")).unsqueeze(1)
+__all__ = ["MultiStepAttention", "ProjectedAttention"]
 
 
 class MultiStepAttention(nn.Module):
@@ -46,10 +40,9 @@ class MultiStepAttention(nn.Module):
             ``h + W_o c`` (B, T, C) and the attention a (B, T, S).
         """
         d = (self.in_projection(h) + g) * SQRT_HALF
-        a = _softmax(torch.baddbmm(attention_bias(source), d, source.keys.transpose(1, 2)))
+        a = _softmax(torch.baddbmm(source.bias, d, source.keys.transpose(1, 2)))
         # A uniform average over m inputs divides their deviation by √m; the authors multiply it back.
-        m = source.lengths.to(h.dtype).view(-1, 1, 1)
-        c = torch.bmm(a, source.values) * m.sqrt()
+        c = torch.bmm(a, source.values) * source.sqrt_lengths
         return (h + self.out_projection(c)) * SQRT_HALF, a
 
     def projecting_pays(self, source_length: int, beam: int) -> bool:
@@ -76,10 +69,9 @@ class ProjectedAttention:
     def __init__(self, attention: MultiStepAttention, source: Source) -> None:
         w_d, b_d = attention.in_projection.weight, attention.in_projection.bias
         w_o, b_o = attention.out_projection.weight, attention.out_projection.bias
-        scale = source.lengths.to(w_o.dtype).sqrt().view(-1, 1, 1) * SQRT_HALF
         self.keys = torch.matmul(source.keys, w_d * SQRT_HALF).transpose(1, 2)  # (B, C, S)
         self.score_bias = (torch.matmul(source.keys, b_d) * SQRT_HALF).unsqueeze(1)  # (B, 1, S)
-        self.values = torch.matmul(source.values, w_o.t()) * scale  # (B, S, C)
+        self.values = torch.matmul(source.values, w_o.t()) * (source.sqrt_lengths * SQRT_HALF)  # (B, S, C)
         self.bias = b_o
 
     def select(self, sentences: Tensor) -> None:

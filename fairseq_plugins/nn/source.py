@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -26,10 +27,16 @@ class Source:
     padding_mask: Tensor
     rows: Tensor | None = None
 
-    @property
-    def lengths(self) -> Tensor:
-        """m, the true length of each sentence, (B,)."""
-        return self.padding_mask.logical_not().sum(dim=1)
+    @cached_property
+    def sqrt_lengths(self) -> Tensor:
+        """√m, with m the true length of each sentence, (B, 1, 1)."""
+        return self.padding_mask.logical_not().sum(dim=1).to(self.keys.dtype).sqrt().view(-1, 1, 1)
+
+    @cached_property
+    def bias(self) -> Tensor:
+        """(B, 1, S), added to scores: minus infinity where the source is padding, zero elsewhere."""
+        zeros = self.keys.new_zeros(self.padding_mask.shape)
+        return zeros.masked_fill(self.padding_mask, float("-inf")).unsqueeze(1)
 
     def reorder(self, new_order: Tensor) -> Source:
         """Rows in a new order.  Nothing is copied: only the index is composed."""

@@ -63,7 +63,7 @@ class ConvS2SDecoder(FairseqIncrementalDecoder):
         self.convolutions = nn.ModuleList()
         self.attentions = nn.ModuleList()
         self.shortcuts = nn.ModuleList()
-        for (width, kernel, residual), attend in zip(convolutions, attends, strict=False):
+        for (width, kernel, residual), attend in zip(convolutions, attends, strict=True):
             self.convolutions.append(GatedConvolution(widths[-1], width, kernel, causal=True, retain=retain))
             self.attentions.append(MultiStepAttention(width, embed_dim) if attend else None)  # type: ignore[arg-type]
             self.shortcuts.append(Shortcut(residual, widths[-max(residual, 1)], width))

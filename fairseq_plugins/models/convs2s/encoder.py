@@ -75,7 +75,7 @@ class ConvS2SEncoder(FairseqEncoder):
         e = self.embedding(src_tokens)
         z = self.from_embedding(e).transpose(0, 1)  # (S, B, C): time first for the convolutions
         outputs = [z]
-        for convolution, shortcut in zip(self.convolutions, self.shortcuts, strict=False):
+        for convolution, shortcut in zip(self.convolutions, self.shortcuts, strict=True):
             # Outside the sentence a convolution sees zeros, as it does beyond the ends of the batch.
             z = convolution(self.dropout(z.masked_fill(padding, 0)))
             z = shortcut(z, outputs)

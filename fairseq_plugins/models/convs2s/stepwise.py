@@ -3,7 +3,7 @@
 R rows (hypotheses), k of them for each of B sentences; S source positions, C layer width, f embedding width, w kernel
 width.
 
-A step copies nothing of the source, allocates no state, and never waits for the device: each convolution is one matrix
+A step copies nothing of the source and never waits for the device: each convolution is one matrix
 product over the window of its last w inputs, each attention two products per sentence with the beams as rows.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fairseq_plugins.nn.decoder_state import RowOrder, Window
 from fairseq_plugins.nn.gated_convolution import SQRT_HALF, Shortcut
-from fairseq_plugins.nn.multi_step_attention import MultiStepAttention, ProjectedAttention, attention_bias
+from fairseq_plugins.nn.multi_step_attention import MultiStepAttention, ProjectedAttention
 from fairseq_plugins.nn.source import Source
 from fairseq_plugins.nn.step_linear import step_linear
 from fairseq_plugins.nn.weight_norm import has_weight_norm, without_weight_norm
@@ -69,7 +69,6 @@ class StepwiseDecoding:
                 )
             )
         self.attending = sum(layer.attention is not None for layer in self.layers)
-        self.attention_bias = attention_bias(self.source)
         self.output_layer = step_linear(decoder.output_projection.weight, decoder.output_projection.bias, rows)
 
     def reorder(self, new_order: Tensor) -> None:
@@ -109,7 +108,7 @@ class StepwiseDecoding:
         g = decoder.embedding.step(tokens, self.steps)
         h = decoder.from_embedding(g)
         g = self._by_sentence(g)
-        gz = torch.baddbmm(self.attention_bias, g, source.keys.transpose(1, 2), alpha=SQRT_HALF)  # (B, k, S)
+        gz = torch.baddbmm(source.bias, g, source.keys.transpose(1, 2), alpha=SQRT_HALF)  # (B, k, S)
         outputs = [h]
         total = torch.zeros_like(gz)
         for layer in self.layers:
@@ -132,7 +131,6 @@ class StepwiseDecoding:
     def _keep(self, sentences: Tensor) -> None:
         """Go on with these sentences only."""
         self.source = self.source.select(sentences)
-        self.attention_bias = self.attention_bias.index_select(0, sentences)
         for layer in self.layers:
             if layer.projected is not None:
                 layer.projected.select(sentences)

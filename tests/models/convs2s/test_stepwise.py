@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fairseq_plugins.nn.multi_step_attention import MultiStepAttention, ProjectedAttention, attention_bias
+from fairseq_plugins.nn.multi_step_attention import MultiStepAttention, ProjectedAttention
 from fairseq_plugins.nn.source import Source
 
 STATE = "decoding"
@@ -164,7 +164,7 @@ def test_projected_attention_equals_attention(dtype: torch.dtype) -> None:
     padding = torch.arange(7) >= torch.tensor([7, 4, 1]).unsqueeze(1)
     source = Source(torch.randn(3, 7, 12, dtype=dtype), torch.randn(3, 7, 12, dtype=dtype), padding)
     h, g = torch.randn(3, 5, 20, dtype=dtype), torch.randn(3, 5, 12, dtype=dtype)
-    gz = torch.baddbmm(attention_bias(source), g, source.keys.transpose(1, 2), alpha=0.5**0.5)
+    gz = torch.baddbmm(source.bias, g, source.keys.transpose(1, 2), alpha=0.5**0.5)
     for actual, expected in zip(ProjectedAttention(attention, source)(h, gz), attention(h, g, source), strict=True):
         close(actual, expected)
 
