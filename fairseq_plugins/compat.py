@@ -164,14 +164,15 @@ def evaluates(read: Callable[[str], Any]) -> bool:
 
 
 def read_options_without_eval() -> None:
-    """fairseq evaluates options of its models (``--encoder-layers``), which a checkpoint brings along, as Python code.
+    """fairseq evaluates options as Python code: those of its models (``--encoder-layers``), which a checkpoint brings
+    along, and of its optimizers (``--adam-betas``).
 
     The modules that may do so get an ``eval`` that reads literals.
     """
     if not evaluates(utils.eval_bool):
         return
     for name, module in list(sys.modules.items()):
-        if name == "fairseq.utils" or name.startswith("fairseq.models."):
+        if name == "fairseq.utils" or name.startswith(("fairseq.models.", "fairseq.optim.")):
             vars(module)["eval"] = literal
 
 

@@ -14,6 +14,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, BaseFairse
 
 import fairseq_plugins  # noqa: F401  (registers the architectures)
 
+ARCHITECTURES = ["convs2s_tiny", "weighted_transformer_tiny"]  # the smallest of each family
 WORDS = 40
 EOS = 2
 
@@ -28,6 +29,11 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         pytest.skip("no GPU here")
     return device
+
+
+@pytest.fixture(params=ARCHITECTURES)
+def architecture(request: pytest.FixtureRequest) -> str:
+    return request.param
 
 
 @pytest.fixture(scope="session")

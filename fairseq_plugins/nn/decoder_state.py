@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["RowOrder", "Window"]
+__all__ = ["Ancestry", "Past", "RowOrder", "Window"]
 
 
 class RowOrder:
@@ -97,3 +97,66 @@ class Window:
         self.buffer[:, :-1] = past
         self.buffer[:, -1] = x
         return self.buffer
+
+
+class Ancestry:
+    """Which of its sentence's k hypotheses each row continues, at every step so far.
+
+    With it keys and values of earlier steps never move: each step leaves k of them for a sentence, and a row looks at
+    the one of its ancestor.
+
+    Args:
+        sentences: B.
+        beam: k.
+        device: where the rows are.
+    """
+
+    def __init__(self, sentences: int, beam: int, device: torch.device) -> None:
+        self.beam = beam
+        self.own = torch.arange(beam, device=device)
+        self.table = torch.empty(sentences, beam, 0, dtype=torch.long, device=device)
+
+    def step(self, order: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        """Begin a step.
+
+        Args:
+            order: the earlier row that each row continues, (R,); None when nothing moved.
+            dtype: of the scores.
+
+        Returns:
+            what is added to the scores of a row for the k·t keys so far, minus infinity where they are not its
+            ancestors', (B, 1, k, t·k); None where each sentence has one row, which sees everything.
+        """
+        table = self.table
+        if order is not None:
+            table = table.flatten(0, 1).index_select(0, order).view(-1, self.beam, table.size(2))
+        self.table = torch.cat([table, self.own.expand(len(table), 1, -1).transpose(1, 2)], dim=2)
+        if self.beam == 1:
+            return None
+        mask = self.table.unsqueeze(3) != self.own
+        bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(mask, float("-inf"))
+        return bias.flatten(2).unsqueeze(1)
+
+
+class Past:
+    """Keys and values of earlier steps, k of each for a step and sentence, in memory that doubles when it is full."""
+
+    def __init__(self) -> None:
+        self.length = 0
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Add the keys and values of a step, each (B, h, k, v), and return all so far, each (B, h, t·k, v)."""
+        start, self.length = self.length, self.length + keys.size(2)
+        if start == 0:
+            sentences, heads, beam, width = keys.shape
+            self.buffer = keys.new_empty(2, sentences, heads, 16 * beam, width)
+        elif self.length > self.buffer.size(3):
+            self.buffer = torch.cat([self.buffer, torch.empty_like(self.buffer)], dim=3)
+        self.buffer[0, :, :, start : self.length] = keys
+        self.buffer[1, :, :, start : self.length] = values
+        keys, values = self.buffer[:, :, :, : self.length]
+        return keys, values
+
+    def select(self, sentences: Tensor) -> None:
+        """Keep only the given sentences."""
+        self.buffer = self.buffer.index_select(1, sentences)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch.nn.functional as F
 from fairseq import utils
 from fairseq.data import Dictionary
-from fairseq.modules import FairseqDropout, LearnedPositionalEmbedding
+from fairseq.modules import FairseqDropout, SinusoidalPositionalEmbedding
 from torch import Tensor, nn
 
 from fairseq_plugins.nn.initialisation import Embedding
@@ -20,23 +21,35 @@ class InputEmbedding(nn.Module):
     Args:
         words: the word embeddings, whose padding symbol is also that of the input.
         max_positions: longest input, in tokens; positions are counted from the first token that is not padding.
-        positional: whether position embeddings are added (Table 4 switches them off).
+        positions: ``learned``, ``sinusoidal`` (Vaswani et al. 2017, section 3.5) or None for no positions.
         dropout: probability of dropping an element.
         owner: class name that `--retain-dropout-modules` knows this dropout by.
+        scale: factor of the word embeddings.
     """
 
-    def __init__(self, words: nn.Embedding, max_positions: int, positional: bool, dropout: float, owner: str) -> None:
+    table: Tensor
+
+    def __init__(
+        self,
+        words: nn.Embedding,
+        max_positions: int,
+        positions: str | None,
+        dropout: float,
+        owner: str,
+        scale: float = 1.0,
+    ) -> None:
         super().__init__()
         self.words = words
         self.max_positions = max_positions
+        self.scale = scale
         assert words.padding_idx is not None
         self.padding_idx = words.padding_idx
-        self.positions: nn.Embedding | None = None
-        if positional:
-            # fairseq counts positions from padding_idx + 1; a table of that many more rows holds max_positions of them.
-            size = (max_positions + self.padding_idx + 1, words.embedding_dim, self.padding_idx)
-            self.positions = LearnedPositionalEmbedding(*size)
-            self.positions.weight = Embedding(*size).weight
+        # fairseq counts positions from padding_idx + 1; a table of that many more rows holds max_positions of them.
+        size = (max_positions + self.padding_idx + 1, words.embedding_dim, self.padding_idx)
+        self.positions = Embedding(*size) if positions == "learned" else None
+        if positions == "sinusoidal":
+            self.register_buffer("table", SinusoidalPositionalEmbedding.get_embedding(*size), persistent=False)
+        self.positional = positions is not None
         self.dropout = FairseqDropout(dropout, module_name=owner)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -45,21 +58,28 @@ class InputEmbedding(nn.Module):
         Raises:
             ValueError: there are more tokens than positions.
         """
-        x = self.words(tokens)
-        if self.positions is not None:
+        x = self._embed_words(tokens)
+        if self.positional:
             if tokens.size(1) > self.max_positions:
                 # Batches may be padded beyond their longest sentence, so count before refusing.
                 self._check_length(int(tokens.ne(self.padding_idx).sum(dim=1).max()))
-            x = x + self.positions(tokens)
+            x = x + F.embedding(utils.make_positions(tokens, self.padding_idx), self._rows(), self.padding_idx)
         return self.dropout(x)
 
     def step(self, tokens: Tensor, step: int) -> Tensor:
         """Embed one token per row, all of them at position ``step`` (from zero): (rows,) -> (rows, f)."""
-        x = self.words(tokens)
-        if self.positions is not None:
+        x = self._embed_words(tokens)
+        if self.positional:
             self._check_length(step + 1)
-            x = x + self.positions.weight[self.padding_idx + 1 + step]
+            x = x + self._rows()[self.padding_idx + 1 + step]
         return self.dropout(x)
+
+    def _embed_words(self, tokens: Tensor) -> Tensor:
+        x: Tensor = self.words(tokens)
+        return x if self.scale == 1.0 else x * self.scale
+
+    def _rows(self) -> Tensor:
+        return self.table if self.positions is None else self.positions.weight
 
     def _check_length(self, length: int) -> None:
         if length > self.max_positions:

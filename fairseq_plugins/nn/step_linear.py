@@ -17,12 +17,12 @@ from torch import Tensor
 __all__ = ["step_linear"]
 
 
-def step_linear(weight: Tensor, bias: Tensor, rows: int) -> Callable[[Tensor], Tensor]:
+def step_linear(weight: Tensor, bias: Tensor | None, rows: int) -> Callable[[Tensor], Tensor]:
     """The map ``x -> x Wᵀ + b``, for many calls without gradients, with the weight as it is now.
 
     Args:
         weight: (N, K), best contiguous.
-        bias: (N,).
+        bias: (N,), or None.
         rows: rows of x, at the start; later calls may have fewer.
     """
     # One row is a matrix-vector product, which reads the weight as it lies.

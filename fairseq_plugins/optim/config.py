@@ -1,12 +1,13 @@
-"""Options of the learning-rate schedules."""
+"""Options of the optimizer and the learning-rate schedules."""
 
 from dataclasses import dataclass, field
-from typing import List
+from typing import Any, List, Optional
 
 from fairseq.dataclass import FairseqDataclass
+from fairseq.optim.adam import FairseqAdamConfig
 from omegaconf import II
 
-__all__ = ["AnnealAfterPlateauConfig"]
+__all__ = ["AnnealAfterPlateauConfig", "SimplexAdamConfig", "WeightedInverseSqrtConfig"]
 
 
 # fairseq reads these annotations at run time: they must be types, not postponed strings, and it knows no `list[float]`.
@@ -17,3 +18,24 @@ class AnnealAfterPlateauConfig(FairseqDataclass):
     )
     lr: List[float] = II("optimization.lr")
     maximize_best_checkpoint_metric: bool = II("checkpoint.maximize_best_checkpoint_metric")
+
+
+@dataclass
+class SimplexAdamConfig(FairseqAdamConfig):
+    adam_betas: Any = field(default=(0.9, 0.98), metadata={"help": "betas for Adam optimizer"})
+    adam_eps: float = field(default=1e-9, metadata={"help": "epsilon for Adam optimizer"})
+    freeze_branch_weights_after: Optional[int] = field(
+        default=None, metadata={"help": "leave kappa and alpha as they are from this update on"}
+    )
+
+
+@dataclass
+class WeightedInverseSqrtConfig(FairseqDataclass):
+    warmup_updates: int = field(default=4000, metadata={"help": "updates of rising learning rate for the network"})
+    branch_warmup_updates: int = field(
+        default=400, metadata={"help": "updates of rising learning rate for kappa and alpha"}
+    )
+    lr_scale: float = field(default=1.0, metadata={"help": "factor of the network's learning rate"})
+    branch_lr_scale: float = field(default=1.0, metadata={"help": "factor of the learning rate of kappa and alpha"})
+    encoder_embed_dim: int = II("model.encoder_embed_dim")
+    encoder_layers: int = II("model.encoder_layers")

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 from fairseq.data import Dictionary
-from fairseq.models import FairseqIncrementalDecoder
 from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
-from fairseq_plugins.models.convs2s.stepwise import StepwiseDecoding
+from fairseq_plugins.models.convs2s.stepwise import ConvS2SDecoding
+from fairseq_plugins.models.incremental import IncrementalDecoder
 from fairseq_plugins.nn.embedding import InputEmbedding
 from fairseq_plugins.nn.gated_convolution import GatedConvolution, Shortcut
 from fairseq_plugins.nn.initialisation import Linear
@@ -25,10 +25,8 @@ from fairseq_plugins.nn.source import Source
 
 __all__ = ["ConvS2SDecoder"]
 
-_STATE = "decoding"
 
-
-class ConvS2SDecoder(FairseqIncrementalDecoder):
+class ConvS2SDecoder(IncrementalDecoder):
     """Causal gated convolutions, with attention after each or some of them.
 
     Args:
@@ -52,7 +50,6 @@ class ConvS2SDecoder(FairseqIncrementalDecoder):
         tied: bool,
     ) -> None:
         super().__init__(dictionary)
-        self.need_attn = True
         self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
 
         retain = 1 - dropout
@@ -76,37 +73,10 @@ class ConvS2SDecoder(FairseqIncrementalDecoder):
         else:
             self.output_projection = Linear(out_embed_dim, len(dictionary), retain)
 
-    def forward(
-        self,
-        prev_output_tokens: Tensor,
-        encoder_out: Source,
-        incremental_state: dict[str, Any] | None = None,
-        **unused: object,
-    ) -> tuple[Tensor, dict[str, list[Tensor | None]]]:
-        """Predict each next token.
-
-        Args:
-            prev_output_tokens: (B, T), or (rows, T) with k rows per sentence.
-            encoder_out: the encoder's result.
-            incremental_state: when given, only the tokens that it has not seen are decoded, step by step.
-
-        Returns:
-            logits (B, T, V), and under ``"attn"`` the attention (B, T, S) averaged over the layers that attend, or None
-            where a model prepared for inference was told that nobody looks at it.
-        """
-        if incremental_state is None:
-            features, extra = self.extract_features(prev_output_tokens, encoder_out)
-            return self.output_layer(features), extra
-        decoding = self.get_incremental_state(incremental_state, _STATE)
-        if decoding is None:
-            decoding = StepwiseDecoding(self, encoder_out, rows=prev_output_tokens.size(0))
-            self.set_incremental_state(incremental_state, _STATE, decoding)
-        return decoding.decode(prev_output_tokens)
-
     def extract_features(
         self, prev_output_tokens: Tensor, encoder_out: Source, **unused: object
     ) -> tuple[Tensor, dict[str, list[Tensor | None]]]:
-        """All positions at once, up to the projection to the vocabulary: (B, T, out_embed_dim), and the attention."""
+        """All positions at once: (B, T, out_embed_dim), and the attention averaged over the layers that attend."""
         source = encoder_out.expand()
         g = self.embedding(prev_output_tokens)
         h = self.from_embedding(g).transpose(0, 1)  # (T, B, C): time first for the convolutions
@@ -134,21 +104,10 @@ class ConvS2SDecoder(FairseqIncrementalDecoder):
         layers: Any = zip(self.convolutions, self.attentions, self.shortcuts, strict=True)
         return layers
 
-    @property
-    def wants_attention(self) -> bool:
-        """Whether anybody may look at the attention: not in training, nor when prepared without it."""
-        return self.need_attn and not self.training
-
-    def reorder_incremental_state(self, incremental_state: dict[str, Any], new_order: Tensor) -> None:
-        """Row i continues row ``new_order[i]`` from the next step on."""
-        decoding = self.get_incremental_state(incremental_state, _STATE)
-        if decoding is not None:
-            decoding.reorder(new_order)
+    def start(self, encoder_out: Source, rows: int) -> ConvS2SDecoding:
+        """The state of a batch before its first step."""
+        return ConvS2SDecoding(self, encoder_out, rows)
 
     def max_positions(self) -> int:
         """Longest target, in tokens."""
         return self.embedding.max_positions
-
-    def make_generation_fast_(self, need_attn: bool = False, **unused: object) -> None:
-        """What fairseq tells a model that will only translate from now on."""
-        self.need_attn = need_attn

@@ -5,7 +5,6 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import Any
 
-import torch
 from fairseq.data import Dictionary
 from fairseq.models import FairseqEncoderDecoderModel, register_model
 from fairseq.tasks import FairseqTask
@@ -15,6 +14,7 @@ from fairseq_plugins.models.convs2s.config import DEFAULT_SIZES, ConvS2SConfig, 
 from fairseq_plugins.models.convs2s.decoder import ConvS2SDecoder
 from fairseq_plugins.models.convs2s.encoder import ConvS2SEncoder
 from fairseq_plugins.models.presets import fill_in
+from fairseq_plugins.models.state_version import check_version, register_version
 from fairseq_plugins.nn.embedding import InputEmbedding, pretrained_embedding
 from fairseq_plugins.nn.layer_list import parse_attention, parse_convolutions
 from fairseq_plugins.nn.weight_norm import fold_weight_norm_, remove_weight_norm_
@@ -30,7 +30,7 @@ class ConvS2SModel(FairseqEncoderDecoderModel):
 
     def __init__(self, encoder: ConvS2SEncoder, decoder: ConvS2SDecoder) -> None:
         super().__init__(encoder, decoder)
-        self.register_buffer("version", torch.tensor(STATE_VERSION))
+        register_version(self, STATE_VERSION)
 
     @classmethod
     def build_model(cls, cfg: Namespace | DictConfig, task: FairseqTask) -> ConvS2SModel:
@@ -50,7 +50,7 @@ class ConvS2SModel(FairseqEncoderDecoderModel):
             return InputEmbedding(
                 pretrained_embedding(dictionary, dim, path, f"--{side}-embed-path"),
                 max_positions=max_positions,
-                positional=not getattr(cfg, f"no_{side}_positional_embeddings"),
+                positions=None if getattr(cfg, f"no_{side}_positional_embeddings") else "learned",
                 dropout=cfg.dropout,
                 owner=owner.__name__,
             )
@@ -87,10 +87,5 @@ class ConvS2SModel(FairseqEncoderDecoderModel):
             ValueError: the checkpoint was written by a newer version than this one.
         """
         super().upgrade_state_dict_named(state_dict, name)
-        version = int(state_dict.get("version", STATE_VERSION))
-        if version > STATE_VERSION:
-            raise ValueError(
-                f"the checkpoint has the layout of version {version} of the convs2s models, and this code knows "
-                f"{STATE_VERSION}; a newer fairseq_plugins will load it"
-            )
+        check_version(state_dict, STATE_VERSION, "convs2s")
         fold_weight_norm_(state_dict, self)

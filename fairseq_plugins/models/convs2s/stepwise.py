@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_plugins.nn.decoder_state import RowOrder, Window
+from fairseq_plugins.models.incremental import StepwiseDecoding
+from fairseq_plugins.nn.decoder_state import Window
 from fairseq_plugins.nn.gated_convolution import SQRT_HALF, Shortcut
 from fairseq_plugins.nn.multi_step_attention import MultiStepAttention, ProjectedAttention
 from fairseq_plugins.nn.source import Source
@@ -27,13 +28,11 @@ from fairseq_plugins.nn.weight_norm import has_weight_norm, without_weight_norm
 if TYPE_CHECKING:
     from fairseq_plugins.models.convs2s.decoder import ConvS2SDecoder
 
-__all__ = ["StepwiseDecoding"]
+__all__ = ["ConvS2SDecoding"]
 
 
-class StepwiseDecoding:
-    """The decoding of one batch: its state between steps, and the step itself.
-
-    It lives as long as the batch, so nothing here outlasts a change of the model's weights.
+class ConvS2SDecoding(StepwiseDecoding):
+    """The decoding of one batch.
 
     Args:
         decoder: the decoder, prepared for inference or in the middle of training.
@@ -45,19 +44,14 @@ class StepwiseDecoding:
     def __init__(self, decoder: ConvS2SDecoder, encoder_out: Source, rows: int) -> None:
         if has_weight_norm(decoder):
             decoder = without_weight_norm(decoder, decoder.dictionary)
+        super().__init__(decoder.output_projection, encoder_out, rows)
         self.decoder = decoder
-        self.source, self.beam = encoder_out.group()
-        sentences, source_length, _ = self.source.keys.shape
-        if sentences * self.beam != rows:
-            raise ValueError(f"{rows} target rows for an encoder's output of {sentences} x {self.beam} rows")
-        self.order = RowOrder(rows, self.beam)
-        self.steps = 0
 
         self.layers = []
         for convolution, attention, shortcut in decoder.layers:
             width, dim, _ = convolution.weight.shape
             projected = None
-            if attention is not None and attention.projecting_pays(source_length, self.beam):
+            if attention is not None and attention.projecting_pays(self.source.keys.size(1), self.beam):
                 projected = ProjectedAttention(attention, self.source)
             self.layers.append(
                 _Layer(
@@ -69,36 +63,8 @@ class StepwiseDecoding:
                 )
             )
         self.attending = sum(layer.attention is not None for layer in self.layers)
-        self.output_layer = step_linear(decoder.output_projection.weight, decoder.output_projection.bias, rows)
 
-    def reorder(self, new_order: Tensor) -> None:
-        """Row i continues row ``new_order[i]`` from the next step on."""
-        self.order.reorder(new_order)
-
-    @torch.no_grad()
-    def decode(self, prev_output_tokens: Tensor) -> tuple[Tensor, dict[str, list[Tensor | None]]]:
-        """Decode the tokens that have not been seen yet.
-
-        Args:
-            prev_output_tokens: (R, T), all tokens so far.
-
-        Returns:
-            logits (R, n, V) for the n new tokens and, as ``"attn"``, their attention (R, n, S).
-
-        Raises:
-            ValueError: there is no new token, or a token lies beyond the model's positions.
-        """
-        length = prev_output_tokens.size(1)
-        if length <= self.steps:
-            raise ValueError(
-                f"{self.steps} tokens of each row have been decoded and {length} are given; pass all tokens so far"
-            )
-        steps = [self.step(prev_output_tokens[:, step]) for step in range(self.steps, length)]
-        features, attention = zip(*steps, strict=True)
-        logits = self.output_layer(torch.stack(features, dim=1))
-        return logits, {"attn": [torch.stack(attention, dim=1) if self.decoder.wants_attention else None]}
-
-    def step(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def step(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
         """One token per row, (R,), to features (R, out_embed_dim) and the averaged attention (R, S)."""
         order, sentences = self.order.take()
         if sentences is not None:
@@ -107,26 +73,23 @@ class StepwiseDecoding:
 
         g = decoder.embedding.step(tokens, self.steps)
         h = decoder.from_embedding(g)
-        g = self._by_sentence(g)
+        g = self.by_sentence(g)
         gz = torch.baddbmm(source.bias, g, source.keys.transpose(1, 2), alpha=SQRT_HALF)  # (B, k, S)
         outputs = [h]
-        total = torch.zeros_like(gz)
+        total = torch.zeros_like(gz) if decoder.wants_attention else None
         for layer in self.layers:
             window = layer.window.push(decoder.dropout(h), order)
             h = F.glu(layer.convolution(window.flatten(1)), dim=-1)
             if layer.attention is not None:
-                h = self._by_sentence(h)
+                h = self.by_sentence(h)
                 h, a = layer.projected(h, gz) if layer.projected is not None else layer.attention(h, g, source)
                 h = h.flatten(0, 1)
-                total += a
+                if total is not None:
+                    total += a
             h = layer.shortcut(h, outputs)
             outputs.append(h)
-        self.steps += 1
-        return decoder.dropout(decoder.to_embedding(h)), total.flatten(0, 1) / self.attending
-
-    def _by_sentence(self, x: Tensor) -> Tensor:
-        """(R, ...) -> (B, k, ...), without a copy."""
-        return x.view(-1, self.beam, x.size(-1))
+        average = None if total is None else total.flatten(0, 1) / self.attending
+        return decoder.dropout(decoder.to_embedding(h)), average
 
     def _keep(self, sentences: Tensor) -> None:
         """Go on with these sentences only."""

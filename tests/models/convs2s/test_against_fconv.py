@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.models.test_generation import LENGTHS, assert_same, generate
+
 
 @pytest.mark.parametrize("options", [{}, {"share_input_output_embed": True}, {"decoder_attention": "True"}])
 @pytest.mark.parametrize("left_pad", [False, True])
@@ -64,3 +66,12 @@ def test_same_dropout_places(pair, sentences, monkeypatch) -> None:
     expected, _ = theirs(source, None, target)
     logits, _ = ours(source, None, target)
     torch.testing.assert_close(logits, expected)
+
+
+@torch.no_grad()
+def test_ensemble_with_fconv(pair, sentences, dictionary) -> None:
+    """Two models of one function are an ensemble that is that function."""
+    theirs, ours = pair(decoder_attention="True")
+    alone = generate([ours], dictionary, sentences(LENGTHS))
+    assert_same(generate([ours, theirs], dictionary, sentences(LENGTHS)), alone)
+    assert_same(generate([theirs], dictionary, sentences(LENGTHS)), alone)

@@ -83,51 +83,42 @@ MODES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("left_pad", [False, True])
 @torch.no_grad()
-def test_modes(build, sentences, dictionary, device, mode: str, left_pad: bool) -> None:
+def test_modes(build, architecture, sentences, dictionary, device, mode: str, left_pad: bool) -> None:
     source = sentences(LENGTHS, left_pad)
     options = {name: value.to(device) if torch.is_tensor(value) else value for name, value in MODES[mode].items()}
-    actual = generate([build("convs2s_tiny")], dictionary, source, **options)
-    assert_same(actual, generate([without_state(build("convs2s_tiny"))], dictionary, source, **options))
+    actual = generate([build(architecture)], dictionary, source, **options)
+    assert_same(actual, generate([without_state(build(architecture))], dictionary, source, **options))
 
 
 @torch.no_grad()
-def test_sentences_finish_at_different_steps(build, sentences, dictionary) -> None:
+def test_sentences_finish_at_different_steps(build, architecture, sentences, dictionary) -> None:
     """Or the modes above would not have tested that sentences leave the batch."""
-    hypotheses = generate([build("convs2s_tiny")], dictionary, sentences(LENGTHS))
+    hypotheses = generate([build(architecture)], dictionary, sentences(LENGTHS))
     last = [max(len(beam["tokens"]) for beam in beams) for beams in hypotheses]
     assert len(set(last)) > 1, last
 
 
 @pytest.mark.parametrize("beam", [1, 3, 7])
 @torch.no_grad()
-def test_another_beam_than_the_one_prepared_for(build, sentences, dictionary, beam: int) -> None:
+def test_another_beam_than_the_one_prepared_for(build, architecture, sentences, dictionary, beam: int) -> None:
     """fairseq's fconv crashes here, or silently answers wrong."""
-    model = build("convs2s_tiny")
+    model = build(architecture)
     model.make_generation_fast_(beamable_mm_beam_size=5, need_attn=True)
     actual = generate([model], dictionary, sentences(LENGTHS), beam_size=beam)
-    expected = generate([without_state(build("convs2s_tiny"))], dictionary, sentences(LENGTHS), beam_size=beam)
+    expected = generate([without_state(build(architecture))], dictionary, sentences(LENGTHS), beam_size=beam)
     assert_same(actual, expected)
 
 
 @torch.no_grad()
-def test_ensemble(build, sentences, dictionary) -> None:
-    actual = generate([build("convs2s_tiny", seed=seed) for seed in (1, 2)], dictionary, sentences(LENGTHS))
-    plain = [without_state(build("convs2s_tiny", seed=seed)) for seed in (1, 2)]
+def test_ensemble(build, architecture, sentences, dictionary) -> None:
+    actual = generate([build(architecture, seed=seed) for seed in (1, 2)], dictionary, sentences(LENGTHS))
+    plain = [without_state(build(architecture, seed=seed)) for seed in (1, 2)]
     assert_same(actual, generate(plain, dictionary, sentences(LENGTHS)))
 
 
 @torch.no_grad()
-def test_ensemble_with_fconv(pair, sentences, dictionary) -> None:
-    """Two models of one function are an ensemble that is that function."""
-    theirs, ours = pair(decoder_attention="True")
-    alone = generate([ours], dictionary, sentences(LENGTHS))
-    assert_same(generate([ours, theirs], dictionary, sentences(LENGTHS)), alone)
-    assert_same(generate([theirs], dictionary, sentences(LENGTHS)), alone)
-
-
-@torch.no_grad()
-def test_batches_do_not_matter(build, sentences, dictionary) -> None:
-    model, source = build("convs2s_tiny"), sentences(LENGTHS)
+def test_batches_do_not_matter(build, architecture, sentences, dictionary) -> None:
+    model, source = build(architecture), sentences(LENGTHS)
     together = generate([model], dictionary, source)
     for row, expected in zip(source, together, strict=True):
         alone = generate([model], dictionary, row[row.ne(dictionary.pad())].unsqueeze(0))[0]
@@ -135,8 +126,8 @@ def test_batches_do_not_matter(build, sentences, dictionary) -> None:
 
 
 @torch.no_grad()
-def test_scores_of_references_are_those_of_generation(build, sentences, dictionary) -> None:
-    model, source = build("convs2s_tiny"), sentences(LENGTHS)
+def test_scores_of_references_are_those_of_generation(build, architecture, sentences, dictionary) -> None:
+    model, source = build(architecture), sentences(LENGTHS)
     best = [beams[0] for beams in generate([model], dictionary, source)]
     target = torch.full((len(best), max(len(beam["tokens"]) for beam in best)), dictionary.pad())
     for row, beam in zip(target, best, strict=True):
@@ -151,11 +142,11 @@ def test_scores_of_references_are_those_of_generation(build, sentences, dictiona
 
 
 @torch.no_grad()
-def test_half_precision(build, sentences, dictionary, device) -> None:
+def test_half_precision(build, architecture, sentences, dictionary, device) -> None:
     if device.type != "cuda":
         pytest.skip("needs a GPU: run with --device cuda")
-    model, source = build("convs2s_tiny"), sentences(LENGTHS)
+    model, source = build(architecture), sentences(LENGTHS)
     expected = generate([model], dictionary, source)
-    actual = generate([build("convs2s_tiny").half()], dictionary, source)
+    actual = generate([build(architecture).half()], dictionary, source)
     for mine, theirs in zip(actual, expected, strict=True):
         assert float(mine[0]["score"]) == pytest.approx(float(theirs[0]["score"]), abs=2e-2)

@@ -1,0 +1,149 @@
+"""What the decoders of all families share: full decoding for training, and decoding step by step for translation.
+
+B sentences, k hypotheses (rows) for each, R = B·k rows, T target positions, S source positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import FairseqIncrementalDecoder
+from torch import Tensor, nn
+
+from fairseq_plugins.nn.decoder_state import RowOrder
+from fairseq_plugins.nn.source import Source
+from fairseq_plugins.nn.step_linear import step_linear
+
+__all__ = ["IncrementalDecoder", "StepwiseDecoding"]
+
+_STATE = "decoding"
+
+
+class IncrementalDecoder(FairseqIncrementalDecoder):
+    """A decoder whose state between steps is one object, made anew for each batch.
+
+    Args:
+        dictionary: target words.
+    """
+
+    def __init__(self, dictionary: Dictionary) -> None:
+        super().__init__(dictionary)
+        self.need_attn = True
+
+    @abstractmethod
+    def extract_features(
+        self, prev_output_tokens: Tensor, encoder_out: Source, **unused: object
+    ) -> tuple[Tensor, dict[str, list[Tensor | None]]]:
+        """All positions at once, up to `output_layer`: (B, T, width), and the attention as `forward` returns it."""
+
+    @abstractmethod
+    def output_layer(self, features: Tensor, **unused: object) -> Tensor:
+        """Logits over the vocabulary: (..., width) -> (..., V)."""
+
+    @abstractmethod
+    def start(self, encoder_out: Source, rows: int) -> StepwiseDecoding:
+        """The state of a batch of R rows before its first step."""
+
+    def forward(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: Source,
+        incremental_state: dict[str, Any] | None = None,
+        **unused: object,
+    ) -> tuple[Tensor, dict[str, list[Tensor | None]]]:
+        """Predict each next token.
+
+        Args:
+            prev_output_tokens: (B, T), or (R, T) with k rows per sentence.
+            encoder_out: the encoder's result.
+            incremental_state: when given, only the tokens that it has not seen are decoded, step by step.
+
+        Returns:
+            logits (B, T, V), and under ``"attn"`` the reported attention (B, T, S), or None where nobody looks at it.
+        """
+        if incremental_state is None:
+            features, extra = self.extract_features(prev_output_tokens, encoder_out)
+            return self.output_layer(features), extra
+        decoding = self.get_incremental_state(incremental_state, _STATE)
+        if decoding is None:
+            decoding = self.start(encoder_out, rows=prev_output_tokens.size(0))
+            self.set_incremental_state(incremental_state, _STATE, decoding)
+        return decoding.decode(prev_output_tokens)
+
+    @property
+    def wants_attention(self) -> bool:
+        """Whether anybody may look at the attention: not in training, nor when prepared without it."""
+        return self.need_attn and not self.training
+
+    def reorder_incremental_state(self, incremental_state: dict[str, Any], new_order: Tensor) -> None:
+        """Row i continues row ``new_order[i]`` from the next step on."""
+        decoding = self.get_incremental_state(incremental_state, _STATE)
+        if decoding is not None:
+            decoding.order.reorder(new_order)
+
+    def make_generation_fast_(self, need_attn: bool = False, **unused: object) -> None:
+        """What fairseq tells a model that will only translate from now on."""
+        self.need_attn = need_attn
+
+
+class StepwiseDecoding:
+    """The decoding of one batch: its state between steps, and the step itself.
+
+    It lives as long as the batch, so nothing in it outlasts a change of the model's weights.
+
+    Args:
+        output_projection: from features to logits.
+        encoder_out: the encoder's result.
+        rows: R.
+
+    Raises:
+        ValueError: there are not equally many rows for each sentence.
+    """
+
+    def __init__(self, output_projection: nn.Linear, encoder_out: Source, rows: int) -> None:
+        self.source, self.beam = encoder_out.group()
+        if len(self.source.keys) * self.beam != rows:
+            raise ValueError(
+                f"{rows} target rows for an encoder's output of {len(self.source.keys)} x {self.beam} rows"
+            )
+        self.order = RowOrder(rows, self.beam)
+        self.steps = 0
+        self.output_layer = step_linear(output_projection.weight, output_projection.bias, rows)
+
+    @abstractmethod
+    def step(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+        """One token per row, (R,), to features (R, width) and the reported attention, (R, S) or None."""
+
+    @torch.no_grad()
+    def decode(self, prev_output_tokens: Tensor) -> tuple[Tensor, dict[str, list[Tensor | None]]]:
+        """Decode the tokens that have not been seen yet.
+
+        Args:
+            prev_output_tokens: (R, T), all tokens so far.
+
+        Returns:
+            logits (R, n, V) for the n new tokens and, as ``"attn"``, their attention (R, n, S) or None.
+
+        Raises:
+            ValueError: there is no new token, or a token lies beyond the model's positions.
+        """
+        length = prev_output_tokens.size(1)
+        if length <= self.steps:
+            raise ValueError(
+                f"{self.steps} tokens of each row have been decoded and {length} are given; pass all tokens so far"
+            )
+        features, attention = [], []
+        for step in range(self.steps, length):
+            x, a = self.step(prev_output_tokens[:, step])
+            self.steps += 1
+            features.append(x)
+            attention.append(a)
+        logits = self.output_layer(torch.stack(features, dim=1))
+        return logits, {"attn": [None if a is None else torch.stack(attention, dim=1)]}  # type: ignore[arg-type]
+
+    def by_sentence(self, x: Tensor) -> Tensor:
+        """(R, ...) -> (B, k, ...), without a copy."""
+        return x.view(-1, self.beam, x.size(-1))

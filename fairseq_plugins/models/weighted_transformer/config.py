@@ -1,0 +1,111 @@
+"""Options of the Weighted Transformer; names follow fairseq's transformer where it has the same option."""
+
+from argparse import Namespace
+from dataclasses import dataclass, field
+from typing import Optional
+
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from omegaconf import II, DictConfig
+
+from fairseq_plugins.models.presets import fill_in
+
+__all__ = ["DEFAULT_SIZES", "WeightedTransformerConfig", "complete"]
+
+# The paper's model A (section 4.2), as large as the Transformer's base model.
+DEFAULT_SIZES = {
+    "dropout": 0.1,
+    "encoder_embed_dim": 512,
+    "encoder_ffn_embed_dim": 2048,
+    "encoder_layers": 6,
+    "encoder_attention_heads": 8,
+}
+
+
+# Sizes are None until an architecture or the model fills them in: hydra merges these defaults before it looks at the
+# architecture, and what it finds set it takes for the user's wish.
+# fairseq reads these annotations at run time, to make command-line options: they must be types, not postponed strings,
+# and it knows no `str | None`.
+@dataclass
+class WeightedTransformerConfig(FairseqDataclass):
+    dropout: Optional[float] = field(
+        default=None, metadata={"help": "dropout on embeddings and on the output of each block"}
+    )
+    attention_dropout: float = field(default=0.1, metadata={"help": "dropout on the weights of attention"})
+    relu_dropout: float = field(
+        default=0.0, metadata={"help": "dropout inside the feed-forward networks; the paper has none"}
+    )
+    encoder_embed_dim: Optional[int] = field(
+        default=None, metadata={"help": "d_model: width of embeddings and of all layers, also the decoder's"}
+    )
+    encoder_ffn_embed_dim: Optional[int] = field(
+        default=None, metadata={"help": "d_ff: inner width of the feed-forward networks"}
+    )
+    encoder_layers: Optional[int] = field(default=None, metadata={"help": "N: number of encoder layers"})
+    encoder_attention_heads: Optional[int] = field(
+        default=None, metadata={"help": "h = M: heads, and branches, of a layer"}
+    )
+    decoder_ffn_embed_dim: Optional[int] = field(default=None, metadata={"help": "d_ff of the decoder (default: same)"})
+    decoder_layers: Optional[int] = field(default=None, metadata={"help": "number of decoder layers (default: same)"})
+    decoder_attention_heads: Optional[int] = field(
+        default=None, metadata={"help": "heads, and branches, of a decoder layer (default: same)"}
+    )
+    encoder_learned_pos: bool = field(
+        default=False, metadata={"help": "learned, not sinusoidal, positions in the encoder"}
+    )
+    decoder_learned_pos: bool = field(
+        default=False, metadata={"help": "learned, not sinusoidal, positions in the decoder"}
+    )
+    share_embeddings: ChoiceEnum(["all", "decoder", "none"]) = field(  # type: ignore[valid-type]
+        default="all",
+        metadata={"help": "which embeddings are one: source, target and output (all), the latter two (decoder), none"},
+    )
+    branch_ffn: ChoiceEnum(["split", "shared"]) = field(  # type: ignore[valid-type]
+        default="split",
+        metadata={"help": "each branch has a feed-forward network of d_ff/M units, or all share one of d_ff units"},
+    )
+    branch_weights: ChoiceEnum(["learned", "uniform", "random"]) = field(  # type: ignore[valid-type]
+        default="learned",
+        metadata={"help": "kappa and alpha; also for a trained model, with --model-overrides (paper's Table 3)"},
+    )
+    branch_constraint: ChoiceEnum(["simplex", "softmax"]) = field(  # type: ignore[valid-type]
+        default="simplex",
+        metadata={"help": "how kappa and alpha sum to one: projected by --optimizer simplex_adam, or a softmax"},
+    )
+    no_branch_rescale: bool = field(
+        default=False, metadata={"help": "kappa and alpha of sum one as the equations have them, not of mean one"}
+    )
+    branch_gating_topk: Optional[int] = field(
+        default=None,
+        metadata={"help": "in place of alpha, a gate that picks so many branches for each token (section 4.5)"},
+    )
+    max_source_positions: int = II("task.max_source_positions")
+    max_target_positions: int = II("task.max_target_positions")
+
+
+def complete(cfg: Namespace | DictConfig) -> None:
+    """Fill in the sizes that are not set, and refuse those that do not fit together.
+
+    Raises:
+        ValueError: names the options and their values.
+    """
+    fill_in(cfg, DEFAULT_SIZES)
+    sizes = ("ffn_embed_dim", "layers", "attention_heads")
+    fill_in(cfg, {f"decoder_{size}": getattr(cfg, f"encoder_{size}") for size in sizes})
+    if cfg.encoder_embed_dim % 2:
+        raise ValueError(f"--encoder-embed-dim must be even, but it is {cfg.encoder_embed_dim}")
+    for side in ("encoder", "decoder"):
+        branches = getattr(cfg, f"{side}_attention_heads")
+        divided = [("encoder_embed_dim", cfg.encoder_embed_dim)]
+        if str(cfg.branch_ffn) == "split":
+            divided.append((f"{side}_ffn_embed_dim", getattr(cfg, f"{side}_ffn_embed_dim")))
+        for name, size in divided:
+            if branches < 1 or size % branches:
+                raise ValueError(
+                    f"--{side}-attention-heads must divide --{name.replace('_', '-')}, but {branches} does not "
+                    f"divide {size}"
+                )
+        if cfg.branch_gating_topk is not None and not 1 <= cfg.branch_gating_topk <= branches:
+            raise ValueError(
+                f"--branch-gating-topk must lie between 1 and --{side}-attention-heads ({branches}), but it is "
+                f"{cfg.branch_gating_topk}"
+            )

@@ -1,0 +1,72 @@
+"""The decoder of the Weighted Transformer, all target positions at once; step by step is in `stepwise`."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import cast
+
+from fairseq.data import Dictionary
+from omegaconf import DictConfig
+from torch import Tensor, nn
+
+from fairseq_plugins.models.incremental import IncrementalDecoder
+from fairseq_plugins.models.weighted_transformer.layers import DecoderLayer
+from fairseq_plugins.models.weighted_transformer.stepwise import WeightedTransformerDecoding
+from fairseq_plugins.nn.attention import attention_weights, split_heads
+from fairseq_plugins.nn.embedding import InputEmbedding
+from fairseq_plugins.nn.source import Source
+
+__all__ = ["WeightedTransformerDecoder"]
+
+
+class WeightedTransformerDecoder(IncrementalDecoder):
+    """Causal self-attention, and branched attention to the source.
+
+    Args:
+        cfg: the model's options, complete.
+        dictionary: target words.
+        embedding: embeddings of words and positions.
+        output_projection: to the vocabulary.
+    """
+
+    def __init__(
+        self,
+        cfg: Namespace | DictConfig,
+        dictionary: Dictionary,
+        embedding: InputEmbedding,
+        output_projection: nn.Linear,
+    ) -> None:
+        super().__init__(dictionary)
+        self.embedding = embedding
+        self.layers = nn.ModuleList(DecoderLayer(cfg) for _ in range(cfg.decoder_layers))
+        self.output_projection = output_projection
+
+    def extract_features(
+        self, prev_output_tokens: Tensor, encoder_out: Source, **unused: object
+    ) -> tuple[Tensor, dict[str, list[Tensor | None]]]:
+        """All positions at once: (B, T, d), and the last layer's attention to the source, averaged over its heads.
+
+        Targets are padded on the right, or not at all: what follows a token does not count for it.
+        """
+        source = encoder_out.expand()
+        x = self.embedding(prev_output_tokens)
+        for layer in self.layers:
+            x, query = layer(x, source)
+        attention = None
+        if self.wants_attention:
+            heads = cast(DecoderLayer, layer).source_attention
+            q = split_heads(heads.query(query), heads.heads)
+            attention = attention_weights(q, heads.project(source.keys)[0], source.bias.unsqueeze(1))
+        return x, {"attn": [attention]}
+
+    def output_layer(self, features: Tensor, **unused: object) -> Tensor:
+        """Logits over the vocabulary: (..., d) -> (..., V)."""
+        return self.output_projection(features)
+
+    def start(self, encoder_out: Source, rows: int) -> WeightedTransformerDecoding:
+        """The state of a batch before its first step."""
+        return WeightedTransformerDecoding(self, encoder_out, rows)
+
+    def max_positions(self) -> int:
+        """Longest target, in tokens."""
+        return self.embedding.max_positions

@@ -1,0 +1,101 @@
+"""The layers of the Weighted Transformer (Ahmed et al. 2017, section 3, figure 2).
+
+Where the branches are is a decision that the paper leaves open.  Here, in the encoder self-attention and feed-forward
+network are one branched block; in the decoder self-attention is the Transformer's own, and the attention to the source
+and the feed-forward network are one branched block.  A 6+6-layer model of 8 heads then has the 192 weights κ and α that
+the paper counts.  Around each block stand one residual connection and one layer normalisation; inside a branch there
+is none, for it would undo κ.
+
+B sentences, T target positions, S source positions, d model width.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from fairseq.modules import FairseqDropout
+from omegaconf import DictConfig
+from torch import Tensor, nn
+
+from fairseq_plugins.nn.attention import AttentionHeads, xavier_linear
+from fairseq_plugins.nn.branched_feed_forward import BranchedFeedForward
+from fairseq_plugins.nn.source import Source
+
+__all__ = ["DecoderLayer", "EncoderLayer"]
+
+
+class EncoderLayer(nn.Module):
+    """``LayerNorm(x + BranchedAttention(x, x, x))``, equations 5 to 7.
+
+    Args:
+        cfg: the model's options, complete.
+    """
+
+    def __init__(self, cfg: Namespace | DictConfig) -> None:
+        super().__init__()
+        self.attention = AttentionHeads(cfg.encoder_embed_dim, cfg.encoder_attention_heads, cfg.attention_dropout)
+        self.branches = _branches(cfg, "encoder", type(self).__name__)
+        self.norm = nn.LayerNorm(cfg.encoder_embed_dim)
+        self.dropout = FairseqDropout(cfg.dropout, module_name=type(self).__name__)
+
+    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+        """One layer.
+
+        Args:
+            x: (B, S, d).
+            bias: added to the scores of attention, minus infinity at padding, (B, 1, 1, S).
+
+        Returns:
+            (B, S, d).
+        """
+        heads = self.attention(x, x, bias)
+        return self.norm(x + self.dropout(self.branches(heads, x)))
+
+
+class DecoderLayer(nn.Module):
+    """Causal self-attention as in the Transformer, then branched attention to the source.
+
+    Args:
+        cfg: the model's options, complete.
+    """
+
+    def __init__(self, cfg: Namespace | DictConfig) -> None:
+        super().__init__()
+        dim, heads = cfg.encoder_embed_dim, cfg.decoder_attention_heads
+        self.self_attention = AttentionHeads(dim, heads, cfg.attention_dropout)
+        self.self_attention_out = xavier_linear(dim, dim)
+        self.self_attention_norm = nn.LayerNorm(dim)
+        self.source_attention = AttentionHeads(dim, heads, cfg.attention_dropout)
+        self.branches = _branches(cfg, "decoder", type(self).__name__)
+        self.norm = nn.LayerNorm(dim)
+        self.dropout = FairseqDropout(cfg.dropout, module_name=type(self).__name__)
+
+    def forward(self, x: Tensor, source: Source) -> tuple[Tensor, Tensor]:
+        """One layer.
+
+        Args:
+            x: (B, T, d).
+            source: the encoder's output, (B, S, d).
+
+        Returns:
+            the layer's output, and with what it asked the source for reporting, both (B, T, d).
+        """
+        out = self.self_attention_out(self.self_attention(x, x, causal=True))
+        x = self.self_attention_norm(x + self.dropout(out))
+        heads = self.source_attention(x, source.values, source.bias.unsqueeze(1))
+        return self.norm(x + self.dropout(self.branches(heads, x))), x
+
+
+def _branches(cfg: Namespace | DictConfig, side: str, owner: str) -> BranchedFeedForward:
+    return BranchedFeedForward(
+        cfg.encoder_embed_dim,
+        getattr(cfg, f"{side}_ffn_embed_dim"),
+        getattr(cfg, f"{side}_attention_heads"),
+        shared=str(cfg.branch_ffn) == "shared",
+        mode=str(cfg.branch_weights),
+        constraint=str(cfg.branch_constraint),
+        rescale=not cfg.no_branch_rescale,
+        gating_topk=cfg.branch_gating_topk,
+        relu_dropout=cfg.relu_dropout,
+        owner=owner,
+    )

@@ -1,0 +1,112 @@
+"""Weighted Transformer Network for Machine Translation (Ahmed et al. 2017, arXiv 1711.02132)."""
+
+from __future__ import annotations
+
+import math
+from argparse import Namespace
+from typing import Any
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import FairseqEncoderDecoderModel, register_model
+from fairseq.tasks import FairseqTask
+from omegaconf import DictConfig
+from torch import Tensor, nn
+
+from fairseq_plugins.models.state_version import check_version, register_version
+from fairseq_plugins.models.weighted_transformer.config import WeightedTransformerConfig, complete
+from fairseq_plugins.models.weighted_transformer.decoder import WeightedTransformerDecoder
+from fairseq_plugins.models.weighted_transformer.encoder import WeightedTransformerEncoder
+from fairseq_plugins.nn.embedding import InputEmbedding
+from fairseq_plugins.nn.simplex import SimplexVector
+
+__all__ = ["WeightedTransformerModel"]
+
+STATE_VERSION = 1
+_MODES = ("learned", "uniform", "random")
+
+
+@register_model("weighted_transformer", dataclass=WeightedTransformerConfig)
+class WeightedTransformerModel(FairseqEncoderDecoderModel):
+    """A Transformer whose heads are weighted branches, each with its own part of the feed-forward network."""
+
+    def __init__(
+        self, encoder: WeightedTransformerEncoder, decoder: WeightedTransformerDecoder, branch_weights: str
+    ) -> None:
+        super().__init__(encoder, decoder)
+        register_version(self, STATE_VERSION)
+        self.branch_weights: Tensor
+        self.register_buffer("branch_weights", torch.tensor(_MODES.index(branch_weights)))
+
+    @classmethod
+    def build_model(cls, cfg: Namespace | DictConfig, task: FairseqTask) -> WeightedTransformerModel:
+        """Build the model that the options describe.
+
+        Raises:
+            ValueError: two options do not fit together, or embeddings cannot be shared.
+        """
+        complete(cfg)
+        dim, sharing = cfg.encoder_embed_dim, str(cfg.share_embeddings)
+        target_words = _word_embedding(task.target_dictionary, dim)
+        if sharing != "all":
+            source_words = _word_embedding(task.source_dictionary, dim)
+        elif task.source_dictionary == task.target_dictionary:
+            source_words = target_words
+        else:
+            raise ValueError(
+                "source and target have different dictionaries, so their embeddings cannot be one: make the data with "
+                "fairseq-preprocess --joined-dictionary, or use --share-embeddings decoder"
+            )
+        output_projection = nn.Linear(dim, len(task.target_dictionary), bias=False)
+        if sharing == "none":
+            nn.init.normal_(output_projection.weight, mean=0, std=dim**-0.5)
+        else:
+            output_projection.weight = target_words.weight
+
+        def embedding(side: str, words: nn.Embedding, max_positions: int, owner: type) -> InputEmbedding:
+            return InputEmbedding(
+                words,
+                max_positions=max_positions,
+                positions="learned" if getattr(cfg, f"{side}_learned_pos") else "sinusoidal",
+                dropout=cfg.dropout,
+                owner=owner.__name__,
+                scale=math.sqrt(dim),
+            )
+
+        encoder = WeightedTransformerEncoder(
+            cfg,
+            task.source_dictionary,
+            embedding("encoder", source_words, cfg.max_source_positions, WeightedTransformerEncoder),
+        )
+        decoder = WeightedTransformerDecoder(
+            cfg,
+            task.target_dictionary,
+            embedding("decoder", target_words, cfg.max_target_positions, WeightedTransformerDecoder),
+            output_projection,
+        )
+        return cls(encoder, decoder, str(cfg.branch_weights))
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
+        """Make a checkpoint fit this model.
+
+        Where the model was asked for other branch weights than the checkpoint was trained with (``--model-overrides
+        "{'branch_weights': 'uniform'}"``), it keeps its own.
+
+        Raises:
+            ValueError: the checkpoint was written by a newer version than this one.
+        """
+        super().upgrade_state_dict_named(state_dict, name)
+        check_version(state_dict, STATE_VERSION, "weighted_transformer")
+        if not torch.equal(state_dict["branch_weights"].cpu(), self.branch_weights.cpu()):
+            state_dict["branch_weights"] = self.branch_weights
+            for prefix, module in self.named_modules():
+                if isinstance(module, SimplexVector):
+                    state_dict[f"{prefix}.weight"] = module.weight.detach()
+
+
+def _word_embedding(dictionary: Dictionary, dim: int) -> nn.Embedding:
+    """Embeddings from N(0, 1/d), zero for the padding symbol, as the Transformer has them."""
+    embedding = nn.Embedding(len(dictionary), dim, padding_idx=dictionary.pad())
+    nn.init.normal_(embedding.weight, mean=0, std=dim**-0.5)
+    nn.init.zeros_(embedding.weight[dictionary.pad()])
+    return embedding

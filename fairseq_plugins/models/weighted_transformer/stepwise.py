@@ -1,0 +1,115 @@
+"""Decoding the Weighted Transformer one token at a time.
+
+R rows (hypotheses), k of them for each of B sentences; S source positions, h heads of width v, d model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+
+from fairseq_plugins.models.incremental import StepwiseDecoding
+from fairseq_plugins.nn.attention import attend, attention_weights, join_heads, split_heads
+from fairseq_plugins.nn.branched_feed_forward import FoldedWeights
+from fairseq_plugins.nn.decoder_state import Ancestry, Past
+from fairseq_plugins.nn.source import Source
+from fairseq_plugins.nn.step_linear import step_linear
+
+if TYPE_CHECKING:
+    from fairseq_plugins.models.weighted_transformer.decoder import WeightedTransformerDecoder
+    from fairseq_plugins.models.weighted_transformer.layers import DecoderLayer
+
+__all__ = ["WeightedTransformerDecoding"]
+
+
+class WeightedTransformerDecoding(StepwiseDecoding):
+    """The decoding of one batch.
+
+    Args:
+        decoder: the decoder.
+        encoder_out: the encoder's result.
+        rows: R.
+    """
+
+    @torch.no_grad()
+    def __init__(self, decoder: WeightedTransformerDecoder, encoder_out: Source, rows: int) -> None:
+        super().__init__(decoder.output_projection, encoder_out, rows)
+        self.decoder = decoder
+        self.ancestry = Ancestry(len(self.source.keys), self.beam, self.source.keys.device)
+        self.layers = [_Layer.prepare(layer, self.source, rows) for layer in cast("list[DecoderLayer]", decoder.layers)]
+
+    def step(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+        """One token per row, (R,), to features (R, d) and the last layer's attention (R, S)."""
+        order, sentences = self.order.take()
+        if sentences is not None:
+            self._keep(sentences)
+        past_bias = self.ancestry.step(order, self.source.keys.dtype)
+        source_bias = self.source.bias.unsqueeze(1)
+
+        x = self.by_sentence(self.decoder.embedding.step(tokens, self.steps))
+        for layer in self.layers:
+            x, query = layer.step(x, past_bias, source_bias)
+        attention = None
+        if self.decoder.wants_attention:
+            attention = attention_weights(query, layer.source_keys, source_bias).flatten(0, 1)
+        return x.flatten(0, 1), attention
+
+    def _keep(self, sentences: Tensor) -> None:
+        """Go on with these sentences only."""
+        self.source = self.source.select(sentences)
+        for layer in self.layers:
+            layer.select(sentences)
+
+
+@dataclass
+class _Layer:
+    """One layer at decoding time: its state, and its weights as steps want them."""
+
+    module: DecoderLayer
+    past: Past
+    source_keys: Tensor  # (B, h, S, v)
+    source_values: Tensor
+    query_key_value: Callable[[Tensor], Tensor]
+    self_attention_out: Callable[[Tensor], Tensor]
+    source_query: Callable[[Tensor], Tensor]
+    folded: FoldedWeights
+
+    @classmethod
+    def prepare(cls, module: DecoderLayer, source: Source, rows: int) -> _Layer:
+        own, other, out = module.self_attention, module.source_attention, module.self_attention_out
+        keys, values = other.project(source.keys)
+        return cls(
+            module,
+            Past(),
+            keys,
+            values,
+            step_linear(
+                torch.cat([own.query.weight, own.key_value.weight]),
+                torch.cat([own.query.bias, own.key_value.bias]),
+                rows,
+            ),
+            step_linear(out.weight, out.bias, rows),
+            step_linear(other.query.weight, other.query.bias, rows),
+            module.branches.fold(),
+        )
+
+    def step(self, x: Tensor, past_bias: Tensor | None, source_bias: Tensor) -> tuple[Tensor, Tensor]:
+        """As `DecoderLayer.forward`, with beams in the place of time: x is (B, k, d)."""
+        module, heads = self.module, self.module.self_attention.heads
+        q, k, v = (split_heads(part, heads) for part in self.query_key_value(x).chunk(3, dim=-1))
+        keys, values = self.past.append(k, v)
+        out = self.self_attention_out(join_heads(attend(q, keys, values, past_bias)))
+        x = module.self_attention_norm(x + module.dropout(out))
+        q = split_heads(self.source_query(x), heads)
+        heads_out = join_heads(attend(q, self.source_keys, self.source_values, source_bias))
+        return module.norm(x + module.dropout(module.branches(heads_out, x, self.folded))), q
+
+    def select(self, sentences: Tensor) -> None:
+        """Keep only the given sentences."""
+        self.past.select(sentences)
+        self.source_keys = self.source_keys.index_select(0, sentences)
+        self.source_values = self.source_values.index_select(0, sentences)

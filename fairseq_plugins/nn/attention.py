@@ -1,0 +1,87 @@
+"""Scaled dot-product attention in several heads (Vaswani et al. 2017, section 3.2), up to where the heads meet.
+
+B sentences, T queries, S positions attended to, h heads, v = d/h, width of a head.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+__all__ = ["AttentionHeads", "attend", "attention_weights", "join_heads", "split_heads", "xavier_linear"]
+
+
+class AttentionHeads(nn.Module):
+    """``head_i = softmax(Q W^Q_i (K W^K_i)ᵀ / √v) V W^V_i``, all heads side by side.
+
+    Args:
+        dim: d.
+        heads: h, which must divide d.
+        dropout: on the weights of the attention.
+    """
+
+    def __init__(self, dim: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.dropout = dropout
+        # As fairseq draws them: the three as one matrix, so that one product makes them.
+        self.query = xavier_linear(dim, dim, gain=math.sqrt(0.5))
+        self.key_value = nn.Linear(dim, 2 * dim)
+        for weight in self.key_value.weight.chunk(2):
+            nn.init.xavier_uniform_(weight, gain=math.sqrt(0.5))
+        nn.init.zeros_(self.key_value.bias)
+
+    def forward(self, x: Tensor, source: Tensor, bias: Tensor | None = None, causal: bool = False) -> Tensor:
+        """Attend to ``source``.
+
+        Args:
+            x: queries, (B, T, d).
+            source: keys and values, (B, S, d).
+            bias: added to the scores, broadcast to (B, h, T, S).
+            causal: whether position t sees only positions up to t.
+
+        Returns:
+            (B, T, d), head after head.
+        """
+        keys, values = self.project(source)
+        q = split_heads(self.query(x), self.heads)
+        return join_heads(attend(q, keys, values, bias, causal, self.dropout if self.training else 0.0))
+
+    def project(self, source: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of what is attended to, each (B, h, S, v)."""
+        keys, values = self.key_value(source).chunk(2, dim=-1)
+        return split_heads(keys, self.heads), split_heads(values, self.heads)
+
+
+def attend(
+    q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, causal: bool = False, dropout: float = 0.0
+) -> Tensor:
+    """Weighted averages of ``values``, (B, h, T, v)."""
+    return F.scaled_dot_product_attention(q, keys, values, attn_mask=bias, dropout_p=dropout, is_causal=causal)
+
+
+def attention_weights(q: Tensor, keys: Tensor, bias: Tensor | None) -> Tensor:
+    """The weights that `attend` averages with, their mean over the heads: (B, T, S)."""
+    scores = (q * q.size(-1) ** -0.5) @ keys.transpose(-1, -2)
+    return torch.softmax(scores if bias is None else scores + bias, dim=-1).mean(dim=1)
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """(B, T, d) -> (B, h, T, v), without a copy."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def join_heads(x: Tensor) -> Tensor:
+    """(B, h, T, v) -> (B, T, d)."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def xavier_linear(in_features: int, out_features: int, gain: float = 1.0) -> nn.Linear:
+    """A linear map with Xavier's uniform weights and zero bias, as fairseq's Transformer has them."""
+    linear = nn.Linear(in_features, out_features)
+    nn.init.xavier_uniform_(linear.weight, gain=gain)
+    nn.init.zeros_(linear.bias)
+    return linear

@@ -1,0 +1,60 @@
+"""A linear map whose matrix is block-diagonal, between tensors that keep their blocks side by side.
+
+N rows, M blocks of a inputs and b outputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+__all__ = ["block_diagonal_linear"]
+
+
+def block_diagonal_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """``y_i = x_i W_i + b_i`` for each block i.
+
+    A batched product would want the blocks outside the rows, x copied into that order and y back; here each block's
+    product reads and writes its columns where they are.
+
+    Args:
+        x: (N, M·a).
+        weight: (M, a, b).
+        bias: (M·b,).
+
+    Returns:
+        (N, M·b).
+    """
+    y: Tensor = _BlockDiagonalLinear.apply(x, weight, bias)
+    return y
+
+
+class _BlockDiagonalLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        blocks, _, size = weight.shape
+        y = x.new_empty(x.size(0), blocks * size)
+        for x_i, w_i, b_i, y_i in zip(_split(x, blocks), weight, bias.chunk(blocks), _split(y, blocks), strict=True):
+            torch.addmm(b_i, x_i, w_i, out=y_i)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        blocks = len(weight)
+        grad_x, grad_weight = torch.empty_like(x), torch.empty_like(weight)
+        for x_i, w_i, g_i, grad_x_i, grad_w_i in zip(
+            _split(x, blocks), weight, _split(grad, blocks), _split(grad_x, blocks), grad_weight, strict=True
+        ):
+            torch.mm(g_i, w_i.t(), out=grad_x_i)
+            torch.mm(x_i.t(), g_i, out=grad_w_i)
+        return grad_x, grad_weight, grad.sum(dim=0)
+
+
+def _split(x: Tensor, blocks: int) -> tuple[Tensor, ...]:
+    return x.chunk(blocks, dim=1)

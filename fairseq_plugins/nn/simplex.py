@@ -1,0 +1,67 @@
+"""Points on the probability simplex: non-negative numbers that sum to one.
+
+The weights κ and α of the Weighted Transformer live there (Ahmed et al. 2017, section 3).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["SIMPLEX", "SOFTMAX", "SimplexVector", "project_onto_simplex", "random_point"]
+
+# The `param_group` of a parameter that the optimizer has to keep on the simplex, and of one whose softmax is the point.
+# fairseq copies this attribute to the fp32 master of a half-precision parameter.
+SIMPLEX = "branch_simplex"
+SOFTMAX = "branch_softmax"
+
+
+def project_onto_simplex(x: Tensor) -> Tensor:
+    """The closest point of the simplex, in Euclidean distance (Duchi et al. 2008, figure 1).
+
+    Args:
+        x: (M,), of any real numbers.
+    """
+    ordered = x.sort(descending=True).values
+    counts = torch.arange(1, len(x) + 1, device=x.device, dtype=x.dtype)
+    # If the j largest stay positive, this is what each of them loses.
+    losses = (ordered.cumsum(0) - 1) / counts
+    kept = (ordered > losses).sum()
+    return (x - losses.gather(0, (kept - 1).view(1))).clamp(min=0)
+
+
+def random_point(size: int) -> Tensor:
+    """A point drawn uniformly from the simplex, (size,): normalised exponential variables."""
+    x = torch.empty(size).exponential_()
+    return x / x.sum()
+
+
+class SimplexVector(nn.Module):
+    """M weights of branches, of mean one: M times a point on the simplex.
+
+    Taken literally the paper's κ and α have mean 1/M, and a block that multiplies by both starts at some M² of a normal
+    block's output; the factor M mends it, and W^O and W_2 absorb it, so that the functions are the same.
+
+    Args:
+        size: M.
+        mode: ``learned``, or for comparison ``uniform`` or ``random`` (Table 3), both fixed.
+        constraint: ``simplex``, where the optimizer projects, or ``softmax``, where the parameters are its logits.
+        rescale: whether to multiply by M.
+    """
+
+    def __init__(self, size: int, mode: str, constraint: str, rescale: bool) -> None:
+        super().__init__()
+        self.mode = mode
+        self.softmax = constraint == "softmax"
+        self.factor = size if rescale else 1
+        point = torch.full((size,), 1 / size) if mode == "uniform" else random_point(size)
+        self.weight = nn.Parameter(point.log() if self.softmax else point, requires_grad=mode == "learned")
+        self.weight.param_group = SOFTMAX if self.softmax else SIMPLEX  # type: ignore[attr-defined]
+
+    def point(self) -> Tensor:
+        """The point on the simplex, (M,)."""
+        return torch.softmax(self.weight, dim=0) if self.softmax else self.weight
+
+    def forward(self) -> Tensor:
+        """The weights, (M,)."""
+        return self.point() * self.factor

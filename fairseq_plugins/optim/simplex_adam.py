@@ -1,0 +1,105 @@
+"""Adam for a network with vectors on the simplex: the κ and α of the Weighted Transformer (Ahmed et al. 2017).
+
+After each update those vectors are projected onto the simplex again (section 3.1).  Adam and a projection do not go
+together as they are: Adam makes of each element's gradient nearly its sign, so that a component which all branches have
+in common swamps what tells them apart, and the projection then takes the common step away.  Therefore the gradient
+enters without its mean, the part that the projection would take away, and one scalar of second moment for a vector
+keeps its direction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from fairseq.optim import FairseqOptimizer, register_optimizer
+from fairseq.optim.adam import Adam, FairseqAdam
+from omegaconf import DictConfig
+from torch import Tensor
+
+from fairseq_plugins.nn.simplex import SIMPLEX, SOFTMAX, project_onto_simplex
+from fairseq_plugins.optim.config import SimplexAdamConfig
+
+__all__ = ["FairseqSimplexAdam", "SimplexAdam"]
+
+
+@register_optimizer("simplex_adam", dataclass=SimplexAdamConfig)
+class FairseqSimplexAdam(FairseqAdam):
+    """Adam with a projection.  With fp16 it needs ``--fp16-no-flatten-grads`` or ``--memory-efficient-fp16``."""
+
+    def __init__(self, cfg: DictConfig, params: Iterable[Tensor]) -> None:
+        FairseqOptimizer.__init__(self, cfg)
+        groups: dict[str, list[Tensor]] = {"network": [], SOFTMAX: [], SIMPLEX: []}
+        for parameter in params:
+            groups[getattr(parameter, "param_group", "network")].append(parameter)
+        self._optimizer = SimplexAdam(
+            [{"params": members, "name": name} for name, members in groups.items() if members],
+            freeze_after=cfg.freeze_branch_weights_after,
+            **self.optimizer_config,
+        )
+
+
+class SimplexAdam(Adam):
+    """fairseq's Adam for the network, and projected steps for the groups named `SIMPLEX`.
+
+    Args:
+        params: groups, each with a name.
+        freeze_after: the number of updates after which the groups `SIMPLEX` and `SOFTMAX` stay bit for bit the same.
+        **options: those of Adam.
+    """
+
+    # Steps are not pointwise: parameters hidden in one flat vector would be lost.
+    supports_flat_params = False
+    param_groups: list[dict[str, Any]]
+
+    def __init__(self, params: list[dict[str, Any]], freeze_after: int | None = None, **options: Any) -> None:
+        super().__init__(params, **options)
+        self.freeze_after = freeze_after
+        for group in self.param_groups:
+            group["updates"] = 0  # saved and restored with the group
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One update."""
+        groups = self.param_groups
+        active = []
+        for group in groups:
+            frozen = self.freeze_after is not None and group["updates"] >= self.freeze_after
+            group["updates"] += 1
+            if group["name"] == "network" or not frozen:
+                active.append(group)
+        # fairseq's step goes through `param_groups`; not even momentum may move what is frozen.
+        try:
+            self.param_groups = [group for group in active if group["name"] != SIMPLEX]
+            loss = super().step(closure)
+        finally:
+            self.param_groups = groups
+        for group in active:
+            if group["name"] == SIMPLEX:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        self._step_on_simplex(parameter, group)
+        return loss
+
+    def _step_on_simplex(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        if not state:
+            state["step"] = 0
+            state["exp_avg"] = torch.zeros_like(parameter, dtype=torch.float32)
+            state["exp_avg_sq"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            if parameter.dtype != torch.float32:
+                # In half precision most steps would be rounded away.
+                state["master"] = parameter.float()
+        state["step"] += 1
+        point = state.get("master", parameter)
+        gradient = parameter.grad.to(point.dtype)  # type: ignore[union-attr]
+        tangent = gradient - gradient.mean()
+        beta1, beta2 = group["betas"]
+        state["exp_avg"].lerp_(tangent, 1 - beta1)
+        state["exp_avg_sq"].lerp_(tangent.square().mean(), 1 - beta2)
+        mean = state["exp_avg"] / (1 - beta1 ** state["step"])
+        deviation = (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt() + group["eps"]
+        point.copy_(project_onto_simplex(point - group["lr"] * mean / deviation))
+        if point is not parameter:
+            parameter.copy_(point)

@@ -1,0 +1,55 @@
+"""The two learning rates of the Weighted Transformer (Ahmed et al. 2017, section 3.1).
+
+d model width, N layers, t updates:
+
+    network      d^-0.5 · min(t^-0.5, t · 4000^-1.5)
+    κ and α      (d/N)^-0.5 · min(t^-0.5, t · 400^-1.5)
+"""
+
+from __future__ import annotations
+
+from fairseq.optim import FairseqOptimizer
+from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
+
+from fairseq_plugins.models.weighted_transformer.config import DEFAULT_SIZES
+from fairseq_plugins.optim.config import WeightedInverseSqrtConfig
+
+__all__ = ["WeightedInverseSqrt"]
+
+
+@register_lr_scheduler("weighted_inverse_sqrt", dataclass=WeightedInverseSqrtConfig)
+class WeightedInverseSqrt(FairseqLRScheduler):
+    """A linear rise and an inverse square root for the network, another for the branches' weights.
+
+    It computes the rates from the model's size: ``--lr`` is not used.
+
+    Raises:
+        ValueError: the optimizer is not ``simplex_adam``, or a warm-up is shorter than one update.
+    """
+
+    def __init__(self, cfg: WeightedInverseSqrtConfig, optimizer: FairseqOptimizer) -> None:
+        super().__init__(cfg, optimizer)
+        if not all("name" in group for group in optimizer.param_groups):
+            raise ValueError("--lr-scheduler weighted_inverse_sqrt needs --optimizer simplex_adam")
+        for option in ("warmup_updates", "branch_warmup_updates"):
+            if getattr(cfg, option) < 1:
+                raise ValueError(f"--{option.replace('_', '-')} must be positive, but it is {getattr(cfg, option)}")
+        # Under hydra the sizes of the default architecture are not in the configuration.
+        self.dim = cfg.encoder_embed_dim or DEFAULT_SIZES["encoder_embed_dim"]
+        self.layers = cfg.encoder_layers or DEFAULT_SIZES["encoder_layers"]
+
+    def step_update(self, num_updates: int) -> float:
+        """Set the rates for the next update."""
+        update = num_updates + 1
+        cfg = self.cfg
+        network = cfg.lr_scale * self.dim**-0.5 * _rise_and_fall(update, cfg.warmup_updates)
+        branches = (
+            cfg.branch_lr_scale * (self.dim / self.layers) ** -0.5 * _rise_and_fall(update, cfg.branch_warmup_updates)
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = network if group["name"] == "network" else branches
+        return network
+
+
+def _rise_and_fall(update: int, warmup: int) -> float:
+    return min(update**-0.5, update * warmup**-1.5)

@@ -1,0 +1,53 @@
+"""What holds for the step-by-step decoding of every family."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.models.stepwise import close
+
+
+@torch.no_grad()
+def test_several_tokens_at_once(build, architecture, sentences) -> None:
+    """fairseq's fconv silently uses only the last of them."""
+    model = build(architecture)
+    encoded, target = model.encoder(sentences([5, 3])), sentences([7, 7])
+    expected, _ = model.decoder(target, encoded)
+    state: dict = {}
+    first, _ = model.decoder(target[:, :3], encoded, incremental_state=state)
+    rest, _ = model.decoder(target, encoded, incremental_state=state)
+    close(torch.cat([first, rest], dim=1), expected)
+    with pytest.raises(ValueError, match="7 tokens of each row have been decoded and 1 are given"):
+        model.decoder(target[:, -1:], encoded, incremental_state=state)
+
+
+@torch.no_grad()
+def test_rows_that_are_no_beams(build, architecture, sentences, device) -> None:
+    """Sentences in another order before decoding: no beams, so each row is a sentence of its own."""
+    model = build(architecture)
+    encoded = model.encoder.reorder_encoder_out(
+        model.encoder(sentences([5, 3])), torch.tensor([1, 0, 1], device=device)
+    )
+    target = sentences([4, 4, 4])
+    expected, _ = model.decoder(target, encoded)
+    close(model.decoder(target, encoded, incremental_state={})[0], expected)
+
+
+def test_a_step_never_waits_for_the_device(build, architecture, sentences, device) -> None:
+    if device.type != "cuda":
+        pytest.skip("needs a GPU: run with --device cuda")
+    model = build(architecture)
+    model.make_generation_fast_(need_attn=True)
+    order = torch.arange(2, device=device).repeat_interleave(3)
+    with torch.no_grad():
+        encoded = model.encoder.reorder_encoder_out(model.encoder(sentences([5, 3])), order)
+        target, state = sentences([6] * 6), {}
+        new_order = torch.tensor([0, 0, 1, 5, 4, 3], device=device)
+        for step in range(1, 7):
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                model.decoder(target[:, :step], encoded, incremental_state=state)
+                model.decoder.reorder_incremental_state_scripting(state, new_order)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")

@@ -1,0 +1,102 @@
+"""Decoding the Weighted Transformer step by step equals decoding all at once."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fairseq_plugins.nn.attention import split_heads
+from fairseq_plugins.nn.source import Source
+from tests.models.stepwise import check_stepwise_equals_full, close, decodings
+
+
+@st.composite
+def options(draw: st.DrawFn) -> dict:
+    return {
+        "encoder_layers": draw(st.integers(1, 2)),
+        "decoder_layers": draw(st.integers(1, 3)),
+        "encoder_embed_dim": 12,
+        "encoder_ffn_embed_dim": 24,
+        "encoder_attention_heads": draw(st.sampled_from([1, 2, 3])),
+        "decoder_attention_heads": draw(st.sampled_from([1, 2, 3])),
+        "encoder_learned_pos": draw(st.booleans()),
+        "decoder_learned_pos": draw(st.booleans()),
+        "share_embeddings": draw(st.sampled_from(["all", "decoder", "none"])),
+        "branch_ffn": draw(st.sampled_from(["split", "shared"])),
+        "branch_gating_topk": draw(st.sampled_from([None, 1])),
+    }
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(decoding=decodings(options()))
+def test_stepwise_equals_full(build, sentences, decoding: dict) -> None:
+    check_stepwise_equals_full(build, sentences, "weighted_transformer_tiny", decoding, check_past)
+
+
+def check_past(decoding, reference, tokens: torch.Tensor, source: Source) -> None:
+    """What each row finds at its ancestors' places are the keys and values of its own tokens."""
+    seen: list[torch.Tensor] = []
+    hooks = [
+        layer.self_attention.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        for layer in reference.decoder.layers
+    ]
+    reference.decoder(tokens, source)
+    for hook in hooks:
+        hook.remove()
+    sentences, beam, steps = decoding.ancestry.table.shape
+    places = decoding.ancestry.table + torch.arange(steps) * beam  # (B, k, t)
+    for layer, module, x in zip(decoding.layers, reference.decoder.layers, seen, strict=True):
+        heads = module.self_attention.heads
+        for buffer, expected in zip(layer.past.buffer, module.self_attention.project(x), strict=True):
+            index = places.view(sentences, 1, beam * steps, 1).expand(-1, heads, -1, buffer.size(-1))
+            found = buffer.gather(2, index).unflatten(2, (beam, steps)).transpose(1, 2).flatten(0, 1)
+            close(found, expected)
+
+
+@torch.no_grad()
+def test_memory_grows_with_the_target(build, sentences) -> None:
+    """Beyond the first allocation of sixteen steps."""
+    model = build("weighted_transformer_tiny")
+    encoded, target = model.encoder(sentences([5, 3])), sentences([40, 40])
+    expected, _ = model.decoder(target, encoded)
+    close(model.decoder(target, encoded, incremental_state={})[0], expected)
+
+
+@torch.no_grad()
+def test_attention_is_that_of_the_last_layer(build, sentences) -> None:
+    model = build("weighted_transformer_tiny")
+    source, target = sentences([5, 3]), sentences([4, 4])
+    queries: list[torch.Tensor] = []
+    layer = model.decoder.layers[-1]
+    layer.source_attention.query.register_forward_hook(lambda _, __, output: queries.append(output))
+    encoded = model.encoder(source)
+    _, extra = model.decoder(target, encoded)
+    heads = layer.source_attention.heads
+    keys, _ = layer.source_attention.project(encoded.keys)
+    expected = torch.zeros_like(extra["attn"][0])
+    for head in range(heads):
+        scores = split_heads(queries[0], heads)[:, head] @ keys[:, head].transpose(1, 2)
+        scores = scores / keys.size(-1) ** 0.5 + encoded.bias
+        expected += scores.softmax(dim=-1) / heads
+    close(extra["attn"][0], expected)
+
+
+@torch.no_grad()
+def test_weights_never_go_stale(build, sentences) -> None:
+    """Whatever changes the weights, the next batch is decoded with what they are then."""
+    model, other = build("weighted_transformer_tiny"), build("weighted_transformer_tiny", seed=2)
+    target = sentences([4, 4])
+
+    def check() -> None:
+        encoded = model.encoder(sentences([5, 3]))
+        expected, _ = model.decoder(target, encoded)
+        close(model.decoder(target, encoded, incremental_state={})[0], expected)
+
+    check()
+    for parameter in model.parameters():
+        parameter.data.mul_(1.1)
+    check()
+    model.make_generation_fast_(need_attn=False)
+    model.load_state_dict(other.state_dict())
+    check()

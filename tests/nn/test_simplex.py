@@ -1,0 +1,56 @@
+"""The projection against its definition, and the weights that live on the simplex."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairseq_plugins.nn.simplex import SimplexVector, project_onto_simplex, random_point
+
+vectors = st.lists(st.floats(-3, 3), min_size=1, max_size=9).map(lambda x: torch.tensor(x, dtype=torch.float64))
+
+
+@given(vectors, vectors)
+def test_the_projection_is_the_closest_point(x: torch.Tensor, other: torch.Tensor) -> None:
+    """Optimality: the remainder x - p makes no acute angle with the way from p to any other point of the simplex."""
+    p = project_onto_simplex(x)
+    assert float(p.min()) >= 0
+    assert float(p.sum()) == pytest.approx(1, abs=1e-12)
+    corners = torch.eye(len(x), dtype=torch.float64)
+    assert float(((corners - p) @ (x - p)).max()) <= 1e-9
+
+
+@pytest.mark.parametrize(
+    ("x", "expected"),
+    [
+        ([0.2, 0.3, 0.5], [0.2, 0.3, 0.5]),
+        ([1.2, 1.3, 1.5], [0.2, 0.3, 0.5]),
+        ([0.5, 0.5, -1.0], [0.5, 0.5, 0.0]),
+        ([3.0, 0.0], [1.0, 0.0]),
+        ([0.0, 0.0, 0.0, 0.0], [0.25] * 4),
+    ],
+)
+def test_known_projections(x: list[float], expected: list[float]) -> None:
+    torch.testing.assert_close(project_onto_simplex(torch.tensor(x)), torch.tensor(expected))
+
+
+def test_random_points_are_uniform() -> None:
+    """A coordinate of a uniform point of three numbers is below x with probability 1 - (1 - x)²."""
+    torch.manual_seed(1)
+    first = torch.stack([random_point(3)[0] for _ in range(4000)])
+    for x in (0.1, 0.3, 0.6):
+        assert float((first < x).float().mean()) == pytest.approx(1 - (1 - x) ** 2, abs=0.03)
+
+
+@pytest.mark.parametrize("mode", ["learned", "uniform", "random"])
+@pytest.mark.parametrize("constraint", ["simplex", "softmax"])
+@pytest.mark.parametrize(("rescale", "total"), [(True, 5.0), (False, 1.0)])
+def test_weights(mode: str, constraint: str, rescale: bool, total: float) -> None:
+    torch.manual_seed(1)
+    vector = SimplexVector(5, mode, constraint, rescale)
+    assert float(vector().sum()) == pytest.approx(total, rel=1e-5)
+    assert float(vector().min()) >= 0
+    assert (float(vector().max() - vector().min()) < 1e-6) == (mode == "uniform")
+    assert vector.weight.requires_grad == (mode == "learned")
