@@ -52,8 +52,9 @@ format: setup  ## rewrite the code in the house's layout
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: setup  ## decoding speed beside fairseq's own
-	$(BIN)/python examples/benchmarks/decoding.py
+bench: setup  ## speed of training and decoding beside fairseq's own
+	$(BIN)/python examples/benchmarks/convs2s.py
+	$(BIN)/python examples/benchmarks/weighted_transformer.py
 
 clean:  ## remove caches and build output; .venv stays
 	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -77,6 +77,11 @@ def enliven(model: torch.nn.Module) -> None:
                 "embed" in name and parameter.dim() > 1 and "to_embedding" not in name and "from_embedding" not in name
             ):
                 parameter.mul_(5)
+        output = getattr(model.decoder, "output_projection", None)
+        if output is not None and output.bias is None:
+            # The same for a Transformer: its last normalisation leans towards the end of the sentence.
+            end = output.weight[EOS]
+            model.decoder.layers[-1].norm.bias.add_(25 * end / end.square().sum())
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["AttentionHeads", "attend", "attention_weights", "join_heads", "split_heads", "xavier_linear"]
+__all__ = ["AttentionHeads", "attend", "attend_step", "attention_weights", "join_heads", "split_heads", "xavier_linear"]
 
 
 class AttentionHeads(nn.Module):
@@ -63,10 +63,22 @@ def attend(
     return F.scaled_dot_product_attention(q, keys, values, attn_mask=bias, dropout_p=dropout, is_causal=causal)
 
 
+def attend_step(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
+    """As `attend` for the few queries of a decoding step, where torch's fused kernel is slower than two products."""
+    return _softmax(q, keys, bias) @ values
+
+
 def attention_weights(q: Tensor, keys: Tensor, bias: Tensor | None) -> Tensor:
     """The weights that `attend` averages with, their mean over the heads: (B, T, S)."""
+    return _softmax(q, keys, bias).mean(dim=1)
+
+
+def _softmax(q: Tensor, keys: Tensor, bias: Tensor | None) -> Tensor:
+    """The weights of attention, (B, h, T, S), computed at least in float32."""
     scores = (q * q.size(-1) ** -0.5) @ keys.transpose(-1, -2)
-    return torch.softmax(scores if bias is None else scores + bias, dim=-1).mean(dim=1)
+    if bias is not None:
+        scores = scores + bias
+    return torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).type_as(scores)
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:

@@ -12,6 +12,8 @@ out.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -30,8 +32,8 @@ class FoldedWeights(NamedTuple):
 
     first: Tensor  # (M, v, F)
     first_bias: Tensor  # (M·F,)
-    second: Tensor  # (M·F, d), or (F, d) where the branches share their network
-    second_bias: Tensor  # (d,), or (M, d) in front of a gate
+    second: Tensor  # (d, M·F), or (d, F) where the branches share their network
+    second_bias: Tensor | None  # (d,); None in front of a gate, which weighs it for each token
 
 
 class BranchedFeedForward(nn.Module):
@@ -76,8 +78,9 @@ class BranchedFeedForward(nn.Module):
         self.w2 = nn.Parameter(torch.empty(networks, inner, dim))
         self.b2 = nn.Parameter(torch.zeros(networks, dim))
         import os
-        X=os.environ.get('XINIT','1,1,1').split(',')
-        for gain, stack in zip(X,(self.head_out, self.w1, self.w2)):
+
+        X = os.environ.get("XINIT", "1,1,1").split(",")
+        for gain, stack in zip(X, (self.head_out, self.w1, self.w2)):
             for matrix in stack:
                 nn.init.xavier_uniform_(matrix, gain=float(gain))
         self.kappa = SimplexVector(branches, mode, constraint, rescale)
@@ -108,34 +111,43 @@ class BranchedFeedForward(nn.Module):
         first = head_out @ self.w1[0] if self.shared else torch.bmm(head_out, self.w1)
         first_bias = self.b1.expand(self.branches, -1).flatten()
         if self.alpha is None:
-            return FoldedWeights(first, first_bias, self.w2.flatten(0, 1), self.b2.expand(self.branches, -1))
+            return FoldedWeights(first, first_bias, self.w2.flatten(0, 1).t(), None)
         alpha = self.alpha().unsqueeze(1)
         if self.shared:
-            return FoldedWeights(first, first_bias, self.w2[0], self.b2[0] * alpha.sum())
-        return FoldedWeights(
-            first, first_bias, (alpha.unsqueeze(1) * self.w2).flatten(0, 1), (alpha * self.b2).sum(dim=0)
-        )
+            return FoldedWeights(first, first_bias, self.w2[0].t(), self.b2[0] * alpha.sum())
+        w2 = (alpha.unsqueeze(1) * self.w2).flatten(0, 1)
+        return FoldedWeights(first, first_bias, w2.t(), (alpha * self.b2).sum(dim=0))
 
-    def forward(self, heads: Tensor, x: Tensor, folded: FoldedWeights | None = None) -> Tensor:
+    def forward(self, heads: Tensor, x: Tensor) -> Tensor:
         """Heads to output, (..., d), through folded weights.
 
         Args:
             heads: (..., d), head after head.
             x: what the block started from, (..., d); only a gate looks at it.
-            folded: what `fold` returned, where the weights have not changed since.
         """
-        folded = self.fold() if folded is None else folded
+        folded = self.fold()
         inner = block_diagonal_linear(heads.flatten(0, -2), folded.first, folded.first_bias)
+        return self.finish(inner, x, partial(F.linear, weight=folded.second, bias=folded.second_bias))
+
+    def finish(self, inner: Tensor, x: Tensor, second: Callable[[Tensor], Tensor]) -> Tensor:
+        """From the inner units before their ReLU to the output.
+
+        Args:
+            inner: (N, M·F), overwritten.
+            x: what the block started from, (..., d).
+            second: the map of `FoldedWeights.second`.
+        """
         inner = self.relu_dropout(F.relu_(inner))
-        bias = folded.second_bias
+        bias = None
         if self.gate is not None:
             weights = self.gate(x).flatten(0, -2)  # (N, M)
-            bias = weights @ bias
+            bias = weights @ self.b2.expand(self.branches, -1)
             inner = (inner.unflatten(1, (self.branches, -1)) * weights.unsqueeze(2)).flatten(1)
         if self.shared:
             inner = inner.unflatten(1, (self.branches, -1))
             inner = inner.sum(dim=1) if self.alpha is None else torch.einsum("nmf,m->nf", inner, self.alpha())
-        return torch.addmm(bias, inner, folded.second).view_as(x)
+        out = second(inner)
+        return (out if bias is None else out + bias).view_as(x)
 
 
 class Gate(nn.Module):

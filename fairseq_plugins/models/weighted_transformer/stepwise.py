@@ -5,15 +5,14 @@ R rows (hypotheses), k of them for each of B sentences; S source positions, h he
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
 from fairseq_plugins.models.incremental import StepwiseDecoding
-from fairseq_plugins.nn.attention import attend, attention_weights, join_heads, split_heads
+from fairseq_plugins.nn.attention import attend_step, attention_weights, join_heads, split_heads
+from fairseq_plugins.nn.block_diagonal import block_diagonal_linear
 from fairseq_plugins.nn.branched_feed_forward import FoldedWeights
 from fairseq_plugins.nn.decoder_state import Ancestry, Past
 from fairseq_plugins.nn.source import Source
@@ -40,7 +39,9 @@ class WeightedTransformerDecoding(StepwiseDecoding):
         super().__init__(decoder.output_projection, encoder_out, rows)
         self.decoder = decoder
         self.ancestry = Ancestry(len(self.source.keys), self.beam, self.source.keys.device)
-        self.layers = [_Layer.prepare(layer, self.source, rows) for layer in cast("list[DecoderLayer]", decoder.layers)]
+        self.layers = [
+            _Layer(layer, self.source, rows, self.beam) for layer in cast("list[DecoderLayer]", decoder.layers)
+        ]
 
     def step(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
         """One token per row, (R,), to features (R, d) and the last layer's attention (R, S)."""
@@ -65,48 +66,46 @@ class WeightedTransformerDecoding(StepwiseDecoding):
             layer.select(sentences)
 
 
-@dataclass
 class _Layer:
     """One layer at decoding time: its state, and its weights as steps want them."""
 
-    module: DecoderLayer
-    past: Past
-    source_keys: Tensor  # (B, h, S, v)
-    source_values: Tensor
-    query_key_value: Callable[[Tensor], Tensor]
-    self_attention_out: Callable[[Tensor], Tensor]
-    source_query: Callable[[Tensor], Tensor]
-    folded: FoldedWeights
-
-    @classmethod
-    def prepare(cls, module: DecoderLayer, source: Source, rows: int) -> _Layer:
+    def __init__(self, module: DecoderLayer, source: Source, rows: int, beam: int) -> None:
+        self.module = module
+        self.past = Past()
         own, other, out = module.self_attention, module.source_attention, module.self_attention_out
-        keys, values = other.project(source.keys)
-        return cls(
-            module,
-            Past(),
-            keys,
-            values,
-            step_linear(
-                torch.cat([own.query.weight, own.key_value.weight]),
-                torch.cat([own.query.bias, own.key_value.bias]),
-                rows,
-            ),
-            step_linear(out.weight, out.bias, rows),
-            step_linear(other.query.weight, other.query.bias, rows),
-            module.branches.fold(),
+        self.query_key_value = step_linear(
+            torch.cat([own.query.weight, own.key_value.weight]), torch.cat([own.query.bias, own.key_value.bias]), rows
         )
+        self.self_attention_out = step_linear(out.weight, out.bias, rows)
+        self.source_query = step_linear(other.query.weight, other.query.bias, rows)
+        self.source_keys, self.source_values = other.project(source.keys)
+
+        folded = module.branches.fold()
+        self.second = step_linear(folded.second, folded.second_bias, rows)
+        self.first: FoldedWeights | None = folded
+        heads, width, inner = folded.first.shape
+        # The first map of a branch can go to the values, since averaging them is linear too: once per sentence.
+        if beam > 1 and not module.branches.shared and source.keys.size(1) * (inner - width) < width * inner:
+            self.source_values = self.source_values @ folded.first + folded.first_bias.view(heads, 1, inner)
+            self.first = None
 
     def step(self, x: Tensor, past_bias: Tensor | None, source_bias: Tensor) -> tuple[Tensor, Tensor]:
-        """As `DecoderLayer.forward`, with beams in the place of time: x is (B, k, d)."""
+        """As `DecoderLayer.forward`, with beams in the place of time: x is (B, k, d).
+
+        Returns:
+            the layer's output, and the queries to the source for reporting, (B, h, k, v).
+        """
         module, heads = self.module, self.module.self_attention.heads
         q, k, v = (split_heads(part, heads) for part in self.query_key_value(x).chunk(3, dim=-1))
         keys, values = self.past.append(k, v)
-        out = self.self_attention_out(join_heads(attend(q, keys, values, past_bias)))
+        out = self.self_attention_out(join_heads(attend_step(q, keys, values, past_bias)))
         x = module.self_attention_norm(x + module.dropout(out))
+
         q = split_heads(self.source_query(x), heads)
-        heads_out = join_heads(attend(q, self.source_keys, self.source_values, source_bias))
-        return module.norm(x + module.dropout(module.branches(heads_out, x, self.folded))), q
+        inner = join_heads(attend_step(q, self.source_keys, self.source_values, source_bias)).flatten(0, 1)
+        if self.first is not None:
+            inner = block_diagonal_linear(inner, self.first.first, self.first.first_bias)
+        return module.norm(x + module.dropout(module.branches.finish(inner, x, self.second))), q
 
     def select(self, sentences: Tensor) -> None:
         """Keep only the given sentences."""

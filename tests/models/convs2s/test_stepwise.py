@@ -12,7 +12,6 @@ from fairseq_plugins.nn.source import Source
 from tests.models.stepwise import check_stepwise_equals_full, close, decodings
 
 
-
 @st.composite
 def options(draw: st.DrawFn) -> dict:
     layers = draw(st.integers(1, 3))

@@ -8,32 +8,37 @@ anything is said about speed.
 
 from __future__ import annotations
 
-import argparse
-import platform
 import statistics
 import sys
-import time
 from argparse import Namespace
+from functools import partial
 from types import SimpleNamespace
 
-import fairseq
-import torch
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, BaseFairseqModel
 from fairseq.models.fconv import FConvModel
 from fairseq.modules import LinearizedConvolution
 from fairseq.sequence_generator import SequenceGenerator
-from tqdm import tqdm
+from turns import compare, machine, make_dictionary, parse_options, random_sentences, ratio, take_turns
 
 from fairseq_plugins.models.convs2s.from_fconv import convert_options, convert_parameters
 from fairseq_plugins.models.convs2s.model import ConvS2SModel
 
+OPTIONS = (
+    ("layers", 20, "layers in encoder and decoder"),
+    ("width", 512, "units of each layer"),
+    ("kernel", 3, "kernel width"),
+    ("vocabulary", 40000, "target words"),
+    ("sentences", 16, "sentences in a batch"),
+    ("source-length", 25, "longest source sentence, in tokens"),
+    ("beam", 5, "beam size"),
+    ("steps", 25, "decoder steps"),
+)
 
-def build_pair(args: argparse.Namespace) -> tuple[Dictionary, FConvModel, FConvModel, ConvS2SModel]:
+
+def build_pair(args: Namespace) -> tuple[Dictionary, FConvModel, FConvModel, ConvS2SModel]:
     """A random fconv twice, and a convs2s with the same weights."""
-    dictionary = Dictionary()
-    for index in range(args.vocabulary - len(dictionary)):
-        dictionary.add_symbol(f"w{index}")
+    dictionary = make_dictionary(args.vocabulary)
     layers = f"[({args.width}, {args.kernel})] * {args.layers}"
     options = Namespace(
         arch="fconv_wmt_en_ro",
@@ -66,25 +71,7 @@ def cache_linearized_weights(model: FConvModel) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for option, default, text in (
-        ("layers", 20, "layers in encoder and decoder"),
-        ("width", 512, "units of each layer"),
-        ("kernel", 3, "kernel width"),
-        ("vocabulary", 40000, "target words"),
-        ("sentences", 16, "sentences in a batch"),
-        ("source-length", 25, "longest source sentence, in tokens"),
-        ("beam", 5, "beam size"),
-        ("steps", 25, "decoder steps"),
-        ("threads", 2, "processor threads"),
-        ("rounds", 5, "how often each contestant is timed"),
-        ("seed", 1, "random seed"),
-    ):
-        parser.add_argument(f"--{option}", type=int, default=default, help=f"{text} (default: %(default)s)")
-    args = parser.parse_args()
-    torch.manual_seed(args.seed)
-    torch.set_num_threads(args.threads)
-
+    args = parse_options(__doc__, OPTIONS)
     dictionary, shipped, cached, ours = build_pair(args)
     models = {
         "fairseq fconv, as shipped": prepare(shipped, args.beam),
@@ -97,44 +84,24 @@ def main() -> None:
         name: SequenceGenerator([model], dictionary, beam_size=args.beam, max_len_b=args.steps - 1)
         for name, model in models.items()
     }
-    source = torch.randint(dictionary.nspecial, len(dictionary), (args.sentences, args.source_length))
-    lengths = torch.randint(args.source_length * 3 // 4, args.source_length + 1, (args.sentences,))
-    for sentence, length in zip(source, lengths, strict=True):
-        sentence[length - 1] = dictionary.eos()
-        sentence[length:] = dictionary.pad()
+    source, lengths = random_sentences(dictionary, args.sentences, args.source_length)
     sample = {"net_input": {"src_tokens": source, "src_lengths": lengths}}
-
-    seconds: dict[str, list[float]] = {name: [] for name in generators}
-    hypotheses = {}
-    for turn in tqdm(range(args.rounds + 1), desc="rounds", leave=False):
-        for name, generator in generators.items():
-            start = time.perf_counter()
-            hypotheses[name] = generator.generate(None, sample)
-            if turn > 0:  # the first is for warming up
-                seconds[name].append(time.perf_counter() - start)
+    seconds, hypotheses = take_turns(
+        {name: partial(generator.generate, None, sample) for name, generator in generators.items()}, args.rounds
+    )
 
     layers = f"{args.layers}+{args.layers} layers of {args.width}, kernel {args.kernel}"
-    print(f"{layers}, vocabulary {args.vocabulary}, float32")
+    print(f"{layers}, vocabulary {args.vocabulary}")
     print(f"{args.sentences} sentences, beam {args.beam}, {args.steps} steps, source of {args.source_length} tokens")
-    print(
-        f"{platform.processor() or platform.machine()}, {args.threads} threads, torch {torch.__version__}, "
-        f"fairseq {fairseq.__version__}; median of {args.rounds} turns\n"
-    )
+    print(f"{machine(args)}\n")
     ours_name, all_equal = "convs2s", True
     print(f"{'':42}{'ms/step':>9}{'convs2s is faster':>19}{'hypotheses equal':>18}{'score differs':>15}")
     for name in generators:
-        ratio = statistics.median(theirs / mine for theirs, mine in zip(seconds[name], seconds[ours_name], strict=True))
-        pairs = [
-            (mine, theirs)
-            for beams, others in zip(hypotheses[ours_name], hypotheses[name], strict=True)
-            for mine, theirs in zip(beams, others, strict=True)
-        ]
-        equal = sum(torch.equal(mine["tokens"], theirs["tokens"]) for mine, theirs in pairs)
-        all_equal = all_equal and equal == len(pairs)
-        difference = max(abs(float(mine["score"]) - float(theirs["score"])) for mine, theirs in pairs)
+        equal, pairs, difference = compare(hypotheses[ours_name], hypotheses[name])
+        all_equal = all_equal and equal == pairs
         print(
-            f"{name:42}{1000 * statistics.median(seconds[name]) / args.steps:9.1f}{ratio:18.2f}x"
-            f"{f'{equal} of {len(pairs)}':>18}{difference:15.1e}"
+            f"{name:42}{1000 * statistics.median(seconds[name]) / args.steps:9.1f}"
+            f"{ratio(seconds[name], seconds[ours_name]):18.2f}x{f'{equal} of {pairs}':>18}{difference:15.1e}"
         )
     if not all_equal:
         sys.exit("hypotheses differ: the speeds above mean nothing")

@@ -1,0 +1,85 @@
+"""What the benchmarks share: random words, contestants that take turns, and their hypotheses side by side."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
+from typing import Any
+
+import fairseq
+import torch
+from fairseq.data import Dictionary
+from tqdm import tqdm
+
+
+def parse_options(description: str | None, options: Iterable[tuple[str, int, str]]) -> Namespace:
+    """Whole-number options with defaults and help; also sets torch's threads and seed."""
+    parser = ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
+    common = (
+        ("threads", 2, "processor threads"),
+        ("rounds", 5, "how often each contestant is timed"),
+        ("seed", 1, "random seed"),
+    )
+    for option, default, text in chain(options, common):
+        parser.add_argument(f"--{option}", type=int, default=default, help=f"{text} (default: %(default)s)")
+    args = parser.parse_args()
+    torch.manual_seed(args.seed)
+    torch.set_num_threads(args.threads)
+    return args
+
+
+def make_dictionary(size: int) -> Dictionary:
+    """A dictionary of so many words."""
+    dictionary = Dictionary()
+    for index in range(size - len(dictionary)):
+        dictionary.add_symbol(f"w{index}")
+    return dictionary
+
+
+def random_sentences(dictionary: Dictionary, sentences: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A batch of three quarters to the whole of the length, ended and padded on the right, and the lengths."""
+    tokens = torch.randint(dictionary.nspecial, len(dictionary), (sentences, length))
+    lengths = torch.randint(length * 3 // 4, length + 1, (sentences,))
+    for sentence, end in zip(tokens, lengths, strict=True):
+        sentence[end - 1] = dictionary.eos()
+        sentence[end:] = dictionary.pad()
+    return tokens, lengths
+
+
+def take_turns(
+    contestants: Mapping[str, Callable[[], Any]], rounds: int
+) -> tuple[dict[str, list[float]], dict[str, Any]]:
+    """Seconds of each contestant in each round, after one round of warming up, and what it returned last."""
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    results = {}
+    for turn in tqdm(range(rounds + 1), desc="rounds", leave=False):
+        for name, run in contestants.items():
+            start = time.perf_counter()
+            results[name] = run()
+            if turn > 0:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds, results
+
+
+def ratio(theirs: list[float], ours: list[float]) -> float:
+    """How many times as fast we are: the median over the rounds."""
+    return statistics.median(their / our for their, our in zip(theirs, ours, strict=True))
+
+
+def compare(ours: Any, theirs: Any) -> tuple[int, int, float]:
+    """Of two generations how many hypotheses are equal, how many there are, and the largest difference of scores."""
+    pairs = list(zip(chain(*ours), chain(*theirs), strict=True))
+    equal = sum(torch.equal(mine["tokens"], other["tokens"]) for mine, other in pairs)
+    return equal, len(pairs), max(abs(float(mine["score"]) - float(other["score"])) for mine, other in pairs)
+
+
+def machine(args: Namespace) -> str:
+    """What a figure must be read with."""
+    return (
+        f"{platform.processor() or platform.machine()}, {args.threads} threads, torch {torch.__version__}, "
+        f"fairseq {fairseq.__version__}, float32; median of {args.rounds} turns"
+    )
