@@ -12,7 +12,6 @@ shift 2
 here=$(cd "$(dirname "$0")" && pwd)
 user_dir=$here/../../user_dir
 mkdir -p "$out"
-pair=$(cd "$prepared/data-bin" && ls test.*-*.bin | head -n 1 | cut -d. -f2)  # en-de
 
 # The recipe: plain cross-entropy, NAG 0.99, lr 0.25, clip 0.1 (ConvS2S section 4.2); a fixed 14 epochs, the rate divided
 # by 10 at epochs 12, 13 and 14.
@@ -22,11 +21,4 @@ fairseq-train "$prepared/data-bin" --user-dir "$user_dir" --save-dir "$out" \
     --max-tokens 3000 --max-epoch 14 --no-epoch-checkpoints --log-format simple --log-interval 50 \
     "$@" 2>&1 | tee -a "$out/train.log"
 
-fairseq-generate "$prepared/data-bin" --user-dir "$user_dir" --path "$out/checkpoint_best.pt" \
-    --source-lang "${pair%-*}" --target-lang "${pair#*-}" \
-    --beam 5 --max-tokens 3000 --remove-bpe --tokenizer moses \
-    --results-path "$out" 2>&1 | tee "$out/generate.log"
-
-# fairseq writes translations in the order in which it made them: D-<number> tab score tab detokenised text.
-grep -a '^D-' "$out/generate-test.txt" | sort -t- -k2n | cut -f3 >"$out/test.hypotheses"
-sacrebleu "$prepared/test.reference" -i "$out/test.hypotheses" -m bleu chrf | tee "$out/scores.json"
+"$here/score.sh" "$prepared" "$out"

@@ -64,18 +64,22 @@ def attend(
 
 
 def attend_step(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
-    """As `attend` for the few queries of a decoding step, where torch's fused kernel is slower than two products."""
-    return _softmax(q, keys, bias) @ values
+    """As `attend` for the few queries of a decoding step, where torch's fused kernel is slower than two products.
+
+    The keys come as columns, (B, h, v, S): with so few rows against them, products with rows take six times as long.
+    """
+    return attention_weights(q, keys, bias) @ values
 
 
 def attention_weights(q: Tensor, keys: Tensor, bias: Tensor | None) -> Tensor:
-    """The weights that `attend` averages with, their mean over the heads: (B, T, S)."""
-    return _softmax(q, keys, bias).mean(dim=1)
+    """The weights that `attend` averages with, (B, h, T, S), computed at least in float32.
 
-
-def _softmax(q: Tensor, keys: Tensor, bias: Tensor | None) -> Tensor:
-    """The weights of attention, (B, h, T, S), computed at least in float32."""
-    scores = (q * q.size(-1) ** -0.5) @ keys.transpose(-1, -2)
+    Args:
+        q: (B, h, T, v).
+        keys: as columns, (B, h, v, S).
+        bias: added to the scores, broadcast to (B, h, T, S).
+    """
+    scores = (q * q.size(-1) ** -0.5) @ keys
     if bias is not None:
         scores = scores + bias
     return torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).type_as(scores)

@@ -77,12 +77,9 @@ class BranchedFeedForward(nn.Module):
         self.b1 = nn.Parameter(torch.zeros(networks, inner))
         self.w2 = nn.Parameter(torch.empty(networks, inner, dim))
         self.b2 = nn.Parameter(torch.zeros(networks, dim))
-        import os
-
-        X = os.environ.get("XINIT", "1,1,1").split(",")
-        for gain, stack in zip(X, (self.head_out, self.w1, self.w2)):
+        for stack in (self.head_out, self.w1, self.w2):
             for matrix in stack:
-                nn.init.xavier_uniform_(matrix, gain=float(gain))
+                nn.init.xavier_uniform_(matrix)
         self.kappa = SimplexVector(branches, mode, constraint, rescale)
         self.alpha = SimplexVector(branches, mode, constraint, rescale) if gating_topk is None else None
         self.gate = None if gating_topk is None else Gate(dim, branches, gating_topk, rescale)

@@ -145,18 +145,24 @@ class Past:
         self.length = 0
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the keys and values of a step, each (B, h, k, v), and return all so far, each (B, h, t·k, v)."""
+        """Add the keys and values of a step, each (B, h, k, v).
+
+        Returns:
+            all keys so far, as columns, (B, h, v, t·k), and all values, (B, h, t·k, v).
+        """
         start, self.length = self.length, self.length + keys.size(2)
         if start == 0:
             sentences, heads, beam, width = keys.shape
-            self.buffer = keys.new_empty(2, sentences, heads, 16 * beam, width)
-        elif self.length > self.buffer.size(3):
-            self.buffer = torch.cat([self.buffer, torch.empty_like(self.buffer)], dim=3)
-        self.buffer[0, :, :, start : self.length] = keys
-        self.buffer[1, :, :, start : self.length] = values
-        keys, values = self.buffer[:, :, :, : self.length]
-        return keys, values
+            self.keys = keys.new_empty(sentences, heads, width, 16 * beam)
+            self.values = keys.new_empty(sentences, heads, 16 * beam, width)
+        elif self.length > self.keys.size(3):
+            self.keys = torch.cat([self.keys, torch.empty_like(self.keys)], dim=3)
+            self.values = torch.cat([self.values, torch.empty_like(self.values)], dim=2)
+        self.keys[:, :, :, start : self.length] = keys.transpose(2, 3)
+        self.values[:, :, start : self.length] = values
+        return self.keys[:, :, :, : self.length], self.values[:, :, : self.length]
 
     def select(self, sentences: Tensor) -> None:
         """Keep only the given sentences."""
-        self.buffer = self.buffer.index_select(1, sentences)
+        self.keys = self.keys.index_select(0, sentences)
+        self.values = self.values.index_select(0, sentences)

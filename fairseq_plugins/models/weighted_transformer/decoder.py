@@ -56,7 +56,8 @@ class WeightedTransformerDecoder(IncrementalDecoder):
         if self.wants_attention:
             heads = cast(DecoderLayer, layer).source_attention
             q = split_heads(heads.query(query), heads.heads)
-            attention = attention_weights(q, heads.project(source.keys)[0], source.bias.unsqueeze(1))
+            keys, _ = heads.project(source.keys)
+            attention = attention_weights(q, keys.transpose(2, 3), source.bias.unsqueeze(1)).mean(dim=1)
         return x, {"attn": [attention]}
 
     def output_layer(self, features: Tensor, **unused: object) -> Tensor:

@@ -56,7 +56,7 @@ class WeightedTransformerDecoding(StepwiseDecoding):
             x, query = layer.step(x, past_bias, source_bias)
         attention = None
         if self.decoder.wants_attention:
-            attention = attention_weights(query, layer.source_keys, source_bias).flatten(0, 1)
+            attention = attention_weights(query, layer.source_keys, source_bias).mean(dim=1).flatten(0, 1)
         return x.flatten(0, 1), attention
 
     def _keep(self, sentences: Tensor) -> None:
@@ -78,7 +78,8 @@ class _Layer:
         )
         self.self_attention_out = step_linear(out.weight, out.bias, rows)
         self.source_query = step_linear(other.query.weight, other.query.bias, rows)
-        self.source_keys, self.source_values = other.project(source.keys)
+        keys, self.source_values = other.project(source.keys)
+        self.source_keys = keys.transpose(2, 3).contiguous()  # as columns, (B, h, v, S)
 
         folded = module.branches.fold()
         self.second = step_linear(folded.second, folded.second_bias, rows)

@@ -48,7 +48,8 @@ def check_past(decoding, reference, tokens: torch.Tensor, source: Source) -> Non
     places = decoding.ancestry.table + torch.arange(steps) * beam  # (B, k, t)
     for layer, module, x in zip(decoding.layers, reference.decoder.layers, seen, strict=True):
         heads = module.self_attention.heads
-        for buffer, expected in zip(layer.past.buffer, module.self_attention.project(x), strict=True):
+        past = (layer.past.keys.transpose(2, 3), layer.past.values)
+        for buffer, expected in zip(past, module.self_attention.project(x), strict=True):
             index = places.view(sentences, 1, beam * steps, 1).expand(-1, heads, -1, buffer.size(-1))
             found = buffer.gather(2, index).unflatten(2, (beam, steps)).transpose(1, 2).flatten(0, 1)
             close(found, expected)
