@@ -51,7 +51,8 @@ def make_data(folder: Path) -> Path:
         (folder / f"{split}.src").write_text("".join(" ".join(source) + "\n" for source in sources))
         (folder / f"{split}.tgt").write_text("".join(" ".join(reversed(source)) + "\n" for source in sources))
     prefixes = [f"--{name}pref={folder / name}" for name in ("train", "valid", "test")]
-    run("preprocess", "-s", "src", "-t", "tgt", *prefixes, "--destdir", folder / "bin", "--workers", 1)
+    options = ["-s", "src", "-t", "tgt", "--joined-dictionary", "--workers", 1]
+    run("preprocess", *prefixes, *options, "--destdir", folder / "bin")
     return folder / "bin"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, BaseFairseqModel
 
 import fairseq_plugins  # noqa: F401  (registers the architectures)
+from tests.commands import make_data
 
 ARCHITECTURES = ["convs2s_tiny", "weighted_transformer_tiny"]  # the smallest of each family
 WORDS = 40
@@ -34,6 +36,12 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 @pytest.fixture(params=ARCHITECTURES)
 def architecture(request: pytest.FixtureRequest) -> str:
     return request.param
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small corpus in fairseq's binary form."""
+    return make_data(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="session")

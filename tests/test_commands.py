@@ -17,7 +17,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, build_mode
 from omegaconf import OmegaConf, open_dict
 
 from fairseq_plugins.tools import cli
-from tests.commands import MODEL, QUIET, ROOT, SIZES, TRAINING, USER_DIR, hypotheses, make_data, run
+from tests.commands import MODEL, QUIET, ROOT, SIZES, TRAINING, USER_DIR, hypotheses, run
 
 # Validation by BLEU, hence translation in the middle of training, and the plugin's learning-rate schedule.
 BLEU = ["--eval-bleu", "--eval-bleu-args", '{"beam": 3}', "--eval-bleu-remove-bpe", "--eval-bleu-detok", "space"]
@@ -32,11 +32,6 @@ BLEU += [
 # fairseq composes batches anew when it resumes, with other sentences and other elements dropped: here all sentences are
 # in one batch, and nothing is dropped.
 SAME_AFTER_RESUME = ["--dropout", 0, "--batch-size", 64]
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_data(tmp_path_factory.mktemp("data"))
 
 
 def train(

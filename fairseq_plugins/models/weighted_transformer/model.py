@@ -35,8 +35,9 @@ class WeightedTransformerModel(FairseqEncoderDecoderModel):
     ) -> None:
         super().__init__(encoder, decoder)
         register_version(self, STATE_VERSION)
-        self.branch_weights: Tensor
-        self.register_buffer("branch_weights", torch.tensor(_MODES.index(branch_weights)))
+        # Not to be averaged: fairseq's moving average leaves out what is called a version.
+        self.branch_weights_version: Tensor
+        self.register_buffer("branch_weights_version", torch.tensor(_MODES.index(branch_weights)))
 
     @classmethod
     def build_model(cls, cfg: Namespace | DictConfig, task: FairseqTask) -> WeightedTransformerModel:
@@ -97,8 +98,9 @@ class WeightedTransformerModel(FairseqEncoderDecoderModel):
         """
         super().upgrade_state_dict_named(state_dict, name)
         check_version(state_dict, STATE_VERSION, "weighted_transformer")
-        if not torch.equal(state_dict["branch_weights"].cpu(), self.branch_weights.cpu()):
-            state_dict["branch_weights"] = self.branch_weights
+        version = state_dict.setdefault("branch_weights_version", self.branch_weights_version)
+        if int(version) != int(self.branch_weights_version):
+            state_dict["branch_weights_version"] = self.branch_weights_version
             for prefix, module in self.named_modules():
                 if isinstance(module, SimplexVector):
                     state_dict[f"{prefix}.weight"] = module.weight.detach()

@@ -1,0 +1,146 @@
+"""Adam with a projection: where it arrives, what it keeps, and what it leaves alone."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable
+from copy import deepcopy
+
+import pytest
+import torch
+from fairseq.optim.adam import Adam
+from omegaconf import OmegaConf
+
+from fairseq_plugins.nn.simplex import SIMPLEX, SOFTMAX, project_onto_simplex
+from fairseq_plugins.optim.config import SimplexAdamConfig
+from fairseq_plugins.optim.simplex_adam import FairseqSimplexAdam
+
+TARGET = torch.tensor([0.60, 0.35, 0.05, 0.0])
+
+
+def parameter(values: torch.Tensor, group: str | None = SIMPLEX) -> torch.nn.Parameter:
+    made = torch.nn.Parameter(values.clone())
+    if group is not None:
+        made.param_group = group
+    return made
+
+
+def optimizer(*parameters: torch.nn.Parameter, lr: float = 0.01, **options: object) -> FairseqSimplexAdam:
+    cfg = OmegaConf.structured(SimplexAdamConfig)
+    OmegaConf.update(cfg, "lr", [lr])
+    for name, value in options.items():
+        OmegaConf.update(cfg, name, value)
+    OmegaConf.update(cfg, "tpu", False)
+    return FairseqSimplexAdam(cfg, parameters)
+
+
+def descend(step: Callable[[], None], point: torch.nn.Parameter, common: float, updates: int = 1000) -> None:
+    for _ in range(updates):
+        point.grad = (point.detach() - TARGET) + common
+        step()
+
+
+@pytest.mark.parametrize("common", [1.0, -1.0])
+@pytest.mark.parametrize("lr", [0.001, 0.01])
+def test_what_branches_have_in_common_does_not_stall_it(common: float, lr: float) -> None:
+    """The optimum is found; plain Adam and a projection stay near the start."""
+    ours, plain = parameter(torch.full((4,), 0.25)), parameter(torch.full((4,), 0.25))
+    descend(optimizer(ours, lr=lr).step, ours, common)
+    assert float((ours.detach() - TARGET).abs().max()) < 0.02
+
+    adam = Adam([plain], lr=lr, betas=(0.9, 0.98), eps=1e-9)
+
+    def step() -> None:
+        adam.step()
+        plain.data.copy_(project_onto_simplex(plain.data))
+
+    descend(step, plain, common)
+    assert float((plain.detach() - TARGET).abs().max()) > 0.02
+
+
+def test_the_network_gets_fairseqs_adam() -> None:
+    torch.manual_seed(1)
+    start = torch.randn(3, 4)
+    ours, softmax, theirs = parameter(start, None), parameter(start, SOFTMAX), parameter(start, None)
+    mine, adam = optimizer(ours, softmax), Adam([theirs], lr=0.01, betas=(0.9, 0.98), eps=1e-9)
+    for _ in range(5):
+        gradient = torch.randn(3, 4)
+        for each in (ours, softmax, theirs):
+            each.grad = gradient.clone()
+        mine.step()
+        adam.step()
+    assert torch.equal(ours, theirs)
+    assert torch.equal(softmax, theirs)
+
+
+def test_it_stays_on_the_simplex_whatever_the_gradient() -> None:
+    torch.manual_seed(1)
+    point = parameter(torch.full((5,), 0.2))
+    mine = optimizer(point, lr=0.3)
+    for _ in range(50):
+        point.grad = torch.randn(5) * 100
+        mine.step()
+        assert float(point.min()) >= 0
+        assert float(point.sum()) == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("group", [SIMPLEX, SOFTMAX])
+def test_frozen_weights_do_not_move(group: str) -> None:
+    """Not by what is left of their momentum either, while the network goes on."""
+    frozen, network = parameter(torch.full((4,), 0.25), group), parameter(torch.zeros(4), None)
+    mine = optimizer(frozen, network, freeze_branch_weights_after=3)
+    states = []
+    for _ in range(6):
+        for each in (frozen, network):
+            each.grad = torch.tensor([1.0, -1.0, 2.0, 0.5])
+        mine.step()
+        states.append((frozen.detach().clone(), network.detach().clone()))
+    assert not torch.equal(states[1][0], states[2][0])
+    assert torch.equal(states[2][0], states[5][0])
+    assert not torch.equal(states[2][1], states[5][1])
+
+
+def test_it_goes_on_where_it_was_saved() -> None:
+    """Freezing included, which counts updates."""
+    torch.manual_seed(1)
+    gradients = torch.randn(8, 4)
+
+    def go_on(mine: FairseqSimplexAdam, point: torch.nn.Parameter, steps: range) -> None:
+        for step in steps:
+            point.grad = gradients[step].clone()
+            mine.step()
+
+    straight, stopped = parameter(torch.full((4,), 0.25)), parameter(torch.full((4,), 0.25))
+    go_on(optimizer(straight, freeze_branch_weights_after=6), straight, range(8))
+    first = optimizer(stopped, freeze_branch_weights_after=6)
+    go_on(first, stopped, range(4))
+    resumed = parameter(stopped.detach())
+    second = optimizer(resumed, freeze_branch_weights_after=6)
+    second.load_state_dict(deepcopy(first.state_dict()), second.optimizer_config)
+    go_on(second, resumed, range(4, 8))
+    assert torch.equal(resumed, straight)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_small_steps_are_not_lost_in_half_precision(dtype: torch.dtype) -> None:
+    """With --memory-efficient-bf16 the parameters are all there is; a step here is far below their resolution."""
+    half, full = parameter(torch.full((4,), 0.25).to(dtype)), parameter(torch.full((4,), 0.25))
+    first, second = optimizer(half, lr=1e-5), optimizer(full, lr=1e-5)
+    for _ in range(2000):
+        half.grad = torch.tensor([1.0, -1.0, 0.5, -0.5]).to(dtype)
+        full.grad = torch.tensor([1.0, -1.0, 0.5, -0.5])
+        first.step()
+        second.step()
+    torch.testing.assert_close(half.float(), full.detach(), rtol=0.01, atol=0.001)
+    assert float(full[1]) > 0.26
+
+
+def test_a_flattened_optimizer_is_refused() -> None:
+    """fairseq then says: please set --fp16-no-flatten-grads."""
+    assert not optimizer(parameter(torch.zeros(3), None)).supports_flat_params
+
+
+def test_betas_are_not_evaluated() -> None:
+    assert Namespace(**optimizer(parameter(TARGET), adam_betas="(0.8, 0.9)").optimizer_config).betas == (0.8, 0.9)
+    with pytest.raises(ValueError, match="malformed"):
+        optimizer(parameter(TARGET), adam_betas="__import__('os').getcwd()")

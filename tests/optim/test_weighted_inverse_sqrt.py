@@ -1,0 +1,63 @@
+"""The two learning rates of the paper's section 3.1, in numbers worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fairseq.optim.adam import FairseqAdam
+from omegaconf import OmegaConf
+
+from fairseq_plugins.nn.simplex import SIMPLEX
+from fairseq_plugins.optim.config import SimplexAdamConfig, WeightedInverseSqrtConfig
+from fairseq_plugins.optim.simplex_adam import FairseqSimplexAdam
+from fairseq_plugins.optim.weighted_inverse_sqrt import WeightedInverseSqrt
+
+
+def schedule(optimizer_class: type = FairseqSimplexAdam, **options: object) -> WeightedInverseSqrt:
+    adam = OmegaConf.structured(SimplexAdamConfig)
+    OmegaConf.update(adam, "lr", [1.0])
+    OmegaConf.update(adam, "tpu", False)
+    network, branch = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2))
+    branch.param_group = SIMPLEX
+    cfg = OmegaConf.structured(WeightedInverseSqrtConfig)
+    for name, value in {"encoder_embed_dim": 256, "encoder_layers": 4, **options}.items():
+        OmegaConf.update(cfg, name, value)
+    return WeightedInverseSqrt(cfg, optimizer_class(adam, [network, branch]))
+
+
+def rates(made: WeightedInverseSqrt, update: int) -> tuple[float, float]:
+    """Of the network and of κ and α at the given update, counted from one."""
+    made.step_update(update - 1)
+    network, branches = (group["lr"] for group in made.optimizer.param_groups)
+    return network, branches
+
+
+@pytest.mark.parametrize(
+    ("update", "network", "branches"),
+    [
+        (1, 4000**-1.5 / 16, 400**-1.5 / 8),
+        (400, 400 * 4000**-1.5 / 16, 1 / 20 / 8),
+        (4000, 4000**-0.5 / 16, 4000**-0.5 / 8),
+        (10000, 0.01 / 16, 0.01 / 8),
+    ],
+)
+def test_rates(update: int, network: float, branches: float) -> None:
+    assert rates(schedule(), update) == pytest.approx((network, branches), rel=1e-9)
+
+
+def test_warm_ups_and_scales_are_options() -> None:
+    made = schedule(warmup_updates=100, branch_warmup_updates=25, lr_scale=2.0, branch_lr_scale=0.5)
+    assert rates(made, 50) == pytest.approx((2 * 50 * 100**-1.5 / 16, 0.5 * 50**-0.5 / 8), rel=1e-9)
+
+
+def test_the_sizes_of_the_default_architecture() -> None:
+    """hydra leaves them out of the configuration."""
+    made = schedule(encoder_embed_dim=None, encoder_layers=None)
+    assert rates(made, 10000) == pytest.approx((512**-0.5 / 100, (512 / 6) ** -0.5 / 100), rel=1e-9)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="needs --optimizer simplex_adam"):
+        schedule(FairseqAdam)
+    with pytest.raises(ValueError, match="--branch-warmup-updates must be positive, but it is 0"):
+        schedule(branch_warmup_updates=0)

@@ -1,0 +1,235 @@
+"""Training the Weighted Transformer with fairseq's trainer, in all the ways in which κ and α could be lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+
+from fairseq_plugins.nn.simplex import SimplexVector
+from tests.commands import QUIET, ROOT, USER_DIR, hypotheses, run
+
+MODEL = ["--arch", "weighted_transformer_tiny", "--criterion", "weighted_label_smoothed_cross_entropy"]
+MODEL += ["--encoder-layers", "1", "--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "32"]
+MODEL += ["--encoder-attention-heads", "4", "--label-smoothing", "0.1", "--clip-norm", "1"]
+MODEL += ["--optimizer", "simplex_adam", "--lr-scheduler", "weighted_inverse_sqrt"]
+MODEL += ["--warmup-updates", "4", "--branch-warmup-updates", "2", "--batch-size", "16"]  # an epoch is four updates
+
+
+def train(data: Path, save: Path, *options: object, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+    return run("train", data, "--user-dir", USER_DIR, "--save-dir", save, *MODEL, *QUIET, *options, **kwargs)
+
+
+def state(path: Path) -> dict[str, Any]:
+    return checkpoint_utils.load_checkpoint_to_cpu(str(path))
+
+
+def branch_weights(model: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    found = {name: value for name, value in model.items() if ".kappa." in name or ".alpha." in name}
+    assert len(found) == 4  # one layer on each side
+    return found
+
+
+def assert_on_simplex(model: dict[str, torch.Tensor], tolerance: float = 1e-5) -> None:
+    for value in branch_weights(model).values():
+        assert float(value.min()) >= 0
+        assert float(value.float().sum()) == pytest.approx(1, abs=tolerance)
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Two epochs with moving averages and a checkpoint after each update, and what was printed."""
+    folder = tmp_path_factory.mktemp("trained")
+    options = ["--max-epoch", 2, "--save-interval-updates", 1, "--store-ema", "--ema-decay", 0.5, "--log-interval", 2]
+    result = train(data, folder, *options, "--log-file", folder / "log")
+    return folder, result.stdout + result.stderr
+
+
+def test_weights_move_and_stay_on_the_simplex(trained: tuple[Path, str]) -> None:
+    """Those of each checkpoint, of their moving average, and of an average of checkpoints."""
+    paths = [trained[0] / f"checkpoint{name}.pt" for name in ("_1_1", "_1_2", "_1_3", 1, "_2_5", "_2_6", "_2_7", 2)]
+    checkpoints = [state(path) for path in paths]
+    models = [checkpoint["model"] for checkpoint in checkpoints]
+    for model in models + [checkpoint["extra_state"]["ema"] for checkpoint in checkpoints]:
+        assert_on_simplex(model)
+    assert_on_simplex({name: sum(model[name] for model in models) / len(models) for name in models[0]})
+    for name, first in branch_weights(models[0]).items():
+        assert not torch.equal(first, models[-1][name])
+
+
+def test_statistics_reach_the_log(trained: tuple[Path, str]) -> None:
+    lines = [line.split(" | train_inner | ")[1] for line in trained[1].splitlines() if " | train_inner | {" in line]
+    assert len(lines) >= 2
+    for line in map(json.loads, lines):
+        for vector in ("kappa", "alpha"):
+            assert 0 < float(line[f"{vector}_entropy"]) <= 2  # bits, of four branches
+            assert 1 <= float(line[f"{vector}_ratio"]) <= 1000
+
+
+def test_resuming_is_bit_for_bit_not_having_stopped(data: Path, trained: tuple[Path, str], tmp_path: Path) -> None:
+    """In the middle of an epoch, dropout included: model, moments and moving average."""
+    options = ["--max-update", 4, "--store-ema", "--ema-decay", 0.5]
+    train(data, tmp_path, *options, "--restore-file", trained[0] / "checkpoint_1_2.pt")
+    straight, resumed = state(trained[0] / "checkpoint1.pt"), state(tmp_path / "checkpoint_last.pt")
+    for name, value in straight["model"].items():
+        assert torch.equal(resumed["model"][name], value), name
+        assert torch.equal(resumed["extra_state"]["ema"][name], straight["extra_state"]["ema"][name]), name
+    for index, moments in straight["last_optimizer_state"]["state"].items():
+        for name, value in moments.items():
+            other = resumed["last_optimizer_state"]["state"][index][name]
+            assert torch.equal(torch.as_tensor(other), torch.as_tensor(value)), (index, name)
+
+
+def test_frozen_from_an_update_on(data: Path, tmp_path: Path) -> None:
+    options = ["--freeze-branch-weights-after", 3, "--max-epoch", 2, "--save-interval-updates", 1]
+    train(data, tmp_path, *options)
+    files = {2: "checkpoint_1_2.pt", 3: "checkpoint_1_3.pt", 8: "checkpoint_last.pt"}
+    models = {update: state(tmp_path / file)["model"] for update, file in files.items()}
+    before, frozen, last = (branch_weights(models[update]) for update in (2, 3, 8))
+    assert all(torch.equal(frozen[name], last[name]) for name in frozen)
+    assert not all(torch.equal(before[name], frozen[name]) for name in frozen)
+    assert not torch.equal(models[3]["encoder.layers.0.branches.w1"], models[8]["encoder.layers.0.branches.w1"])
+
+
+@pytest.mark.parametrize(
+    "precision",
+    [
+        ["--bf16"],
+        ["--memory-efficient-bf16"],
+        ["--fp16", "--fp16-no-flatten-grads", "--fp16-init-scale", 4],
+        ["--memory-efficient-fp16", "--fp16-init-scale", 4],
+    ],
+    ids=lambda options: options[0].strip("-"),
+)
+@pytest.mark.slow
+def test_half_precision(data: Path, tmp_path: Path, precision: list[object]) -> None:
+    """The network trains, and κ and α are on the simplex as far as the precision of the parameters goes."""
+    if "bf16" in str(precision[0]) and not torch.cuda.is_available():
+        pytest.skip("fairseq takes --bf16 without a GPU for a wish to train on a TPU")
+    train(data, tmp_path, *precision, "--max-epoch", 2, "--save-interval-updates", 1)
+    first, last = state(tmp_path / "checkpoint_1_1.pt"), state(tmp_path / "checkpoint_last.pt")
+    assert last["optimizer_history"][-1]["num_updates"] == 8
+    assert_on_simplex(last["model"], tolerance=0.01)
+    for name, value in branch_weights(last["model"]).items():
+        assert value.dtype in (torch.float16, torch.bfloat16)
+        assert not torch.equal(value, first["model"][name])
+
+
+def test_two_processes_are_one_with_twice_the_update_frequency(data: Path, tmp_path: Path) -> None:
+    program = """
+import sys, torch
+from fairseq import trainer
+from fairseq_cli.train import cli_main
+out = sys.argv.pop()
+made, init = [], trainer.Trainer.__init__
+def keep(self, *args, **kwargs):
+    init(self, *args, **kwargs)
+    made.append(self)
+trainer.Trainer.__init__ = keep
+cli_main()
+torch.save(made[0].get_model().state_dict(), out)
+"""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = [data, "--user-dir", USER_DIR, *MODEL, *QUIET, "--dropout", 0, "--attention-dropout", 0, "--max-epoch", 2]
+    parallel = ["--distributed-world-size", "2", "--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp"]
+    parallel += ["--distributed-no-spawn", "--distributed-init-method", f"tcp://127.0.0.1:{port}", "--distributed-rank"]
+    runs = [[*parallel, 0], [*parallel, 1], ["--update-freq", 2]]
+    processes = []
+    for number, options in enumerate(runs):
+        words = [*common, "--save-dir", tmp_path / f"save{number == 2}", *options, tmp_path / f"{number}.pt"]
+        command = [sys.executable, "-W", "ignore", "-c", program, *map(str, words)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        processes.append(
+            subprocess.Popen(
+                command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
+        )
+    for process in processes:
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, output[-4000:]
+    first, second, single = (torch.load(tmp_path / f"{number}.pt") for number in range(3))
+    assert_on_simplex(first)
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+        torch.testing.assert_close(value, single[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["uniform", "random"])
+def test_other_weights_at_test_time(data: Path, trained: tuple[Path, str], mode: str) -> None:
+    """Table 3: the model as trained, but for κ and α."""
+    checkpoint = str(trained[0] / "checkpoint_last.pt")
+
+    def load(**overrides: str) -> dict[str, torch.Tensor]:
+        options = {"data": str(data), "user_dir": str(USER_DIR), **overrides}
+        (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([checkpoint], arg_overrides=options)
+        return model.state_dict()
+
+    saved, plain, changed = state(Path(checkpoint))["model"], load(), load(branch_weights=mode)
+    assert_on_simplex(changed)
+    for name, value in saved.items():
+        assert torch.equal(plain[name], value)
+        if name in branch_weights(saved):
+            assert not torch.equal(changed[name], value)
+            assert (mode == "uniform") == bool((changed[name] == 0.25).all())
+        elif name != "branch_weights_version":
+            assert torch.equal(changed[name], value)
+
+
+def test_generate_with_other_weights(data: Path, trained: tuple[Path, str]) -> None:
+    options = ["--user-dir", USER_DIR, "--path", trained[0] / "checkpoint_last.pt", "--beam", 2]
+    plain = hypotheses(run("generate", data, *options).stdout)
+    uniform = hypotheses(run("generate", data, *options, "--model-overrides", "{'branch_weights': 'uniform'}").stdout)
+    assert sorted(plain) == sorted(uniform) == list(range(16))
+    assert plain != uniform
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--branch-ffn", "shared"],
+        ["--branch-constraint", "softmax"],
+        ["--branch-weights", "random"],
+        ["--branch-gating-topk", 2],
+        ["--no-branch-rescale"],
+        ["--share-embeddings", "none", "--encoder-learned-pos", "--decoder-learned-pos"],
+    ],
+    ids=lambda options: "-".join(map(str, options[:2])).strip("-"),
+)
+@pytest.mark.slow
+def test_alternatives_train_and_translate(data: Path, tmp_path: Path, options: list[object]) -> None:
+    train(data, tmp_path, *options, "--max-epoch", 1)
+    result = run("generate", data, "--user-dir", USER_DIR, "--path", tmp_path / "checkpoint_last.pt")
+    assert sorted(hypotheses(result.stdout)) == list(range(16))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"encoder_attention_heads": 3}, "--encoder-attention-heads must divide --encoder-embed-dim, but 3"),
+        ({"decoder_ffn_embed_dim": 30}, "--decoder-attention-heads must divide --decoder-ffn-embed-dim, but 4"),
+        ({"branch_gating_topk": 5}, "--branch-gating-topk must lie between 1 and --encoder-attention-heads"),
+        ({"encoder_embed_dim": 15}, "--encoder-embed-dim must be even"),
+    ],
+)
+def test_wrong_options_get_a_clear_error(build, options: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build("weighted_transformer_tiny", **options)
+
+
+def test_weights_that_are_not_learned_get_no_gradient(build, sentences) -> None:
+    for mode, expected in (("learned", True), ("uniform", False), ("random", False)):
+        model = build("weighted_transformer_tiny", branch_weights=mode)
+        model(sentences([4]), None, sentences([3]))[0].sum().backward()
+        vectors = [module for module in model.modules() if isinstance(module, SimplexVector)]
+        assert len(vectors) == 8
+        assert all((vector.weight.grad is not None) == expected for vector in vectors)
