@@ -177,12 +177,13 @@ def test_bleu_during_training_is_that_of_the_checkpoint(data: Path, trained: Pat
     assert state["extra_state"]["val_loss"] == pytest.approx(bleu, abs=0.06)
 
 
-@pytest.mark.parametrize("recipe", sorted(path.stem for path in (ROOT / "examples" / "convs2s").glob("*.yaml")))
-def test_recipes_build_their_architecture(recipe: str, task) -> None:
+@pytest.mark.parametrize("recipe", sorted((ROOT / "examples").glob("*/*.yaml")), ids=lambda recipe: recipe.stem)
+def test_recipes_build_their_architecture(recipe: Path, task) -> None:
     """hydra merges a configuration's defaults before it looks at the architecture, which must win all the same."""
-    cfg = OmegaConf.load(ROOT / "examples" / "convs2s" / f"{recipe}.yaml")
+    cfg = OmegaConf.load(recipe)
     architecture = cfg.model._name
-    wanted = Namespace(arch=architecture, dropout=cfg.model.dropout, max_source_positions=8, max_target_positions=8)
+    options = {name: value for name, value in cfg.model.items() if name != "_name"}
+    wanted = Namespace(arch=architecture, max_source_positions=8, max_target_positions=8, **options)
     ARCH_CONFIG_REGISTRY[architecture](wanted)
     with open_dict(cfg):
         cfg.task.update({"data": "", "max_source_positions": 8, "max_target_positions": 8})

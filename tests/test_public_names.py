@@ -5,12 +5,15 @@ from __future__ import annotations
 from argparse import ArgumentParser
 
 import pytest
+from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
+from fairseq.optim import OPTIMIZER_DATACLASS_REGISTRY
 from fairseq.optim.lr_scheduler import LR_SCHEDULER_DATACLASS_REGISTRY
 
 from fairseq_plugins.models.convs2s.config import ConvS2SConfig
-from fairseq_plugins.optim.config import AnnealAfterPlateauConfig
+from fairseq_plugins.models.weighted_transformer.config import WeightedTransformerConfig
+from fairseq_plugins.optim.config import AnnealAfterPlateauConfig, SimplexAdamConfig, WeightedInverseSqrtConfig
 from fairseq_plugins.tools import cli
 
 
@@ -22,17 +25,16 @@ def options(config: type) -> list[str]:
     return sorted(action.option_strings[0] for action in actions)
 
 
-def test_architectures() -> None:
-    assert sorted(name for name, model in ARCH_MODEL_NAME_REGISTRY.items() if model == "convs2s") == [
-        "convs2s",
-        "convs2s_analysis",
-        "convs2s_gigaword",
-        "convs2s_iwslt_de_en",
-        "convs2s_tiny",
-        "convs2s_wmt_en_de",
-        "convs2s_wmt_en_fr",
-        "convs2s_wmt_en_ro",
-    ]
+@pytest.mark.parametrize(
+    ("family", "architectures"),
+    [
+        ("convs2s", "analysis gigaword iwslt_de_en tiny wmt_en_de wmt_en_fr wmt_en_ro"),
+        ("weighted_transformer", "2layer 4layer 8layer iwslt_de_en large small tiny"),
+    ],
+)
+def test_architectures(family: str, architectures: str) -> None:
+    names = [family, *(f"{family}_{name}" for name in architectures.split())]
+    assert sorted(name for name, model in ARCH_MODEL_NAME_REGISTRY.items() if model == family) == names
 
 
 def test_convs2s_options() -> None:
@@ -52,13 +54,47 @@ def test_convs2s_options() -> None:
     ]
 
 
-def test_schedule_options() -> None:
+def test_weighted_transformer_options() -> None:
+    assert options(WeightedTransformerConfig) == [
+        "--attention-dropout",
+        "--branch-constraint",
+        "--branch-ffn",
+        "--branch-gating-topk",
+        "--branch-weights",
+        "--decoder-attention-heads",
+        "--decoder-ffn-embed-dim",
+        "--decoder-layers",
+        "--decoder-learned-pos",
+        "--dropout",
+        "--encoder-attention-heads",
+        "--encoder-embed-dim",
+        "--encoder-ffn-embed-dim",
+        "--encoder-layers",
+        "--encoder-learned-pos",
+        "--no-branch-rescale",
+        "--relu-dropout",
+        "--share-embeddings",
+    ]
+
+
+def test_training_options() -> None:
     assert LR_SCHEDULER_DATACLASS_REGISTRY["anneal_after_plateau"] is AnnealAfterPlateauConfig
     assert options(AnnealAfterPlateauConfig) == ["--lr-shrink"]
+    assert LR_SCHEDULER_DATACLASS_REGISTRY["weighted_inverse_sqrt"] is WeightedInverseSqrtConfig
+    assert options(WeightedInverseSqrtConfig) == [
+        "--branch-lr-scale",
+        "--branch-warmup-updates",
+        "--lr-scale",
+        "--warmup-updates",
+    ]
+    assert OPTIMIZER_DATACLASS_REGISTRY["simplex_adam"] is SimplexAdamConfig
+    assert "--freeze-branch-weights-after" in options(SimplexAdamConfig)
+    assert "weighted_label_smoothed_cross_entropy" in CRITERION_DATACLASS_REGISTRY
 
 
 def test_tools(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--help"])
     shown = capsys.readouterr().out
-    assert [name for name in ("user-dir", "import-fconv", "plot-attention") if f"\n    {name}" not in shown] == []
+    tools = ("user-dir", "import-fconv", "plot-attention", "plot-branches")
+    assert [name for name in tools if f"\n    {name}" not in shown] == []

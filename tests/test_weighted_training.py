@@ -164,6 +164,29 @@ torch.save(made[0].get_model().state_dict(), out)
         torch.testing.assert_close(value, single[name], rtol=1e-4, atol=1e-5)
 
 
+def test_hydra_train(data: Path, tmp_path: Path) -> None:
+    """The schedule finds the sizes that the architecture sets, and the default ones where nothing does."""
+    (tmp_path / "recipe.yaml").write_text(f"""\
+# @package _group_
+common: {{user_dir: {USER_DIR}, log_format: json}}
+task: {{_name: translation, data: {data}}}
+model: {{_name: weighted_transformer_tiny, encoder_layers: 1}}
+criterion: {{_name: weighted_label_smoothed_cross_entropy, label_smoothing: 0.1}}
+optimizer: {{_name: simplex_adam, freeze_branch_weights_after: 2}}
+lr_scheduler: {{_name: weighted_inverse_sqrt}}
+dataset: {{batch_size: 16, num_workers: 0}}
+optimization: {{max_update: 4}}
+checkpoint: {{save_dir: {tmp_path / "save"}}}
+""")
+    run("hydra_train", "--config-dir", tmp_path, "--config-name", "recipe", f"hydra.run.dir={tmp_path / 'hydra'}")
+    saved = state(tmp_path / "save" / "checkpoint_last.pt")
+    assert_on_simplex(saved["model"])
+    rates = {group["name"]: group["lr"] for group in saved["last_optimizer_state"]["param_groups"]}
+    # Set for the fifth update; the tiny model is 128 wide and has here one layer.
+    assert rates["network"] == pytest.approx(128**-0.5 * 5 * 4000**-1.5)
+    assert rates["branch_simplex"] == pytest.approx(128**-0.5 * 5 * 400**-1.5)
+
+
 @pytest.mark.parametrize("mode", ["uniform", "random"])
 def test_other_weights_at_test_time(data: Path, trained: tuple[Path, str], mode: str) -> None:
     """Table 3: the model as trained, but for κ and α."""

@@ -54,10 +54,18 @@ step "3. Binary data for fairseq"
 run fairseq-preprocess --source-lang en --target-lang de --joined-dictionary --destdir "$out/data-bin" \
     --trainpref "$out/bpe/train" --validpref "$out/bpe/valid" --testpref "$out/bpe/test"
 
+# The weights of its branches live on the simplex, where this optimizer keeps them.
+recipe=(--criterion cross_entropy --optimizer adam)
+case $arch in
+    weighted_transformer*)
+        recipe=(--criterion weighted_label_smoothed_cross_entropy --label-smoothing 0.1 --optimizer simplex_adam)
+        ;;
+esac
+
 step "4. Training of $arch"
 run fairseq-train "$out/data-bin" --user-dir user_dir --arch "$arch" --save-dir "$model" \
-    --criterion cross_entropy --dropout 0.1 --batch-size 64 --max-update 2400 \
-    --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 0.1 --lr 0.003 --lr-scheduler cosine --warmup-updates 200 \
+    "${recipe[@]}" --dropout 0.1 --batch-size 64 --max-update 2400 \
+    --adam-betas '(0.9, 0.98)' --clip-norm 0.1 --lr 0.003 --lr-scheduler cosine --warmup-updates 200 \
     --no-epoch-checkpoints --log-format simple --log-interval 50 --num-workers 0 "$@" \
     2>&1 | without_configuration
 

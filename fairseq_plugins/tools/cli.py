@@ -6,7 +6,7 @@ import pickle
 import sys
 from argparse import ArgumentParser
 
-from fairseq_plugins.tools import import_fconv, plot_attention, user_dir
+from fairseq_plugins.tools import import_fconv, plot_attention, plot_branches, user_dir
 
 __all__ = ["main"]
 
@@ -14,6 +14,7 @@ _COMMANDS = {
     "user-dir": (user_dir, "print the path to give to fairseq's --user-dir"),
     "import-fconv": (import_fconv, "turn a checkpoint of fairseq's fconv into one of convs2s"),
     "plot-attention": (plot_attention, "draw what a translation attends to"),
+    "plot-branches": (plot_branches, "draw how the branches' weights of a Weighted Transformer develop"),
 }
 
 

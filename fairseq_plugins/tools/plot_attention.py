@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,8 @@ from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks import FairseqTask
 from subword_nmt.apply_bpe import BPE
 from torch import Tensor
+
+from fairseq_plugins.tools.figure import new_figure
 
 __all__ = ["add_arguments", "run"]
 
@@ -75,12 +76,7 @@ def symbols(dictionary: Dictionary, tokens: Tensor) -> list[str]:
 
 def draw(source: Sequence[str], target: Sequence[str], attention: Tensor, output: Path) -> None:
     """Source tokens from left to right, target tokens downwards, and the darker a cell the stronger the attention."""
-    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # importing fairseq sets the root logger to DEBUG
-    try:
-        from matplotlib.figure import Figure  # noqa: PLC0415 (an optional dependency)
-    except ImportError as error:
-        raise ValueError("plotting needs matplotlib: pip install 'fairseq_plugins[plots]'") from error
-    figure = Figure(figsize=(1 + 0.35 * len(source), 1 + 0.35 * len(target)))
+    figure = new_figure(1 + 0.35 * len(source), 1 + 0.35 * len(target))
     axes = figure.add_subplot()
     axes.imshow(attention.T.float().cpu().numpy(), cmap="Greys", vmin=0)
     axes.xaxis.tick_top()

@@ -1,0 +1,57 @@
+"""The picture of κ and α over the updates."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fairseq_plugins.tools import cli, plot_branches
+
+
+def save(folder: Path, update: int, constraint: str = "simplex") -> Path:
+    point = torch.tensor([0.5, 0.3, 0.2]) if update < 5 else torch.tensor([0.7, 0.3, 0.0])
+    model = {f"encoder.layers.1.branches.{vector}.weight": point for vector in ("kappa", "alpha")}
+    path = folder / f"checkpoint_1_{update}.pt"
+    args = Namespace(arch="weighted_transformer", task="translation", criterion="cross_entropy")
+    args.branch_constraint = constraint
+    history = [{"num_updates": update, "optimizer_name": "simplex_adam", "lr_scheduler_state": {}}]
+    torch.save({"model": model, "args": args, "optimizer_history": history, "extra_state": {}}, path)
+    return path
+
+
+def test_checkpoints_come_in_the_order_of_their_updates(tmp_path: Path) -> None:
+    for update in (10, 2, 4):
+        save(tmp_path, update)
+    updates, vectors = plot_branches.read(plot_branches.list_files([tmp_path]), "encoder.1")
+    assert updates == [2, 4, 10]
+    assert list(vectors) == ["kappa", "alpha"]
+    torch.testing.assert_close(vectors["kappa"][[0, 2]], torch.tensor([[0.5, 0.3, 0.2], [0.7, 0.3, 0.0]]))
+
+
+def test_logits_are_shown_as_the_weights_they_stand_for(tmp_path: Path) -> None:
+    _, vectors = plot_branches.read([save(tmp_path, 2, "softmax")], "encoder.1")
+    torch.testing.assert_close(vectors["alpha"][0], torch.tensor([0.5, 0.3, 0.2]).softmax(dim=0))
+
+
+@pytest.mark.parametrize("kind", ["png", "svg"])
+def test_a_picture_is_written(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    save(tmp_path, 2)
+    save(tmp_path, 7)
+    output = tmp_path / f"picture.{kind}"
+    cli.main(["plot-branches", str(tmp_path), "--layer", "encoder.1", "--output", str(output)])
+    assert output.stat().st_size > 1000
+    assert "2 checkpoints, updates 2 to 7" in capsys.readouterr().out
+
+
+def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+    save(tmp_path, 2)
+    for arguments, message in (
+        ([tmp_path, "--layer", "decoder.7"], "no branch weights for layer 'decoder.7'"),
+        ([tmp_path / "nowhere.pt"], "nowhere.pt: no checkpoint there"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            cli.main(["plot-branches", *map(str, arguments), "--output", str(tmp_path / "x.png")])
