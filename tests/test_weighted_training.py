@@ -86,6 +86,8 @@ def test_resuming_is_bit_for_bit_not_having_stopped(data: Path, trained: tuple[P
         for name, value in moments.items():
             other = resumed["last_optimizer_state"]["state"][index][name]
             assert torch.equal(torch.as_tensor(other), torch.as_tensor(value)), (index, name)
+    groups = [each["last_optimizer_state"]["param_groups"] for each in (straight, resumed)]
+    assert groups[0] == groups[1]  # rates, and the updates that freezing counts
 
 
 def test_frozen_from_an_update_on(data: Path, tmp_path: Path) -> None:
@@ -241,6 +243,7 @@ def test_alternatives_train_and_translate(data: Path, tmp_path: Path, options: l
         ({"encoder_attention_heads": 3}, "--encoder-attention-heads must divide --encoder-embed-dim, but 3"),
         ({"decoder_ffn_embed_dim": 30}, "--decoder-attention-heads must divide --decoder-ffn-embed-dim, but 4"),
         ({"branch_gating_topk": 5}, "--branch-gating-topk must lie between 1 and --encoder-attention-heads"),
+        ({"decoder_layers": 0}, "--decoder-layers must be positive, but it is 0"),
         ({"encoder_embed_dim": 15}, "--encoder-embed-dim must be even"),
     ],
 )

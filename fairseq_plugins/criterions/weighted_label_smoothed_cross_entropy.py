@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from fairseq.criterions.label_smoothed_cross_entropy import (
 from fairseq.logging import metrics
 from fairseq.models import BaseFairseqModel
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fairseq_plugins.nn.simplex import SimplexVector
 
@@ -29,24 +31,38 @@ class WeightedLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
     """
 
     def forward(self, model: BaseFairseqModel, sample: dict[str, Any], reduce: bool = True) -> Any:
-        """As fairseq's; the statistics stay on the device, and are looked at where fairseq logs."""
+        """As fairseq's; the statistics stay on the device.
+
+        Raises:
+            ValueError: in validation, where κ or α have left the simplex, since the optimizer does not project.
+        """
         loss, sample_size, logging_output = super().forward(model, sample, reduce)
         if model.training:
             logging_output.update(branch_statistics(model), forwards=1)
+        else:
+            check_simplex(model)
         return loss, sample_size, logging_output
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
         """Log the loss and, during training, the statistics."""
         super().reduce_metrics(logging_outputs)
-        forwards = sum(log.get("forwards", 0) for log in logging_outputs)
-        if forwards:
-            for name in (name for name in logging_outputs[0] if name.startswith(("kappa", "alpha"))):
-                metrics.log_scalar(name, sum(log[name] for log in logging_outputs) / forwards, round=3)
+        if not any("forwards" in log for log in logging_outputs):
+            return
+        forwards = sum(log["forwards"] for log in logging_outputs)
+        for name in (name for name in logging_outputs[0] if name.startswith(("kappa", "alpha"))):
+            # fairseq would round on the host after each update.  What begins with a line is not shown; derived from it,
+            # the rounded mean stays on the device until a log line is written.
+            metrics.log_scalar(f"_{name}", sum(log[name] for log in logging_outputs) / forwards)
+            metrics.log_derived(name, partial(_rounded_mean, name=f"_{name}"))
+
+
+def _rounded_mean(meters: Any, name: str) -> Tensor:
+    return torch.as_tensor(meters[name].avg, dtype=torch.float64).round(decimals=3)
 
 
 @torch.no_grad()
-def branch_statistics(model: BaseFairseqModel) -> dict[str, Tensor]:
+def branch_statistics(model: torch.nn.Module) -> dict[str, Tensor]:
     """Entropy and ratio of κ and α, for each the mean over the layers; scalars on the model's device."""
     vectors: dict[str, list[Tensor]] = {}
     for name, module in model.named_modules():
@@ -54,8 +70,24 @@ def branch_statistics(model: BaseFairseqModel) -> dict[str, Tensor]:
             vectors.setdefault(name.rpartition(".")[2], []).append(module.point().float())
     statistics = {}
     for name, points in vectors.items():
-        entropies = [torch.special.entr(point).sum() / math.log(2) for point in points]
-        ratios = [(point.max() / point.min()).clamp(max=1000) for point in points]
-        statistics[f"{name}_entropy"] = torch.stack(entropies).mean()
-        statistics[f"{name}_ratio"] = torch.stack(ratios).mean()
+        # Encoder and decoder may have different numbers of branches: what is filled in changes neither figure.
+        filled = pad_sequence(points, batch_first=True, padding_value=math.nan)
+        largest, smallest = filled.nan_to_num(-math.inf).amax(1), filled.nan_to_num(math.inf).amin(1)
+        statistics[f"{name}_entropy"] = torch.special.entr(filled.nan_to_num(0)).sum(1).mean() / math.log(2)
+        statistics[f"{name}_ratio"] = (largest / smallest).clamp(max=1000).mean()
     return statistics
+
+
+def check_simplex(model: torch.nn.Module) -> None:
+    """Refuse weights off the simplex.
+
+    Raises:
+        ValueError: names the options that would have kept them there.
+    """
+    points = [module.point() for module in model.modules() if isinstance(module, SimplexVector)]
+    errors = [(point.sum() - 1).abs() + (-point).clamp(min=0).sum() for point in points]
+    if errors and not bool(torch.stack(errors).max() < 0.01):
+        raise ValueError(
+            "kappa and alpha have left the simplex: train with --optimizer simplex_adam, which projects them, or with "
+            "--branch-constraint softmax"
+        )

@@ -6,9 +6,11 @@ B sentences, T queries, S positions attended to, h heads, v = d/h, width of a he
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
 __all__ = ["AttentionHeads", "attend", "attend_step", "attention_weights", "join_heads", "split_heads", "xavier_linear"]
@@ -26,7 +28,7 @@ class AttentionHeads(nn.Module):
     def __init__(self, dim: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.heads = heads
-        self.dropout = dropout
+        self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
         # As fairseq draws them: the three as one matrix, so that one product makes them.
         self.query = xavier_linear(dim, dim, gain=math.sqrt(0.5))
         self.key_value = nn.Linear(dim, 2 * dim)
@@ -48,7 +50,8 @@ class AttentionHeads(nn.Module):
         """
         keys, values = self.project(source)
         q = split_heads(self.query(x), self.heads)
-        return join_heads(attend(q, keys, values, bias, causal, self.dropout if self.training else 0.0))
+        active = self.training or self.dropout.apply_during_inference
+        return join_heads(attend(q, keys, values, bias, causal, self.dropout.p if active else 0.0))
 
     def project(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of what is attended to, each (B, h, S, v)."""
@@ -63,12 +66,14 @@ def attend(
     return F.scaled_dot_product_attention(q, keys, values, attn_mask=bias, dropout_p=dropout, is_causal=causal)
 
 
-def attend_step(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
+def attend_step(
+    q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, dropout: Callable[[Tensor], Tensor]
+) -> Tensor:
     """As `attend` for the few queries of a decoding step, where torch's fused kernel is slower than two products.
 
     The keys come as columns, (B, h, v, S): with so few rows against them, products with rows take six times as long.
     """
-    return attention_weights(q, keys, bias) @ values
+    return dropout(attention_weights(q, keys, bias)) @ values
 
 
 def attention_weights(q: Tensor, keys: Tensor, bias: Tensor | None) -> Tensor:

@@ -26,13 +26,20 @@ __all__ = ["FairseqSimplexAdam", "SimplexAdam"]
 
 @register_optimizer("simplex_adam", dataclass=SimplexAdamConfig)
 class FairseqSimplexAdam(FairseqAdam):
-    """Adam with a projection.  With fp16 it needs ``--fp16-no-flatten-grads`` or ``--memory-efficient-fp16``."""
+    """Adam with a projection.  With fp16 it needs ``--fp16-no-flatten-grads`` or ``--memory-efficient-fp16``.
+
+    Raises:
+        ValueError: ``--fp16-adam-stats`` is given.
+    """
 
     def __init__(self, cfg: DictConfig, params: Iterable[Tensor]) -> None:
         FairseqOptimizer.__init__(self, cfg)
+        if cfg.fp16_adam_stats:
+            raise ValueError("--optimizer simplex_adam keeps its moments in float32: leave out --fp16-adam-stats")
         groups: dict[str, list[Tensor]] = {"network": [], SOFTMAX: [], SIMPLEX: []}
         for parameter in params:
-            groups[getattr(parameter, "param_group", "network")].append(parameter)
+            group = getattr(parameter, "param_group", "network")
+            groups[group if group in groups else "network"].append(parameter)
         self._optimizer = SimplexAdam(
             [{"params": members, "name": name} for name, members in groups.items() if members],
             freeze_after=cfg.freeze_branch_weights_after,
@@ -91,6 +98,9 @@ class SimplexAdam(Adam):
             if parameter.dtype != torch.float32:
                 # In half precision most steps would be rounded away.
                 state["master"] = parameter.float()
+        for name in ("exp_avg", "exp_avg_sq", "master"):
+            if name in state:  # --memory-efficient-fp16 brings it back from a checkpoint where the file was read
+                state[name] = state[name].to(parameter.device)
         state["step"] += 1
         point = state.get("master", parameter)
         gradient = parameter.grad.to(point.dtype)  # type: ignore[union-attr]

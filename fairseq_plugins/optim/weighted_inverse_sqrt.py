@@ -35,8 +35,11 @@ class WeightedInverseSqrt(FairseqLRScheduler):
             if getattr(cfg, option) < 1:
                 raise ValueError(f"--{option.replace('_', '-')} must be positive, but it is {getattr(cfg, option)}")
         # Under hydra the sizes of the default architecture are not in the configuration.
-        self.dim = cfg.encoder_embed_dim or DEFAULT_SIZES["encoder_embed_dim"]
-        self.layers = cfg.encoder_layers or DEFAULT_SIZES["encoder_layers"]
+        sizes = {
+            name: DEFAULT_SIZES[name] if cfg[name] is None else cfg[name]
+            for name in ("encoder_embed_dim", "encoder_layers")
+        }
+        self.dim, self.layers = sizes.values()
 
     def step_update(self, num_updates: int) -> float:
         """Set the rates for the next update."""

@@ -29,14 +29,13 @@ def branches(**options: object) -> BranchedFeedForward:
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("constraint", ["simplex", "softmax"])
 @pytest.mark.parametrize("gating_topk", [None, 1, 2, 3])
-def test_folded_equals_plain(shared: bool, constraint: str, gating_topk: int | None) -> None:
+def test_folded_equals_plain(device: torch.device, shared: bool, constraint: str, gating_topk: int | None) -> None:
     """Values, and the gradients of heads, inputs and all parameters, in float64."""
-    block = branches(shared=shared, constraint=constraint, gating_topk=gating_topk)
+    block = branches(shared=shared, constraint=constraint, gating_topk=gating_topk).to(device)
     results = []
     for form in (block, block.plain):
         torch.manual_seed(2)
-        heads = torch.randn(2, 5, 12, dtype=torch.float64, requires_grad=True)
-        x = torch.randn(2, 5, 12, dtype=torch.float64, requires_grad=True)
+        heads, x = (torch.randn(2, 5, 12, dtype=torch.float64, device=device, requires_grad=True) for _ in range(2))
         block.zero_grad()
         out = form(heads, x)
         (out * torch.randn_like(out)).sum().backward()

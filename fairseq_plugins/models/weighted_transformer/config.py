@@ -94,7 +94,9 @@ def complete(cfg: Namespace | DictConfig) -> None:
     if cfg.encoder_embed_dim % 2:
         raise ValueError(f"--encoder-embed-dim must be even, but it is {cfg.encoder_embed_dim}")
     for side in ("encoder", "decoder"):
-        branches = getattr(cfg, f"{side}_attention_heads")
+        branches, layers = getattr(cfg, f"{side}_attention_heads"), getattr(cfg, f"{side}_layers")
+        if layers < 1:
+            raise ValueError(f"--{side}-layers must be positive, but it is {layers}")
         divided = [("encoder_embed_dim", cfg.encoder_embed_dim)]
         if str(cfg.branch_ffn) == "split":
             divided.append((f"{side}_ffn_embed_dim", getattr(cfg, f"{side}_ffn_embed_dim")))

@@ -47,6 +47,9 @@ class WeightedTransformerModel(FairseqEncoderDecoderModel):
             ValueError: two options do not fit together, or embeddings cannot be shared.
         """
         complete(cfg)
+        if getattr(getattr(task, "cfg", None), "left_pad_target", False):
+            # Self-attention looks at everything to the left.
+            raise ValueError("the Weighted Transformer takes targets padded on the right: leave out --left-pad-target")
         dim, sharing = cfg.encoder_embed_dim, str(cfg.share_embeddings)
         target_words = _word_embedding(task.target_dictionary, dim)
         if sharing != "all":

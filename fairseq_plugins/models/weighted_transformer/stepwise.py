@@ -85,8 +85,10 @@ class _Layer:
         self.second = step_linear(folded.second, folded.second_bias, rows)
         self.first: FoldedWeights | None = folded
         heads, width, inner = folded.first.shape
-        # The first map of a branch can go to the values, since averaging them is linear too: once per sentence.
-        if beam > 1 and not module.branches.shared and source.keys.size(1) * (inner - width) < width * inner:
+        # The first map of a branch can go to the values, since averaging them is linear too: once per sentence.  With
+        # its bias, so weights that dropout has touched, and which do not sum to one, are not for it.
+        pays = beam > 1 and not module.branches.shared and source.keys.size(1) * (inner - width) < width * inner
+        if pays and not other.dropout.apply_during_inference:
             self.source_values = self.source_values @ folded.first + folded.first_bias.view(heads, 1, inner)
             self.first = None
 
@@ -99,11 +101,14 @@ class _Layer:
         module, heads = self.module, self.module.self_attention.heads
         q, k, v = (split_heads(part, heads) for part in self.query_key_value(x).chunk(3, dim=-1))
         keys, values = self.past.append(k, v)
-        out = self.self_attention_out(join_heads(attend_step(q, keys, values, past_bias)))
+        out = self.self_attention_out(
+            join_heads(attend_step(q, keys, values, past_bias, module.self_attention.dropout))
+        )
         x = module.self_attention_norm(x + module.dropout(out))
 
         q = split_heads(self.source_query(x), heads)
-        inner = join_heads(attend_step(q, self.source_keys, self.source_values, source_bias)).flatten(0, 1)
+        dropout = module.source_attention.dropout
+        inner = join_heads(attend_step(q, self.source_keys, self.source_values, source_bias, dropout)).flatten(0, 1)
         if self.first is not None:
             inner = block_diagonal_linear(inner, self.first.first, self.first.first_bias)
         return module.norm(x + module.dropout(module.branches.finish(inner, x, self.second))), q

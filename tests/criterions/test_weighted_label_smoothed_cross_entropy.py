@@ -1,0 +1,72 @@
+"""The statistics of κ and α that training logs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
+from fairseq.logging import metrics
+from torch import Tensor, nn
+
+from fairseq_plugins.criterions.weighted_label_smoothed_cross_entropy import (
+    WeightedLabelSmoothedCrossEntropy,
+    branch_statistics,
+    check_simplex,
+)
+from fairseq_plugins.nn.simplex import SimplexVector
+
+LOSSES = {"loss": torch.tensor(8.0), "nll_loss": torch.tensor(6.0), "ntokens": 4, "nsentences": 1, "sample_size": 4}
+
+
+def block(kappa: list[float], alpha: list[float]) -> nn.Module:
+    made = nn.ModuleDict()
+    for name, point in (("kappa", kappa), ("alpha", alpha)):
+        made[name] = SimplexVector(len(point), "learned", "simplex", rescale=True)
+        made[name].weight.data.copy_(torch.tensor(point))
+    return made
+
+
+def test_statistics() -> None:
+    """Of κ of equal weights and of one that has all, of four and of two branches; bits, and 1000 for infinity."""
+    model = nn.ModuleList([block([0.25] * 4, [0.4, 0.2, 0.2, 0.2]), block([1.0, 0.0], [0.5, 0.5])])
+    found = {name: float(value) for name, value in branch_statistics(model).items()}
+    assert found["kappa_entropy"] == pytest.approx((2 + 0) / 2)
+    assert found["kappa_ratio"] == pytest.approx((1 + 1000) / 2)
+    assert found["alpha_entropy"] == pytest.approx((1.921928 + 1) / 2)
+    assert found["alpha_ratio"] == pytest.approx((2 + 1) / 2)
+
+
+def logs() -> list[dict[str, object]]:
+    first = {"kappa_entropy": torch.tensor(1.0), "alpha_ratio": torch.tensor(2.0), "forwards": 1}
+    second = {"kappa_entropy": torch.tensor(4.0), "alpha_ratio": torch.tensor(8.0), "forwards": 2}  # of two ranks
+    return [{**LOSSES, **first}, {**LOSSES, **second}]
+
+
+def test_the_mean_over_forward_passes_is_shown() -> None:
+    with metrics.aggregate(new_root=True) as shown:
+        WeightedLabelSmoothedCrossEntropy.reduce_metrics(logs())
+    values = shown.get_smoothed_values()
+    assert float(values["kappa_entropy"]) == pytest.approx(1.667)
+    assert float(values["alpha_ratio"]) == pytest.approx(3.333)
+    assert not any(name.startswith("_") for name in values)
+
+
+def test_an_update_does_not_wait_for_the_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """fairseq reads its meters after each update; not one value more goes to the host than with its own criterion."""
+    item, counts = Tensor.item, []
+    for criterion in (LabelSmoothedCrossEntropyCriterion, WeightedLabelSmoothedCrossEntropy):
+        calls: list[Tensor] = []
+        with monkeypatch.context() as patch, metrics.aggregate(new_root=True) as shown:
+            patch.setattr(Tensor, "item", lambda tensor, calls=calls: calls.append(tensor) or item(tensor))
+            criterion.reduce_metrics(logs())
+            shown.get_smoothed_values()
+        counts.append(len(calls))
+    assert counts[0] == counts[1]
+
+
+def test_leaving_the_simplex_is_noticed() -> None:
+    """As any optimizer makes it do that does not project."""
+    check_simplex(block([0.25] * 4, [0.4, 0.2, 0.2, 0.2]))
+    for point in ([0.9, 0.5, 0.3, -0.7], [0.4, 0.4, 0.4, 0.4], [float("nan")] * 4):
+        with pytest.raises(ValueError, match="train with --optimizer simplex_adam"):
+            check_simplex(block([0.25] * 4, point))
