@@ -15,7 +15,7 @@ from fairseq.models.fconv import FConvModel
 
 from fairseq_plugins.tools import cli
 from tests.conftest import enliven
-from tests.models.convs2s.test_generation import assert_same, generate
+from tests.models.test_generation import assert_same, generate
 
 OPTIONS = {
     "encoder_layers": "[(16, 3)] * 2 + [(24, 3)]",
