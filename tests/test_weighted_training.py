@@ -121,7 +121,6 @@ def test_half_precision(data: Path, tmp_path: Path, precision: list[object]) -> 
     assert last["optimizer_history"][-1]["num_updates"] == 8
     assert_on_simplex(last["model"], tolerance=0.01)
     for name, value in branch_weights(last["model"]).items():
-        assert value.dtype in (torch.float16, torch.bfloat16)
         assert not torch.equal(value, first["model"][name])
 
 
