@@ -16,7 +16,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, BaseFairse
 import fairseq_plugins  # noqa: F401  (registers the architectures)
 from tests.commands import make_data
 
-ARCHITECTURES = ["convs2s_tiny", "weighted_transformer_tiny"]  # the smallest of each family
+ARCHITECTURES = ["convs2s_tiny", "weighted_transformer_tiny", "conv_encoder_tiny"]  # the smallest of each family
 WORDS = 40
 EOS = 2
 
@@ -85,6 +85,9 @@ def enliven(model: torch.nn.Module) -> None:
                 "embed" in name and parameter.dim() > 1 and "to_embedding" not in name and "from_embedding" not in name
             ):
                 parameter.mul_(5)
+            elif hasattr(model.decoder, "attentive"):
+                # The paper's small start: all words are nearly as likely, wherever the decoder looks.
+                parameter.mul_(6 if name.startswith("decoder") else 2)
         output = getattr(model.decoder, "output_projection", None)
         if output is not None and output.bias is None:
             # The same for a Transformer: its last normalisation leans towards the end of the sentence.

@@ -11,6 +11,7 @@ from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from fairseq.optim import OPTIMIZER_DATACLASS_REGISTRY
 from fairseq.optim.lr_scheduler import LR_SCHEDULER_DATACLASS_REGISTRY
 
+from fairseq_plugins.models.conv_encoder.config import ConvEncoderConfig
 from fairseq_plugins.models.convs2s.config import ConvS2SConfig
 from fairseq_plugins.models.weighted_transformer.config import WeightedTransformerConfig
 from fairseq_plugins.optim.config import AnnealAfterPlateauConfig, SimplexAdamConfig, WeightedInverseSqrtConfig
@@ -29,6 +30,7 @@ def options(config: type) -> list[str]:
     ("family", "architectures"),
     [
         ("convs2s", "analysis gigaword iwslt_de_en tiny wmt_en_de wmt_en_fr wmt_en_ro"),
+        ("conv_encoder", "bilstm iwslt_de_en pooling tiny wmt_en_de wmt_en_fr wmt_en_ro"),
         ("weighted_transformer", "2layer 4layer 8layer iwslt_de_en large small tiny"),
     ],
 )
@@ -74,6 +76,24 @@ def test_weighted_transformer_options() -> None:
         "--no-branch-rescale",
         "--relu-dropout",
         "--share-embeddings",
+    ]
+
+
+def test_conv_encoder_options() -> None:
+    assert options(ConvEncoderConfig) == [
+        "--aggregation-layers",
+        "--decoder-hidden-size",
+        "--decoder-layers",
+        "--dropout",
+        "--encoder-embed-dim",
+        "--encoder-hidden-size",
+        "--encoder-layers",
+        "--encoder-lstm-layers",
+        "--encoder-type",
+        "--no-encoder-positional-embeddings",
+        "--no-residual",
+        "--pooling-width",
+        "--single-stack",
     ]
 
 

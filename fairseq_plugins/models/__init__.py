@@ -1,3 +1,3 @@
 """The model families; importing this registers them."""
 
-from fairseq_plugins.models import convs2s, weighted_transformer  # noqa: F401  (registration)
+from fairseq_plugins.models import conv_encoder, convs2s, weighted_transformer  # noqa: F401  (registration)

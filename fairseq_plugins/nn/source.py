@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-__all__ = ["Source"]
+__all__ = ["Source", "padding_bias"]
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,8 @@ class Source:
 
     @cached_property
     def bias(self) -> Tensor:
-        """(B, 1, S), added to scores: minus infinity where the source is padding, zero elsewhere."""
-        zeros = self.keys.new_zeros(self.padding_mask.shape)
-        return zeros.masked_fill(self.padding_mask, float("-inf")).unsqueeze(1)
+        """`padding_bias` of the source."""
+        return padding_bias(self.padding_mask, self.keys.dtype)
 
     def reorder(self, new_order: Tensor) -> Source:
         """Rows in a new order.  Nothing is copied: only the index is composed."""
@@ -67,3 +66,9 @@ class Source:
             if not torch.equal(self.rows, together):
                 return self.expand(), 1
         return replace(self, rows=None), beam
+
+
+def padding_bias(padding_mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to scores, (B, S) -> (B, 1, S): minus infinity where there is no token, zero elsewhere."""
+    zeros = torch.zeros(padding_mask.shape, dtype=dtype, device=padding_mask.device)
+    return zeros.masked_fill_(padding_mask, float("-inf")).unsqueeze(1)

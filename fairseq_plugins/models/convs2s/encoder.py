@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fairseq.data import Dictionary
-from fairseq.models import FairseqEncoder
 from fairseq.modules import FairseqDropout, GradMultiply
 from torch import Tensor, nn
 
+from fairseq_plugins.models.source_encoder import SourceEncoder
 from fairseq_plugins.nn.embedding import InputEmbedding
 from fairseq_plugins.nn.gated_convolution import SQRT_HALF, GatedConvolution, Shortcut
 from fairseq_plugins.nn.initialisation import Linear
 from fairseq_plugins.nn.layer_list import ConvolutionSpec
-from fairseq_plugins.nn.source import Source
 
 __all__ = ["ConvS2SEncoder"]
 
 
-class ConvS2SEncoder(FairseqEncoder):
+class ConvS2SEncoder(SourceEncoder):
     """Gated convolutions over the source.
 
     Args:
@@ -37,15 +36,13 @@ class ConvS2SEncoder(FairseqEncoder):
         dropout: float,
         attention_layers: int,
     ) -> None:
-        super().__init__(dictionary)
-        self.padding_idx = dictionary.pad()
+        super().__init__(dictionary, embedding)
         # Section 3.5 divides by the number of attentions; the authors' own code, as fairseq, by twice that.
         self.gradient_scale = 1.0 / (2.0 * attention_layers)
         self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
 
         retain = 1 - dropout
         embed_dim = embedding.words.embedding_dim
-        self.embedding = embedding
         widths = [convolutions[0].width]
         self.from_embedding = Linear(embed_dim, widths[0], retain)
         self.convolutions = nn.ModuleList()
@@ -56,23 +53,9 @@ class ConvS2SEncoder(FairseqEncoder):
             widths.append(width)
         self.to_embedding = Linear(widths[-1], embed_dim)
 
-    def forward(self, src_tokens: Tensor, src_lengths: Tensor | None = None, **unused: object) -> Source:
-        """Encode a batch.
-
-        Args:
-            src_tokens: (B, S), padded on either side.
-            src_lengths: not used; the padding says the same.
-
-        Returns:
-            keys z and values (z + e)√½, each (B, S, f).
-
-        Raises:
-            ValueError: a sentence is longer than `max_positions`.
-        """
-        padding_mask = src_tokens.eq(self.padding_idx)
+    def encode(self, e: Tensor, padding_mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys z and values (z + e)√½, each (B, S, f)."""
         padding = padding_mask.t().unsqueeze(-1)  # (S, B, 1)
-
-        e = self.embedding(src_tokens)
         z = self.from_embedding(e).transpose(0, 1)  # (S, B, C): time first for the convolutions
         outputs = [z]
         for convolution, shortcut in zip(self.convolutions, self.shortcuts, strict=True):
@@ -83,12 +66,4 @@ class ConvS2SEncoder(FairseqEncoder):
         z = self.to_embedding(z).masked_fill(padding, 0).transpose(0, 1)  # (B, S, f)
 
         z = GradMultiply.apply(z, self.gradient_scale)
-        return Source(keys=z, values=(z + e) * SQRT_HALF, padding_mask=padding_mask)
-
-    def reorder_encoder_out(self, encoder_out: Source, new_order: Tensor) -> Source:
-        """Rows in a new order; fairseq expands sentences to beams this way."""
-        return encoder_out.reorder(new_order)
-
-    def max_positions(self) -> int:
-        """Longest source, in tokens."""
-        return self.embedding.max_positions
+        return z, (z + e) * SQRT_HALF

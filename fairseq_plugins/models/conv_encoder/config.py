@@ -1,0 +1,67 @@
+"""Options of the convolutional encoder with an LSTM decoder."""
+
+from dataclasses import dataclass, field
+from typing import Optional
+
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from omegaconf import II
+
+__all__ = ["DEFAULTS", "ConvEncoderConfig"]
+
+# Section 4.2 and table 1, for IWSLT'14 German-English: holds where an architecture says nothing else.
+DEFAULTS = {
+    "dropout": 0.2,
+    "encoder_type": "convolutional",
+    "encoder_embed_dim": 256,
+    "encoder_layers": "[(512, 3)] * 6",
+    "aggregation_layers": "[(256, 3)] * 3",
+    "encoder_hidden_size": 512,
+    "encoder_lstm_layers": 1,
+    "decoder_hidden_size": 512,
+    "decoder_layers": 1,
+}
+
+
+# What architectures vary is None until one of them or the model fills it in: hydra merges these defaults before it
+# looks at the architecture, and what it finds set it takes for the user's wish.
+# fairseq reads these annotations at run time, to make command-line options: they must be types, not postponed strings,
+# and it knows no `str | None`.
+@dataclass
+class ConvEncoderConfig(FairseqDataclass):
+    dropout: Optional[float] = field(
+        default=None, metadata={"help": "dropout on embeddings, decoder output and between LSTM layers"}
+    )
+    encoder_type: Optional[ChoiceEnum(["convolutional", "pooling", "bilstm"])] = field(  # type: ignore[valid-type]
+        default=None, metadata={"help": "the encoder: section 3.2, section 3.1, or the baseline of section 2"}
+    )
+    encoder_embed_dim: Optional[int] = field(
+        default=None, metadata={"help": "width of source and target embeddings, and in front of the output layer"}
+    )
+    encoder_layers: Optional[str] = field(
+        default=None,
+        metadata={"help": "convolutional: CNN-a, for attention scores, [(width, kernel[, residual]), ...]"},
+    )
+    aggregation_layers: Optional[str] = field(
+        default=None,
+        metadata={"help": "convolutional: CNN-c, for what is averaged: [(width, kernel[, residual]), ...]"},
+    )
+    no_residual: bool = field(
+        default=False, metadata={"help": "convolutional: no residual connections (paper's figure of encoder depth, b)"}
+    )
+    single_stack: bool = field(
+        default=False, metadata={"help": "convolutional: average the outputs of CNN-a, without a CNN-c (section 5.3)"}
+    )
+    no_encoder_positional_embeddings: bool = field(
+        default=False, metadata={"help": "convolutional and pooling: no position embeddings; bilstm never has them"}
+    )
+    pooling_width: int = field(default=5, metadata={"help": "pooling: k, words of an average; odd"})
+    encoder_hidden_size: Optional[int] = field(
+        default=None, metadata={"help": "bilstm: units of an LSTM in each direction"}
+    )
+    encoder_lstm_layers: Optional[int] = field(default=None, metadata={"help": "bilstm: number of layers"})
+    decoder_hidden_size: Optional[int] = field(default=None, metadata={"help": "units of a decoder layer"})
+    decoder_layers: Optional[int] = field(
+        default=None, metadata={"help": "number of LSTM layers of the decoder, of which the first attends"}
+    )
+    max_source_positions: int = II("task.max_source_positions")
+    max_target_positions: int = II("task.max_target_positions")

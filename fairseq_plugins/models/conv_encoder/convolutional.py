@@ -1,0 +1,119 @@
+"""The convolutional encoder (Gehring et al. 2016, section 3.2): two stacks over the same embeddings.
+
+B sentences, S source positions, f embedding width, C layer width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from fairseq.data import Dictionary
+from fairseq.modules import GradMultiply
+from torch import Tensor, nn
+
+from fairseq_plugins.models.source_encoder import SourceEncoder
+from fairseq_plugins.nn.embedding import InputEmbedding
+from fairseq_plugins.nn.layer_list import ConvolutionSpec
+
+__all__ = ["Convolution", "ConvolutionalEncoder"]
+
+
+class ConvolutionalEncoder(SourceEncoder):
+    """CNN-a, whose outputs are scored, and CNN-c, whose outputs are averaged.
+
+    Args:
+        dictionary: source words.
+        embedding: embeddings e of words and positions.
+        attention: the layers of CNN-a, from the input up.
+        aggregation: those of CNN-c; None to average the outputs of CNN-a.
+    """
+
+    def __init__(
+        self,
+        dictionary: Dictionary,
+        embedding: InputEmbedding,
+        attention: Sequence[ConvolutionSpec],
+        aggregation: Sequence[ConvolutionSpec] | None,
+    ) -> None:
+        super().__init__(dictionary, embedding)
+        embed_dim = embedding.words.embedding_dim
+        self.cnn_a = ConvolutionStack(embed_dim, attention)
+        self.cnn_c = None if aggregation is None else ConvolutionStack(embed_dim, aggregation)
+
+    def encode(self, e: Tensor, padding_mask: Tensor) -> tuple[Tensor, Tensor]:
+        """``z = CNN-a(e)`` and ``CNN-c(e)``, each (B, S, f)."""
+        z = self.cnn_a(e, padding_mask)
+        return z, z if self.cnn_c is None else self.cnn_c(e, padding_mask)
+
+
+class ConvolutionStack(nn.Module):
+    """Convolutions with residual connections and tanh, between linear maps where their width is not that of embeddings.
+
+    Args:
+        embed_dim: f.
+        convolutions: the layers, from the input up.
+    """
+
+    def __init__(self, embed_dim: int, convolutions: Sequence[ConvolutionSpec]) -> None:
+        super().__init__()
+        widths = [convolutions[0].width]
+        self.from_embedding = _linear(embed_dim, widths[0])
+        self.convolutions = nn.ModuleList()
+        self.shortcuts = nn.ModuleList()
+        self.residuals = [layer.residual for layer in convolutions]
+        for width, kernel, residual in convolutions:
+            self.convolutions.append(Convolution(widths[-1], width, kernel))
+            start = widths[-max(residual, 1)]
+            self.shortcuts.append(nn.Identity() if start == width else nn.Conv1d(start, width, kernel_size=1))
+            widths.append(width)
+        self.to_embedding = _linear(widths[-1], embed_dim)
+
+    def forward(self, e: Tensor, padding_mask: Tensor) -> Tensor:
+        """Embeddings (B, S, f) to (B, S, f); the mask is true where there is no token, (B, S)."""
+        padding = padding_mask.unsqueeze(1)
+        x = self.from_embedding(e).transpose(1, 2)  # (B, C, S)
+        outputs = [x]
+        for convolution, shortcut, residual in zip(self.convolutions, self.shortcuts, self.residuals, strict=True):
+            # Outside the sentence a convolution sees zeros, as it does beyond the ends of the batch.
+            x = convolution(x.masked_fill(padding, 0))
+            if residual:
+                x = x + shortcut(outputs[-residual])
+            x = torch.tanh(x)  # after the sum: the residual connection does not bypass it
+            outputs.append(x)
+        return self.to_embedding(x.transpose(1, 2))
+
+
+class Convolution(nn.Module):
+    """A centred convolution of which a longer half is on the right when the kernel is even.
+
+    Args:
+        in_dim: d.
+        out_dim: width of the output.
+        kernel: k.
+    """
+
+    def __init__(self, in_dim: int, out_dim: int, kernel: int) -> None:
+        super().__init__()
+        self.padding = ((kernel - 1) // 2, kernel // 2)
+        self.weight = nn.Parameter(torch.empty(out_dim, in_dim, kernel))
+        self.bias = nn.Parameter(torch.empty(out_dim))
+        # Section 4.3, after Collobert et al. 2011b: the rate of a layer falls with its inputs.
+        self.gradient_scale = in_dim**-0.5
+
+    def reset_parameters(self) -> None:
+        """Section 4.2: uniform within (kd)^-0.5."""
+        bound = 1 / math.sqrt(self.weight[0].numel())
+        nn.init.uniform_(self.weight, -bound, bound)
+        nn.init.uniform_(self.bias, -bound, bound)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, d, S) -> (B, out_dim, S)."""
+        weight, bias = (GradMultiply.apply(p, self.gradient_scale) for p in (self.weight, self.bias))
+        return F.conv1d(F.pad(x, self.padding), weight, bias)
+
+
+def _linear(from_dim: int, to_dim: int) -> nn.Module:
+    return nn.Identity() if from_dim == to_dim else nn.Linear(from_dim, to_dim)

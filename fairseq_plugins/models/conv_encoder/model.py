@@ -1,0 +1,117 @@
+"""A Convolutional Encoder Model for Neural Machine Translation (Gehring et al. 2016, arXiv 1611.02344)."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+from fairseq.data import Dictionary
+from fairseq.models import FairseqEncoderDecoderModel, register_model
+from fairseq.tasks import FairseqTask
+from omegaconf import DictConfig
+from torch import nn
+
+from fairseq_plugins.models.conv_encoder.bilstm import BiLSTMEncoder
+from fairseq_plugins.models.conv_encoder.config import DEFAULTS, ConvEncoderConfig
+from fairseq_plugins.models.conv_encoder.convolutional import Convolution, ConvolutionalEncoder
+from fairseq_plugins.models.conv_encoder.decoder import LSTMDecoder
+from fairseq_plugins.models.conv_encoder.pooling import PoolingEncoder
+from fairseq_plugins.models.presets import fill_in
+from fairseq_plugins.models.source_encoder import SourceEncoder
+from fairseq_plugins.models.state_version import check_version, register_version
+from fairseq_plugins.nn.embedding import InputEmbedding
+from fairseq_plugins.nn.layer_list import ConvolutionSpec, parse_convolutions
+
+__all__ = ["ConvEncoderModel"]
+
+STATE_VERSION = 1
+
+
+@register_model("conv_encoder", dataclass=ConvEncoderConfig)
+class ConvEncoderModel(FairseqEncoderDecoderModel):
+    """An encoder without recurrence, or the BiLSTM that it is compared with, and an LSTM decoder."""
+
+    def __init__(self, encoder: SourceEncoder, decoder: LSTMDecoder) -> None:
+        super().__init__(encoder, decoder)
+        register_version(self, STATE_VERSION)
+
+    @classmethod
+    def build_model(cls, cfg: Namespace | DictConfig, task: FairseqTask) -> ConvEncoderModel:
+        """Build the model that the options describe.
+
+        Raises:
+            ValueError: an option is malformed, or two do not fit together.
+        """
+        fill_in(cfg, DEFAULTS)
+        if getattr(getattr(task, "cfg", None), "left_pad_target", False):
+            # The state of an LSTM would begin with padding.
+            raise ValueError("conv_encoder takes targets padded on the right: leave out --left-pad-target")
+        for option in ("encoder_lstm_layers", "decoder_layers"):
+            if getattr(cfg, option) < 1:
+                raise ValueError(f"--{option.replace('_', '-')} must be at least 1, but it is {getattr(cfg, option)}")
+        encoder = _build_encoder(cfg, task.source_dictionary)
+        decoder = LSTMDecoder(
+            task.target_dictionary,
+            _embedding(cfg, task.target_dictionary, cfg.max_target_positions, None, LSTMDecoder),
+            hidden_size=cfg.decoder_hidden_size,
+            layers=cfg.decoder_layers,
+            dropout=cfg.dropout,
+        )
+        model = cls(encoder, decoder)
+        _initialise(model)
+        return model
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
+        """Look at a checkpoint before it is loaded.
+
+        Raises:
+            ValueError: the checkpoint was written by a newer version than this one.
+        """
+        super().upgrade_state_dict_named(state_dict, name)
+        check_version(state_dict, STATE_VERSION, "conv_encoder")
+
+
+def _build_encoder(cfg: Namespace | DictConfig, dictionary: Dictionary) -> SourceEncoder:
+    encoder_type = str(cfg.encoder_type)
+    positions = None if cfg.no_encoder_positional_embeddings or encoder_type == "bilstm" else "learned"
+
+    def embedding(owner: type) -> InputEmbedding:
+        return _embedding(cfg, dictionary, cfg.max_source_positions, positions, owner)
+
+    if encoder_type == "pooling":
+        return PoolingEncoder(dictionary, embedding(PoolingEncoder), cfg.pooling_width)
+    if encoder_type == "bilstm":
+        sizes = {"hidden_size": cfg.encoder_hidden_size, "layers": cfg.encoder_lstm_layers, "dropout": cfg.dropout}
+        return BiLSTMEncoder(dictionary, embedding(BiLSTMEncoder), **sizes)
+
+    def stack(layers: str, option: str) -> list[ConvolutionSpec]:
+        specs = parse_convolutions(layers, option)
+        return [spec._replace(residual=0) for spec in specs] if cfg.no_residual else specs
+
+    return ConvolutionalEncoder(
+        dictionary,
+        embedding(ConvolutionalEncoder),
+        stack(cfg.encoder_layers, "--encoder-layers"),
+        None if cfg.single_stack else stack(cfg.aggregation_layers, "--aggregation-layers"),
+    )
+
+
+def _embedding(
+    cfg: Namespace | DictConfig, dictionary: Dictionary, max_positions: int, positions: str | None, owner: type
+) -> InputEmbedding:
+    words = nn.Embedding(len(dictionary), cfg.encoder_embed_dim, padding_idx=dictionary.pad())
+    return InputEmbedding(words, max_positions, positions, cfg.dropout, owner.__name__)
+
+
+def _initialise(model: nn.Module) -> None:
+    """Section 4.2: uniform within 0.05, biases zero; convolutions have a law of their own."""
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if "bias" in name:
+                nn.init.zeros_(parameter)
+            else:
+                nn.init.uniform_(parameter, -0.05, 0.05)
+        if isinstance(module, nn.Embedding):
+            nn.init.zeros_(module.weight[module.padding_idx])
+        if isinstance(module, Convolution):
+            module.reset_parameters()

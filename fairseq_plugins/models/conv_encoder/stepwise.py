@@ -1,0 +1,110 @@
+"""Decoding with LSTMs and attention one token at a time.
+
+R rows (hypotheses), k of them for each of B sentences; S source positions, H units, f embedding width.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_plugins.models.incremental import StepwiseDecoding
+from fairseq_plugins.nn.attentive_lstm import AttentiveLSTM, lstm_cell
+from fairseq_plugins.nn.source import Source
+from fairseq_plugins.nn.step_linear import step_linear
+
+if TYPE_CHECKING:
+    from fairseq_plugins.models.conv_encoder.decoder import LSTMDecoder
+
+__all__ = ["ConvEncoderDecoding"]
+
+
+class ConvEncoderDecoding(StepwiseDecoding):
+    """The decoding of one batch.
+
+    Args:
+        decoder: the decoder.
+        encoder_out: the encoder's result.
+        rows: R.
+    """
+
+    @torch.no_grad()
+    def __init__(self, decoder: LSTMDecoder, encoder_out: Source, rows: int) -> None:
+        super().__init__(decoder.output_projection, encoder_out, rows)
+        self.decoder = decoder
+        self.attention = ProjectedAttention(decoder.attentive, self.source)
+        attentive = decoder.attentive
+        self.lstms = [_StepLSTM(attentive.input.weight, attentive.recurrent.weight, attentive.input.bias, rows)]
+        for lstm in cast("list[nn.LSTM]", decoder.upper):
+            weight_input, weight_state, *biases = cast("list[Tensor]", lstm.all_weights[0])
+            self.lstms.append(_StepLSTM(weight_input, weight_state, biases[0] + biases[1], rows))
+
+    def step(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+        """One token per row, (R,), to features (R, f) and the attention (R, S)."""
+        order, sentences = self.order.take()
+        if sentences is not None:
+            self.source = self.source.select(sentences)
+            self.attention.select(sentences)
+        if order is not None:
+            for lstm in self.lstms:
+                lstm.reorder(order)
+        decoder, (first, *upper) = self.decoder, self.lstms
+
+        g = decoder.embedding.step(tokens, self.steps)
+        conditional_input, a = self.attention(self.by_sentence(first.h), self.by_sentence(g))
+        h = first.step(g, conditional_input.flatten(0, 1))
+        for lstm in upper:
+            h = lstm.step(decoder.dropout(h))
+        return decoder.dropout(decoder.to_embedding(h)), a.flatten(0, 1) if decoder.wants_attention else None
+
+
+class ProjectedAttention:
+    """The attention of `AttentiveLSTM` with its projections moved to the source, where they are computed once.
+
+    With ``d = W_d h + b_d + g``, ``d·z = h·(W_dᵀ z) + b_d·z + g·z``; and what the gates get from the source is
+    ``W_c Σ a_j v_j = Σ a_j (W_c v_j)``.
+
+    Args:
+        lstm: the layer.
+        source: one entry per sentence.
+    """
+
+    def __init__(self, lstm: AttentiveLSTM, source: Source) -> None:
+        z = source.keys.transpose(1, 2)
+        # As columns, one under the other, for one product with h and g side by side: (B, H + f, S).
+        self.keys = torch.cat([torch.matmul(lstm.query.weight.t(), z), z], dim=1)
+        self.bias = source.bias + torch.matmul(source.keys, lstm.query.bias).unsqueeze(1)  # (B, 1, S)
+        self.values = lstm.conditional_input(source.values)  # (B, S, 4H)
+
+    def select(self, sentences: Tensor) -> None:
+        """Keep only the given sentences."""
+        self.keys = self.keys.index_select(0, sentences)
+        self.bias = self.bias.index_select(0, sentences)
+        self.values = self.values.index_select(0, sentences)
+
+    def __call__(self, h: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        """States (B, k, H) and embeddings (B, k, f) to the gates' share W_c c, (B, k, 4H), and a, (B, k, S)."""
+        scores = torch.baddbmm(self.bias, torch.cat([h, g], dim=-1), self.keys)
+        a = torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).type_as(scores)
+        return torch.bmm(a, self.values), a
+
+
+class _StepLSTM:
+    """State of one LSTM, and its step as one product."""
+
+    def __init__(self, weight_input: Tensor, weight_state: Tensor, bias: Tensor, rows: int) -> None:
+        self.gates = step_linear(torch.cat([weight_input, weight_state], dim=1), bias, rows)
+        self.h = weight_state.new_zeros(rows, weight_state.size(1))
+        self.cell = torch.zeros_like(self.h)
+
+    def reorder(self, order: Tensor) -> None:
+        """Row i continues row ``order[i]``."""
+        self.h, self.cell = self.h.index_select(0, order), self.cell.index_select(0, order)
+
+    def step(self, x: Tensor, gates: Tensor | None = None) -> Tensor:
+        """Inputs (R, width), and what is added to the gates (R, 4H), to the next states (R, H)."""
+        own = self.gates(torch.cat([x, self.h], dim=1))
+        self.h, self.cell = lstm_cell(own if gates is None else own.add_(gates), self.cell)
+        return self.h

@@ -1,0 +1,149 @@
+"""The encoders against the paper's equations, written out for one sentence at a time."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+from torch import nn
+
+from fairseq_plugins.models.conv_encoder.convolutional import Convolution
+
+LENGTHS = [6, 3, 1]
+SMALL = {
+    "encoder_embed_dim": 8,
+    "encoder_layers": "[(12, 3)] * 3",
+    "aggregation_layers": "[(10, 3)] * 2",
+    "encoder_hidden_size": 5,
+}
+
+
+def embed(model, words: torch.Tensor) -> torch.Tensor:
+    """e_j = w_j + l_j of one sentence without padding."""
+    embedding = model.encoder.embedding
+    e = embedding.words(words)
+    if embedding.positions is not None:
+        first = embedding.padding_idx + 1
+        e = e + embedding.positions.weight[first : first + len(words)]
+    return e
+
+
+def stack(cnn, e: torch.Tensor, residual: bool) -> torch.Tensor:
+    """Position by position, zeros around the sentence."""
+    x = cnn.from_embedding(e)
+    for layer in cnn.convolutions:
+        around = nn.functional.pad(x, (0, 0, 1, 1))
+        out = []
+        for j in range(len(x)):
+            window = around[j : j + 3]  # (k, d)
+            y = torch.einsum("odk,kd->o", layer.weight, window) + layer.bias
+            out.append(torch.tanh(y + x[j] if residual else y))
+        x = torch.stack(out)
+    return cnn.to_embedding(x)
+
+
+def pooled(e: torch.Tensor) -> torch.Tensor:
+    return torch.stack([sum(e[max(j - 2, 0) : j + 3]) / 5 for j in range(len(e))])
+
+
+def bilstm(encoder, e: torch.Tensor) -> torch.Tensor:
+    """Section 2: the output of each layer is reversed before it is fed into the next, then the outputs are aligned."""
+    outputs = []
+    for stack, start in zip(encoder.stacks, (e, e.flip(0)), strict=True):
+        x, backwards = start, start is not e
+        for number, lstm in enumerate(stack):
+            if number > 0:
+                x, backwards = x.flip(0), not backwards
+            x = lstm(x.unsqueeze(0))[0][0]
+        outputs.append(x.flip(0) if backwards else x)
+    return encoder.to_embedding(torch.cat(outputs, dim=1))
+
+
+OPTIONS = {
+    "convolutional": {},
+    "no residual": {"no_residual": True},
+    "one stack": {"single_stack": True},
+    "no positions": {"no_encoder_positional_embeddings": True},
+    "pooling": {"encoder_type": "pooling"},
+    "bilstm": {"encoder_type": "bilstm"},
+    "bilstm, 2 layers": {"encoder_type": "bilstm", "encoder_lstm_layers": 2},
+    "bilstm, 3 layers": {"encoder_type": "bilstm", "encoder_lstm_layers": 3},
+}
+
+
+@pytest.mark.parametrize("left_pad", [False, True])
+@pytest.mark.parametrize("name", OPTIONS)
+@torch.no_grad()
+def test_encoder(build, sentences, dictionary, name: str, left_pad: bool) -> None:
+    model = build("conv_encoder_tiny", **{**SMALL, **OPTIONS[name]}).double()
+    encoder, batch = model.encoder, sentences(LENGTHS, left_pad)
+    source = encoder(batch)
+    for row, words in enumerate(batch):
+        present = words.ne(dictionary.pad())
+        e = embed(model, words[present])
+        if "bilstm" in name:
+            keys = values = bilstm(encoder, e)
+        elif name == "pooling":
+            keys, values = pooled(e), e
+        else:
+            residual = name != "no residual"
+            keys = stack(encoder.cnn_a, e, residual)
+            values = keys if name == "one stack" else stack(encoder.cnn_c, e, residual)
+        torch.testing.assert_close(source.keys[row, present], keys)
+        torch.testing.assert_close(source.values[row, present], values)
+
+
+def test_initialisation(build, task) -> None:
+    """Section 4.2: uniform within 0.05, convolutions within (kd)^-0.5."""
+    args = Namespace(max_source_positions=64, max_target_positions=64, **SMALL)
+    ARCH_CONFIG_REGISTRY["conv_encoder_iwslt_de_en"](args)
+    model = ARCH_MODEL_REGISTRY["conv_encoder_iwslt_de_en"].build_model(args, task)
+    for module in model.modules():
+        bound = (3 * module.weight.size(1)) ** -0.5 if isinstance(module, Convolution) else 0.05
+        for name, parameter in module.named_parameters(recurse=False):
+            if "bias" in name and not isinstance(module, Convolution):
+                assert not parameter.any(), name
+            elif parameter.numel() > 100:
+                assert 0.95 * bound < parameter.abs().max() <= bound, name
+    assert not model.encoder.embedding.words.weight[task.source_dictionary.pad()].any()
+
+
+def test_gradients_of_convolutions_are_scaled() -> None:
+    """Section 4.3: by the square root of the inputs; what goes on to the layer below is not."""
+    torch.manual_seed(1)
+    convolution, x = Convolution(16, 8, 3), torch.randn(2, 16, 5, requires_grad=True)
+    convolution.reset_parameters()
+    plain = nn.Conv1d(16, 8, 3, padding=1)
+    plain.load_state_dict(convolution.state_dict())
+    parameters = list(convolution.parameters())
+    actual = torch.autograd.grad(convolution(x).square().sum(), [x, *parameters])
+    expected = torch.autograd.grad(plain(x).square().sum(), [x, *plain.parameters()])
+    torch.testing.assert_close(actual[0], expected[0])
+    torch.testing.assert_close(actual[1], expected[1] / 4)
+    torch.testing.assert_close(actual[2], expected[2] / 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pooling_width": 4, "encoder_type": "pooling"}, "--pooling-width: a window around a word has an odd number"),
+        ({"encoder_layers": "6"}, "--encoder-layers: expected a list"),
+        ({"aggregation_layers": "[(256, 0)]"}, "--aggregation-layers: expected a list"),
+        ({"decoder_layers": 0}, "--decoder-layers must be at least 1, but it is 0"),
+        ({"encoder_lstm_layers": 0}, "--encoder-lstm-layers must be at least 1"),
+    ],
+)
+def test_what_is_refused(build, options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build("conv_encoder_tiny", **options)
+
+
+def test_targets_padded_on_the_left_are_refused(task: SimpleNamespace) -> None:
+    args = Namespace(max_source_positions=8, max_target_positions=8)
+    ARCH_CONFIG_REGISTRY["conv_encoder_tiny"](args)
+    left = SimpleNamespace(**vars(task), cfg=SimpleNamespace(left_pad_target=True))
+    with pytest.raises(ValueError, match="leave out --left-pad-target"):
+        ARCH_MODEL_REGISTRY["conv_encoder_tiny"].build_model(args, left)
