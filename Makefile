@@ -20,6 +20,7 @@ setup: $(STAMP)  ## build .venv once (PYTHON=python3.12 chooses the interpreter,
 # pip: from 24.1 on it refuses the omegaconf that fairseq 0.12.2 (Python 3.10) asks for.
 # fairseq 0.12.2 is built in isolation: where its build sees torch, it wants sources that were left out of the release.
 # fairseq-fixed (from Python 3.11) is not: its build imports torch, and isolated it would download a second one.
+# eflomal is compiled, with OpenMP, which not every compiler has.
 $(STAMP): setup.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install 'pip<24.1'
@@ -29,10 +30,11 @@ $(STAMP): setup.py
 	@echo
 	$(BIN)/python -m pip install --no-deps 'fairseq==0.12.2; python_version < "3.11"'
 	$(BIN)/python -m pip install --no-build-isolation --editable '.[demo,dev,plots]'
+	$(BIN)/python -m pip install --no-build-isolation eflomal || echo "Only fairseq-plugins lexicon needs eflomal."
 	@touch $@
 
-# ARCH reaches the script through the environment.
-demo: setup  ## data, training, translation, scores and a picture in under 10 minutes (ARCH= chooses an architecture)
+# ARCH and VOCAB_SELECTION reach the script through the environment.
+demo: setup  ## data, training, translation, scores and a picture in under 10 minutes (ARCH=, VOCAB_SELECTION=1)
 	examples/quickstart/run.sh
 
 # One torch thread per worker: the tests' tensors are small, and workers would fight for the cores.
@@ -55,6 +57,7 @@ format: setup  ## rewrite the code in the house's layout
 bench: setup  ## speed of training and decoding beside fairseq's own
 	$(BIN)/python examples/benchmarks/convs2s.py
 	$(BIN)/python examples/benchmarks/weighted_transformer.py
+	$(BIN)/python examples/benchmarks/conv_encoder.py
 
 clean:  ## remove caches and build output; .venv stays
 	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

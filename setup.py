@@ -21,6 +21,7 @@ setup(
         "sacrebleu>=2.0",
         "subword-nmt>=0.3.8",
         "torch>=2.6",
+        "tqdm",
     ],
     extras_require={
         "plots": ["matplotlib"],

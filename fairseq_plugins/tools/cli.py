@@ -6,15 +6,26 @@ import pickle
 import sys
 from argparse import ArgumentParser
 
-from fairseq_plugins.tools import import_fconv, plot_attention, plot_branches, user_dir
+from fairseq_plugins.tools import (
+    export_nbest,
+    import_fconv,
+    lexicon,
+    plot_attention,
+    plot_branches,
+    tune_length,
+    user_dir,
+)
 
 __all__ = ["main"]
 
 _COMMANDS = {
     "user-dir": (user_dir, "print the path to give to fairseq's --user-dir"),
     "import-fconv": (import_fconv, "turn a checkpoint of fairseq's fconv into one of convs2s"),
+    "lexicon": (lexicon, "find the translations of each source word in a parallel text"),
     "plot-attention": (plot_attention, "draw what a translation attends to"),
     "plot-branches": (plot_branches, "draw how the branches' weights of a Weighted Transformer develop"),
+    "tune-length": (tune_length, "find the best length penalty for n-best lists, without decoding again"),
+    "export-nbest": (export_nbest, "write n-best lists in the format of Moses"),
 }
 
 

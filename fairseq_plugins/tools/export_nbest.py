@@ -1,0 +1,50 @@
+"""``fairseq-plugins export-nbest``: fairseq's n-best lists in the format of Moses, for rerankers and tuners.
+
+Each line is ``sentence ||| hypothesis ||| LogProbability= x Length= n ||| score``: x is a natural logarithm, n includes
+the end of the sentence, and the score is x / n^A, by which a sentence's hypotheses are ordered.
+"""
+
+from __future__ import annotations
+
+import math
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from fairseq_plugins.tools.generated import read_generated
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument(
+        "generated",
+        nargs="+",
+        type=Path,
+        metavar="GENERATED",
+        help="output of fairseq-generate or fairseq-interactive, or of its shards",
+    )
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="list to write")
+    parser.add_argument(
+        "--lenpen", type=float, default=1.0, metavar="A", help="length penalty in the score (default: %(default)g)"
+    )
+
+
+def run(args: Namespace) -> None:
+    """Write the list; ``|||`` inside a hypothesis is escaped as Moses does it.
+
+    Raises:
+        ValueError: the output is one of the inputs, which cannot be read, or the penalty is not a number.
+    """
+    if not math.isfinite(args.lenpen):
+        raise ValueError("--lenpen: expected a finite number")
+    if args.output.resolve() in [path.resolve() for path in args.generated]:
+        raise ValueError(f"{args.output} is also to be read")
+    lines = [
+        f"{sentence.number} ||| {hyp.words.replace('|||', '&#124;' * 3)} ||| "
+        f"LogProbability= {hyp.log_probability:.4f} Length= {hyp.length} ||| {hyp.score(args.lenpen):.6f}\n"
+        for sentence in read_generated(args.generated)
+        for hyp in sorted(sentence.hypotheses, key=lambda hyp: -hyp.score(args.lenpen))
+    ]
+    args.output.write_text("".join(lines), encoding="utf-8")
+    print(f"{len(lines)} hypotheses\n{args.output}")

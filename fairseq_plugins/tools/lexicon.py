@@ -1,0 +1,224 @@
+"""``fairseq-plugins lexicon``: the translations of each source word, from a parallel text that eflomal aligns.
+
+It writes dictionary.txt, each source type with its most likely translation (for --replace-unk); candidates.txt, all
+its likely translations with their probabilities; and frequent.txt, the target types by frequency. eflomal samples and
+takes no seed: two runs differ a little.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from argparse import ArgumentParser, Namespace
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from itertools import zip_longest
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tqdm import tqdm
+
+__all__ = ["add_arguments", "run"]
+
+LONGEST = 1023  # words; eflomal takes a longer sentence for an empty one
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument(
+        "--source",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="source sentences, one per line, segmented as for fairseq-preprocess",
+    )
+    parser.add_argument("--target", type=Path, required=True, metavar="FILE", help="their translations, line by line")
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder to write the three files to")
+    parser.add_argument(
+        "--max-candidates",
+        type=int,
+        default=100,
+        metavar="K",
+        help="translations that candidates.txt keeps of a source type (default: %(default)s)",
+    )
+
+
+def run(args: Namespace) -> None:
+    """Align the text and write the lexicon; files of an earlier run are replaced only when all is done.
+
+    Raises:
+        ValueError: eflomal is missing or fails, the text is corrupt, or the output is no folder.
+    """
+    if args.max_candidates < 1:
+        raise ValueError(f"--max-candidates is {args.max_candidates}; it must be at least 1")
+    if args.output.exists() and not args.output.is_dir():
+        raise ValueError(f"{args.output} exists already and is no folder")
+    aligner = find_aligner()
+    with TemporaryDirectory() as folder:
+        work = Path(folder)
+        pairs, frequency = copy_text(args.source, args.target, work)
+        # Made before the alignment, so that a folder that cannot be written to costs no hours.
+        args.output.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=args.output) as partial:
+            align(aligner, work)
+            links = count_links(work, pairs)
+            write(Path(partial), links, frequency, args.max_candidates)
+            for file in Path(partial).iterdir():
+                file.replace(args.output / file.name)
+    print(f"{args.output}: {len(links)} source types and {len(frequency)} target types from {pairs} sentence pairs")
+
+
+def find_aligner() -> str:
+    """The command of eflomal, in this environment or on the PATH.
+
+    eflomal is under the GPL: it is run as a program of its own and never imported.
+
+    Raises:
+        ValueError: it is not installed.
+    """
+    folders = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    aligner = shutil.which("eflomal-align", path=folders)
+    if aligner is None:
+        raise ValueError("eflomal-align is not installed: pip install 'fairseq_plugins[alignment]'")
+    return aligner
+
+
+def copy_text(source: Path, target: Path, work: Path) -> tuple[int, Counter[str]]:
+    """Copy both sides to the files ``source`` and ``target`` in ``work``, words separated by single spaces.
+
+    Returns:
+        The number of sentence pairs and the frequency of each target type.
+
+    Raises:
+        ValueError: the text is corrupt, or there is none.
+    """
+    pairs = too_long = 0
+    frequency: Counter[str] = Counter()
+    with (
+        (work / "source").open("w", encoding="utf-8") as sources,
+        (work / "target").open("w", encoding="utf-8") as targets,
+    ):
+        for source_words, target_words in tqdm(read_pairs(source, target), desc="read", unit=" pairs"):
+            print(*source_words, file=sources)
+            print(*target_words, file=targets)
+            frequency.update(target_words)
+            pairs += 1
+            too_long += max(len(source_words), len(target_words)) > LONGEST
+    if not pairs:
+        raise ValueError(f"{source} and {target} hold no sentences")
+    if too_long:
+        print(f"not aligned, for more than {LONGEST} words: {too_long} of {pairs} sentence pairs", file=sys.stderr)
+    return pairs, frequency
+
+
+def read_pairs(source: Path, target: Path) -> Iterator[tuple[list[str], list[str]]]:
+    """The words of each pair of lines, without the pairs of empty lines.
+
+    Raises:
+        ValueError: a sentence without a translation, or a line that ``read`` refuses.
+    """
+    sides = read(source), read(target)
+    for number, (source_words, target_words) in enumerate(zip_longest(*sides), 1):
+        if source_words is None or target_words is None:
+            longer, shorter = (source, target) if target_words is None else (target, source)
+            lines = number + sum(1 for _ in sides[longer is target])
+            raise ValueError(
+                f"{longer} has {lines} lines, {shorter} {number - 1}: line {number} of {longer} has no partner"
+            )
+        if bool(source_words) != bool(target_words):
+            empty, other = (target, source) if source_words else (source, target)
+            raise ValueError(f"line {number} of {empty} is empty, and that of {other} is not: leave such pairs out")
+        if source_words:
+            yield source_words, target_words
+
+
+def read(path: Path) -> Iterator[list[str]]:
+    """The words of each line, what fairseq takes for words.
+
+    Raises:
+        ValueError: a line is not UTF-8, or no line of text.
+    """
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                text = line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"line {number} of {path} is not UTF-8: {error}") from error
+            # fairseq ends a line at every carriage return; its lines would be other pairs than the ones aligned here.
+            if "\r" in text.removesuffix("\n").removesuffix("\r"):
+                raise ValueError(f"line {number} of {path} has a carriage return inside")
+            if "\0" in text:
+                raise ValueError(f"line {number} of {path} has a NUL character: this is no text")
+            yield text.split()
+
+
+def align(aligner: str, work: Path) -> None:
+    """Align ``source`` and ``target`` in ``work`` into the files ``forward`` and ``reverse`` there.
+
+    Raises:
+        ValueError: eflomal fails.
+    """
+    command = [aligner, "--verbose", "--source", str(work / "source"), "--target", str(work / "target")]
+    command += ["--forward-links", str(work / "forward"), "--reverse-links", str(work / "reverse")]
+    last: deque[str] = deque(maxlen=5)
+    with (
+        subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace") as process,
+        # The last of the three models takes most of the time: what remains cannot be told from what is done.
+        tqdm(total=6, desc="align", bar_format="{l_bar}{bar}| {n}/{total} models [{elapsed}]") as progress,
+    ):
+        assert process.stderr is not None  # mypy: it was asked for
+        for line in process.stderr:
+            last.append(line)
+            progress.update(line.startswith("Done"))
+    if process.returncode:
+        raise ValueError(f"eflomal-align failed with status {process.returncode}:\n{''.join(last).rstrip()}")
+
+
+def count_links(work: Path, pairs: int) -> dict[str, Counter[str]]:
+    """How often each source type is linked to each target type.
+
+    Both directions count, a link that is in both twice: on held-out sentences such candidates miss fewer words than
+    those from one direction, from their intersection or from grow-diag, and as few as those from their union.
+
+    Raises:
+        ValueError: eflomal linked nothing, or did not write as many lines as there are pairs.
+    """
+    links: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    lines = 0
+    with ExitStack() as stack:
+        names = ("source", "target", "forward", "reverse")
+        files = [stack.enter_context((work / name).open(encoding="utf-8")) for name in names]
+        for source, target, forward, reverse in tqdm(
+            zip(*files, strict=False), desc="count", total=pairs, unit=" pairs"
+        ):
+            lines += 1
+            source_words, target_words = source.split(), target.split()
+            for link in forward.split() + reverse.split():
+                i, j = link.split("-")
+                links[source_words[int(i)]][target_words[int(j)]] += 1
+    if lines != pairs:
+        raise ValueError(f"eflomal-align wrote the links of {lines} sentence pairs out of {pairs}")
+    if not links:
+        raise ValueError("eflomal-align linked no words: is there too little text, or is it no translation?")
+    return dict(links)
+
+
+def write(folder: Path, links: Mapping[str, Counter[str]], frequency: Counter[str], max_candidates: int) -> None:
+    """Write the three files; of translations that are equally likely, the more frequent word comes first."""
+    ranking = sorted(frequency, key=lambda word: (-frequency[word], word))
+    rank = {word: position for position, word in enumerate(ranking)}
+    with (
+        (folder / "dictionary.txt").open("w", encoding="utf-8") as dictionary,
+        (folder / "candidates.txt").open("w", encoding="utf-8") as candidates,
+    ):
+        for source, counts in sorted(links.items()):
+            total = counts.total()
+            targets = sorted(counts, key=lambda word: (-counts[word], rank[word]))
+            dictionary.write(f"{source} {targets[0]}\n")
+            for target in targets[:max_candidates]:
+                candidates.write(f"{source} {target} {counts[target] / total:.6g}\n")
+    with (folder / "frequent.txt").open("w", encoding="utf-8") as frequent:
+        frequent.writelines(f"{word} {frequency[word]}\n" for word in ranking)
