@@ -1,0 +1,353 @@
+"""``--replace-unk``: unknown words are replaced by what they attend to."""
+
+from __future__ import annotations
+
+import functools
+import random
+import re
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq import utils
+from fairseq.data import Dictionary
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
+
+from fairseq_plugins import compat
+from fairseq_plugins.unknown_words import SourceWords, read_translations, replace_unknown_words
+from tests.commands import QUIET, USER_DIR, hypotheses, run
+
+EOS, PAD, UNK = 2, 1, 3
+FCONV = {f"{side}_embed_dim": 16 for side in ("encoder", "decoder", "decoder_out")}
+FCONV |= {f"{side}_layers": "[(16, 3)] * 2" for side in ("encoder", "decoder")}
+MODELS = {
+    "convs2s_tiny": {},
+    "conv_encoder_tiny": {},
+    "weighted_transformer_tiny": {"share_embeddings": "decoder"},
+    "fconv": FCONV,
+    "transformer_tiny": {},
+}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Copying w to t and names to themselves; each name occurs once, which the dictionaries leave out.
+
+    Holds ``bin``, and ``raw`` with the test set as text.
+    """
+    folder = tmp_path_factory.mktemp("names")
+    random.seed(1)
+    names = 0
+    for split, size in (("train", 400), ("valid", 16), ("test", 24)):
+        sentences = []
+        for _ in range(size):
+            words = random.choices([f"w{number}" for number in range(12)], k=random.randint(1, 7))
+            for _ in range(random.randint(0, 2)):
+                names += 1
+                words.insert(random.randint(0, len(words)), f"Name{names}")
+            sentences.append(" ".join(words) + "\n")
+        (folder / f"{split}.src").write_text("".join(sentences))
+        (folder / f"{split}.tgt").write_text("".join(sentences).replace("w", "t"))
+    languages = ["-s", "src", "-t", "tgt", "--workers", 1]
+    prefixes = [f"--{name}pref={folder / name}" for name in ("train", "valid", "test")]
+    dictionaries = [f"--{side}dict={folder / 'bin'}/dict.{side}.txt" for side in ("src", "tgt")]
+    thresholds = ["--thresholdsrc", 2, "--thresholdtgt", 2]
+    run("preprocess", *languages, *prefixes, *thresholds, "--destdir", folder / "bin")
+    options = ["--dataset-impl", "raw", "--destdir", folder / "raw"]
+    run("preprocess", *languages, prefixes[-1], *dictionaries, *options)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def translations(corpus: Path) -> Path:
+    """A dictionary for half of the test set's source words."""
+    words = sorted(set((corpus / "test.src").read_text().split()))
+    (corpus / "dictionary").write_text("".join(f"{word} {word}-translated\n" for word in words[::2]))
+    return corpus / "dictionary"
+
+
+def babble(model: torch.nn.Module, size: int) -> None:
+    """Teach a model to say some of the source's words, and unknown ones otherwise."""
+    with torch.no_grad():
+        for name, parameter in model.encoder.named_parameters():
+            if "embed" in name and parameter.dim() > 1:
+                parameter.mul_(5)  # attention differs from word to word
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+    for _ in range(60):
+        tokens = torch.randint(UNK, size, (16, 8))
+        logits, _ = model(tokens, torch.full((16,), 8), tokens.roll(1, dims=1).index_fill(1, torch.tensor(0), EOS))
+        wanted = tokens.where(torch.rand(16, 8) < 0.6, UNK)
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(corpus: Path):
+    """``checkpoint(architecture)``: the path of a checkpoint of a model that has learned nothing about translation."""
+    task = TranslationTask.setup_task(TranslationConfig(data=str(corpus / "bin")))
+
+    @functools.cache
+    def checkpoint(architecture: str) -> Path:
+        path = corpus / f"{architecture}.pt"
+        torch.manual_seed(1)
+        positions = {"max_source_positions": 64, "max_target_positions": 64}
+        args = Namespace(arch=architecture, task="translation", criterion="cross_entropy", **positions)
+        vars(args).update(MODELS[architecture])
+        ARCH_CONFIG_REGISTRY[architecture](args)
+        model = ARCH_MODEL_REGISTRY[architecture].build_model(args, task)
+        babble(model, len(task.target_dictionary))
+        history = [{"num_updates": 1, "optimizer_name": "adam", "lr_scheduler_state": {}, "criterion_name": "x"}]
+        state = {"args": args, "model": model.state_dict(), "optimizer_history": history, "extra_state": {}}
+        torch.save(state, path)
+        return path
+
+    return checkpoint
+
+
+@functools.cache
+def generate(corpus: Path, checkpoints: Path | str, *options: object, unknown: float = 1, **kwargs) -> str:
+    """Translate the test set, in two left-padded batches of sentences of different lengths, with many unknown words."""
+    search = ["--unkpen", -unknown, "--max-len-b", 6, "--nbest", 3, "--batch-size", 12]
+    command = [corpus / "raw", "--dataset-impl", "raw", "--user-dir", USER_DIR, "--path", checkpoints, *search]
+    result = run("generate", *command, *options, **kwargs)
+    return result.stdout if kwargs.get("succeeds", True) else result.stderr
+
+
+def alignments(output: str) -> dict[int, list[str]]:
+    """The A lines for each sentence."""
+    found: dict[int, list[str]] = {}
+    for number, text in re.findall(r"^A-(\d+)\t(.*)$", output, flags=re.MULTILINE):
+        found.setdefault(int(number), []).append(text)
+    return found
+
+
+def replace_by_hand(corpus: Path, output: str, dictionary: Path | None) -> dict[int, list[tuple[float, str]]]:
+    """The hypotheses of an output with --print-alignment, their unknown words replaced by what the A lines say."""
+    translations = dict(line.split() for line in dictionary.read_text().splitlines()) if dictionary else {}
+    sources = [line.split() for line in (corpus / "test.src").read_text().splitlines()]
+    replaced: dict[int, list[tuple[float, str]]] = {}
+    for number, beams in hypotheses(output).items():
+        for (score, text), line in zip(beams, alignments(output)[number], strict=True):
+            words = text.split()
+            for source, target in (map(int, pair.split("-")) for pair in line.split()):
+                if words[target] == "<unk>":
+                    copied = sources[number][source]
+                    words[target] = translations.get(copied, copied)
+            replaced.setdefault(number, []).append((score, " ".join(words)))
+    return replaced
+
+
+def unknown(output: str) -> int:
+    return sum(text.split().count("<unk>") for beams in hypotheses(output).values() for _, text in beams)
+
+
+def first_is_fast(architectures: Iterable[str]) -> list[object]:
+    """The first architecture stands for all of them where there is little time."""
+    first, *others = architectures
+    return [first, *(pytest.param(name, marks=pytest.mark.slow) for name in others)]
+
+
+@pytest.mark.parametrize("architecture", first_is_fast(MODELS))
+def test_generate_replaces_what_the_alignment_says(
+    corpus: Path, checkpoint, translations: Path, architecture: str
+) -> None:
+    path = checkpoint(architecture)
+    plain = generate(corpus, path, "--print-alignment")
+    replaced = generate(corpus, path, "--replace-unk", translations)
+    expected = replace_by_hand(corpus, plain, translations)
+    assert unknown(plain) > 50
+    texts = [text for beams in expected.values() for _, text in beams]
+    assert any("Name" in text for text in texts)
+    assert any("-translated" in text for text in texts)
+    assert hypotheses(replaced) == expected
+    assert not alignments(replaced)
+
+
+@pytest.mark.parametrize("kind", ["hard", pytest.param("soft", marks=pytest.mark.slow)])
+def test_printed_alignments_stay(corpus: Path, checkpoint, translations: Path, kind: str) -> None:
+    path = checkpoint("convs2s_tiny")
+    plain, replaced = (
+        generate(corpus, path, "--print-alignment", kind, *more) for more in ([], ["--replace-unk", translations])
+    )
+    assert len(alignments(plain)) == 24
+    assert alignments(replaced) == alignments(plain)
+    assert "<unk>" not in str(hypotheses(replaced))
+
+
+@pytest.mark.slow
+def test_an_ensemble_replaces_by_its_mean_attention(corpus: Path, checkpoint, translations: Path) -> None:
+    paths = f"{checkpoint('convs2s_tiny')}:{checkpoint('fconv')}"
+    plain = generate(corpus, paths, "--print-alignment")
+    expected = replace_by_hand(corpus, plain, translations)
+    assert hypotheses(generate(corpus, paths, "--replace-unk", translations)) == expected
+
+
+@pytest.mark.slow
+def test_a_search_among_candidates_replaces_too(corpus: Path, checkpoint, translations: Path, tmp_path: Path) -> None:
+    words = Counter((corpus / "train.tgt").read_text().split()).most_common(12)
+    (tmp_path / "frequent.txt").write_text("".join(f"{word} {count}\n" for word, count in words))
+    (tmp_path / "candidates.txt").write_text("w1 t1 0.9\n")
+    options = ["--task", "translation_fast", "--candidates", tmp_path]
+    plain = generate(corpus, checkpoint("convs2s_tiny"), *options, "--print-alignment")
+    expected = replace_by_hand(corpus, plain, translations)
+    assert unknown(plain) > 50
+    assert hypotheses(generate(corpus, checkpoint("convs2s_tiny"), *options, "--replace-unk", translations)) == expected
+
+
+def interactive(corpus: Path, checkpoints: Path, text: str, *options: object, **kwargs) -> str:
+    search = ["--unkpen", -1, "--max-len-b", 6, "--nbest", 3, "--buffer-size", 12, "--batch-size", 12]
+    command = [corpus / "bin", "--user-dir", USER_DIR, "--path", checkpoints, *search, *options]
+    result = run("interactive", *command, stdin=text, **kwargs)
+    return result.stdout if kwargs.get("succeeds", True) else result.stderr
+
+
+@pytest.mark.parametrize("architecture", first_is_fast(["convs2s_tiny", "transformer_tiny"]))
+def test_interactive_copies_words_that_it_does_not_know(
+    corpus: Path, checkpoint, translations: Path, architecture: str
+) -> None:
+    """Several buffers: a name of the first comes back in the second."""
+    path = checkpoint(architecture)
+    text = (corpus / "test.src").read_text()
+    plain = interactive(corpus, path, text, "--print-alignment")
+    replaced = interactive(corpus, path, text, "--replace-unk", translations)
+    assert unknown(plain) > 50
+    assert hypotheses(replaced) == replace_by_hand(corpus, plain, translations)
+    assert not alignments(replaced)
+    assert re.findall(r"^S-\d+\t(.*)$", replaced, flags=re.MULTILINE) == text.splitlines()
+
+
+def test_sentences_that_the_model_cannot_tell_apart_keep_their_own_words(corpus: Path, checkpoint) -> None:
+    names = ["Ann", "Bob", "Cid", "Dot", "Eva"]
+    lines = "".join(f"{name} w1\n" for name in [*names, *names]) + "\n"  # the last one has nothing to copy
+    found = hypotheses(interactive(corpus, checkpoint("convs2s_tiny"), lines, "--replace-unk"))
+    texts = [{word for _, text in found[number] for word in text.split()} for number in range(11)]
+    for number, name in enumerate([*names, *names]):
+        assert texts[number] & {*names} <= {name}
+    assert texts[0] - {"Ann"} == texts[9] - {"Eva"}
+    assert "Ann" in texts[0]
+    assert "<unk>" in texts[10]
+
+
+@pytest.mark.slow
+def test_a_trained_model_gets_its_names_right(corpus: Path, tmp_path: Path) -> None:
+    """Not only as the model aligns, but as it should."""
+    training = ["--optimizer", "adam", "--lr", 0.003, "--clip-norm", 1, "--batch-size", 16, "--max-epoch", 12]
+    command = [corpus / "bin", "--user-dir", USER_DIR, "--arch", "convs2s_tiny", *training, *QUIET]
+    run("train", *command, "--save-dir", tmp_path, "--no-epoch-checkpoints")
+    path = tmp_path / "checkpoint_best.pt"
+    references = [line.split() for line in (corpus / "test.tgt").read_text().splitlines()]
+    found = hypotheses(generate(corpus, path, "--replace-unk", "--max-len-a", 2, unknown=0))
+    names = {word for reference in references for word in reference if word.startswith("Name")}
+    copied = {word for number, beams in found.items() for word in beams[0][1].split() if word in references[number]}
+    assert len(names) > 12
+    assert len(names & copied) / len(names) > 0.8
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--replace-unk", "nowhere"], "No such file or directory: 'nowhere'"),
+        (["--replace-unk", "--remove-bpe"], "does not go with --remove-bpe"),
+        (["--replace-unk", "--score-reference"], "this generator reports none"),
+        (["--replace-unk", "--dataset-impl", "mmap"], "--replace-unk requires a raw text dataset (--dataset-impl=raw)"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+@pytest.mark.slow
+def test_what_cannot_be_replaced_is_refused(corpus: Path, checkpoint, options: list[str], message: str) -> None:
+    assert message in generate(corpus, checkpoint("convs2s_tiny"), *options, succeeds=False).splitlines()[-1]
+
+
+ATTENTION = torch.tensor([[0.5, 0.4, 0.0], [0.1, 0.0, 0.1], [0.2, 0.2, 0.3], [0.2, 0.4, 0.6]])
+
+
+@pytest.mark.parametrize("padding", ["left", "right"])
+def test_neither_padding_nor_the_end_is_a_word(padding: str) -> None:
+    """Of three targets one attends most to padding, one as much to the end as to it, and one to the end."""
+    order = [0, 1, 2, 3] if padding == "left" else [1, 2, 3, 0]
+    source = torch.tensor([PAD, 7, UNK, EOS])[order]
+    aligned = SourceWords([(0, 0)], ATTENTION[order], source, PAD)
+    assert aligned == [(0, 0)]
+    assert (aligned.length, aligned.positions) == (2, [1, 1, 1])
+
+
+def test_a_model_without_attention_is_refused() -> None:
+    with pytest.raises(ValueError, match="the model reports none"):
+        SourceWords([], torch.empty(0), torch.tensor([4, EOS]), PAD)
+
+
+@pytest.fixture
+def target() -> Dictionary:
+    target = Dictionary()
+    for word in ("der", "Hund"):
+        target.add_symbol(word)
+    return target
+
+
+def align(positions: list[int], length: int) -> SourceWords:
+    attention = torch.zeros(length + 1, len(positions))
+    attention[positions, range(len(positions))] = 1
+    return SourceWords([], attention, torch.tensor([*range(4, length + 4), EOS]), PAD)
+
+
+def test_words_and_tokens_are_not_confused(target: Dictionary) -> None:
+    """A start of sentence inside a hypothesis is a token, and no word of its text."""
+    tokens = torch.tensor([UNK, target.bos(), target.index("Hund"), UNK, UNK, EOS])
+    aligned = align([2, 0, 0, 1, 0, 0], length=3)
+    size = len(target)
+    found = utils.post_process_prediction(tokens, "the  cat Rex", aligned, {"cat": "Katze"}, target)
+    assert found[1] == "Rex Hund Katze the"
+    assert found[0].tolist() == [UNK, target.index("Hund"), UNK, UNK, EOS]
+    assert found[2] is aligned
+    assert len(target) == size
+
+
+def test_without_the_option_nothing_changes(target: Dictionary) -> None:
+    tokens = torch.tensor([UNK, target.index("Hund"), EOS])
+    found = utils.post_process_prediction(tokens, "a b", "alignment", None, target, "@@ ")
+    expected = utils.post_process_prediction.__wrapped__(tokens, "a b", "alignment", None, target, "@@ ")
+    assert found[0].tolist() == expected[0].tolist()
+    assert found[1:] == expected[1:] == ("<unk> Hund", "alignment")
+
+
+def test_another_text_than_the_model_reads_is_refused(target: Dictionary) -> None:
+    tokens = torch.tensor([UNK, EOS])
+    for alignment, message in ((align([0, 1], length=2), "in 2 words, .* has 3: a b c"), ([(0, 0)], "reports none")):
+        with pytest.raises(ValueError, match=message):
+            replace_unknown_words(tokens, "<unk>", alignment, "a b c", {}, target)
+
+
+def test_dictionary_lines(tmp_path: Path) -> None:
+    path = tmp_path / "dictionary"
+    path.write_text("Hund dog\nÄpfel\tapples \n", encoding="utf-8")
+    assert read_translations(str(path)) == {"Hund": "dog", "Äpfel": "apples"}
+    assert read_translations(None) is None
+    for bad in ("", "Hund", "New York Neu-York"):
+        path.write_text(f"Hund dog\n{bad}\nKatze cat\n")
+        with pytest.raises(ValueError, match=f"{path}, line 2: expected 'source target', found '{bad}'"):
+            utils.load_align_dict(str(path))
+
+
+def test_a_repaired_fairseq_is_left_alone() -> None:
+    assert not compat.takes_hard_alignments(utils.replace_unk)
+
+    def repaired(hypo_str: str, src_str: str, alignment: list, align_dict: dict, unk: str) -> str:
+        return hypo_str.replace(unk, src_str.split()[alignment[0][0]])
+
+    assert compat.takes_hard_alignments(repaired)
+
+
+def test_models_are_prepared_for_attention_only_when_asked(build, architecture: str) -> None:
+    for replace_unk, wanted in ((None, False), ("", True)):
+        generation = SimpleNamespace(replace_unk=replace_unk, print_alignment=None, no_beamable_mm=False, beam=2)
+        model = build(architecture)
+        model.prepare_for_inference_(SimpleNamespace(generation=generation))
+        assert bool(model.decoder.need_attn) is wanted
+        assert generation.print_alignment is None
