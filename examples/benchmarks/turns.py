@@ -16,8 +16,8 @@ from fairseq.data import Dictionary
 from tqdm import tqdm
 
 
-def parse_options(description: str | None, options: Iterable[tuple[str, int, str]]) -> Namespace:
-    """Whole-number options with defaults and help; also sets torch's threads and seed."""
+def parse_options(description: str | None, options: Iterable[tuple[str, int | str, str]]) -> Namespace:
+    """Options with defaults, which give them their types, and help; also sets torch's threads and seed."""
     parser = ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
     common = (
         ("threads", 2, "processor threads"),
@@ -25,7 +25,7 @@ def parse_options(description: str | None, options: Iterable[tuple[str, int, str
         ("seed", 1, "random seed"),
     )
     for option, default, text in chain(options, common):
-        parser.add_argument(f"--{option}", type=int, default=default, help=f"{text} (default: %(default)s)")
+        parser.add_argument(f"--{option}", type=type(default), default=default, help=f"{text} (default: %(default)s)")
     args = parser.parse_args()
     torch.manual_seed(args.seed)
     torch.set_num_threads(args.threads)

@@ -2,10 +2,11 @@
 # From nothing to a translation model in a few minutes, with fairseq's own commands: data, subword segmentation,
 # training, translation, a picture of the attention, and scores.  Each command is shown before it runs.
 #
-#   [ARCH=convs2s_tiny] [OUT=examples/quickstart/out] run.sh [fairseq-train option ...]
+#   [ARCH=convs2s_tiny] [VOCAB_SELECTION=1] [OUT=examples/quickstart/out] run.sh [fairseq-train option ...]
 #
-# ARCH is any translation architecture of the plugin or of fairseq; the options win over the ones below.  Each run
-# starts again from nothing.
+# ARCH is any translation architecture of the plugin or of fairseq; VOCAB_SELECTION trains and translates with the words
+# that a batch may need, found by aligning the training part; the options win over the ones below.  Each run starts again
+# from nothing.
 set -euo pipefail
 arch=${ARCH:-convs2s_tiny}
 out=${OUT:+$(mkdir -p "$OUT" && cd "$OUT" && pwd)}
@@ -34,7 +35,7 @@ without_configuration() { grep --line-buffered -v "{'_name'"; }
 
 step() { printf '\n== %s\n' "$*"; }
 
-rm -rf "$out/text" "$out/bpe" "$out/data-bin" "$model"
+rm -rf "$out/text" "$out/bpe" "$out/data-bin" "$out/lexicon" "$model"
 mkdir -p "$out/bpe" "$model"
 
 step "1. Data: English and German numbers, dates, amounts, names"
@@ -54,36 +55,43 @@ step "3. Binary data for fairseq"
 run fairseq-preprocess --source-lang en --target-lang de --joined-dictionary --destdir "$out/data-bin" \
     --trainpref "$out/bpe/train" --validpref "$out/bpe/valid" --testpref "$out/bpe/test"
 
-# The weights of its branches live on the simplex, where this optimizer keeps them.
-recipe=(--criterion cross_entropy --optimizer adam)
+criterion=(--criterion cross_entropy) optimizer=adam
 case $arch in
-    weighted_transformer*)
-        recipe=(--criterion weighted_label_smoothed_cross_entropy --label-smoothing 0.1 --optimizer simplex_adam)
+    weighted_transformer*)  # the weights of its branches live on the simplex, where this optimizer keeps them
+        criterion=(--criterion weighted_label_smoothed_cross_entropy --label-smoothing 0.1) optimizer=simplex_adam
         ;;
 esac
+task=()
+if [ -n "${VOCAB_SELECTION:-}" ]; then
+    step "   The lexicon for vocabulary selection"
+    run fairseq-plugins lexicon --source "$out/bpe/train.en" --target "$out/bpe/train.de" --output "$out/lexicon"
+    # The vocabulary is small: few words are frequent enough to be candidates of every batch.
+    task=(--task translation_fast --candidates "$out/lexicon" --candidates-per-word 10 --frequent-candidates 100)
+    criterion=(--criterion vocab_selection_cross_entropy)
+fi
 
 step "4. Training of $arch"
-run fairseq-train "$out/data-bin" --user-dir user_dir --arch "$arch" --save-dir "$model" \
-    "${recipe[@]}" --dropout 0.1 --batch-size 64 --max-update 2400 \
+run fairseq-train "$out/data-bin" --user-dir user_dir --arch "$arch" --save-dir "$model" ${task[@]+"${task[@]}"} \
+    "${criterion[@]}" --optimizer "$optimizer" --dropout 0.1 --batch-size 64 --max-update 2400 \
     --adam-betas '(0.9, 0.98)' --clip-norm 0.1 --lr 0.003 --lr-scheduler cosine --warmup-updates 200 \
     --no-epoch-checkpoints --log-format simple --log-interval 50 --num-workers 0 "$@" \
     2>&1 | without_configuration
 
 step "5. Translation of the test part"
-run fairseq-generate "$out/data-bin" --user-dir user_dir --path "$model/checkpoint_best.pt" \
+run fairseq-generate "$out/data-bin" --user-dir user_dir --path "$model/checkpoint_best.pt" ${task[@]+"${task[@]}"} \
     --beam 5 --batch-size 64 --remove-bpe --results-path "$model" 2>&1 | without_configuration
 
 step "6. Translation of single sentences"
 # Date and verb change their places: the picture below shows it.
 grep -m 3 'was born on' "$out/text/test.en" >"$model/sentences.en"
-run fairseq-interactive "$out/data-bin" --user-dir user_dir --path "$model/checkpoint_best.pt" \
+run fairseq-interactive "$out/data-bin" --user-dir user_dir --path "$model/checkpoint_best.pt" ${task[@]+"${task[@]}"} \
     --beam 5 --bpe subword_nmt --bpe-codes "$out/codes" --input "$model/sentences.en" \
     2>&1 | without_configuration
 
 step "7. Scores"
 # What to expect is known for the default only.
 check=()
-[ "$arch" != convs2s_tiny ] || [ $# -gt 0 ] || check=(--check)
+[ "$arch" != convs2s_tiny ] || [ -n "${VOCAB_SELECTION:-}" ] || [ $# -gt 0 ] || check=(--check)
 run python examples/quickstart/report.py "$out/text" "$model/generate-test.txt" ${check[@]+"${check[@]}"}
 
 step "8. A picture of the attention"

@@ -1,3 +1,6 @@
 """Losses; importing this registers them."""
 
-from fairseq_plugins.criterions import weighted_label_smoothed_cross_entropy  # noqa: F401  (registration)
+from fairseq_plugins.criterions import (  # noqa: F401  (registration)
+    vocab_selection_cross_entropy,
+    weighted_label_smoothed_cross_entropy,
+)

@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""Time training and beam search with the encoders of Gehring et al. 2016, and with ConvS2S beside them.
+
+Random models of the paper's sizes for IWSLT'14 German-English take turns in one process.  Decoding step by step is
+checked against decoding each prefix anew.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from fairseq.data import Dictionary
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, BaseFairseqModel
+from fairseq.sequence_generator import SequenceGenerator
+from torch import Tensor
+from turns import compare, machine, make_dictionary, parse_options, random_sentences, take_turns
+
+import fairseq_plugins  # noqa: F401  (registers the architectures)
+
+OPTIONS = (
+    ("source-vocabulary", 35882, "source words"),
+    ("target-vocabulary", 24158, "target words"),
+    ("train-sentences", 32, "sentences in a batch of training"),
+    ("sentences", 16, "sentences in a batch of generation"),
+    ("length", 25, "longest sentence, in tokens"),
+    ("beam", 5, "beam size"),
+    ("steps", 25, "decoder steps"),
+)
+MODELS: dict[str, dict[str, Any]] = {
+    "pooling": {"arch": "conv_encoder_pooling"},
+    "convolutional 6/3": {"arch": "conv_encoder_iwslt_de_en"},
+    "convolutional 15/5": {"arch": "conv_encoder_wmt_en_de"},
+    "BiLSTM": {"arch": "conv_encoder_bilstm"},
+    "BiLSTM, 2 layers": {"arch": "conv_encoder_bilstm", "encoder_lstm_layers": 2},
+    "convs2s_iwslt_de_en": {"arch": "convs2s_iwslt_de_en"},
+}
+
+
+def build(options: dict[str, Any], source: Dictionary, target: Dictionary) -> BaseFairseqModel:
+    """A random model of an architecture."""
+    args = Namespace(max_source_positions=1024, max_target_positions=1024, **options)
+    ARCH_CONFIG_REGISTRY[args.arch](args)
+    task = SimpleNamespace(source_dictionary=source, target_dictionary=target)
+    return ARCH_MODEL_REGISTRY[args.arch].build_model(args, task)
+
+
+def update(model: BaseFairseqModel, optimizer: torch.optim.SGD, batch: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Cross-entropy, and one step of plain SGD."""
+    source, lengths, target = batch
+    optimizer.zero_grad()
+    log_probabilities = model.get_normalized_probs(model(source, lengths, target.roll(1, dims=1)), log_probs=True)
+    F.nll_loss(log_probabilities.flatten(0, 1), target.flatten(), ignore_index=1).backward()
+    optimizer.step()
+
+
+def without_state(model: BaseFairseqModel) -> Callable[..., Any]:
+    """The decoder's forward, each prefix decoded from its start."""
+    forward = model.decoder.forward
+    return lambda tokens, encoder_out, incremental_state=None: forward(tokens, encoder_out)
+
+
+def main() -> None:
+    args = parse_options(__doc__, OPTIONS)
+    source_words, target_words = make_dictionary(args.source_vocabulary), make_dictionary(args.target_vocabulary)
+    models = {name: build(options, source_words, target_words) for name, options in MODELS.items()}
+    print(f"vocabularies of {args.source_vocabulary} and {args.target_vocabulary}")
+    print(f"training: {args.train_sentences} pairs of up to {args.length} tokens, dropout, SGD")
+    print(f"generation: {args.sentences} sentences, beam {args.beam}, {args.steps} steps")
+    print(f"{machine(args)}\n")
+
+    source, lengths = random_sentences(source_words, args.train_sentences, args.length)
+    target, _ = random_sentences(target_words, args.train_sentences, args.length)
+    trainings = {
+        name: partial(update, model, torch.optim.SGD(model.parameters(), lr=0.1), (source, lengths, target))
+        for name, model in models.items()
+    }
+    training, _ = take_turns(trainings, args.rounds)
+
+    source, lengths = random_sentences(source_words, args.sentences, args.length)
+    sample = {"net_input": {"src_tokens": source, "src_lengths": lengths}}
+    generators = {}
+    for name, model in models.items():
+        model.eval()
+        model.make_generation_fast_(need_attn=False)
+        # A random model hardly ever ends a sentence, so the longest length is also the length of every hypothesis.
+        generators[name] = SequenceGenerator(
+            [model], target_words, beam_size=args.beam, max_len_b=args.steps - 1, min_len=args.steps - 1
+        )
+    generation, hypotheses = take_turns(
+        {name: partial(generator.generate, None, sample) for name, generator in generators.items()}, args.rounds
+    )
+
+    print(f"{'':22}{'training,':>16}{'generation,':>16}   same hypotheses")
+    print(f"{'':22}{'target words/s':>16}{'source words/s':>16}   as without state")
+    target_count, source_count = int(target.ne(target_words.pad()).sum()), int(lengths.sum())
+    failed = False
+    for name, model in models.items():
+        model.decoder.forward = without_state(model)
+        equal, pairs, difference = compare(hypotheses[name], generators[name].generate(None, sample))
+        failed |= difference > 1e-4  # hypotheses whose scores are as close may change places
+        trained = target_count / statistics.median(training[name])
+        generated = source_count / statistics.median(generation[name])
+        print(f"{name:22}{trained:16.0f}{generated:16.0f}   {equal} of {pairs}", flush=True)
+    if failed:
+        sys.exit("results differ: the speeds above mean nothing")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+"""Time generation and training with vocabulary selection against the whole target vocabulary.
+
+One random model translates sentences of a text, outputs as long as their sources, and is trained on them, in turns with
+all target words and with the candidates of each batch.  With all words as candidates hypotheses and loss must be those
+of fairseq's own search and criterion.  Peak memory is that of a process of its own for each figure.
+"""
+
+from __future__ import annotations
+
+import gzip
+import resource
+import statistics
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
+from fairseq.data import Dictionary
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, BaseFairseqModel
+from fairseq.sequence_generator import SequenceGenerator
+from torch import Tensor
+from turns import compare, machine, make_dictionary, parse_options, ratio, take_turns
+
+from fairseq_plugins.criterions.vocab_selection_cross_entropy import VocabSelectionCrossEntropy
+from fairseq_plugins.generation.candidates import Candidates
+from fairseq_plugins.generation.search import CandidateSearch
+
+OPTIONS = (
+    ("input", "", "source text, plain or gzipped, one sentence a line"),
+    ("arch", "convs2s_analysis", "architecture"),
+    ("vocabulary", 160000, "target words"),
+    ("candidates-per-word", 50, "translations of each source word"),
+    ("frequent-candidates", 5000, "words that are candidates of every batch"),
+    ("sentences", 16, "sentences in a batch of generation"),
+    ("train-sentences", 64, "sentences in a batch of training"),
+    ("batches", 3, "batches of generation in a turn"),
+    ("beam", 5, "beam size"),
+    ("memory-of", "", "measure the peak memory of one figure: generation or training, full or selected"),
+)
+FULL, SELECTED = "full", "selected"
+
+
+class Bench:
+    """The model, its data, and what is timed."""
+
+    def __init__(self, args: Namespace) -> None:
+        if not args.input:
+            sys.exit("--input FILE: the text to translate")
+        path = Path(args.input)
+        text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        sentences = [line.split() for line in text.decode("utf-8").splitlines()]
+        self.source = Dictionary()
+        for sentence in sentences:
+            for word in sentence:
+                self.source.add_symbol(word)
+        self.target = make_dictionary(args.vocabulary)
+        self.args = args
+        always = torch.zeros(args.vocabulary, dtype=torch.bool)
+        always[: self.target.nspecial + args.frequent_candidates] = True
+        table = torch.randint(self.target.nspecial, args.vocabulary, (len(self.source), args.candidates_per_word))
+        self.candidates = Candidates(table.int(), always)
+        self.everything = Candidates(table.int(), torch.ones_like(always))
+        # Sentences of about the median length, as a batch sorted by length holds them.
+        middle = sorted(sentences, key=len)[len(sentences) // 2 :]
+        wanted = args.sentences * args.batches
+        self.batches = [self.encode(middle[i : i + args.sentences]) for i in range(0, wanted, args.sentences)]
+        self.training = self.encode(middle[: args.train_sentences])
+
+    def encode(self, sentences: list[list[str]]) -> dict[str, Any]:
+        """A batch as fairseq's tasks make it, with random targets as long as the sources."""
+        lengths = torch.tensor([len(sentence) + 1 for sentence in sentences])
+        tokens = torch.full((len(sentences), int(lengths.max())), self.source.pad())
+        for row, sentence in zip(tokens, sentences, strict=True):
+            row[: len(sentence) + 1] = self.source.encode_line(" ".join(sentence), add_if_not_exist=False).long()
+        target = torch.randint(self.target.nspecial, self.args.vocabulary, tokens.shape)
+        target = target.masked_fill(tokens.eq(self.source.pad()), self.target.pad())
+        inputs = {"src_tokens": tokens, "src_lengths": lengths, "prev_output_tokens": target.roll(1, dims=1)}
+        return {"net_input": inputs, "target": target, "ntokens": int(lengths.sum()), "nsentences": len(sentences)}
+
+    def model(self) -> BaseFairseqModel:
+        """A random model."""
+        torch.manual_seed(self.args.seed)
+        options = Namespace(arch=self.args.arch, max_source_positions=1024, max_target_positions=1024)
+        ARCH_CONFIG_REGISTRY[options.arch](options)
+        task = SimpleNamespace(source_dictionary=self.source, target_dictionary=self.target)
+        return ARCH_MODEL_REGISTRY[options.arch].build_model(options, task)
+
+    def generate(self, model: BaseFairseqModel, candidates: Candidates | None) -> list[Any]:
+        """Translate all batches; a random model hardly ever ends a sentence, so lengths are forced."""
+        hypotheses: list[Any] = []
+        for batch in self.batches:
+            length = batch["net_input"]["src_tokens"].size(1) - 1
+            options = {"beam_size": self.args.beam, "max_len_b": length, "min_len": length}
+            search = (
+                SequenceGenerator([model], self.target, **options)
+                if candidates is None
+                else CandidateSearch([model], self.target, candidates=candidates, **options)
+            )
+            hypotheses += search.generate(None, batch)
+        return hypotheses
+
+    def criterion(self, candidates: Candidates | None) -> Any:
+        """Label-smoothed cross-entropy."""
+        task = SimpleNamespace(target_dictionary=self.target, candidates=candidates)
+        kind = LabelSmoothedCrossEntropyCriterion if candidates is None else VocabSelectionCrossEntropy
+        return kind(task, sentence_avg=False, label_smoothing=0.1)
+
+    def update(self, model: BaseFairseqModel, optimizer: torch.optim.SGD, criterion: Any) -> Tensor:
+        """One update with plain SGD."""
+        optimizer.zero_grad()
+        loss, size, _ = criterion(model, self.training)
+        (loss / size).backward()
+        optimizer.step()
+        return loss.detach()
+
+
+def contestants(bench: Bench, work: str, which: tuple[str, ...]) -> dict[str, Callable[[], Any]]:
+    """What is timed, for generation or for training."""
+    model = bench.model()
+    chosen = {FULL: None, SELECTED: bench.candidates}
+    if work == "generation":
+        model.eval()
+        model.make_generation_fast_(need_attn=False)
+        return {name: partial(bench.generate, model, chosen[name]) for name in which}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    return {name: partial(bench.update, model, optimizer, bench.criterion(chosen[name])) for name in which}
+
+
+def check(bench: Bench, work: str) -> str:
+    """With all words as candidates nothing may change."""
+    model = bench.model().eval()
+    if work == "generation":
+        model.make_generation_fast_(need_attn=False)
+        equal, pairs, difference = compare(bench.generate(model, bench.everything), bench.generate(model, None))
+        if equal < pairs:
+            sys.exit(f"with all words as candidates {pairs - equal} hypotheses differ: the speeds above mean nothing")
+        return f"{equal} of {pairs} hypotheses as fairseq's with all words as candidates"
+    with torch.no_grad():
+        losses = [float(bench.criterion(which)(model, bench.training)[0]) for which in (bench.everything, None)]
+    difference = abs(losses[0] - losses[1]) / losses[1]
+    if difference > 1e-6:
+        sys.exit(f"with all words as candidates the loss differs by {difference}: the speeds above mean nothing")
+    return f"with all words as candidates the loss differs by {difference:.0e}"
+
+
+def peak_memory(work: str, name: str) -> float:
+    """Of a process that does this only, in gigabytes."""
+    command = [sys.executable, "-W", "ignore", *sys.argv, "--memory-of", f"{work} {name}"]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
+
+
+def main() -> None:
+    args = parse_options(__doc__, OPTIONS)
+    bench = Bench(args)
+    if args.memory_of:
+        work, name = args.memory_of.split()
+        contestants(bench, work, (name,))[name]()
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+        return
+    sizes = [len(bench.candidates.of(batch["net_input"]["src_tokens"])) for batch in (*bench.batches, bench.training)]
+    lengths = [batch["net_input"]["src_tokens"].size(1) - 1 for batch in bench.batches]
+    print(f"{args.arch}, {args.vocabulary} target words; {machine(args)}")
+    print(
+        f"generation: {args.batches} x {args.sentences} sentences of {min(lengths)} to {max(lengths)} words, beam ",
+        end="",
+    )
+    print(f"{args.beam}, {statistics.mean(sizes[:-1]):.0f} candidates a batch")
+    print(
+        f"training: an update with {bench.training['ntokens']} words, {sizes[-1]} candidates without the references\n"
+    )
+    print(f"{'':12}{'full, s':>10}{'selected, s':>13}{'faster':>9}{'full, GB':>11}{'selected, GB':>14}   check")
+    for work in ("generation", "training"):
+        seconds, _ = take_turns(contestants(bench, work, (FULL, SELECTED)), args.rounds)
+        full, selected = (statistics.median(seconds[name]) for name in (FULL, SELECTED))
+        memory = [peak_memory(work, name) for name in (FULL, SELECTED)]
+        print(
+            f"{work:12}{full:10.2f}{selected:13.2f}{ratio(seconds[FULL], seconds[SELECTED]):8.1f}x"
+            f"{memory[0]:11.2f}{memory[1]:14.2f}   {check(bench, work)}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

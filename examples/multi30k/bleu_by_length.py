@@ -1,0 +1,42 @@
+#!/usr/bin/env python3
+"""BLEU of translations of the test part in groups of equally long sources (Gehring et al. 2016, appendix B).
+
+``bleu_by_length.py PREPARED HYPOTHESES`` cuts the test part, sorted by the number of source words, into groups of equal
+size, and prints the lengths and the detokenised BLEU of each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from sacrebleu import corpus_bleu
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("prepared", type=Path, help="what prepare.py made")
+    parser.add_argument("hypotheses", type=Path, help="translations, in the order of the test part")
+    parser.add_argument("--groups", type=int, default=4, help="number of groups (default: %(default)s)")
+    args = parser.parse_args()
+
+    settings = (args.prepared / "settings").read_text()
+    source = lines(args.prepared / "tok" / f"test.{settings[:2]}")
+    reference, hypotheses = lines(args.prepared / "test.reference"), lines(args.hypotheses)
+    if not len(source) == len(reference) == len(hypotheses):
+        sys.exit(f"{len(source)} sources, {len(reference)} references and {len(hypotheses)} translations")
+    lengths = [len(text.split()) for text in source]
+    order = sorted(range(len(source)), key=lengths.__getitem__)
+    for group in range(args.groups):
+        part = order[group * len(order) // args.groups : (group + 1) * len(order) // args.groups]
+        bleu = corpus_bleu([hypotheses[i] for i in part], [[reference[i] for i in part]]).score
+        print(f"{lengths[part[0]]:3d} to {lengths[part[-1]]:3d} words: {bleu:.1f} BLEU ({len(part)} sentences)")
+
+
+if __name__ == "__main__":
+    main()

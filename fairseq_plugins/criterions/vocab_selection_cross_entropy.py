@@ -1,0 +1,91 @@
+"""Cross-entropy among the words that a batch may need (Mi et al. 2016, arXiv 1605.03209; L'Hostis et al. 2016)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from fairseq.criterions import register_criterion
+from fairseq.criterions.label_smoothed_cross_entropy import (
+    LabelSmoothedCrossEntropyCriterion,
+    LabelSmoothedCrossEntropyCriterionConfig,
+)
+from fairseq.logging import metrics
+from fairseq.models import BaseFairseqModel
+from fairseq.tasks import FairseqTask
+from torch import Tensor
+
+from fairseq_plugins.models.output_layer import narrowed
+
+__all__ = ["VocabSelectionCrossEntropy"]
+
+
+@register_criterion("vocab_selection_cross_entropy", dataclass=LabelSmoothedCrossEntropyCriterionConfig)
+class VocabSelectionCrossEntropy(LabelSmoothedCrossEntropyCriterion):
+    """fairseq's label-smoothed cross-entropy, over the candidates of each batch and its references.
+
+    Only their rows of the output layer are computed, and get gradients.  Smoothing spreads over them.  Validation uses
+    the same objective, so losses compare with each other and not with those of the whole vocabulary, which are larger.
+
+    Logged are also ``candidates``, how many words a batch is left with, and ``coverage``, the percentage of target
+    words (with the ends of sentences) that would have been among them without the help of the references.
+
+    Args:
+        task: `translation_fast` with ``--candidates``.
+        sentence_avg, label_smoothing, ignore_prefix_size, report_accuracy: as fairseq's.
+
+    Raises:
+        ValueError: the task has no candidates.
+    """
+
+    # fairseq finds its options by their names here.
+    def __init__(
+        self,
+        task: FairseqTask,
+        sentence_avg: bool,
+        label_smoothing: float,
+        ignore_prefix_size: int = 0,
+        report_accuracy: bool = False,
+    ) -> None:
+        super().__init__(task, sentence_avg, label_smoothing, ignore_prefix_size, report_accuracy)
+        if getattr(task, "candidates", None) is None:
+            raise ValueError(
+                "--criterion vocab_selection_cross_entropy needs --task translation_fast with --candidates"
+            )
+        self.candidates = task.candidates
+
+    def forward(self, model: BaseFairseqModel, sample: dict[str, Any], reduce: bool = True) -> Any:
+        """As fairseq's; the number of candidates is the one thing that the host waits for."""
+        target = sample["target"]
+        mask = self.candidates.mask(sample["net_input"]["src_tokens"])
+        covered = (mask[target] & target.ne(self.padding_idx)).sum()
+        mask.index_fill_(0, target.flatten(), True)
+        words = mask.nonzero().squeeze(1)
+        # Special symbols, so padding too, have the same numbers among the candidates.
+        sample = {**sample, "target": torch.searchsorted(words, target)}
+        with narrowed(model, words):
+            loss, sample_size, logging_output = super().forward(model, sample, reduce)
+        logging_output.update(candidates=len(words), covered=covered, batches=1)
+        return loss, sample_size, logging_output
+
+    @classmethod
+    def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
+        """Log the loss, and the means of candidates per batch and coverage per word."""
+        super().reduce_metrics(logging_outputs)
+        total = {
+            name: sum(log.get(name, 0) for log in logging_outputs)
+            for name in ("candidates", "batches", "covered", "ntokens")
+        }
+        # fairseq would round on the host after each update.  What begins with a line is not shown; derived from it, the
+        # rounded mean stays on the device until a log line is written.
+        for name, mean, weight in (
+            ("candidates", total["candidates"] / total["batches"], total["batches"]),
+            ("coverage", 100 * total["covered"] / total["ntokens"], total["ntokens"]),
+        ):
+            metrics.log_scalar(f"_{name}", mean, weight)
+            metrics.log_derived(name, partial(_rounded_mean, name=f"_{name}"))
+
+
+def _rounded_mean(meters: Any, name: str) -> Tensor:
+    return torch.as_tensor(meters[name].avg, dtype=torch.float64).round(decimals=2)

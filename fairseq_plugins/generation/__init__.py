@@ -1,0 +1,3 @@
+"""Generation; importing this registers its task."""
+
+from fairseq_plugins.generation import task  # noqa: F401  (registration)

@@ -1,0 +1,140 @@
+"""Vocabulary selection: the few target words that a batch may need (Mi et al. 2016, arXiv 1605.03209; L'Hostis et al.
+2016, arXiv 1610.00072; ConvS2S section 5.4).
+
+V target words, S source words, K translations kept for each.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from fairseq.data import Dictionary
+from torch import Tensor
+
+__all__ = ["Candidates"]
+
+logger = logging.getLogger(__name__)
+
+
+class Candidates:
+    """The candidates of a batch: special symbols, frequent words, and the likeliest translations of its source words.
+
+    Special symbols are those at the start of the target dictionary (padding, end of sentence, ...).  They come first in
+    the candidates too, so that they have the same numbers among them.  Symbols that a task adds at the end of a
+    dictionary are words like others.
+
+    Args:
+        translations: for each source word its target words, filled up with any that is always a candidate, (S, K).
+        always: which target words are candidates of every batch, (V,).
+    """
+
+    def __init__(self, translations: Tensor, always: Tensor) -> None:
+        self.translations = translations
+        self.always = always
+
+    @classmethod
+    def read(
+        cls, folder: str | Path, source: Dictionary, target: Dictionary, per_word: int, frequent: int
+    ) -> Candidates:
+        """Read the files that ``fairseq-plugins lexicon`` has written.
+
+        Words that the dictionaries do not know are passed over.
+
+        Args:
+            folder: holds ``candidates.txt``, lines ``source target probability``, the most probable first for each
+                source word, and ``frequent.txt``, lines ``target count``, the most frequent first.
+            source: source words.
+            target: target words.
+            per_word: K.
+            frequent: how many of the frequent words are candidates of every batch.
+
+        Raises:
+            ValueError: a file is missing or malformed or knows no word of the dictionaries, an option is out of range,
+                or the target dictionary does not begin with its special symbols.
+        """
+        if per_word < 1 or frequent < 0:
+            raise ValueError(
+                "--candidates-per-word must be positive and --frequent-candidates not negative, "
+                f"but they are {per_word} and {frequent}"
+            )
+        if max(target.bos(), target.pad(), target.eos(), target.unk()) >= target.nspecial:
+            raise ValueError("candidates need a target dictionary that begins with its special symbols")
+        always = torch.zeros(len(target), dtype=torch.bool)
+        always[: target.nspecial] = True
+        always[_frequent(Path(folder) / "frequent.txt", target, frequent)] = True
+        translations = _translations(Path(folder) / "candidates.txt", source, target, per_word)
+        logger.info(
+            f"{folder}: {int(always.sum())} words are always candidates, "
+            f"{int(translations.ne(target.pad()).any(dim=1).sum())} of {len(source)} source words bring others"
+        )
+        return cls(translations, always)
+
+    def mask(self, src_tokens: Tensor) -> Tensor:
+        """Which target words are candidates of a batch of source words of any shape: (V,), new at each call."""
+        if self.always.device != src_tokens.device:
+            self.always, self.translations = self.always.to(src_tokens.device), self.translations.to(src_tokens.device)
+        translations = self.translations.index_select(0, src_tokens.flatten())
+        return self.always.index_fill(0, translations.flatten().long(), True)
+
+    def of(self, src_tokens: Tensor) -> Tensor:
+        """The candidates of a batch, by rising number: (n,)."""
+        return self.mask(src_tokens).nonzero().squeeze(1)
+
+
+def _frequent(path: Path, target: Dictionary, wanted: int) -> list[int]:
+    """The first ``wanted`` words of the file that the dictionary knows."""
+    words: list[int] = []
+    for word, _ in _lines(path, "target count"):
+        if len(words) == wanted:
+            break
+        index = target.indices.get(word, 0)
+        if index >= target.nspecial:
+            words.append(index)
+    return words
+
+
+def _translations(path: Path, source: Dictionary, target: Dictionary, per_word: int) -> Tensor:
+    """The first target words that the dictionary knows for each source word, filled up with padding: (S, K)."""
+    table = np.full((len(source), per_word), target.pad(), dtype=np.int32)
+    found = [0] * len(source)
+    sources, targets, specials = source.indices, target.indices, target.nspecial
+    for source_word, target_word, _ in _lines(path, "source target probability"):
+        row = sources.get(source_word, 0)
+        column = found[row]
+        if column < per_word and row >= source.nspecial:
+            index = targets.get(target_word, 0)
+            if index >= specials:
+                table[row, column] = index
+                found[row] = column + 1
+    if not any(found):
+        raise ValueError(f"{path} has no translation from and to words of the dictionaries: is it of other languages?")
+    return torch.from_numpy(table)
+
+
+def _lines(path: Path, form: str) -> Iterator[list[str]]:
+    """The fields of each line; ``form`` names them, and the last is a number."""
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist: --candidates wants a folder made by `fairseq-plugins lexicon`")
+    size = len(form.split())
+    # Nothing but "\n" ends a line: words may hold other characters that Python would take for line ends.
+    with path.open(encoding="utf-8", newline="\n") as file:
+        try:
+            for number, line in enumerate(file, 1):
+                fields = line.split(" ")
+                if len(fields) != size or not _is_number(fields[-1]):
+                    raise ValueError(f"{path}, line {number}: expected `{form}`, found {line!r}")
+                yield fields
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is not UTF-8 text: {error}") from error
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,27 @@
+"""Options of the task `translation_fast`."""
+
+from dataclasses import dataclass, field
+from typing import Optional
+
+from fairseq.tasks.translation import TranslationConfig
+
+__all__ = ["TranslationFastConfig"]
+
+
+# fairseq reads these annotations at run time, to make command-line options: they must be types, not postponed strings,
+# and it knows no `str | None`.
+@dataclass
+class TranslationFastConfig(TranslationConfig):
+    candidates: Optional[str] = field(
+        default=None,
+        metadata={
+            "help": "predict only words that a batch may need: the folder made by `fairseq-plugins lexicon`, with "
+            "candidates.txt and frequent.txt (default: the whole vocabulary)"
+        },
+    )
+    candidates_per_word: int = field(
+        default=20, metadata={"help": "with --candidates: how many translations of each source word are candidates"}
+    )
+    frequent_candidates: int = field(
+        default=1000, metadata={"help": "with --candidates: how many of the most frequent words are always candidates"}
+    )

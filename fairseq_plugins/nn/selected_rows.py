@@ -1,0 +1,63 @@
+"""Some outputs of a linear map at the cost of those alone, for an output layer of which a batch needs few words.
+
+V outputs, K inputs, n selected outputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import _WeightNorm
+from torch.nn.utils.weight_norm import WeightNorm
+
+__all__ = ["SelectedRows"]
+
+
+class SelectedRows(nn.Module):
+    """The map from x to the selected outputs of a linear map, as that is now; gradients go to its parameters.
+
+    A normalised weight has a norm for each row, so only the selected rows are normalised.
+
+    Args:
+        linear: a map with a weight (V, K), which may be normalised by torch's parametrisation or its older hook.
+        rows: the outputs wanted, (n,).
+
+    Raises:
+        ValueError: the map is not linear, or its weight is computed in some other way.
+    """
+
+    # Buffers, so that a copy of the module around this one can share them as it shares parameters.
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, linear: nn.Module, rows: Tensor) -> None:
+        super().__init__()
+        weight, *magnitude = (part.index_select(0, rows) for part in _parts(linear))
+        if magnitude:
+            weight = torch._weight_norm(weight, magnitude[0], 0)
+        bias: Any = linear.bias
+        self.register_buffer("weight", weight, persistent=False)
+        self.register_buffer("bias", None if bias is None else bias.index_select(0, rows), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., K) -> (..., n)."""
+        return F.linear(x, self.weight, self.bias)
+
+
+def _parts(module: nn.Module) -> tuple[Tensor, ...]:
+    """What the weight is made of row by row: itself, (V, K), or its direction, (V, K), and magnitude, (V, 1)."""
+    if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward:
+        linear: Any = module
+        parametrisations = [each for every in getattr(linear, "parametrizations", {}).values() for each in every]
+        match [*linear._forward_pre_hooks.values(), *parametrisations]:
+            case []:
+                return (linear.weight,)
+            case [WeightNorm(name="weight", dim=0)]:
+                return linear.weight_v, linear.weight_g
+            case [_WeightNorm(dim=0)] if parametrize.is_parametrized(linear, "weight"):
+                return linear.parametrizations.weight.original1, linear.parametrizations.weight.original0
+    raise ValueError(f"{type(module).__name__} is not a linear map with a weight that is plain or normalised by row")

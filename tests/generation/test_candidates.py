@@ -1,0 +1,165 @@
+"""Candidates, read from files made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq.data import Dictionary
+
+from fairseq_plugins.generation.candidates import Candidates
+
+SOURCE = ["the", "house", "cat", "rare"]
+TARGET = ["die", "das", "Haus", "Katze", "Kater", "Gebäude", "selten"]
+LEXICON = """\
+the das 0.5
+the die 0.4
+the Haus 0.1
+house Haus 0.7
+house Unbekannt 0.2
+house Gebäude 0.1
+unknown selten 1
+cat <unk> 0.5
+cat Katze 0.3
+cat Kater 0.2
+<unk> selten 1.0
+"""
+FREQUENT = "</s> 100\nUnbekannt 90\ndie 50\ndas 40\nHaus 30\n"
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write(candidates: str = LEXICON, frequent: str = FREQUENT) -> Path:
+        (tmp_path / "candidates.txt").write_bytes(candidates.encode())
+        (tmp_path / "frequent.txt").write_bytes(frequent.encode())
+        return tmp_path
+
+    return write
+
+
+def dictionary(words: list[str]) -> Dictionary:
+    made = Dictionary()
+    for word in words:
+        made.add_symbol(word)
+    return made
+
+
+def read(folder: Path, per_word: int = 2, frequent: int = 1) -> Candidates:
+    return Candidates.read(folder, dictionary(SOURCE), dictionary(TARGET), per_word, frequent)
+
+
+def candidates(folder: Path, sentences: list[str], **options: int) -> list[str]:
+    source, target = dictionary(SOURCE), dictionary(TARGET)
+    rows = [[source.index(word) for word in sentence.split()] for sentence in sentences]
+    length = max(map(len, rows))
+    tokens = torch.tensor([[source.pad()] * (length - len(row)) + row for row in rows])
+    found = read(folder, **options).of(tokens)
+    assert found.dtype == torch.long
+    assert found.tolist()[:4] == [0, 1, 2, 3]  # special symbols keep their numbers
+    assert found.tolist() == sorted(set(found.tolist()))
+    return [target[index] for index in found[4:].tolist()]
+
+
+def test_union_over_the_batch(write: Write) -> None:
+    """One batch, padded, with a word twice: of `house` the unknown translation does not take a place of the K."""
+    assert candidates(write(), ["the house the </s>", "cat </s>"]) == [
+        *("die", "das", "Haus", "Katze", "Kater", "Gebäude"),
+    ]
+    assert candidates(write(), ["cat </s>"]) == ["die", "Katze", "Kater"]
+
+
+def test_how_many(write: Write) -> None:
+    assert candidates(write(), ["cat the </s>"], per_word=1, frequent=0) == ["das", "Katze"]
+    assert candidates(write(), ["the </s>"], per_word=3, frequent=0) == ["die", "das", "Haus"]
+    assert candidates(write(), ["the </s>"], per_word=100, frequent=100) == ["die", "das", "Haus"]
+    assert candidates(write(), ["cat </s>"], per_word=1, frequent=2) == ["die", "das", "Katze"]
+
+
+def test_words_without_translations(write: Write) -> None:
+    """Unknown ones and special symbols, whatever the file says of them, and those that the file does not know."""
+    assert candidates(write(), ["never seen rare <unk> </s>"]) == ["die"]
+
+
+def test_a_source_word_may_come_back(write: Write) -> None:
+    folder = write("the das 0.5\ncat Katze 1\nthe die 0.4\nthe Haus 0.1\n")
+    assert candidates(folder, ["the </s>"], frequent=0) == ["die", "das"]
+
+
+def test_odd_words(tmp_path: Path) -> None:
+    """With characters that Python takes for white space or for the end of a line; the last line has no end."""
+    words = ["a\u2028b", "c\x85d", "e\u00a0f", "g\rh"]
+    (tmp_path / "candidates.txt").write_bytes("\n".join(f"{word} {word} 1" for word in words).encode())
+    (tmp_path / "frequent.txt").write_bytes(f"{words[0]} 1".encode())
+    both = dictionary(words)
+    found = Candidates.read(tmp_path, both, both, 1, 0).of(torch.tensor([[4, 5], [6, 7]]))
+    assert found.tolist() == list(range(8))
+
+
+def test_masks_are_new(write: Write) -> None:
+    """Who adds words to one batch's candidates does not add them to the next one's."""
+    made, tokens = read(write()), torch.tensor([[4, 2]])
+    before = made.of(tokens).tolist()
+    made.mask(tokens).fill_(True)
+    assert made.of(tokens).tolist() == before
+
+
+def test_on_the_device(write: Write, device: torch.device) -> None:
+    made = read(write())
+    for _ in range(2):
+        assert made.of(torch.tensor([[6, 2]], device=device)).device.type == device.type
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (
+            {"candidates": "the das 0.5\nthe die\n"},
+            r"candidates.txt, line 2: expected `source target probability`, found 'the",
+        ),
+        ({"candidates": "the das 0.5\n\nthe die 0.5\n"}, "candidates.txt, line 2: "),
+        ({"candidates": "the\tdas\t0.5\n"}, "candidates.txt, line 1: "),
+        ({"candidates": "the das Haus 0.5\n"}, "candidates.txt, line 1: "),
+        ({"candidates": "the das much\n"}, "candidates.txt, line 1: "),
+        ({"frequent": "die 1\ndas\n"}, "frequent.txt, line 2: expected `target count`"),
+        ({"candidates": "das the 0.5\nHaus house 0.5\n"}, "is it of other languages"),
+        ({"candidates": ""}, "is it of other languages"),
+    ],
+)
+def test_malformed(write: Write, files: dict[str, str], message: str) -> None:
+    folder = write(**files)
+    with pytest.raises(ValueError, match=message):
+        read(folder, frequent=9)
+
+
+def test_not_text(write: Write) -> None:
+    folder = write()
+    (folder / "candidates.txt").write_bytes(b"the das 1\n\xff\xfe 1\n")
+    with pytest.raises(ValueError, match=r"candidates.txt is not UTF-8 text: "):
+        read(folder)
+
+
+@pytest.mark.parametrize("name", ["candidates.txt", "frequent.txt"])
+def test_missing(write: Write, name: str) -> None:
+    folder = write()
+    (folder / name).unlink()
+    with pytest.raises(ValueError, match=rf"{name} does not exist: .* `fairseq-plugins lexicon`"):
+        read(folder)
+
+
+@pytest.mark.parametrize("options", [{"per_word": 0}, {"frequent": -1}])
+def test_options_out_of_range(write: Write, options: dict[str, int]) -> None:
+    with pytest.raises(
+        ValueError, match="--candidates-per-word must be positive and --frequent-candidates not negative"
+    ):
+        read(write(), **options)
+
+
+def test_special_symbols_elsewhere(write: Write) -> None:
+    target = dictionary(TARGET)
+    target.eos_index = 6
+    with pytest.raises(ValueError, match="begins with its special symbols"):
+        Candidates.read(write(), dictionary(SOURCE), target, 2, 1)

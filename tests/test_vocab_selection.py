@@ -1,0 +1,278 @@
+"""Vocabulary selection through the real commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+
+from tests.commands import MODEL, QUIET, ROOT, SIZES, TRAINING, USER_DIR, hypotheses, run
+
+CRITERION = ["--criterion", "vocab_selection_cross_entropy", "--label-smoothing", 0.1]
+BLEU = ["--eval-bleu", "--eval-bleu-args", '{"beam": 3}', "--eval-bleu-remove-bpe", "--eval-bleu-detok", "space"]
+WORDS = [f"w{number}" for number in range(20)]
+FREQUENT = {"w0", "w1", "w2"}
+
+
+def translations(word: str) -> list[str]:
+    """Three for each word but the last, which nothing translates either."""
+    number = int(word[1:])
+    return [] if number == 19 else [f"w{(number + step) % 19}" for step in range(3)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("lexicon")
+    lines = [f"{word} {other} {1 / 2**place}" for word in WORDS for place, other in enumerate(translations(word))]
+    (made / "candidates.txt").write_text("\n".join(["unseen w5 1", *lines, ""]))
+    (made / "frequent.txt").write_text("".join(f"{word} 9\n" for word in ["w0", "Unbekannt", *WORDS[1:]]))
+    return made
+
+
+@pytest.fixture
+def selection(folder: Path) -> list[object]:
+    return options(folder)
+
+
+def options(folder: Path) -> list[object]:
+    """Two of the three translations, and three frequent words."""
+    task = ["--task", "translation_fast", "--candidates", folder]
+    return [*task, "--candidates-per-word", 2, "--frequent-candidates", len(FREQUENT)]
+
+
+def train(
+    data: Path, save: Path, *more: object, arch: str = "convs2s", **kwargs: Any
+) -> subprocess.CompletedProcess[str]:
+    command = [data, "--user-dir", USER_DIR, "--arch", arch, *TRAINING, *QUIET, "--save-dir", save]
+    sizes = [*MODEL, *SIZES] if arch == "convs2s" else []
+    return run("train", *command, *sizes, *more, **kwargs)
+
+
+# As in test_commands: what resumes in the same way, whatever the batches.
+SAME_AFTER_RESUME = ["--dropout", 0, "--batch-size", 64]
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Four epochs without a stop, validated by BLEU too, and what was printed."""
+    save = tmp_path_factory.mktemp("trained")
+    more = [*options(folder), *CRITERION, *BLEU, *SAME_AFTER_RESUME, "--max-epoch", 4]
+    result = train(data, save, *more)
+    return save, result.stdout + result.stderr
+
+
+def shown(output: str, part: str) -> list[dict[str, Any]]:
+    """What was logged in JSON, whichever way loggers write their names."""
+    pattern = rf'\b{part}\b\W+(?:INFO\W+)?(\{{".*\}})$'
+    return [json.loads(found) for found in re.findall(pattern, output, re.MULTILINE)]
+
+
+def test_log(data: Path, trained: tuple[Path, str]) -> None:
+    """Words that nothing translates are candidates since the references hold them, and do not count as covered."""
+    targets = (data.parent / "valid.tgt").read_text()
+    count = len(targets.split()) + targets.count("\n")
+    found = {other for word in set(targets.split()) for other in translations(word)[:2]} | FREQUENT
+    missing = sum(word not in found for word in targets.split())
+    assert missing
+    valid, train_lines = shown(trained[1], "valid"), shown(trained[1], "train")
+    assert len(valid) == len(train_lines) == 4
+    for line in valid:
+        assert float(line["valid_coverage"]) == pytest.approx(100 * (1 - missing / count), abs=0.01)
+        assert float(line["valid_candidates"]) == 4 + len(found | set(targets.split()))
+        assert float(line["valid_bleu"]) >= 0
+    losses = [float(line["train_nll_loss"]) for line in train_lines]
+    assert losses[-1] < losses[0]
+    assert float(train_lines[0]["train_candidates"]) <= 24
+
+
+def test_resuming_is_not_having_stopped(data: Path, trained: tuple[Path, str], selection, tmp_path: Path) -> None:
+    for epochs in (2, 4):
+        train(data, tmp_path, *selection, *CRITERION, *BLEU, *SAME_AFTER_RESUME, "--max-epoch", epochs)
+    straight, resumed = (
+        checkpoint_utils.load_checkpoint_to_cpu(str(save / "checkpoint_last.pt"))["model"]
+        for save in (trained[0], tmp_path)
+    )
+    assert list(straight) == list(resumed)
+    for name, value in straight.items():
+        torch.testing.assert_close(resumed[name], value, msg=lambda text, name=name: f"{name}: {text}")
+
+
+# With fairseq's default multiple of 8 a batch size of 1 loses the last sentence.
+ONE_BY_ONE = ["--batch-size", 1, "--required-batch-size-multiple", 1]
+
+
+def generate(data: Path, path: Path, *more: object) -> dict[int, list[tuple[float, str]]]:
+    result = run("generate", data, "--user-dir", USER_DIR, "--path", path, "--beam", 3, "--nbest", 3, *more)
+    found = hypotheses(result.stdout)
+    assert sorted(found) == list(range(16))
+    return found
+
+
+def assert_only_candidates(data: Path, found: dict[int, list[tuple[float, str]]]) -> None:
+    for number, source in enumerate((data.parent / "test.src").read_text().splitlines()):
+        allowed = {other for word in source.split() for other in translations(word)[:2]} | FREQUENT | {"<unk>", "<s>"}
+        for _, text in found[number]:
+            assert set(text.split()) <= allowed, source
+
+
+def test_generate(data: Path, trained: tuple[Path, str], selection: list[object]) -> None:
+    """One sentence a batch: its words are its candidates.  Without candidates a longer list is chosen from."""
+    path = trained[0] / "checkpoint_best.pt"
+    found = generate(data, path, *selection, *ONE_BY_ONE)
+    assert_only_candidates(data, found)
+    plain = [generate(data, path, "--task", task) for task in ("translation", "translation_fast")]
+    assert plain[0] == plain[1] != found
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--print-alignment", "hard"],
+        ["--prefix-size", 2],
+        ["--score-reference"],
+        ["--sampling", "--nbest", 3],
+        ["--diversity-rate", 0.5],
+    ],
+    ids=lambda more: more[0],
+)
+@pytest.mark.slow
+def test_generate_options(data: Path, trained: tuple[Path, str], selection: list[object], more: list[object]) -> None:
+    path = trained[0] / "checkpoint_best.pt"
+    result = run("generate", data, "--user-dir", USER_DIR, "--path", path, *selection, "--beam", 3, *more)
+    assert sorted(hypotheses(result.stdout)) == list(range(16))
+    if "--print-alignment" in more:
+        assert sum(line.startswith("A-") for line in result.stdout.splitlines()) == 16
+    if "--score-reference" in more:
+        plain = run("generate", data, "--user-dir", USER_DIR, "--path", path, *more)
+        assert hypotheses(result.stdout) == hypotheses(plain.stdout)
+
+
+def test_interactive(data: Path, trained: tuple[Path, str], selection: list[object]) -> None:
+    """Unknown words and an empty line have the frequent words; a constraint is no candidate, and obeyed."""
+    path, sources = trained[0] / "checkpoint_best.pt", "w3 w4\nnever seen\n\n"
+    command = ["interactive", data, "--user-dir", USER_DIR, "--path", path, *selection, "--beam", 3, "--nbest", 3]
+    found = hypotheses(run(*command, stdin=sources).stdout)
+    assert sorted(found) == [0, 1, 2]
+    for number, allowed in enumerate([{"w3", "w4", "w5"}, set(), set()]):
+        assert {word for _, text in found[number] for word in text.split()} <= allowed | FREQUENT | {"<unk>", "<s>"}
+    found = hypotheses(run(*command, "--constraints", stdin="w3 w4\tw15 w16\n").stdout)
+    assert "w15 w16" in found[0][0][1]
+
+
+def test_a_model_of_fairseq(data: Path, folder: Path, tmp_path: Path, selection: list[object]) -> None:
+    """Trained on all words, and translating among candidates; there is nothing of ours in its checkpoint."""
+    more = ["--encoder-layers", 1, "--decoder-layers", 1, "--criterion", "cross_entropy", "--max-epoch", 1]
+    train(data, tmp_path, *more, arch="transformer_tiny")
+    assert_only_candidates(data, generate(data, tmp_path / "checkpoint_best.pt", *selection, *ONE_BY_ONE))
+
+
+def test_a_wrong_folder(data: Path, trained: tuple[Path, str], tmp_path: Path) -> None:
+    missing = f"ValueError: {tmp_path / 'frequent.txt'} does not exist: --candidates wants a folder made by"
+    task = ["--task", "translation_fast", "--candidates", tmp_path]
+    results = [
+        train(data, tmp_path / "save", *task, *CRITERION, "--max-epoch", 1, succeeds=False),
+        run(
+            *("generate", data, "--user-dir", USER_DIR, "--path", trained[0] / "checkpoint_best.pt"),
+            *task,
+            succeeds=False,
+        ),
+    ]
+    for result in results:
+        assert missing in result.stderr
+        assert result.stderr.count("Error:") == 1
+
+
+def test_no_candidates(data: Path, tmp_path: Path) -> None:
+    result = train(data, tmp_path, "--task", "translation_fast", *CRITERION, "--max-epoch", 1, succeeds=False)
+    assert "needs --task translation_fast with --candidates" in result.stderr
+
+
+def test_hydra_train(data: Path, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(f"""\
+# @package _group_
+common: {{user_dir: {USER_DIR}, log_format: json}}
+task: {{_name: translation_fast, data: {data}, candidates: {folder}, candidates_per_word: 2, frequent_candidates: 3}}
+model: {{_name: convs2s_tiny, encoder_layers: "[(16, 3)] * 2"}}
+criterion: {{_name: vocab_selection_cross_entropy, label_smoothing: 0.1}}
+optimizer: {{_name: nag, momentum: 0.99}}
+lr_scheduler: {{_name: anneal_after_plateau}}
+dataset: {{batch_size: 16, num_workers: 0}}
+optimization: {{lr: [0.25], clip_norm: 0.1, max_epoch: 1}}
+checkpoint: {{save_dir: {tmp_path / "save"}}}
+""")
+    run("hydra_train", "--config-dir", tmp_path, "--config-name", "recipe", f"hydra.run.dir={tmp_path / 'run'}")
+    (line,) = shown((tmp_path / "run" / "hydra_train.log").read_text(), "valid")
+    assert 0 < float(line["valid_coverage"]) < 100
+
+
+@pytest.mark.parametrize(
+    "precision",
+    [
+        ["--fp16", "--fp16-no-flatten-grads", "--fp16-init-scale", 4],
+        ["--memory-efficient-fp16", "--fp16-init-scale", 4],
+    ],
+    ids=lambda precision: precision[0].strip("-"),
+)
+@pytest.mark.slow
+def test_half_precision(data: Path, selection: list[object], tmp_path: Path, precision: list[object]) -> None:
+    more = [*selection, *CRITERION, *precision, "--update-freq", 2, "--max-epoch", 3]
+    result = train(data, tmp_path, *more)
+    losses = [float(line["train_nll_loss"]) for line in shown(result.stdout + result.stderr, "train")]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("architecture", ["convs2s_tiny", pytest.param("transformer_tiny", marks=pytest.mark.slow)])
+def test_two_processes_are_one_with_twice_the_update_frequency(
+    data: Path, selection: list[object], tmp_path: Path, architecture: str
+) -> None:
+    program = """
+import sys, torch
+from fairseq import trainer
+from fairseq_cli.train import cli_main
+out = sys.argv.pop()
+made, init = [], trainer.Trainer.__init__
+def keep(self, *args, **kwargs):
+    init(self, *args, **kwargs)
+    made.append(self)
+trainer.Trainer.__init__ = keep
+cli_main()
+torch.save(made[0].get_model().state_dict(), out)
+"""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = [data, "--user-dir", USER_DIR, "--arch", architecture, *TRAINING, *QUIET, *selection, *CRITERION]
+    common += ["--dropout", 0, "--max-epoch", 2]
+    parallel = ["--distributed-world-size", "2", "--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp"]
+    parallel += ["--distributed-no-spawn", "--distributed-init-method", f"tcp://127.0.0.1:{port}", "--distributed-rank"]
+    processes = []
+    for number, more in enumerate([[*parallel, 0], [*parallel, 1], ["--update-freq", 2]]):
+        words = [*common, "--save-dir", tmp_path / f"save{number == 2}", *more, tmp_path / f"{number}.pt"]
+        command = [sys.executable, "-W", "ignore", "-c", program, *map(str, words)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        processes.append(
+            subprocess.Popen(
+                command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
+        )
+    outputs = [process.communicate(timeout=300)[0] for process in processes]
+    for process, output in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, output[-4000:]
+    first, second, single = (torch.load(tmp_path / f"{number}.pt") for number in range(3))
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+        torch.testing.assert_close(value, single[name], rtol=1e-4, atol=1e-5)
+    # Each rank has its own candidates; what is logged is the mean over both.
+    for part in ("train", "valid"):
+        lines = [shown(output, part)[-1] for output in (outputs[0], outputs[2])]
+        for name in (f"{part}_candidates", f"{part}_coverage", f"{part}_nll_loss"):
+            assert float(lines[0][name]) == pytest.approx(float(lines[1][name]), abs=0.02)
