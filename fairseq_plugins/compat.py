@@ -8,9 +8,11 @@ is what fairseq's checkpoints hold, in a form that can neither run code nor corr
 """
 
 import argparse
+import contextlib
 import copy
 import functools
 import io
+import itertools
 import pickle
 import re
 import sys
@@ -22,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from fairseq import checkpoint_utils, utils
+from fairseq import checkpoint_utils, options, utils
 from fairseq.data import Dictionary
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
@@ -273,8 +275,8 @@ def replace_unknown_words_by_attention() -> None:
         prepare(self, cfg)
 
     @functools.wraps(build)
-    def build_generator(self: Any, models: Any, args: Any, *more: Any, **options: Any) -> Any:
-        generator = build(self, models, args, *more, **options)
+    def build_generator(self: Any, models: Any, args: Any, *more: Any, **others: Any) -> Any:
+        generator = build(self, models, args, *more, **others)
         # --score-reference comes with a generator of another kind, which translates nothing.
         if getattr(args, "replace_unk", None) is not None and not getattr(args, "score_reference", False):
             keep_source_words(self, generator)
@@ -307,6 +309,39 @@ def replace_unknown_words_by_attention() -> None:
     utils.load_align_dict = read_translations
 
 
+def answers_help_too_early(parse: Callable[..., Any]) -> bool:
+    """Probe: whether ``parse`` shows its help before it has added the options of model, task and criterion."""
+    times: list[object] = []
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        parse(argparse.ArgumentParser(), ["--help"], modify_parser=times.append)
+    return len(times) < 2  # it lets the parser be modified before and after
+
+
+def show_help_of_all_options() -> None:
+    """``--arch convs2s --help`` shows fairseq's options and not the model's: the first of two passes answers it.
+
+    It is kept from the first pass, and answered when the second begins.
+    """
+    parse = options.parse_args_and_arch
+    if not answers_help_too_early(parse):
+        return
+
+    @functools.wraps(parse)
+    def parse_args_and_arch(parser: Any, input_args: Any = None, *more: Any, **others: Any) -> Any:
+        given = sys.argv[1:] if input_args is None else input_args
+        if not {"-h", "--help"}.intersection(given):
+            return parse(parser, input_args, *more, **others)
+        passes = itertools.count(1)
+
+        def answer(parser: argparse.ArgumentParser) -> None:
+            if next(passes) == 2:
+                parser.parse_args(["--help"])
+
+        return parse(parser, [word for word in given if word not in ("-h", "--help")], modify_parser=answer)
+
+    options.parse_args_and_arch = parse_args_and_arch
+
+
 @functools.cache
 def apply() -> None:
     load_checkpoints_safely()
@@ -317,6 +352,7 @@ def apply() -> None:
     use_no_fused_encoder_layer()
     restore_numpy_compat()
     replace_unknown_words_by_attention()
+    show_help_of_all_options()
 
 
 apply()

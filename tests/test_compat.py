@@ -259,6 +259,15 @@ def test_data_sets_find_the_names_that_numpy_has_dropped() -> None:
     assert [block.tolist() for block in blocks] == [[4, 5, 2], [6, 2]]
 
 
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_shows_the_options_of_the_model(flag: str) -> None:
+    """And of the criterion and the task; fairseq answers before it knows them."""
+    chosen = ["--arch", "conv_encoder", "--criterion", "vocab_selection_cross_entropy", "--task", "translation_fast"]
+    shown = run("train", "--user-dir", USER_DIR, *chosen, flag).stdout
+    for option in ("--pooling-width", "--label-smoothing", "--candidates-per-word", "--max-tokens"):
+        assert f"\n  {option}" in shown
+
+
 def test_applying_again_changes_nothing() -> None:
     patched = (checkpoint_utils.load_checkpoint_to_cpu, PathManager.copy, compat.distributed_utils.broadcast_object)
     compat.apply()
