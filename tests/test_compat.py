@@ -20,6 +20,7 @@ from fairseq.logging import meters
 from fairseq.models.fconv import FConvModel
 
 from fairseq_plugins import compat
+from tests.commands import USER_DIR, run
 
 ROOT = Path(__file__).parents[1]
 TRAINING = """--arch transformer --cpu --max-tokens 200 --log-format none --optimizer adam --lr 0.01
