@@ -86,8 +86,7 @@ def enliven(model: torch.nn.Module) -> None:
             ):
                 parameter.mul_(5)
             elif hasattr(model.decoder, "attentive"):
-                # The paper's small start: all words are nearly as likely, wherever the decoder looks.
-                parameter.mul_(6 if name.startswith("decoder") else 2)
+                parameter.mul_(1.5)
         output = getattr(model.decoder, "output_projection", None)
         if output is not None and output.bias is None:
             # The same for a Transformer: its last normalisation leans towards the end of the sentence.

@@ -10,7 +10,10 @@ from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from fairseq.optim import OPTIMIZER_DATACLASS_REGISTRY
 from fairseq.optim.lr_scheduler import LR_SCHEDULER_DATACLASS_REGISTRY
+from fairseq.tasks import TASK_DATACLASS_REGISTRY
+from fairseq.tasks.translation import TranslationConfig
 
+from fairseq_plugins.generation.config import TranslationFastConfig
 from fairseq_plugins.models.conv_encoder.config import ConvEncoderConfig
 from fairseq_plugins.models.convs2s.config import ConvS2SConfig
 from fairseq_plugins.models.weighted_transformer.config import WeightedTransformerConfig
@@ -90,6 +93,7 @@ def test_conv_encoder_options() -> None:
         "--encoder-layers",
         "--encoder-lstm-layers",
         "--encoder-type",
+        "--init-range",
         "--no-encoder-positional-embeddings",
         "--no-residual",
         "--pooling-width",
@@ -110,6 +114,13 @@ def test_training_options() -> None:
     assert OPTIMIZER_DATACLASS_REGISTRY["simplex_adam"] is SimplexAdamConfig
     assert "--freeze-branch-weights-after" in options(SimplexAdamConfig)
     assert "weighted_label_smoothed_cross_entropy" in CRITERION_DATACLASS_REGISTRY
+
+
+def test_vocabulary_selection() -> None:
+    assert TASK_DATACLASS_REGISTRY["translation_fast"] is TranslationFastConfig
+    added = set(options(TranslationFastConfig)) - set(options(TranslationConfig))
+    assert added == {"--candidates", "--candidates-per-word", "--frequent-candidates"}
+    assert "vocab_selection_cross_entropy" in CRITERION_DATACLASS_REGISTRY
 
 
 def test_tools(capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,8 +46,8 @@ def remove_weight_norm_(module: nn.Module) -> None:
     for part in list(module.modules()):
         if parametrize.is_parametrized(part, "weight"):
             weight: Any = part.weight
-            del part.parametrizations
             part.__class__ = parametrize.type_before_parametrizations(part)
+            del part.parametrizations
             part.weight = nn.Parameter(weight.detach())
 
 

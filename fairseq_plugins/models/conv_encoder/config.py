@@ -19,6 +19,7 @@ DEFAULTS = {
     "encoder_lstm_layers": 1,
     "decoder_hidden_size": 512,
     "decoder_layers": 1,
+    "init_range": 0.05,
 }
 
 
@@ -62,6 +63,10 @@ class ConvEncoderConfig(FairseqDataclass):
     decoder_hidden_size: Optional[int] = field(default=None, metadata={"help": "units of a decoder layer"})
     decoder_layers: Optional[int] = field(
         default=None, metadata={"help": "number of LSTM layers of the decoder, of which the first attends"}
+    )
+    init_range: Optional[float] = field(
+        default=None,
+        metadata={"help": "weights but those of convolutions start within this range; narrow layers need a wider one"},
     )
     max_source_positions: int = II("task.max_source_positions")
     max_target_positions: int = II("task.max_target_positions")

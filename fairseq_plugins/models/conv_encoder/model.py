@@ -58,7 +58,7 @@ class ConvEncoderModel(FairseqEncoderDecoderModel):
             dropout=cfg.dropout,
         )
         model = cls(encoder, decoder)
-        _initialise(model)
+        _initialise(model, cfg.init_range)
         return model
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
@@ -103,14 +103,14 @@ def _embedding(
     return InputEmbedding(words, max_positions, positions, cfg.dropout, owner.__name__)
 
 
-def _initialise(model: nn.Module) -> None:
-    """Section 4.2: uniform within 0.05, biases zero; convolutions have a law of their own."""
+def _initialise(model: nn.Module, init_range: float) -> None:
+    """Section 4.2: uniform within a range, biases zero; convolutions have a law of their own."""
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if "bias" in name:
                 nn.init.zeros_(parameter)
             else:
-                nn.init.uniform_(parameter, -0.05, 0.05)
+                nn.init.uniform_(parameter, -init_range, init_range)
         if isinstance(module, nn.Embedding):
             nn.init.zeros_(module.weight[module.padding_idx])
         if isinstance(module, Convolution):
