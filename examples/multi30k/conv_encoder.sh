@@ -15,7 +15,7 @@ mkdir -p "$out"
 case $encoder in
     convolutional | pooling | bilstm)
         model=(--arch conv_encoder --encoder-type "$encoder" --encoder-hidden-size 256 --decoder-hidden-size 256
-            --encoder-layers '[(256, 3)] * 6' --aggregation-layers '[(256, 3)] * 3')
+            --encoder-layers '[(256, 3)] * 6' --aggregation-layers '[(256, 3)] * 3' --init-range 0.2)
         ;;
     convs2s) model=(--arch convs2s_iwslt_de_en) ;;
     *) echo "$encoder: expected convolutional, pooling, bilstm or convs2s" >&2; exit 2 ;;
@@ -23,7 +23,7 @@ esac
 
 fairseq-train "$prepared/data-bin" --user-dir "$here/../../user_dir" --save-dir "$out" "${model[@]}" --dropout 0.2 \
     --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --optimizer adam --adam-betas '(0.9, 0.98)' \
-    --lr 0.01 --lr-scheduler inverse_sqrt --warmup-updates 100 --clip-norm 1 --max-tokens 1500 --max-update 1500 \
+    --lr 0.004 --lr-scheduler inverse_sqrt --warmup-updates 100 --clip-norm 1 --max-tokens 1500 --max-update 1500 \
     --validate-interval-updates 250 --save-interval-updates 250 --keep-interval-updates 1 --no-epoch-checkpoints \
     --log-format simple --log-interval 50 --num-workers 0 "$@" 2>&1 | tee -a "$out/train.log"
 

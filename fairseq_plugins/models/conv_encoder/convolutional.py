@@ -89,6 +89,11 @@ class ConvolutionStack(nn.Module):
 class Convolution(nn.Module):
     """A centred convolution of which a longer half is on the right when the kernel is even.
 
+    Section 4.3 divides its gradients by the square root of its inputs, without which the layers of a stack learn too
+    fast for their size and saturate.  Optimizers that normalise gradients, as Adam, would not notice.  So the
+    parameters here are √d times weight and bias, with gradients those of weight and bias: a step of any optimizer then
+    moves these 1/√d as far, which for plain SGD is what the paper does.
+
     Args:
         in_dim: d.
         out_dim: width of the output.
@@ -98,20 +103,19 @@ class Convolution(nn.Module):
     def __init__(self, in_dim: int, out_dim: int, kernel: int) -> None:
         super().__init__()
         self.padding = ((kernel - 1) // 2, kernel // 2)
+        self.scale = in_dim**-0.5
         self.weight = nn.Parameter(torch.empty(out_dim, in_dim, kernel))
         self.bias = nn.Parameter(torch.empty(out_dim))
-        # Section 4.3, after Collobert et al. 2011b: the rate of a layer falls with its inputs.
-        self.gradient_scale = in_dim**-0.5
 
     def reset_parameters(self) -> None:
-        """Section 4.2: uniform within (kd)^-0.5."""
-        bound = 1 / math.sqrt(self.weight[0].numel())
+        """Section 4.2: weight and bias uniform within (kd)^-0.5."""
+        bound = 1 / math.sqrt(self.weight[0].numel()) / self.scale
         nn.init.uniform_(self.weight, -bound, bound)
         nn.init.uniform_(self.bias, -bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, d, S) -> (B, out_dim, S)."""
-        weight, bias = (GradMultiply.apply(p, self.gradient_scale) for p in (self.weight, self.bias))
+        weight, bias = (GradMultiply.apply(part * self.scale, 1 / self.scale) for part in (self.weight, self.bias))
         return F.conv1d(F.pad(x, self.padding), weight, bias)
 
 

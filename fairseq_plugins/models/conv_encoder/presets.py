@@ -24,8 +24,8 @@ register_presets(
         "conv_encoder_pooling": {"encoder_type": "pooling"},
         # Table 1, IWSLT'14.  For WMT the paper takes embeddings of 512, and two layers for English-French.
         "conv_encoder_bilstm": {"encoder_type": "bilstm"},
-        # Not in the paper: for the quickstart, small enough for minutes on two processor cores.  Within the paper's range,
-        # which suits layers of 512, such narrow ones hardly pass anything on, and attention settles on the wrong words.
+        # Not in the paper: for the quickstart, small enough for minutes on two processor cores.  Within the paper's
+        # range, which suits layers of 512, such narrow ones pass on so little that attention settles on wrong words.
         "conv_encoder_tiny": {
             "dropout": 0.1,
             "encoder_embed_dim": 128,

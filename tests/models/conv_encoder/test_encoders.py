@@ -39,7 +39,7 @@ def stack(cnn, e: torch.Tensor, residual: bool) -> torch.Tensor:
         out = []
         for j in range(len(x)):
             window = around[j : j + 3]  # (k, d)
-            y = torch.einsum("odk,kd->o", layer.weight, window) + layer.bias
+            y = (torch.einsum("odk,kd->o", layer.weight, window) + layer.bias) / layer.weight.size(1) ** 0.5
             out.append(torch.tanh(y + x[j] if residual else y))
         x = torch.stack(out)
     return cnn.to_embedding(x)
@@ -96,34 +96,60 @@ def test_encoder(build, sentences, dictionary, name: str, left_pad: bool) -> Non
         torch.testing.assert_close(source.values[row, present], values)
 
 
-def test_initialisation(build, task) -> None:
-    """Section 4.2: uniform within 0.05, convolutions within (kd)^-0.5."""
+def test_initialisation(task) -> None:
+    """Section 4.2: uniform within 0.05, biases zero."""
     args = Namespace(max_source_positions=64, max_target_positions=64, **SMALL)
     ARCH_CONFIG_REGISTRY["conv_encoder_iwslt_de_en"](args)
     model = ARCH_MODEL_REGISTRY["conv_encoder_iwslt_de_en"].build_model(args, task)
     for module in model.modules():
-        bound = (3 * module.weight.size(1)) ** -0.5 if isinstance(module, Convolution) else 0.05
         for name, parameter in module.named_parameters(recurse=False):
-            if "bias" in name and not isinstance(module, Convolution):
+            if isinstance(module, Convolution):
+                continue  # below
+            if "bias" in name:
                 assert not parameter.any(), name
             elif parameter.numel() > 100:
-                assert 0.95 * bound < parameter.abs().max() <= bound, name
+                assert 0.95 * 0.05 < parameter.abs().max() <= 0.05, name
     assert not model.encoder.embedding.words.weight[task.source_dictionary.pad()].any()
 
 
-def test_gradients_of_convolutions_are_scaled() -> None:
-    """Section 4.3: by the square root of the inputs; what goes on to the layer below is not."""
+def plain(convolution: Convolution) -> nn.Conv1d:
+    """torch's own with the same function."""
+    out_dim, in_dim, kernel = convolution.weight.shape
+    layer = nn.Conv1d(in_dim, out_dim, kernel, padding=kernel // 2)
+    with torch.no_grad():
+        layer.weight.copy_(convolution.weight / in_dim**0.5)
+        layer.bias.copy_(convolution.bias / in_dim**0.5)
+    return layer
+
+
+def test_convolutions_start_within_the_papers_range() -> None:
+    """Section 4.2: weight and bias uniform within (kd)^-0.5."""
+    torch.manual_seed(1)
+    convolution = Convolution(300, 8, 3)
+    convolution.reset_parameters()
+    layer = plain(convolution)
+    assert 0.98 * 900**-0.5 < layer.weight.abs().max() <= 900**-0.5 * 1.00001
+    assert 0 < layer.bias.abs().max() <= 900**-0.5 * 1.00001
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+def test_convolutions_learn_slower(optimizer: type[torch.optim.Optimizer]) -> None:
+    """Section 4.3: by the square root of their inputs; the gradient of the layer below is as ever."""
     torch.manual_seed(1)
     convolution, x = Convolution(16, 8, 3), torch.randn(2, 16, 5, requires_grad=True)
     convolution.reset_parameters()
-    plain = nn.Conv1d(16, 8, 3, padding=1)
-    plain.load_state_dict(convolution.state_dict())
-    parameters = list(convolution.parameters())
-    actual = torch.autograd.grad(convolution(x).square().sum(), [x, *parameters])
-    expected = torch.autograd.grad(plain(x).square().sum(), [x, *plain.parameters()])
-    torch.testing.assert_close(actual[0], expected[0])
-    torch.testing.assert_close(actual[1], expected[1] / 4)
-    torch.testing.assert_close(actual[2], expected[2] / 4)
+    layer, before = plain(convolution), plain(convolution)
+    gradients = []
+    for module in (convolution, layer):
+        module(x).square().sum().backward()
+        gradients.append(x.grad.clone())
+        x.grad = None
+        optimizer(module.parameters(), lr=0.01).step()
+    torch.testing.assert_close(*gradients)
+    after = plain(convolution)
+    for name in ("weight", "bias"):
+        step, full_step = (getattr(each, name) - getattr(before, name) for each in (after, layer))
+        torch.testing.assert_close(step, full_step / 4)
 
 
 @pytest.mark.parametrize(
