@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+"""Translate the test part of Multi30k among candidates of several numbers, and with the whole vocabulary.
+
+``vocab_selection.py PREPARED OUT LEXICON``: what prepare.py made, a folder that a training has written to, and a
+folder for the lexicon, which is made from the training part if it is not there.  For each number K of translations per
+source word, with and without frequent words, it prints how many candidates a batch of 16 sentences has, how many percent
+of the reference's tokens are among them, and BLEU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+from pathlib import Path
+
+import torch
+from fairseq.data import Dictionary
+
+import fairseq_plugins  # noqa: F401  (its repairs of fairseq)
+from fairseq_plugins.generation.candidates import Candidates
+
+HERE = Path(__file__).resolve().parent
+BATCH = 16  # sentences
+
+
+def encode(path: Path, dictionary: Dictionary) -> list[torch.Tensor]:
+    """The sentences of a text as numbers, with their ends."""
+    lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+    return [dictionary.encode_line(line, add_if_not_exist=False).long() for line in lines]
+
+
+def measure(candidates: Candidates, source: list[torch.Tensor], target: list[torch.Tensor]) -> tuple[float, float]:
+    """Mean number of candidates of batches of equally long sentences, and percentage of the reference among them."""
+    order = sorted(range(len(source)), key=lambda i: len(source[i]))
+    sizes, covered, total = [], 0, 0
+    for start in range(0, len(order), BATCH):
+        batch = order[start : start + BATCH]
+        mask = candidates.mask(torch.cat([source[i] for i in batch]))
+        words = torch.cat([target[i] for i in batch])
+        sizes.append(int(mask.sum()))
+        covered += int(mask[words].sum())
+        total += len(words)
+    return statistics.mean(sizes), 100 * covered / total
+
+
+def bleu(prepared: Path, out: Path, *options: object) -> float:
+    """Translate with some options more, and score."""
+    command = [HERE / "score.sh", prepared, out, "--batch-size", BATCH, *options]
+    subprocess.run([str(word) for word in command], check=True, stdout=subprocess.DEVNULL)
+    scores = json.loads((out / "scores.json").read_text())
+    return next(score["score"] for score in scores if score["name"] == "BLEU")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("prepared", type=Path, help="what prepare.py made")
+    parser.add_argument("out", type=Path, help="folder that a training has written to")
+    parser.add_argument("lexicon", type=Path, help="folder of the lexicon")
+    parser.add_argument("--per-word", type=int, nargs="+", default=[1, 5, 10, 20, 50], help="numbers K to try")
+    parser.add_argument("--frequent", type=int, nargs="+", default=[0, 1000], help="numbers of frequent words to try")
+    args = parser.parse_args()
+
+    source_lang = (args.prepared / "settings").read_text()[:2]
+    target_lang = {"en": "de", "de": "en"}[source_lang]
+    bpe = args.prepared / "bpe"
+    if not args.lexicon.exists():
+        sides = ["--source", bpe / f"train.{source_lang}", "--target", bpe / f"train.{target_lang}"]
+        subprocess.run(["fairseq-plugins", "lexicon", *map(str, sides), "--output", str(args.lexicon)], check=True)
+    dictionary = Dictionary.load(str(args.prepared / "data-bin" / f"dict.{target_lang}.txt"))  # of both languages
+    source, target = (encode(bpe / f"test.{language}", dictionary) for language in (source_lang, target_lang))
+
+    print(f"{'K':>4}{'frequent':>10}{'candidates':>12}{'coverage':>10}{'BLEU':>7}")
+    print(f"{'':4}{'':10}{len(dictionary):12}{100:10.2f}{bleu(args.prepared, args.out):7.1f}", flush=True)
+    for frequent in args.frequent:
+        for per_word in args.per_word:
+            candidates = Candidates.read(args.lexicon, dictionary, dictionary, per_word, frequent)
+            size, coverage = measure(candidates, source, target)
+            options = ["--task", "translation_fast", "--candidates", args.lexicon]
+            options += ["--candidates-per-word", per_word, "--frequent-candidates", frequent]
+            score = bleu(args.prepared, args.out, *options)
+            print(f"{per_word:4}{frequent:10}{size:12.0f}{coverage:10.2f}{score:7.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
