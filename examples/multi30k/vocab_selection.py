@@ -3,8 +3,8 @@
 
 ``vocab_selection.py PREPARED OUT LEXICON``: what prepare.py made, a folder that a training has written to, and a
 folder for the lexicon, which is made from the training part if it is not there.  For each number K of translations per
-source word, with and without frequent words, it prints how many candidates a batch of 16 sentences has, how many percent
-of the reference's tokens are among them, and BLEU.
+source word, with and without frequent words, it prints how many candidates a batch of 16 sentences has, what percentage
+of the reference's tokens is among them, and BLEU.
 """
 
 from __future__ import annotations
