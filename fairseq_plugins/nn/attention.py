@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import torch
 import torch.nn.functional as F
 from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
+
+from fairseq_plugins.nn.softmax import softmax
 
 __all__ = ["AttentionHeads", "attend", "attend_step", "attention_weights", "join_heads", "split_heads", "xavier_linear"]
 
@@ -87,7 +88,7 @@ def attention_weights(q: Tensor, keys: Tensor, bias: Tensor | None) -> Tensor:
     scores = (q * q.size(-1) ** -0.5) @ keys
     if bias is not None:
         scores = scores + bias
-    return torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).type_as(scores)
+    return softmax(scores)
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from fairseq_plugins.nn.softmax import softmax
 from fairseq_plugins.nn.source import Source
 from fairseq_plugins.nn.step_linear import step_linear
 
@@ -107,8 +108,7 @@ class _Recurrence(torch.autograd.Function):
         for t in range(steps):
             from_state = recurrent(states[t])
             d = torch.add(q[t], from_state[:, width:], out=queries[t])
-            scores = torch.baddbmm(bias, d.unsqueeze(1), columns)
-            a = torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).type_as(scores)
+            a = softmax(torch.baddbmm(bias, d.unsqueeze(1), columns))
             attention[t] = a.squeeze(1)
             contexts[t] = torch.bmm(a, values).squeeze(1)
             torch.add(x[t] + from_state[:, :width], conditional_input(contexts[t]), out=gates[t])

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from fairseq_plugins.nn.block_diagonal import block_diagonal_linear
 from fairseq_plugins.nn.simplex import SimplexVector
+from fairseq_plugins.nn.softmax import softmax
 
 __all__ = ["BranchedFeedForward", "FoldedWeights"]
 
@@ -168,5 +169,5 @@ class Gate(nn.Module):
         """(..., d) -> (..., M)."""
         scores = self.projection(x)
         kept, indices = scores.topk(self.topk, dim=-1)
-        weights = torch.softmax(kept, dim=-1, dtype=torch.promote_types(kept.dtype, torch.float32)).to(kept)
+        weights = softmax(kept)
         return torch.zeros_like(scores).scatter(-1, indices, weights * self.factor)

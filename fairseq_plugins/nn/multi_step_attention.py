@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fairseq_plugins.nn.gated_convolution import SQRT_HALF
 from fairseq_plugins.nn.initialisation import Linear
+from fairseq_plugins.nn.softmax import softmax
 from fairseq_plugins.nn.source import Source
 
 __all__ = ["MultiStepAttention", "ProjectedAttention"]
@@ -40,7 +41,7 @@ class MultiStepAttention(nn.Module):
             ``h + W_o c`` (B, T, C) and the attention a (B, T, S).
         """
         d = (self.in_projection(h) + g) * SQRT_HALF
-        a = _softmax(torch.baddbmm(source.bias, d, source.keys.transpose(1, 2)))
+        a = softmax(torch.baddbmm(source.bias, d, source.keys.transpose(1, 2)))
         # A uniform average over m inputs divides their deviation by √m; the authors multiply it back.
         c = torch.bmm(a, source.values) * source.sqrt_lengths
         return (h + self.out_projection(c)) * SQRT_HALF, a
@@ -88,10 +89,5 @@ class ProjectedAttention:
             h: (B, k, C).
             gz: √½ g·z, minus infinity at padding, (B, k, S).
         """
-        a = _softmax(torch.baddbmm(gz + self.score_bias, h, self.keys))
+        a = softmax(torch.baddbmm(gz + self.score_bias, h, self.keys))
         return torch.baddbmm((h + self.bias) * SQRT_HALF, a, self.values), a
-
-
-def _softmax(scores: Tensor) -> Tensor:
-    """Over the source, at least in float32: half precision loses the small weights."""
-    return torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).type_as(scores)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fairseq_plugins.models.incremental import StepwiseDecoding
 from fairseq_plugins.nn.attentive_lstm import AttentiveLSTM, lstm_cell
+from fairseq_plugins.nn.softmax import softmax
 from fairseq_plugins.nn.source import Source
 from fairseq_plugins.nn.step_linear import step_linear
 
@@ -86,8 +87,7 @@ class ProjectedAttention:
 
     def __call__(self, h: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
         """States (B, k, H) and embeddings (B, k, f) to the gates' share W_c c, (B, k, 4H), and a, (B, k, S)."""
-        scores = torch.baddbmm(self.bias, torch.cat([h, g], dim=-1), self.keys)
-        a = torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).type_as(scores)
+        a = softmax(torch.baddbmm(self.bias, torch.cat([h, g], dim=-1), self.keys))
         return torch.bmm(a, self.values), a
 
 
