@@ -257,7 +257,7 @@ def takes_hard_alignments(replace: Callable[..., str]) -> bool:
 
 
 def replace_unknown_words_by_attention() -> None:
-    """fairseq's ``--replace-unk`` fails at a translation's first word, and ``fairseq-interactive`` loses unknown ones.
+    """fairseq's ``--replace-unk`` fails at an unknown word, and ``fairseq-interactive`` loses those of the source.
 
     Models are prepared to report attention, from which each unknown word gets its place in the source.
     """

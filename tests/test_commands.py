@@ -14,6 +14,7 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.dataclass.initialize import add_defaults
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, build_model
+from fairseq.optim import OPTIMIZER_DATACLASS_REGISTRY
 from omegaconf import OmegaConf, open_dict
 
 from fairseq_plugins.tools import cli
@@ -193,6 +194,7 @@ def test_recipes_build_their_architecture(recipe: Path, task) -> None:
         model = build_model(cfg.model, task)
     sizes = [{name: value.shape for name, value in each.state_dict().items()} for each in (model, expected)]
     assert sizes[0] == sizes[1]
+    assert cfg.optimizer._name in OPTIMIZER_DATACLASS_REGISTRY, "others cannot be configured with hydra"
 
 
 def test_translates_from_python(data: Path, trained: Path, generated: dict) -> None:

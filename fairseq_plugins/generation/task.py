@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
+from fairseq.data import Dictionary
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationTask
@@ -22,26 +22,24 @@ class TranslationFastTask(TranslationTask):
 
     Training uses them with the criterion `vocab_selection_cross_entropy`; translating does with any model, also with
     one that was trained on the whole vocabulary.
+
+    Raises:
+        ValueError: the folder of ``--candidates`` is not as `Candidates.read` wants it.
     """
 
     cfg: TranslationFastConfig
 
-    @cached_property
-    def candidates(self) -> Candidates | None:
-        """What ``--candidates`` holds, read when first asked for; None without it.
-
-        Raises:
-            ValueError: the folder is not as `Candidates.read` wants it.
-        """
-        if self.cfg.candidates is None:
-            return None
-        return Candidates.read(
-            self.cfg.candidates,
-            self.source_dictionary,
-            self.target_dictionary,
-            per_word=self.cfg.candidates_per_word,
-            frequent=self.cfg.frequent_candidates,
-        )
+    def __init__(self, cfg: TranslationFastConfig, src_dict: Dictionary, tgt_dict: Dictionary) -> None:
+        super().__init__(cfg, src_dict, tgt_dict)
+        self.candidates: Candidates | None = None
+        if cfg.candidates is not None:
+            self.candidates = Candidates.read(
+                cfg.candidates,
+                src_dict,
+                tgt_dict,
+                per_word=cfg.candidates_per_word,
+                frequent=cfg.frequent_candidates,
+            )
 
     def build_generator(
         self,

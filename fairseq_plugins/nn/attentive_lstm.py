@@ -50,8 +50,8 @@ class AttentiveLSTM(nn.Module):
             the states h_{i+1}, (B, T, H), and the attention a, (B, T, S), which has no gradient.
         """
         time_first = g.transpose(0, 1)
-        h, a = _Recurrence.apply(
-            self.input(time_first),
+        x = self.input(time_first)
+        others = (
             time_first + self.query.bias,
             source.keys,
             source.values,
@@ -59,6 +59,8 @@ class AttentiveLSTM(nn.Module):
             torch.cat([self.recurrent.weight, self.query.weight]),
             self.conditional_input.weight,
         )
+        # Under autocast they come in different precisions, and the backward pass is not under it.
+        h, a = _Recurrence.apply(x, *(other.to(x.dtype) for other in others))
         return h.transpose(0, 1), a.transpose(0, 1)
 
 

@@ -26,7 +26,8 @@ def step_linear(weight: Tensor, bias: Tensor | None, rows: int) -> Callable[[Ten
         rows: rows of x, at the start; later calls may have fewer.
     """
     # One row is a matrix-vector product, which reads the weight as it lies.
-    if rows > 1 and weight.device.type == "cpu" and weight.dtype == torch.float32 and _packs():
+    packs = weight.device.type == "cpu" and weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+    if rows > 1 and packs and _packs():
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), rows)
         return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
     return partial(F.linear, weight=weight, bias=bias)

@@ -6,11 +6,10 @@ the end of the sentence, and the score is x / n^A, by which a sentence's hypothe
 
 from __future__ import annotations
 
-import math
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from fairseq_plugins.tools.generated import read_generated
+from fairseq_plugins.tools.generated import LARGEST, read_generated
 
 __all__ = ["add_arguments", "run"]
 
@@ -36,8 +35,8 @@ def run(args: Namespace) -> None:
     Raises:
         ValueError: the output is one of the inputs, which cannot be read, or the penalty is not a number.
     """
-    if not math.isfinite(args.lenpen):
-        raise ValueError("--lenpen: expected a finite number")
+    if not abs(args.lenpen) <= LARGEST:
+        raise ValueError(f"--lenpen: expected a number between -{LARGEST} and {LARGEST}")
     if args.output.resolve() in [path.resolve() for path in args.generated]:
         raise ValueError(f"{args.output} is also to be read")
     lines = [

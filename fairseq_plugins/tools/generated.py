@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-__all__ = ["Hypothesis", "Sentence", "read_generated"]
+__all__ = ["LARGEST", "Hypothesis", "Sentence", "read_generated"]
+
+LARGEST = 10  # length penalty; powers of lengths have limits
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,8 @@ def _read_sentence(lines: Sequence[_Line]) -> Sentence:
 def _read_hypothesis(words: _Line, text: _Line, positions: _Line) -> Hypothesis:
     try:
         scores = [float(score) for score in positions.text.split()]
+        if any(map(math.isnan, scores)):
+            raise ValueError("a score is not a number")
     except ValueError as error:
         raise ValueError(f"{positions.place}: {error}") from None
     hypothesis = Hypothesis(

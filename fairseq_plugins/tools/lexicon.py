@@ -82,7 +82,7 @@ def find_aligner() -> str:
     folders = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     aligner = shutil.which("eflomal-align", path=folders)
     if aligner is None:
-        raise ValueError("eflomal-align is not installed: pip install 'fairseq_plugins[alignment]'")
+        raise ValueError("eflomal-align is not installed: pip install --no-build-isolation eflomal")
     return aligner
 
 

@@ -6,14 +6,13 @@ The hypotheses that fairseq-generate has found are compared anew by log p(y|x) /
 
 from __future__ import annotations
 
-import math
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
 from sacrebleu.metrics.bleu import BLEU
 
-from fairseq_plugins.tools.generated import Sentence, read_generated
+from fairseq_plugins.tools.generated import LARGEST, Sentence, read_generated
 
 __all__ = ["add_arguments", "run"]
 
@@ -51,8 +50,8 @@ def run(args: Namespace) -> None:
     Raises:
         ValueError: the lists or references cannot be read, do not fit together, or leave no choice.
     """
-    if not all(map(math.isfinite, args.alphas)):
-        raise ValueError("--alphas: expected finite numbers")
+    if not all(abs(alpha) <= LARGEST for alpha in args.alphas):
+        raise ValueError(f"--alphas: expected numbers between -{LARGEST} and {LARGEST}")
     sentences = read_generated(args.generated)
     if all(len(sentence.hypotheses) == 1 for sentence in sentences):
         raise ValueError(
@@ -70,7 +69,7 @@ def run(args: Namespace) -> None:
         bleu[alpha] = score.score
         print(f"{alpha:5g}  {score.score:6.2f}  {score.ratio:6.3f}")
     best = min(bleu, key=lambda alpha: (-bleu[alpha], abs(alpha - 1)))
-    print(f"best: --lenpen {best:g}")
+    print(f"best of {len(sentences)} sentences: --lenpen {best:g}")
 
 
 def best_texts(sentences: Sequence[Sentence], alpha: float) -> list[str]:

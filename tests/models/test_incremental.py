@@ -34,6 +34,18 @@ def test_rows_that_are_no_beams(build, architecture, sentences, device) -> None:
     close(model.decoder(target, encoded, incremental_state={})[0], expected)
 
 
+@torch.no_grad()
+def test_steps_under_autocast(build, architecture, sentences, device) -> None:
+    """Packed weights take no other precision than their own."""
+    model = build(architecture)
+    order = torch.arange(2, device=device).repeat_interleave(3)
+    with torch.autocast(device.type, torch.bfloat16):
+        encoded = model.encoder.reorder_encoder_out(model.encoder(sentences([5, 3])), order)
+        logits, _ = model.decoder(sentences([4] * 6), encoded, incremental_state={})
+        expected, _ = model.decoder(sentences([4] * 6), encoded)
+    torch.testing.assert_close(logits.float(), expected.float(), rtol=0.1, atol=0.2)
+
+
 def test_a_step_never_waits_for_the_device(build, architecture, sentences, device) -> None:
     if device.type != "cuda":
         pytest.skip("needs a GPU: run with --device cuda")

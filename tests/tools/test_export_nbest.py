@@ -62,7 +62,7 @@ def test_fields_can_be_split_again(generated: Path) -> None:
 def test_bad_input_leaves_everything_as_it_was(generated: Path) -> None:
     for arguments, message in (
         (["--output", generated], "is also to be read"),
-        (["--output", generated.parent / "nbest", "--lenpen", "inf"], "finite"),
+        (["--output", generated.parent / "nbest", "--lenpen", "inf"], "between"),
     ):
         with pytest.raises(SystemExit, match=message):
             cli.main(["export-nbest", str(generated), *map(str, arguments)])

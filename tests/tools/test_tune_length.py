@@ -74,9 +74,9 @@ def test_the_table_and_the_best(toy: Path, capsys: pytest.CaptureFixture[str]) -
     assert [line.split()[0] for line in lines[1:-1]] == [f"{tenths / 10:g}" for tenths in range(21)]
     assert lines[5].split() == ["0.4", "0.00", "0.250"]
     assert lines[6].split() == ["0.5", "100.00", "1.000"]
-    assert lines[-1] == "best: --lenpen 1"  # of all that are as good, the nearest to fairseq's own
+    assert lines[-1] == "best of 2 sentences: --lenpen 1"  # of all that are as good, the nearest to fairseq's own
     tune(toy, "--alphas", 2, 1.5, 0)
-    assert capsys.readouterr().out.endswith("best: --lenpen 1.5\n")
+    assert capsys.readouterr().out.endswith(": --lenpen 1.5\n")
 
 
 def with_last_text(text: str) -> str:
@@ -146,7 +146,8 @@ def test_options_that_do_not_fit_are_refused(toy: Path) -> None:
     assert "sentence 1 comes a second time" in refused(toy, toy)
     assert "nowhere" in refused("nowhere")
     assert f"{__file__} has" in refused(toy, "--reference", __file__)
-    assert "finite" in refused(toy, "--alphas", "nan")
+    assert "between -10 and 10" in refused(toy, "--alphas", "nan")
+    assert "between -10 and 10" in refused(toy, "--alphas", "0", "1e6")
 
 
 def finalised(log_probability: float, length: int, lenpen: float) -> float:
@@ -193,4 +194,4 @@ def test_scores_are_those_of_fairseq(data: Path, tmp_path: Path, capsys: pytest.
                 wanted = finalised(score * math.log(2) * n**0.4, n, other)
                 assert hypothesis.score(other) == pytest.approx(wanted, abs=n ** (1 - other) * 5e-5 + 1e-5)
     tune(path)
-    assert "best: --lenpen" in capsys.readouterr().out
+    assert "sentences: --lenpen" in capsys.readouterr().out

@@ -67,7 +67,8 @@ class ConvolutionStack(nn.Module):
         for width, kernel, residual in convolutions:
             self.convolutions.append(Convolution(widths[-1], width, kernel))
             start = widths[-max(residual, 1)]
-            self.shortcuts.append(nn.Identity() if start == width else nn.Conv1d(start, width, kernel_size=1))
+            widens = residual > 0 and start != width
+            self.shortcuts.append(nn.Conv1d(start, width, kernel_size=1) if widens else nn.Identity())
             widths.append(width)
         self.to_embedding = _linear(widths[-1], embed_dim)
 

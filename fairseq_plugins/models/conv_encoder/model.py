@@ -46,9 +46,16 @@ class ConvEncoderModel(FairseqEncoderDecoderModel):
         if getattr(getattr(task, "cfg", None), "left_pad_target", False):
             # The state of an LSTM would begin with padding.
             raise ValueError("conv_encoder takes targets padded on the right: leave out --left-pad-target")
-        for option in ("encoder_lstm_layers", "decoder_layers"):
-            if getattr(cfg, option) < 1:
-                raise ValueError(f"--{option.replace('_', '-')} must be at least 1, but it is {getattr(cfg, option)}")
+        for option in (
+            "encoder_embed_dim",
+            "encoder_hidden_size",
+            "encoder_lstm_layers",
+            "decoder_hidden_size",
+            "decoder_layers",
+            "init_range",
+        ):
+            if getattr(cfg, option) <= 0:
+                raise ValueError(f"--{option.replace('_', '-')} must be positive, but it is {getattr(cfg, option)}")
         encoder = _build_encoder(cfg, task.source_dictionary)
         decoder = LSTMDecoder(
             task.target_dictionary,

@@ -32,16 +32,25 @@ def embed(model, words: torch.Tensor) -> torch.Tensor:
 
 
 def stack(cnn, e: torch.Tensor, residual: bool) -> torch.Tensor:
-    """Position by position, zeros around the sentence."""
+    """Position by position, zeros around the sentence; a longer half of a window on the right."""
     x = cnn.from_embedding(e)
-    for layer in cnn.convolutions:
-        around = nn.functional.pad(x, (0, 0, 1, 1))
+    outputs = [x]
+    for layer, shortcut, distance in zip(cnn.convolutions, cnn.shortcuts, cnn.residuals, strict=True):
+        _, in_dim, kernel = layer.weight.shape
+        around = nn.functional.pad(x, (0, 0, kernel - 1, kernel))
         out = []
         for j in range(len(x)):
-            window = around[j : j + 3]  # (k, d)
-            y = (torch.einsum("odk,kd->o", layer.weight, window) + layer.bias) / layer.weight.size(1) ** 0.5
-            out.append(torch.tanh(y + x[j] if residual else y))
+            first = j + kernel - 1 - (kernel - 1) // 2
+            window = around[first : first + kernel]  # (k, d)
+            y = (torch.einsum("odk,kd->o", layer.weight, window) + layer.bias) / in_dim**0.5
+            if residual:
+                start = outputs[-distance][j]
+                if isinstance(shortcut, nn.Conv1d):
+                    start = shortcut.weight[..., 0] @ start + shortcut.bias
+                y = y + start
+            out.append(torch.tanh(y))
         x = torch.stack(out)
+        outputs.append(x)
     return cnn.to_embedding(x)
 
 
@@ -66,6 +75,7 @@ OPTIONS = {
     "convolutional": {},
     "no residual": {"no_residual": True},
     "one stack": {"single_stack": True},
+    "all kinds of layers": {"encoder_layers": "[(12, 3), (14, 2), (10, 4, 2), (10, 1, 3)]"},
     "no positions": {"no_encoder_positional_embeddings": True},
     "pooling": {"encoder_type": "pooling"},
     "bilstm": {"encoder_type": "bilstm"},
@@ -94,6 +104,30 @@ def test_encoder(build, sentences, dictionary, name: str, left_pad: bool) -> Non
             values = keys if name == "one stack" else stack(encoder.cnn_c, e, residual)
         torch.testing.assert_close(source.keys[row, present], keys)
         torch.testing.assert_close(source.values[row, present], values)
+
+
+@pytest.mark.parametrize("options", [{"no_residual": True}, {"encoder_layers": "[(12, 3), (10, 3, 0), (8, 3)]"}])
+def test_every_parameter_is_used(build, sentences, options: dict) -> None:
+    """Or distributed training waits for its gradient for ever."""
+    model = build("conv_encoder_tiny", **{"encoder_layers": "[(12, 3), (10, 3)]", **options})
+    source, target = sentences(LENGTHS), sentences([4, 2, 1])
+    model(source, None, target)[0].sum().backward()
+    assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+
+
+@pytest.mark.parametrize("encoder", ["convolutional", "pooling", "bilstm"])
+def test_autocast(build, sentences, encoder: str) -> None:
+    """What --amp does, here in bfloat16: parameters stay in float32, products do not."""
+    model = build("conv_encoder_tiny", encoder_type=encoder, decoder_layers=2).train()
+    source, target = sentences(LENGTHS), sentences([4, 2, 1])
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.manual_seed(1)
+        actual, _ = model(source, None, target)
+    actual.sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+    torch.manual_seed(1)
+    expected, _ = model(source, None, target)
+    torch.testing.assert_close(actual.float(), expected, rtol=0.05, atol=0.1)
 
 
 def test_initialisation(task) -> None:
@@ -158,8 +192,9 @@ def test_convolutions_learn_slower(optimizer: type[torch.optim.Optimizer]) -> No
         ({"pooling_width": 4, "encoder_type": "pooling"}, "--pooling-width: a window around a word has an odd number"),
         ({"encoder_layers": "6"}, "--encoder-layers: expected a list"),
         ({"aggregation_layers": "[(256, 0)]"}, "--aggregation-layers: expected a list"),
-        ({"decoder_layers": 0}, "--decoder-layers must be at least 1, but it is 0"),
-        ({"encoder_lstm_layers": 0}, "--encoder-lstm-layers must be at least 1"),
+        ({"decoder_layers": 0}, "--decoder-layers must be positive, but it is 0"),
+        ({"encoder_lstm_layers": 0}, "--encoder-lstm-layers must be positive"),
+        ({"init_range": -1.0}, "--init-range must be positive"),
     ],
 )
 def test_what_is_refused(build, options: dict, message: str) -> None:
