@@ -46,18 +46,17 @@ class ConvEncoderDecoding(StepwiseDecoding):
         """One token per row, (R,), to features (R, f) and the attention (R, S)."""
         order, sentences = self.order.take()
         if sentences is not None:
-            self.source = self.source.select(sentences)
             self.attention.select(sentences)
         if order is not None:
             for lstm in self.lstms:
                 lstm.reorder(order)
         decoder, (first, *upper) = self.decoder, self.lstms
 
-        g = decoder.embedding.step(tokens, self.steps)
-        conditional_input, a = self.attention(self.by_sentence(first.h), self.by_sentence(g))
-        h = first.step(g, conditional_input.flatten(0, 1))
+        g_and_h = first.join(decoder.embedding.step(tokens, self.steps))
+        conditional_input, a = self.attention(self.by_sentence(g_and_h))
+        h = first.step(g_and_h, conditional_input.flatten(0, 1))
         for lstm in upper:
-            h = lstm.step(decoder.dropout(h))
+            h = lstm.step(lstm.join(decoder.dropout(h)))
         return decoder.dropout(decoder.to_embedding(h)), a.flatten(0, 1) if decoder.wants_attention else None
 
 
@@ -74,8 +73,8 @@ class ProjectedAttention:
 
     def __init__(self, lstm: AttentiveLSTM, source: Source) -> None:
         z = source.keys.transpose(1, 2)
-        # As columns, one under the other, for one product with h and g side by side: (B, H + f, S).
-        self.keys = torch.cat([torch.matmul(lstm.query.weight.t(), z), z], dim=1)
+        # As columns, one under the other, for one product with g and h side by side: (B, f + H, S).
+        self.keys = torch.cat([z, torch.matmul(lstm.query.weight.t(), z)], dim=1)
         self.bias = source.bias + torch.matmul(source.keys, lstm.query.bias).unsqueeze(1)  # (B, 1, S)
         self.values = lstm.conditional_input(source.values)  # (B, S, 4H)
 
@@ -85,9 +84,9 @@ class ProjectedAttention:
         self.bias = self.bias.index_select(0, sentences)
         self.values = self.values.index_select(0, sentences)
 
-    def __call__(self, h: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        """States (B, k, H) and embeddings (B, k, f) to the gates' share W_c c, (B, k, 4H), and a, (B, k, S)."""
-        a = softmax(torch.baddbmm(self.bias, torch.cat([h, g], dim=-1), self.keys))
+    def __call__(self, g_and_h: Tensor) -> tuple[Tensor, Tensor]:
+        """Embeddings and states side by side, (B, k, f + H), to what W_c c adds to the gates, (B, k, 4H), and a."""
+        a = softmax(torch.baddbmm(self.bias, g_and_h, self.keys))
         return torch.bmm(a, self.values), a
 
 
@@ -103,8 +102,12 @@ class _StepLSTM:
         """Row i continues row ``order[i]``."""
         self.h, self.cell = self.h.index_select(0, order), self.cell.index_select(0, order)
 
-    def step(self, x: Tensor, gates: Tensor | None = None) -> Tensor:
-        """Inputs (R, width), and what is added to the gates (R, 4H), to the next states (R, H)."""
-        own = self.gates(torch.cat([x, self.h], dim=1))
+    def join(self, x: Tensor) -> Tensor:
+        """Inputs (R, width) beside the states, (R, width + H)."""
+        return torch.cat([x, self.h], dim=1)
+
+    def step(self, joined: Tensor, gates: Tensor | None = None) -> Tensor:
+        """What `join` gives, and what is added to the gates (R, 4H), to the next states (R, H)."""
+        own = self.gates(joined)
         self.h, self.cell = lstm_cell(own if gates is None else own.add_(gates), self.cell)
         return self.h
