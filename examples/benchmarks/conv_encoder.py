@@ -10,7 +10,6 @@ from __future__ import annotations
 import statistics
 import sys
 from argparse import Namespace
-from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +20,7 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, BaseFairseqModel
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
-from turns import compare, machine, make_dictionary, parse_options, random_sentences, take_turns
+from turns import compare, machine, make_dictionary, parse_options, random_sentences, take_turns, without_state
 
 import fairseq_plugins  # noqa: F401  (registers the architectures)
 
@@ -59,12 +58,6 @@ def update(model: BaseFairseqModel, optimizer: torch.optim.SGD, batch: tuple[Ten
     log_probabilities = model.get_normalized_probs(model(source, lengths, target.roll(1, dims=1)), log_probs=True)
     F.nll_loss(log_probabilities.flatten(0, 1), target.flatten(), ignore_index=1).backward()
     optimizer.step()
-
-
-def without_state(model: BaseFairseqModel) -> Callable[..., Any]:
-    """The decoder's forward, each prefix decoded from its start."""
-    forward = model.decoder.forward
-    return lambda tokens, encoder_out, incremental_state=None: forward(tokens, encoder_out)
 
 
 def main() -> None:

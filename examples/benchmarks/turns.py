@@ -13,6 +13,7 @@ from typing import Any
 import fairseq
 import torch
 from fairseq.data import Dictionary
+from fairseq.models import BaseFairseqModel
 from tqdm import tqdm
 
 
@@ -75,6 +76,12 @@ def compare(ours: Any, theirs: Any) -> tuple[int, int, float]:
     pairs = list(zip(chain(*ours), chain(*theirs), strict=True))
     equal = sum(torch.equal(mine["tokens"], other["tokens"]) for mine, other in pairs)
     return equal, len(pairs), max(abs(float(mine["score"]) - float(other["score"])) for mine, other in pairs)
+
+
+def without_state(model: BaseFairseqModel) -> Callable[..., Any]:
+    """The decoder's forward, each prefix decoded from its start."""
+    forward = model.decoder.forward
+    return lambda tokens, encoder_out, incremental_state=None: forward(tokens, encoder_out)
 
 
 def machine(args: Namespace) -> str:

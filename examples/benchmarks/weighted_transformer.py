@@ -11,10 +11,8 @@ from __future__ import annotations
 import statistics
 import sys
 from argparse import Namespace
-from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
@@ -23,7 +21,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, BaseFairse
 from fairseq.optim.adam import Adam
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
-from turns import compare, machine, make_dictionary, parse_options, random_sentences, ratio, take_turns
+from turns import compare, machine, make_dictionary, parse_options, random_sentences, ratio, take_turns, without_state
 
 import fairseq_plugins  # noqa: F401  (registers the architecture)
 from fairseq_plugins.nn.branched_feed_forward import BranchedFeedForward
@@ -98,12 +96,6 @@ def folding_error(model: BaseFairseqModel, batch: tuple[Tensor, Tensor, Tensor])
     BranchedFeedForward.forward = forward  # type: ignore[method-assign]
     model.train()
     return abs(folded - plain) / plain
-
-
-def without_state(model: BaseFairseqModel) -> Callable[..., Any]:
-    """The decoder's forward, each prefix decoded from its start."""
-    forward = model.decoder.forward
-    return lambda tokens, encoder_out, incremental_state=None: forward(tokens, encoder_out)
 
 
 def report(what: str, seconds: dict[str, list[float]], per: int, check: str) -> None:

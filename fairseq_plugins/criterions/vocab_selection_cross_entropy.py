@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,11 +10,10 @@ from fairseq.criterions.label_smoothed_cross_entropy import (
     LabelSmoothedCrossEntropyCriterion,
     LabelSmoothedCrossEntropyCriterionConfig,
 )
-from fairseq.logging import metrics
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask
-from torch import Tensor
 
+from fairseq_plugins.criterions.device_mean import log_mean
 from fairseq_plugins.models.output_layer import narrowed
 
 __all__ = ["VocabSelectionCrossEntropy"]
@@ -77,15 +75,5 @@ class VocabSelectionCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             name: sum(log.get(name, 0) for log in logging_outputs)
             for name in ("candidates", "batches", "covered", "ntokens")
         }
-        # fairseq would round on the host after each update.  What begins with a line is not shown; derived from it, the
-        # rounded mean stays on the device until a log line is written.
-        for name, mean, weight in (
-            ("candidates", total["candidates"] / total["batches"], total["batches"]),
-            ("coverage", 100 * total["covered"] / total["ntokens"], total["ntokens"]),
-        ):
-            metrics.log_scalar(f"_{name}", mean, weight)
-            metrics.log_derived(name, partial(_rounded_mean, name=f"_{name}"))
-
-
-def _rounded_mean(meters: Any, name: str) -> Tensor:
-    return torch.as_tensor(meters[name].avg, dtype=torch.float64).round(decimals=2)
+        log_mean("candidates", total["candidates"] / total["batches"], total["batches"], decimals=2)
+        log_mean("coverage", 100 * total["covered"] / total["ntokens"], total["ntokens"], decimals=2)

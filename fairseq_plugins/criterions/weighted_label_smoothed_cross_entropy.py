@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,11 +11,11 @@ from fairseq.criterions.label_smoothed_cross_entropy import (
     LabelSmoothedCrossEntropyCriterion,
     LabelSmoothedCrossEntropyCriterionConfig,
 )
-from fairseq.logging import metrics
 from fairseq.models import BaseFairseqModel
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from fairseq_plugins.criterions.device_mean import log_mean
 from fairseq_plugins.nn.simplex import SimplexVector
 
 __all__ = ["WeightedLabelSmoothedCrossEntropy"]
@@ -51,14 +50,7 @@ class WeightedLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             return
         forwards = sum(log["forwards"] for log in logging_outputs)
         for name in (name for name in logging_outputs[0] if name.startswith(("kappa", "alpha"))):
-            # fairseq would round on the host after each update.  What begins with a line is not shown; derived from it,
-            # the rounded mean stays on the device until a log line is written.
-            metrics.log_scalar(f"_{name}", sum(log[name] for log in logging_outputs) / forwards)
-            metrics.log_derived(name, partial(_rounded_mean, name=f"_{name}"))
-
-
-def _rounded_mean(meters: Any, name: str) -> Tensor:
-    return torch.as_tensor(meters[name].avg, dtype=torch.float64).round(decimals=3)
+            log_mean(name, sum(log[name] for log in logging_outputs) / forwards, decimals=3)
 
 
 @torch.no_grad()
