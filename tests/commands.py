@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import subprocess
 import sys
 from pathlib import Path
+
+import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 USER_DIR = ROOT / "user_dir"
@@ -54,6 +57,48 @@ def make_data(folder: Path) -> Path:
     options = ["-s", "src", "-t", "tgt", "--joined-dictionary", "--workers", 1]
     run("preprocess", *prefixes, *options, "--destdir", folder / "bin")
     return folder / "bin"
+
+
+_KEEP_THE_MODEL = """
+import sys, torch
+from fairseq import trainer
+from fairseq_cli.train import cli_main
+out = sys.argv.pop()
+made, init = [], trainer.Trainer.__init__
+def keep(self, *args, **kwargs):
+    init(self, *args, **kwargs)
+    made.append(self)
+trainer.Trainer.__init__ = keep
+cli_main()
+torch.save(made[0].get_model().state_dict(), out)
+"""
+
+
+def train_two_processes_and_one(folder: Path, *options: object) -> tuple[list[str], list[dict[str, torch.Tensor]]]:
+    """Train with two processes, and with one that has twice the update frequency, all at the same time.
+
+    Returns:
+        for the two ranks and the single process, what it printed and the parameters that it ended with.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    parallel = ["--distributed-world-size", "2", "--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp"]
+    parallel += ["--distributed-no-spawn", "--distributed-init-method", f"tcp://127.0.0.1:{port}", "--distributed-rank"]
+    processes = []
+    for number, more in enumerate([[*parallel, 0], [*parallel, 1], ["--update-freq", 2]]):
+        words = [*options, "--save-dir", folder / f"save{number == 2}", *more, folder / f"{number}.pt"]
+        command = [sys.executable, "-W", "ignore", "-c", _KEEP_THE_MODEL, *map(str, words)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        processes.append(
+            subprocess.Popen(
+                command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
+        )
+    outputs = [process.communicate(timeout=300)[0] for process in processes]
+    for process, output in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, output[-4000:]
+    return outputs, [torch.load(folder / f"{number}.pt") for number in range(3)]
 
 
 def hypotheses(output: str) -> dict[int, list[tuple[float, str]]]:

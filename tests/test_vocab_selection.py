@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 
-from tests.commands import MODEL, QUIET, ROOT, SIZES, TRAINING, USER_DIR, hypotheses, run
+from tests.commands import MODEL, QUIET, SIZES, TRAINING, USER_DIR, hypotheses, run, train_two_processes_and_one
 
 CRITERION = ["--criterion", "vocab_selection_cross_entropy", "--label-smoothing", 0.1]
 BLEU = ["--eval-bleu", "--eval-bleu-args", '{"beam": 3}', "--eval-bleu-remove-bpe", "--eval-bleu-detok", "space"]
@@ -234,40 +231,9 @@ def test_half_precision(data: Path, selection: list[object], tmp_path: Path, pre
 def test_two_processes_are_one_with_twice_the_update_frequency(
     data: Path, selection: list[object], tmp_path: Path, architecture: str
 ) -> None:
-    program = """
-import sys, torch
-from fairseq import trainer
-from fairseq_cli.train import cli_main
-out = sys.argv.pop()
-made, init = [], trainer.Trainer.__init__
-def keep(self, *args, **kwargs):
-    init(self, *args, **kwargs)
-    made.append(self)
-trainer.Trainer.__init__ = keep
-cli_main()
-torch.save(made[0].get_model().state_dict(), out)
-"""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     common = [data, "--user-dir", USER_DIR, "--arch", architecture, *TRAINING, *QUIET, *selection, *CRITERION]
     common += ["--dropout", 0, "--max-epoch", 2]
-    parallel = ["--distributed-world-size", "2", "--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp"]
-    parallel += ["--distributed-no-spawn", "--distributed-init-method", f"tcp://127.0.0.1:{port}", "--distributed-rank"]
-    processes = []
-    for number, more in enumerate([[*parallel, 0], [*parallel, 1], ["--update-freq", 2]]):
-        words = [*common, "--save-dir", tmp_path / f"save{number == 2}", *more, tmp_path / f"{number}.pt"]
-        command = [sys.executable, "-W", "ignore", "-c", program, *map(str, words)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        processes.append(
-            subprocess.Popen(
-                command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-            )
-        )
-    outputs = [process.communicate(timeout=300)[0] for process in processes]
-    for process, output in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, output[-4000:]
-    first, second, single = (torch.load(tmp_path / f"{number}.pt") for number in range(3))
+    outputs, (first, second, single) = train_two_processes_and_one(tmp_path, *common)
     for name, value in first.items():
         assert torch.equal(value, second[name]), name
         torch.testing.assert_close(value, single[name], rtol=1e-4, atol=1e-5)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ import torch
 from fairseq import checkpoint_utils
 
 from fairseq_plugins.nn.simplex import SimplexVector
-from tests.commands import QUIET, ROOT, USER_DIR, hypotheses, run
+from tests.commands import QUIET, USER_DIR, hypotheses, run, train_two_processes_and_one
 
 MODEL = ["--arch", "weighted_transformer_tiny", "--criterion", "weighted_label_smoothed_cross_entropy"]
 MODEL += ["--encoder-layers", "1", "--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "32"]
@@ -125,40 +122,8 @@ def test_half_precision(data: Path, tmp_path: Path, precision: list[object]) -> 
 
 
 def test_two_processes_are_one_with_twice_the_update_frequency(data: Path, tmp_path: Path) -> None:
-    program = """
-import sys, torch
-from fairseq import trainer
-from fairseq_cli.train import cli_main
-out = sys.argv.pop()
-made, init = [], trainer.Trainer.__init__
-def keep(self, *args, **kwargs):
-    init(self, *args, **kwargs)
-    made.append(self)
-trainer.Trainer.__init__ = keep
-cli_main()
-torch.save(made[0].get_model().state_dict(), out)
-"""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     common = [data, "--user-dir", USER_DIR, *MODEL, *QUIET, "--dropout", 0, "--attention-dropout", 0, "--max-epoch", 2]
-    parallel = ["--distributed-world-size", "2", "--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp"]
-    parallel += ["--distributed-no-spawn", "--distributed-init-method", f"tcp://127.0.0.1:{port}", "--distributed-rank"]
-    runs = [[*parallel, 0], [*parallel, 1], ["--update-freq", 2]]
-    processes = []
-    for number, options in enumerate(runs):
-        words = [*common, "--save-dir", tmp_path / f"save{number == 2}", *options, tmp_path / f"{number}.pt"]
-        command = [sys.executable, "-W", "ignore", "-c", program, *map(str, words)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        processes.append(
-            subprocess.Popen(
-                command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-            )
-        )
-    for process in processes:
-        output, _ = process.communicate(timeout=300)
-        assert process.returncode == 0, output[-4000:]
-    first, second, single = (torch.load(tmp_path / f"{number}.pt") for number in range(3))
+    _, (first, second, single) = train_two_processes_and_one(tmp_path, *common)
     assert_on_simplex(first)
     for name, value in first.items():
         assert torch.equal(value, second[name]), name

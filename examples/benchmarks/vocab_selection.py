@@ -166,7 +166,9 @@ def main() -> None:
         peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
         print(int(peak[1]) / 2**20 if peak else float("nan"))
         return
-    sizes = [len(bench.candidates.of(batch["net_input"]["src_tokens"])) for batch in (*bench.batches, bench.training)]
+    sizes = [
+        int(bench.candidates.mask(batch["net_input"]["src_tokens"]).sum()) for batch in (*bench.batches, bench.training)
+    ]
     lengths = [batch["net_input"]["src_tokens"].size(1) - 1 for batch in bench.batches]
     print(f"{args.arch}, {args.vocabulary} target words; {machine(args)}")
     print(

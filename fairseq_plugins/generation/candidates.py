@@ -80,10 +80,6 @@ class Candidates:
         translations = self.translations.index_select(0, src_tokens.flatten())
         return self.always.index_fill(0, translations.flatten().long(), True)
 
-    def of(self, src_tokens: Tensor) -> Tensor:
-        """The candidates of a batch, by rising number: (n,)."""
-        return self.mask(src_tokens).nonzero().squeeze(1)
-
 
 def _frequent(path: Path, target: Dictionary, wanted: int) -> list[int]:
     """The first ``wanted`` words of the file that the dictionary knows."""

@@ -52,12 +52,17 @@ def read(folder: Path, per_word: int = 2, frequent: int = 1) -> Candidates:
     return Candidates.read(folder, dictionary(SOURCE), dictionary(TARGET), per_word, frequent)
 
 
+def chosen(candidates: Candidates, src_tokens: torch.Tensor) -> torch.Tensor:
+    """The numbers of the candidates, rising."""
+    return candidates.mask(src_tokens).nonzero().squeeze(1)
+
+
 def candidates(folder: Path, sentences: list[str], **options: int) -> list[str]:
     source, target = dictionary(SOURCE), dictionary(TARGET)
     rows = [[source.index(word) for word in sentence.split()] for sentence in sentences]
     length = max(map(len, rows))
     tokens = torch.tensor([[source.pad()] * (length - len(row)) + row for row in rows])
-    found = read(folder, **options).of(tokens)
+    found = chosen(read(folder, **options), tokens)
     assert found.dtype == torch.long
     assert found.tolist()[:4] == [0, 1, 2, 3]  # special symbols keep their numbers
     assert found.tolist() == sorted(set(found.tolist()))
@@ -95,22 +100,22 @@ def test_odd_words(tmp_path: Path) -> None:
     (tmp_path / "candidates.txt").write_bytes("\n".join(f"{word} {word} 1" for word in words).encode())
     (tmp_path / "frequent.txt").write_bytes(f"{words[0]} 1".encode())
     both = dictionary(words)
-    found = Candidates.read(tmp_path, both, both, 1, 0).of(torch.tensor([[4, 5], [6, 7]]))
+    found = chosen(Candidates.read(tmp_path, both, both, 1, 0), torch.tensor([[4, 5], [6, 7]]))
     assert found.tolist() == list(range(8))
 
 
 def test_masks_are_new(write: Write) -> None:
     """Who adds words to one batch's candidates does not add them to the next one's."""
     made, tokens = read(write()), torch.tensor([[4, 2]])
-    before = made.of(tokens).tolist()
+    before = chosen(made, tokens).tolist()
     made.mask(tokens).fill_(True)
-    assert made.of(tokens).tolist() == before
+    assert chosen(made, tokens).tolist() == before
 
 
 def test_on_the_device(write: Write, device: torch.device) -> None:
     made = read(write())
     for _ in range(2):
-        assert made.of(torch.tensor([[6, 2]], device=device)).device.type == device.type
+        assert chosen(made, torch.tensor([[6, 2]], device=device)).device.type == device.type
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_some_words(model: Model, some: Candidates, dictionary, sentences, devic
 def test_sampling_among_some_words(model: Model, some: Candidates, dictionary, sentences) -> None:
     """Other random numbers than over the whole vocabulary; each with the score that it then has."""
     source = sentences([5])
-    words = some.of(source)
+    words = some.mask(source).nonzero().squeeze(1)
     ((beam, *_),) = generate(
         CandidateSearch, [model()], dictionary, source, candidates=some, search=search.Sampling, min_len=4
     )
