@@ -1,4 +1,4 @@
-"""What ``compat.py`` mends, with fairseq's own models, so that nothing here depends on the plugin's."""
+"""What ``compat`` mends, with fairseq's own models, so that nothing here depends on the plugin's."""
 
 import argparse
 import os
@@ -15,11 +15,14 @@ import pytest
 import torch
 from fairseq import checkpoint_utils, utils
 from fairseq.data import Dictionary, TokenBlockDataset
+from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.logging import meters
 from fairseq.models.fconv import FConvModel
 
 from fairseq_plugins import compat
+from fairseq_plugins.compat import checkpoints
+from fairseq_plugins.nn.literal import literal
 from tests.commands import USER_DIR, run
 
 ROOT = Path(__file__).parents[1]
@@ -118,7 +121,7 @@ def test_a_foreign_class_is_refused_and_not_run(place: str, tmp_path: Path) -> N
         crafted_array(Pickled(np.dtype, ("i8", False, True), (3, "O,", None, None, None, -1, -1, 0))),
         crafted_array(np.dtype("i8"), b"A" * 8),  # a shape larger than its bytes
         Pickled(np.float64(0).__reduce__()[0], (np.dtype("O"), b"A" * 8)),
-        Pickled(compat.distributed_utils._TensorPlaceholder, (print,)),
+        Pickled(distributed_utils._TensorPlaceholder, (print,)),
         Pickled(argparse.Namespace, (), {"arch": eval}),
         Pickled(getattr, (argparse.Namespace, "__init__")),
     ],
@@ -135,7 +138,7 @@ def test_without_a_check_nothing_is_loaded(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     own_load = checkpoint_utils.load_checkpoint_to_cpu.__wrapped__
     monkeypatch.setattr(checkpoint_utils, "load_checkpoint_to_cpu", own_load)
-    compat.load_checkpoints_safely()
+    checkpoints.load_checkpoints_safely()
     with pytest.raises(RuntimeError, match="was not loaded"):
         checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "model.pt"))
     assert not (tmp_path / "trace").exists()
@@ -217,12 +220,12 @@ def test_two_processes_resume(data: Path, checkpoint: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("text", ["[(512, 3)] * 2 + [(1024, 3, 1)]", "0.25", "1,2", "True", "[True] * 2", "'a'", "-1"])
 def test_options_are_read_as_literals(text: str) -> None:
-    assert compat.literal(text) == eval(text)
+    assert literal(text) == eval(text)
 
 
 def test_options_of_a_checkpoint_are_not_run(tmp_path: Path) -> None:
     code = f"__import__('os').system('touch {tmp_path}/trace') or [(8, 3)]"
-    for read in (utils.eval_bool, utils.eval_str_list, utils.eval_str_dict, compat.literal):
+    for read in (utils.eval_bool, utils.eval_str_list, utils.eval_str_dict, literal):
         with pytest.raises(ValueError, match="malformed"):
             read(code)
     task = SimpleNamespace(source_dictionary=Dictionary(), target_dictionary=Dictionary())
@@ -270,7 +273,11 @@ def test_help_shows_the_options_of_the_model(flag: str) -> None:
 
 
 def test_applying_again_changes_nothing() -> None:
-    patched = (checkpoint_utils.load_checkpoint_to_cpu, PathManager.copy, compat.distributed_utils.broadcast_object)
+    patched = (
+        checkpoint_utils.load_checkpoint_to_cpu,
+        PathManager.copy,
+        distributed_utils.broadcast_object,
+    )
     compat.apply()
-    again = (checkpoint_utils.load_checkpoint_to_cpu, PathManager.copy, compat.distributed_utils.broadcast_object)
+    again = (checkpoint_utils.load_checkpoint_to_cpu, PathManager.copy, distributed_utils.broadcast_object)
     assert again == patched

@@ -18,7 +18,7 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
-from fairseq_plugins import compat
+from fairseq_plugins.compat import translation
 from fairseq_plugins.unknown_words import SourceWords, read_translations, replace_unknown_words
 from tests.commands import QUIET, USER_DIR, hypotheses, run
 
@@ -336,12 +336,12 @@ def test_dictionary_lines(tmp_path: Path) -> None:
 
 
 def test_a_repaired_fairseq_is_left_alone() -> None:
-    assert not compat.takes_hard_alignments(utils.replace_unk)
+    assert not translation.takes_hard_alignments(utils.replace_unk)
 
     def repaired(hypo_str: str, src_str: str, alignment: list, align_dict: dict, unk: str) -> str:
         return hypo_str.replace(unk, src_str.split()[alignment[0][0]])
 
-    assert compat.takes_hard_alignments(repaired)
+    assert translation.takes_hard_alignments(repaired)
 
 
 def test_models_are_prepared_for_attention_only_when_asked(build, architecture: str) -> None:

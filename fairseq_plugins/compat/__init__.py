@@ -1,0 +1,26 @@
+"""The one place that touches fairseq, torch and numpy themselves.
+
+Every patch has a probe: it asks for what it mends, never for a version, and leaves alone what is already right.
+``fairseq_plugins`` imports this package, so ``--user-dir`` is enough to get all of them.
+"""
+
+import functools
+
+from fairseq_plugins.compat import checkpoints, options, training, translation
+
+
+@functools.cache
+def apply() -> None:
+    """Mend what the probes find broken; once."""
+    checkpoints.load_checkpoints_safely()
+    checkpoints.broadcast_plain_configuration()
+    checkpoints.copy_checkpoints_atomically()
+    options.read_options_without_eval()
+    options.show_help_of_all_options()
+    training.finish_the_epoch_on_resume()
+    training.restore_numpy_compat()
+    translation.use_no_fused_encoder_layer()
+    translation.replace_unknown_words_by_attention()
+
+
+apply()

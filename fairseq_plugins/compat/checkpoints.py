@@ -1,0 +1,180 @@
+"""Checkpoints hold data and never code, reach every rank of a resume, and are replaced whole.
+
+They are read with torch's restricted unpickler, which builds nothing but what is on its list.  Added to the list is
+what fairseq's checkpoints hold, in a form that can neither run code nor corrupt memory, whatever the file says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import io
+import pickle
+import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from fairseq import checkpoint_utils
+from fairseq.distributed import utils as distributed_utils
+from fairseq.file_io import PathManager
+from fairseq.logging.meters import AverageMeter, StopwatchMeter, TimeMeter
+from omegaconf import OmegaConf
+
+__all__ = ["broadcast_plain_configuration", "copy_checkpoints_atomically", "load_checkpoints_safely"]
+
+
+class PlainDtype:
+    """Stands in for ``numpy.dtype`` in a file: numbers and booleans only.
+
+    numpy believes a pickled dtype: one that hides an object field makes it follow the file's bytes as a pointer.
+    """
+
+    def __init__(self, code: str, align: bool = False, copy: bool = False) -> None:
+        self.code = code
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.code = f"{state[1]}{self.code}"  # the byte order; the rest of the state describes structures and objects
+
+    def resolve(self) -> np.dtype[Any]:
+        dtype = np.dtype(self.code)
+        if dtype.kind not in "biufc":
+            raise pickle.UnpicklingError(f"it holds a numpy array of {dtype}, and only numbers and booleans are read")
+        return dtype
+
+
+class PlainArray(np.ndarray):
+    """Stands in for ``numpy.ndarray`` in a file: numpy's own, but shape and bytes are checked before they are used."""
+
+    def __new__(cls, *_from_file: object) -> PlainArray:
+        return super().__new__(cls, 0)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, shape, dtype, fortran, data = state
+        array = np.frombuffer(data, dtype.resolve()).reshape(shape, order="F" if fortran else "C")
+        super().__setstate__(array.__reduce__()[2])  # type: ignore[arg-type]
+
+    def __reduce__(self) -> Any:
+        return self.view(np.ndarray).__reduce__()  # what was read is written as numpy's own again
+
+
+def plain_scalar(dtype: PlainDtype, data: bytes) -> Any:
+    """Stands in for ``numpy.core.multiarray.scalar`` in a file."""
+    return np.frombuffer(data, dtype.resolve())[0]
+
+
+OLD_METERS = (AverageMeter, StopwatchMeter, TimeMeter)
+
+SAFE_GLOBALS: list[Any] = [
+    argparse.Namespace,  # a model's options
+    *OLD_METERS,  # fairseq before 0.10 saved its meters as objects, under another name
+    *((meter, f"fairseq.meters.{meter.__name__}") for meter in OLD_METERS),
+    distributed_utils._TensorPlaceholder,  # a distributed resume sends the state without its tensors first
+    (PlainDtype, "numpy.dtype"),  # sums in the meters, as those of --eval-bleu
+    (PlainArray, "numpy.ndarray"),
+    *((PlainArray, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")),
+    *((plain_scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
+]
+
+
+def refuses_foreign_classes(load: Callable[[str], Any]) -> bool:
+    """Probe: whether ``load`` refuses a file with something that nobody has called safe."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/probe.pt"
+        torch.save(print, path)
+        try:
+            load(path)
+        except pickle.UnpicklingError:
+            return True
+        except TypeError:  # the file has been read, and turned out to be no checkpoint
+            pass
+    return False
+
+
+def load_checkpoints_safely() -> None:
+    """torch refuses every checkpoint of fairseq, and advises to switch its check off.
+
+    Here what is safe is allowed, and of what is not the user is told that it was refused. Where the probe finds that
+    files are not checked (an older torch, a fairseq that switches the check off), no checkpoint is loaded.
+    """
+    load = checkpoint_utils.load_checkpoint_to_cpu
+    files_are_checked = refuses_foreign_classes(load)
+    torch.serialization.add_safe_globals(SAFE_GLOBALS)
+
+    @functools.wraps(load)
+    def load_checkpoint_to_cpu(path: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        if not files_are_checked:
+            raise RuntimeError(
+                f"{path} was not loaded: any code that it carries would be run. It takes torch 2.6 or later, a fairseq "
+                "that does not pass weights_only=False, and TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD must not be set."
+            )
+        try:
+            return load(path, *args, **kwargs)
+        except pickle.UnpicklingError as error:
+            reason = str(error.__context__ or error)  # what was wrong, before torch adds its advice
+            if foreign := re.search(r"GLOBAL (\S+)", reason):
+                reason = f"it holds {foreign[1]}, which no checkpoint of fairseq needs"
+            raise pickle.UnpicklingError(f"{path} was refused: {reason}. Nothing that it carries was run.") from None
+
+    checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
+
+
+def torch_loads(value: object) -> bool:
+    """Probe: whether ``torch.load`` takes what ``torch.save`` makes of ``value``."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    try:
+        torch.load(file)
+    except pickle.UnpicklingError:
+        return False
+    return True
+
+
+def broadcast_plain_configuration() -> None:
+    """In a distributed resume, rank 0 sends the configuration as omegaconf objects, which the other ranks refuse.
+
+    It is sent as it stood in the file, as plain dictionaries.
+    """
+    if torch_loads(OmegaConf.create()):
+        return
+    broadcast = distributed_utils.broadcast_object
+
+    @functools.wraps(broadcast)
+    def broadcast_object(obj: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(obj, dict) and OmegaConf.is_config(obj.get("cfg")):
+            obj = {**obj, "cfg": OmegaConf.to_container(obj["cfg"], enum_to_str=True)}
+        return broadcast(obj, *args, **kwargs)
+
+    distributed_utils.broadcast_object = broadcast_object
+
+
+def copies_into_the_old_file(copy: Callable[..., Any]) -> bool:
+    """Probe: whether ``copy`` writes into the file that it replaces."""
+    with tempfile.TemporaryDirectory() as folder:
+        new, old = Path(folder, "new"), Path(folder, "old")
+        new.touch()
+        old.touch()
+        before = old.stat().st_ino
+        copy(str(new), str(old), overwrite=True)
+        return old.stat().st_ino == before
+
+
+def copy_checkpoints_atomically() -> None:
+    """fairseq writes into ``checkpoint_last.pt``: killed meanwhile, it leaves neither the old one nor the new."""
+    copy = PathManager.copy
+    if not copies_into_the_old_file(copy):
+        return
+
+    @functools.wraps(copy)
+    def copy_and_rename(src_path: str, dst_path: str, overwrite: bool = False) -> Any:
+        if not (overwrite and PathManager.supports_rename(dst_path)):
+            return copy(src_path, dst_path, overwrite)
+        copied = copy(src_path, f"{dst_path}.tmp", overwrite)
+        PathManager.rename(f"{dst_path}.tmp", dst_path)
+        return copied
+
+    PathManager.copy = staticmethod(copy_and_rename)

@@ -1,0 +1,89 @@
+"""What fairseq does when it translates."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from fairseq import utils
+from fairseq.data import Dictionary
+from fairseq.models import BaseFairseqModel
+from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
+from fairseq.tasks import FairseqTask
+from torch import Tensor
+
+from fairseq_plugins.unknown_words import keep_source_words, read_translations, replace_unknown_words
+
+__all__ = ["replace_unknown_words_by_attention", "use_no_fused_encoder_layer"]
+
+
+def use_no_fused_encoder_layer() -> None:
+    """fairseq 0.12.2's transformers decode with torch's fused encoder layer, in a form which torch 2 no longer takes.
+
+    ("Mask Type should be defined".) They take their ordinary way, as later ones do.
+    """
+    if "can_use_fastpath" in TransformerEncoderLayerBase.__init__.__code__.co_names:
+        TransformerEncoderLayerBase.can_use_fastpath = property(lambda _: False, lambda _, __: None)
+
+
+def takes_hard_alignments(replace: Callable[..., str]) -> bool:
+    """Probe: whether ``replace`` understands the alignments that fairseq's generator makes."""
+    try:
+        return replace("<unk>", "word", [(0, 0)], {}, "<unk>") == "word"
+    except TypeError:
+        return False
+
+
+def replace_unknown_words_by_attention() -> None:
+    """fairseq's ``--replace-unk`` fails at an unknown word, and ``fairseq-interactive`` loses those of the source.
+
+    Models are prepared to report attention, from which each unknown word gets its place in the source.
+    """
+    if takes_hard_alignments(utils.replace_unk):
+        return
+    prepare, build = BaseFairseqModel.prepare_for_inference_, FairseqTask.build_generator
+    post_process = utils.post_process_prediction
+
+    @functools.wraps(prepare)
+    def prepare_for_inference_(self: Any, cfg: Any) -> None:
+        align = getattr(cfg.generation, "print_alignment", None)
+        if getattr(cfg.generation, "replace_unk", None) is not None and not align:
+            cfg = copy.deepcopy(cfg)
+            cfg.generation.print_alignment = "hard"
+        prepare(self, cfg)
+
+    @functools.wraps(build)
+    def build_generator(self: Any, models: Any, args: Any, *more: Any, **others: Any) -> Any:
+        generator = build(self, models, args, *more, **others)
+        # --score-reference comes with a generator of another kind, which translates nothing.
+        if getattr(args, "replace_unk", None) is not None and not getattr(args, "score_reference", False):
+            keep_source_words(self, generator)
+        return generator
+
+    @functools.wraps(post_process)
+    def post_process_prediction(
+        hypo_tokens: Tensor,
+        src_str: str,
+        alignment: Any,
+        align_dict: dict[str, str] | None,
+        tgt_dict: Dictionary,
+        remove_bpe: str | None = None,
+        extra_symbols_to_ignore: Any = None,
+    ) -> tuple[Tensor, str, Any]:
+        tokens, text, alignment = post_process(
+            hypo_tokens, src_str, alignment, None, tgt_dict, remove_bpe, extra_symbols_to_ignore
+        )
+        if align_dict is None:
+            return tokens, text, alignment
+        if remove_bpe is not None:
+            raise ValueError("--replace-unk is for models of words: it does not go with --remove-bpe, --post-process")
+        text = replace_unknown_words(tokens, text, alignment, src_str, align_dict, tgt_dict)
+        # The dictionary learns no word from it, which a later sentence would take for one that the model knows.
+        return tgt_dict.encode_line(text, add_if_not_exist=False), text, alignment
+
+    BaseFairseqModel.prepare_for_inference_ = prepare_for_inference_
+    FairseqTask.build_generator = build_generator
+    utils.post_process_prediction = post_process_prediction
+    utils.load_align_dict = read_translations
