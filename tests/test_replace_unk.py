@@ -77,12 +77,17 @@ def babble(model: torch.nn.Module, size: int) -> None:
         for name, parameter in model.encoder.named_parameters():
             if "embed" in name and parameter.dim() > 1:
                 parameter.mul_(5)  # attention differs from word to word
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
-    for _ in range(60):
-        tokens = torch.randint(UNK, size, (16, 8))
-        logits, _ = model(tokens, torch.full((16,), 8), tokens.roll(1, dims=1).index_fill(1, torch.tensor(0), EOS))
-        wanted = tokens.where(torch.rand(16, 8) < 0.6, UNK)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
+    for step in range(150):
+        length = 2 + step % 8
+        tokens = torch.randint(UNK, size, (16, length))
+        source = torch.nn.functional.pad(tokens, (0, 1), value=EOS)
+        previous = tokens.roll(1, dims=1).index_fill(1, torch.tensor(0), EOS)
+        logits, _ = model(source, torch.full((16,), length + 1), previous)
+        wanted = tokens.where(torch.rand(tokens.shape) < 0.6, UNK)
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())
+        # Nor symbols that are left out where a hypothesis is printed.
+        loss = loss + logits[..., :UNK].add(5).relu().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
