@@ -91,7 +91,7 @@ def enliven(model: torch.nn.Module) -> None:
         if output is not None and output.bias is None:
             # The same for a Transformer: its last normalisation leans towards the end of the sentence.
             end = output.weight[EOS]
-            model.decoder.layers[-1].norm.bias.add_(25 * end / end.square().sum())
+            model.decoder.layers[-1].branches.norm.bias.add_(25 * end / end.square().sum())
 
 
 @pytest.fixture

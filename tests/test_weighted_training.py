@@ -95,7 +95,9 @@ def test_frozen_from_an_update_on(data: Path, tmp_path: Path) -> None:
     before, frozen, last = (branch_weights(models[update]) for update in (2, 3, 8))
     assert all(torch.equal(frozen[name], last[name]) for name in frozen)
     assert not all(torch.equal(before[name], frozen[name]) for name in frozen)
-    assert not torch.equal(models[3]["encoder.layers.0.branches.w1"], models[8]["encoder.layers.0.branches.w1"])
+    assert not torch.equal(
+        models[3]["encoder.layers.0.branches.first.weight"], models[8]["encoder.layers.0.branches.first.weight"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -185,11 +187,11 @@ def test_generate_with_other_weights(data: Path, trained: tuple[Path, str]) -> N
 @pytest.mark.parametrize(
     "options",
     [
-        ["--branch-ffn", "shared"],
         ["--branch-constraint", "softmax"],
         ["--branch-weights", "random"],
         ["--branch-gating-topk", 2],
-        ["--no-branch-rescale"],
+        ["--branch-weights", "resampled"],
+        ["--branch-step", "tangent"],
         ["--share-embeddings", "none", "--encoder-learned-pos", "--decoder-learned-pos"],
     ],
     ids=lambda options: "-".join(map(str, options[:2])).strip("-"),

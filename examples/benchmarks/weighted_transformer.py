@@ -24,7 +24,7 @@ from torch import Tensor
 from turns import compare, machine, make_dictionary, parse_options, random_sentences, ratio, take_turns, without_state
 
 import fairseq_plugins  # noqa: F401  (registers the architecture)
-from fairseq_plugins.nn.branched_feed_forward import BranchedFeedForward
+from fairseq_plugins.nn.branched_block import BranchedBlock
 
 OPTIONS = (
     ("layers", 6, "layers in encoder and decoder"),
@@ -90,10 +90,10 @@ def folding_error(model: BaseFairseqModel, batch: tuple[Tensor, Tensor, Tensor])
     """The relative difference of the loss between the folded form and the paper's equations."""
     model.eval()
     folded = float(loss_of(model, batch, output_layer=True))
-    forward = BranchedFeedForward.forward
-    BranchedFeedForward.forward = BranchedFeedForward.plain  # type: ignore[method-assign]
+    forward = BranchedBlock.forward
+    BranchedBlock.forward = BranchedBlock.plain  # type: ignore[method-assign]
     plain = float(loss_of(model, batch, output_layer=True))
-    BranchedFeedForward.forward = forward  # type: ignore[method-assign]
+    BranchedBlock.forward = forward  # type: ignore[method-assign]
     model.train()
     return abs(folded - plain) / plain
 

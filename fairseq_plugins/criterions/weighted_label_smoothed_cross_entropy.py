@@ -30,16 +30,10 @@ class WeightedLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
     """
 
     def forward(self, model: BaseFairseqModel, sample: dict[str, Any], reduce: bool = True) -> Any:
-        """As fairseq's; the statistics stay on the device.
-
-        Raises:
-            ValueError: in validation, where κ or α have left the simplex, since the optimizer does not project.
-        """
+        """As fairseq's; the statistics stay on the device."""
         loss, sample_size, logging_output = super().forward(model, sample, reduce)
         if model.training:
             logging_output.update(branch_statistics(model), forwards=1)
-        else:
-            check_simplex(model)
         return loss, sample_size, logging_output
 
     @classmethod
@@ -68,18 +62,3 @@ def branch_statistics(model: torch.nn.Module) -> dict[str, Tensor]:
         statistics[f"{name}_entropy"] = torch.special.entr(filled.nan_to_num(0)).sum(1).mean() / math.log(2)
         statistics[f"{name}_ratio"] = (largest / smallest).clamp(max=1000).mean()
     return statistics
-
-
-def check_simplex(model: torch.nn.Module) -> None:
-    """Refuse weights off the simplex.
-
-    Raises:
-        ValueError: names the options that would have kept them there.
-    """
-    points = [module.point() for module in model.modules() if isinstance(module, SimplexVector)]
-    errors = [(point.sum() - 1).abs() + (-point).clamp(min=0).sum() for point in points]
-    if errors and not bool(torch.stack(errors).max() < 0.01):
-        raise ValueError(
-            "kappa and alpha have left the simplex: train with --optimizer simplex_adam, which projects them, or with "
-            "--branch-constraint softmax"
-        )

@@ -14,8 +14,8 @@ from torch.autograd.function import once_differentiable
 __all__ = ["block_diagonal_linear"]
 
 
-def block_diagonal_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """``y_i = x_i W_i + b_i`` for each block i.
+def block_diagonal_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """``y_i = x_i W_i`` for each block i.
 
     On the CPU a batched product would want the blocks outside the rows, x copied into that order and y back; here each
     block's product reads and writes its columns where they are.  A GPU's batched product reads them where they are too,
@@ -24,34 +24,30 @@ def block_diagonal_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     Args:
         x: (N, M·a).
         weight: (M, a, b).
-        bias: (M·b,).
 
     Returns:
         (N, M·b).
     """
-    # Under autocast the three may come in different precisions.
-    weight, bias = weight.to(x.dtype), bias.to(x.dtype)
+    weight = weight.to(x.dtype)  # under autocast the two may come in different precisions
     if x.is_cuda:
-        blocks, _, size = weight.shape
-        by_block = x.unflatten(1, (blocks, -1)).transpose(0, 1)
-        return torch.baddbmm(bias.view(blocks, 1, size), by_block, weight).transpose(0, 1).flatten(1)
-    y: Tensor = _BlockDiagonalLinear.apply(x, weight, bias)
+        return torch.bmm(x.unflatten(1, (len(weight), -1)).transpose(0, 1), weight).transpose(0, 1).flatten(1)
+    y: Tensor = _BlockDiagonalLinear.apply(x, weight)
     return y
 
 
 class _BlockDiagonalLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
         blocks, _, size = weight.shape
         y = x.new_empty(x.size(0), blocks * size)
-        for x_i, w_i, b_i, y_i in zip(_split(x, blocks), weight, bias.chunk(blocks), _split(y, blocks), strict=True):
-            torch.addmm(b_i, x_i, w_i, out=y_i)
+        for x_i, w_i, y_i in zip(_split(x, blocks), weight, _split(y, blocks), strict=True):
+            torch.mm(x_i, w_i, out=y_i)
         return y
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         x, weight = ctx.saved_tensors
         blocks = len(weight)
         grad_x, grad_weight = torch.empty_like(x), torch.empty_like(weight)
@@ -60,7 +56,7 @@ class _BlockDiagonalLinear(torch.autograd.Function):
         ):
             torch.mm(g_i, w_i.t(), out=grad_x_i)
             torch.mm(x_i.t(), g_i, out=grad_w_i)
-        return grad_x, grad_weight, grad.sum(dim=0)
+        return grad_x, grad_weight
 
 
 def _split(x: Tensor, blocks: int) -> tuple[Tensor, ...]:

@@ -8,7 +8,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-__all__ = ["SIMPLEX", "SOFTMAX", "SimplexVector", "project_onto_simplex", "random_point"]
+__all__ = [
+    "SIMPLEX",
+    "SOFTMAX",
+    "SimplexVector",
+    "check_simplex",
+    "near_uniform_point",
+    "project_onto_simplex",
+    "random_point",
+]
 
 # The `param_group` of a parameter that the optimizer has to keep on the simplex, and of one whose softmax is the point.
 # fairseq copies this attribute to the fp32 master of a half-precision parameter.
@@ -31,8 +39,20 @@ def project_onto_simplex(x: Tensor) -> Tensor:
 
 
 def random_point(size: int) -> Tensor:
-    """A point drawn uniformly from the simplex, (size,): normalised exponential variables."""
+    """A point drawn uniformly from the simplex, (size,): normalised exponential variables.
+
+    Its largest number is some thirty times its smallest (median, size 8).
+    """
     x = torch.empty(size).exponential_()
+    return x / x.sum()
+
+
+def near_uniform_point(size: int) -> Tensor:
+    """A random point whose numbers are within about a factor of two of one another, (size,), to start learning from.
+
+    So the paper's figure 3 begins.  A branch that starts with next to nothing learns next to nothing.
+    """
+    x = torch.empty(size).uniform_(0.5, 1.5)
     return x / x.sum()
 
 
@@ -44,24 +64,45 @@ class SimplexVector(nn.Module):
 
     Args:
         size: M.
-        mode: ``learned``, or for comparison ``uniform`` or ``random`` (Table 3), both fixed.
+        mode: ``learned``; or for comparison (Table 3) ``uniform`` or ``random``, both fixed, or ``resampled``: random
+            ones drawn anew for each batch of training, and uniform ones in their place afterwards.
         constraint: ``simplex``, where the optimizer projects, or ``softmax``, where the parameters are its logits.
-        rescale: whether to multiply by M.
     """
 
-    def __init__(self, size: int, mode: str, constraint: str, rescale: bool) -> None:
+    def __init__(self, size: int, mode: str, constraint: str) -> None:
         super().__init__()
         self.mode = mode
         self.softmax = constraint == "softmax"
-        self.factor = size if rescale else 1
-        point = torch.full((size,), 1 / size) if mode == "uniform" else random_point(size)
+        if mode == "learned":
+            point = near_uniform_point(size)
+        elif mode == "random":
+            point = random_point(size)
+        else:
+            point = torch.full((size,), 1 / size)
         self.weight = nn.Parameter(point.log() if self.softmax else point, requires_grad=mode == "learned")
         self.weight.param_group = SOFTMAX if self.softmax else SIMPLEX  # type: ignore[attr-defined]
 
     def point(self) -> Tensor:
         """The point on the simplex, (M,)."""
+        if self.mode == "resampled" and self.training:
+            return random_point(len(self.weight)).to(self.weight)
         return torch.softmax(self.weight, dim=0) if self.softmax else self.weight
 
     def forward(self) -> Tensor:
         """The weights, (M,)."""
-        return self.point() * self.factor
+        return self.point() * len(self.weight)
+
+
+def check_simplex(model: nn.Module) -> None:
+    """Refuse weights off the simplex, where any optimizer drives them that does not project.
+
+    Raises:
+        ValueError: names the options that would have kept them there.
+    """
+    points = [module.point() for module in model.modules() if isinstance(module, SimplexVector)]
+    errors = [(point.sum() - 1).abs() + (-point).clamp(min=0).sum() for point in points]
+    if errors and not bool(torch.stack(errors).max() < 0.01):
+        raise ValueError(
+            "kappa and alpha have left the simplex: train with --optimizer simplex_adam, which projects them, or with "
+            "--branch-constraint softmax"
+        )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, List, Optional
 
-from fairseq.dataclass import FairseqDataclass
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.optim.adam import FairseqAdamConfig
 from omegaconf import II
 
@@ -24,6 +24,10 @@ class AnnealAfterPlateauConfig(FairseqDataclass):
 class SimplexAdamConfig(FairseqAdamConfig):
     adam_betas: Any = field(default=(0.9, 0.98), metadata={"help": "betas for Adam optimizer"})
     adam_eps: float = field(default=1e-9, metadata={"help": "epsilon for Adam optimizer"})
+    branch_step: ChoiceEnum(["adam", "tangent"]) = field(  # type: ignore[valid-type]
+        default="adam",
+        metadata={"help": "of kappa and alpha, before the projection: Adam's, or with a gradient of mean zero"},
+    )
     freeze_branch_weights_after: Optional[int] = field(
         default=None, metadata={"help": "leave kappa and alpha as they are from this update on"}
     )

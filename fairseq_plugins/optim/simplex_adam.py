@@ -1,10 +1,13 @@
 """Adam for a network with vectors on the simplex: the κ and α of the Weighted Transformer (Ahmed et al. 2017).
 
-After each update those vectors are projected onto the simplex again (section 3.1).  Adam and a projection do not go
-together as they are: Adam makes of each element's gradient nearly its sign, so that a component which all branches have
-in common swamps what tells them apart, and the projection then takes the common step away.  Therefore the gradient
-enters without its mean, the part that the projection would take away, and one scalar of second moment for a vector
-keeps its direction.
+After each update those vectors are projected onto the simplex again (section 3.1).  They step there in one of two ways:
+
+    adam      as the paper has it: Adam's step, then the projection
+    tangent   Adam's step with the gradient's mean, which the projection would take away, taken out before, and one
+              second moment for a vector, which keeps the gradient's direction
+
+Adam makes of each element's gradient nearly its sign, so that a component which all branches have in common can swamp
+what tells them apart; the second way does not see it.
 """
 
 from __future__ import annotations
@@ -42,9 +45,17 @@ class FairseqSimplexAdam(FairseqAdam):
             groups[group if group in groups else "network"].append(parameter)
         self._optimizer = SimplexAdam(
             [{"params": members, "name": name} for name, members in groups.items() if members],
-            freeze_after=cfg.freeze_branch_weights_after,
             **self.optimizer_config,
         )
+
+    @property
+    def optimizer_config(self) -> dict[str, Any]:
+        """What `SimplexAdam` is made with, here and where fairseq makes it anew for each shard of the parameters."""
+        return {
+            **super().optimizer_config,
+            "freeze_after": self.cfg.freeze_branch_weights_after,
+            "tangent": str(self.cfg.branch_step) == "tangent",
+        }
 
 
 class SimplexAdam(Adam):
@@ -53,6 +64,7 @@ class SimplexAdam(Adam):
     Args:
         params: groups, each with a name.
         freeze_after: the number of updates after which the groups `SIMPLEX` and `SOFTMAX` stay bit for bit the same.
+        tangent: which of the two steps to take on the simplex.
         **options: those of Adam.
     """
 
@@ -60,9 +72,12 @@ class SimplexAdam(Adam):
     supports_flat_params = False
     param_groups: list[dict[str, Any]]
 
-    def __init__(self, params: list[dict[str, Any]], freeze_after: int | None = None, **options: Any) -> None:
+    def __init__(
+        self, params: list[dict[str, Any]], *, freeze_after: int | None, tangent: bool, **options: Any
+    ) -> None:
         super().__init__(params, **options)
         self.freeze_after = freeze_after
+        self.tangent = tangent
         for group in self.param_groups:
             group["updates"] = 0  # saved and restored with the group
 
@@ -90,11 +105,17 @@ class SimplexAdam(Adam):
         return loss
 
     def _step_on_simplex(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        gradient = parameter.grad.float()  # type: ignore[union-attr]
+        if self.tangent:
+            gradient = gradient - gradient.mean()
+        square = gradient.square()
+        if self.tangent:
+            square = square.mean()
         state = self.state[parameter]
         if not state:
             state["step"] = 0
-            state["exp_avg"] = torch.zeros_like(parameter, dtype=torch.float32)
-            state["exp_avg_sq"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            state["exp_avg"] = torch.zeros_like(gradient)
+            state["exp_avg_sq"] = torch.zeros_like(square)
             if parameter.dtype != torch.float32:
                 # In half precision most steps would be rounded away.
                 state["master"] = parameter.float()
@@ -102,14 +123,12 @@ class SimplexAdam(Adam):
             if name in state:  # --memory-efficient-fp16 brings it back from a checkpoint where the file was read
                 state[name] = state[name].to(parameter.device)
         state["step"] += 1
-        point = state.get("master", parameter)
-        gradient = parameter.grad.to(point.dtype)  # type: ignore[union-attr]
-        tangent = gradient - gradient.mean()
         beta1, beta2 = group["betas"]
-        state["exp_avg"].lerp_(tangent, 1 - beta1)
-        state["exp_avg_sq"].lerp_(tangent.square().mean(), 1 - beta2)
+        state["exp_avg"].lerp_(gradient, 1 - beta1)
+        state["exp_avg_sq"].lerp_(square, 1 - beta2)
         mean = state["exp_avg"] / (1 - beta1 ** state["step"])
         deviation = (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt() + group["eps"]
+        point = state.get("master", parameter)
         point.copy_(project_onto_simplex(point - group["lr"] * mean / deviation))
         if point is not parameter:
             parameter.copy_(point)

@@ -7,7 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairseq_plugins.nn.simplex import SimplexVector, project_onto_simplex, random_point
+from fairseq_plugins.nn.simplex import (
+    SimplexVector,
+    check_simplex,
+    near_uniform_point,
+    project_onto_simplex,
+    random_point,
+)
 
 vectors = st.lists(st.floats(-3, 3), min_size=1, max_size=9).map(lambda x: torch.tensor(x, dtype=torch.float64))
 
@@ -44,13 +50,44 @@ def test_random_points_are_uniform() -> None:
         assert float((first < x).float().mean()) == pytest.approx(1 - (1 - x) ** 2, abs=0.03)
 
 
-@pytest.mark.parametrize("mode", ["learned", "uniform", "random"])
-@pytest.mark.parametrize("constraint", ["simplex", "softmax"])
-@pytest.mark.parametrize(("rescale", "total"), [(True, 5.0), (False, 1.0)])
-def test_weights(mode: str, constraint: str, rescale: bool, total: float) -> None:
+def test_learning_starts_near_uniform() -> None:
+    """All within a factor of three, most within two, as in the paper's figure 3."""
     torch.manual_seed(1)
-    vector = SimplexVector(5, mode, constraint, rescale)
-    assert float(vector().sum()) == pytest.approx(total, rel=1e-5)
+    points = torch.stack([near_uniform_point(8) for _ in range(1000)])
+    torch.testing.assert_close(points.sum(dim=1), torch.ones(1000))
+    ratios = points.amax(dim=1) / points.amin(dim=1)
+    assert float(ratios.max()) < 3
+    assert 1.8 < float(ratios.median()) < 2.5
+    torch.testing.assert_close(points.mean(dim=0), torch.full((8,), 1 / 8), rtol=0.05, atol=0)
+
+
+@pytest.mark.parametrize("mode", ["learned", "uniform", "random", "resampled"])
+@pytest.mark.parametrize("constraint", ["simplex", "softmax"])
+def test_weights(mode: str, constraint: str) -> None:
+    torch.manual_seed(1)
+    vector = SimplexVector(5, mode, constraint).eval()
+    assert float(vector().sum()) == pytest.approx(5, rel=1e-5)
     assert float(vector().min()) >= 0
-    assert (float(vector().max() - vector().min()) < 1e-6) == (mode == "uniform")
+    assert (float(vector().max() - vector().min()) < 1e-6) == (mode in ("uniform", "resampled"))
+    assert torch.equal(vector(), vector())
     assert vector.weight.requires_grad == (mode == "learned")
+
+
+@pytest.mark.parametrize("constraint", ["simplex", "softmax"])
+def test_resampled_weights_are_new_in_each_pass_of_training(constraint: str) -> None:
+    vector = SimplexVector(5, "resampled", constraint).train()
+    first, second = vector(), vector()
+    assert not torch.equal(first, second)
+    for weights in (first, second):
+        assert float(weights.sum()) == pytest.approx(5, rel=1e-5)
+
+
+def test_leaving_the_simplex_is_noticed() -> None:
+    """As any optimizer makes it do that does not project."""
+    kappa, alpha = SimplexVector(4, "learned", "simplex"), SimplexVector(4, "learned", "simplex")
+    model = torch.nn.ModuleList([kappa, alpha])
+    check_simplex(model)
+    for point in ([0.9, 0.5, 0.3, -0.7], [0.4, 0.4, 0.4, 0.4], [float("nan")] * 4):
+        alpha.weight.data = torch.tensor(point)
+        with pytest.raises(ValueError, match="train with --optimizer simplex_adam"):
+            check_simplex(model)

@@ -15,6 +15,7 @@ from fairseq_plugins.nn.simplex import SIMPLEX, SOFTMAX, project_onto_simplex
 from fairseq_plugins.optim.config import SimplexAdamConfig
 from fairseq_plugins.optim.simplex_adam import FairseqSimplexAdam
 
+STEPS = ["adam", "tangent"]
 TARGET = torch.tensor([0.60, 0.35, 0.05, 0.0])
 
 
@@ -42,20 +43,27 @@ def descend(step: Callable[[], None], point: torch.nn.Parameter, common: float, 
 
 @pytest.mark.parametrize("common", [1.0, -1.0])
 @pytest.mark.parametrize("lr", [0.001, 0.01])
-def test_what_branches_have_in_common_does_not_stall_it(common: float, lr: float) -> None:
-    """The optimum is found; plain Adam and a projection stay near the start."""
-    ours, plain = parameter(torch.full((4,), 0.25)), parameter(torch.full((4,), 0.25))
-    descend(optimizer(ours, lr=lr).step, ours, common)
-    assert float((ours.detach() - TARGET).abs().max()) < 0.02
+def test_what_branches_have_in_common_does_not_stall_the_tangent_step(common: float, lr: float) -> None:
+    """It finds the optimum; Adam's step and the projection, the paper's way, stay near the start."""
+    tangent, adam = parameter(torch.full((4,), 0.25)), parameter(torch.full((4,), 0.25))
+    descend(optimizer(tangent, lr=lr, branch_step="tangent").step, tangent, common)
+    descend(optimizer(adam, lr=lr).step, adam, common)
+    assert float((tangent.detach() - TARGET).abs().max()) < 0.02
+    assert float((adam.detach() - TARGET).abs().max()) > 0.02
 
-    adam = Adam([plain], lr=lr, betas=(0.9, 0.98), eps=1e-9)
 
-    def step() -> None:
+def test_the_default_is_adam_and_then_the_projection() -> None:
+    """As section 3.1 says, with fairseq's Adam."""
+    torch.manual_seed(1)
+    ours, theirs = parameter(torch.full((5,), 0.2)), parameter(torch.full((5,), 0.2))
+    mine, adam = optimizer(ours, lr=0.05), Adam([theirs], lr=0.05, betas=(0.9, 0.98), eps=1e-9)
+    for _ in range(20):
+        ours.grad = torch.randn(5)
+        theirs.grad = ours.grad.clone()
+        mine.step()
         adam.step()
-        plain.data.copy_(project_onto_simplex(plain.data))
-
-    descend(step, plain, common)
-    assert float((plain.detach() - TARGET).abs().max()) > 0.02
+        theirs.data.copy_(project_onto_simplex(theirs.data))
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 def test_the_network_gets_fairseqs_adam() -> None:
@@ -73,10 +81,11 @@ def test_the_network_gets_fairseqs_adam() -> None:
     assert torch.equal(softmax, theirs)
 
 
-def test_it_stays_on_the_simplex_whatever_the_gradient() -> None:
+@pytest.mark.parametrize("step", STEPS)
+def test_it_stays_on_the_simplex_whatever_the_gradient(step: str) -> None:
     torch.manual_seed(1)
     point = parameter(torch.full((5,), 0.2))
-    mine = optimizer(point, lr=0.3)
+    mine = optimizer(point, lr=0.3, branch_step=step)
     for _ in range(50):
         point.grad = torch.randn(5) * 100
         mine.step()
@@ -100,32 +109,35 @@ def test_frozen_weights_do_not_move(group: str) -> None:
     assert not torch.equal(states[2][1], states[5][1])
 
 
-def test_it_goes_on_where_it_was_saved() -> None:
+@pytest.mark.parametrize("step", STEPS)
+def test_it_goes_on_where_it_was_saved(step: str) -> None:
     """Freezing included, which counts updates."""
     torch.manual_seed(1)
     gradients = torch.randn(8, 4)
 
-    def go_on(mine: FairseqSimplexAdam, point: torch.nn.Parameter, steps: range) -> None:
-        for step in steps:
-            point.grad = gradients[step].clone()
+    def go_on(mine: FairseqSimplexAdam, point: torch.nn.Parameter, updates: range) -> None:
+        for update in updates:
+            point.grad = gradients[update].clone()
             mine.step()
 
+    options = {"freeze_branch_weights_after": 6, "branch_step": step}
     straight, stopped = parameter(torch.full((4,), 0.25)), parameter(torch.full((4,), 0.25))
-    go_on(optimizer(straight, freeze_branch_weights_after=6), straight, range(8))
-    first = optimizer(stopped, freeze_branch_weights_after=6)
+    go_on(optimizer(straight, **options), straight, range(8))
+    first = optimizer(stopped, **options)
     go_on(first, stopped, range(4))
     resumed = parameter(stopped.detach())
-    second = optimizer(resumed, freeze_branch_weights_after=6)
+    second = optimizer(resumed, **options)
     second.load_state_dict(deepcopy(first.state_dict()), second.optimizer_config)
     go_on(second, resumed, range(4, 8))
     assert torch.equal(resumed, straight)
 
 
+@pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_small_steps_are_not_lost_in_half_precision(dtype: torch.dtype) -> None:
+def test_small_steps_are_not_lost_in_half_precision(dtype: torch.dtype, step: str) -> None:
     """With --memory-efficient-bf16 the parameters are all there is; a step here is far below their resolution."""
     half, full = parameter(torch.full((4,), 0.25).to(dtype)), parameter(torch.full((4,), 0.25))
-    first, second = optimizer(half, lr=1e-5), optimizer(full, lr=1e-5)
+    first, second = optimizer(half, lr=1e-5, branch_step=step), optimizer(full, lr=1e-5, branch_step=step)
     for _ in range(2000):
         half.grad = torch.tensor([1.0, -1.0, 0.5, -0.5]).to(dtype)
         full.grad = torch.tensor([1.0, -1.0, 0.5, -0.5])
@@ -133,6 +145,13 @@ def test_small_steps_are_not_lost_in_half_precision(dtype: torch.dtype) -> None:
         second.step()
     torch.testing.assert_close(half.float(), full.detach(), rtol=0.01, atol=0.001)
     assert float(full[1]) > 0.26
+
+
+def test_a_shard_of_the_parameters_is_stepped_alike() -> None:
+    """With --zero-sharding os fairseq makes the optimizer anew, from its class and `optimizer_config`."""
+    mine = optimizer(parameter(TARGET), freeze_branch_weights_after=3, branch_step="tangent")
+    again = type(mine.optimizer)(mine.optimizer.param_groups, **mine.optimizer_config)
+    assert (again.freeze_after, again.tangent) == (3, True)
 
 
 def test_a_flattened_optimizer_is_refused() -> None:

@@ -59,20 +59,16 @@ class WeightedTransformerConfig(FairseqDataclass):
         default="all",
         metadata={"help": "which embeddings are one: source, target and output (all), the latter two (decoder), none"},
     )
-    branch_ffn: ChoiceEnum(["split", "shared"]) = field(  # type: ignore[valid-type]
-        default="split",
-        metadata={"help": "each branch has a feed-forward network of d_ff/M units, or all share one of d_ff units"},
-    )
-    branch_weights: ChoiceEnum(["learned", "uniform", "random"]) = field(  # type: ignore[valid-type]
+    branch_weights: ChoiceEnum(["learned", "uniform", "random", "resampled"]) = field(  # type: ignore[valid-type]
         default="learned",
-        metadata={"help": "kappa and alpha; also for a trained model, with --model-overrides (paper's Table 3)"},
+        metadata={
+            "help": "kappa and alpha: learned, or for comparison (paper's Table 3, also for a trained model, with "
+            "--model-overrides) uniform, random, or random ones drawn anew for each batch of training"
+        },
     )
     branch_constraint: ChoiceEnum(["simplex", "softmax"]) = field(  # type: ignore[valid-type]
         default="simplex",
         metadata={"help": "how kappa and alpha sum to one: projected by --optimizer simplex_adam, or a softmax"},
-    )
-    no_branch_rescale: bool = field(
-        default=False, metadata={"help": "kappa and alpha of sum one as the equations have them, not of mean one"}
     )
     branch_gating_topk: Optional[int] = field(
         default=None,
@@ -97,10 +93,8 @@ def complete(cfg: Namespace | DictConfig) -> None:
         branches, layers = getattr(cfg, f"{side}_attention_heads"), getattr(cfg, f"{side}_layers")
         if layers < 1:
             raise ValueError(f"--{side}-layers must be positive, but it is {layers}")
-        divided = [("encoder_embed_dim", cfg.encoder_embed_dim)]
-        if str(cfg.branch_ffn) == "split":
-            divided.append((f"{side}_ffn_embed_dim", getattr(cfg, f"{side}_ffn_embed_dim")))
-        for name, size in divided:
+        for name in ("encoder_embed_dim", f"{side}_ffn_embed_dim"):
+            size = getattr(cfg, name)
             if branches < 1 or size % branches:
                 raise ValueError(
                     f"--{side}-attention-heads must divide --{name.replace('_', '-')}, but {branches} does not "

@@ -3,8 +3,7 @@
 Where the branches are is a decision that the paper leaves open.  Here, in the encoder self-attention and feed-forward
 network are one branched block; in the decoder self-attention is the Transformer's own, and the attention to the source
 and the feed-forward network are one branched block.  A 6+6-layer model of 8 heads then has the 192 weights κ and α that
-the paper counts.  Around each block stand one residual connection and one layer normalisation; inside a branch there
-is none, for it would undo κ.
+the paper counts.
 
 B sentences, T target positions, S source positions, d model width.
 """
@@ -18,14 +17,14 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from fairseq_plugins.nn.attention import AttentionHeads, xavier_linear
-from fairseq_plugins.nn.branched_feed_forward import BranchedFeedForward
+from fairseq_plugins.nn.branched_block import BranchedBlock
 from fairseq_plugins.nn.source import Source
 
 __all__ = ["DecoderLayer", "EncoderLayer"]
 
 
 class EncoderLayer(nn.Module):
-    """``LayerNorm(x + BranchedAttention(x, x, x))``, equations 5 to 7.
+    """Self-attention into a branched block.
 
     Args:
         cfg: the model's options, complete.
@@ -35,8 +34,6 @@ class EncoderLayer(nn.Module):
         super().__init__()
         self.attention = AttentionHeads(cfg.encoder_embed_dim, cfg.encoder_attention_heads, cfg.attention_dropout)
         self.branches = _branches(cfg, "encoder", type(self).__name__)
-        self.norm = nn.LayerNorm(cfg.encoder_embed_dim)
-        self.dropout = FairseqDropout(cfg.dropout, module_name=type(self).__name__)
 
     def forward(self, x: Tensor, bias: Tensor) -> Tensor:
         """One layer.
@@ -48,12 +45,12 @@ class EncoderLayer(nn.Module):
         Returns:
             (B, S, d).
         """
-        heads = self.attention(x, x, bias)
-        return self.norm(x + self.dropout(self.branches(heads, x)))
+        y: Tensor = self.branches(x, self.attention(x, x, bias))
+        return y
 
 
 class DecoderLayer(nn.Module):
-    """Causal self-attention as in the Transformer, then branched attention to the source.
+    """Causal self-attention as in the Transformer, then attention to the source into a branched block.
 
     Args:
         cfg: the model's options, complete.
@@ -67,7 +64,6 @@ class DecoderLayer(nn.Module):
         self.self_attention_norm = nn.LayerNorm(dim)
         self.source_attention = AttentionHeads(dim, heads, cfg.attention_dropout)
         self.branches = _branches(cfg, "decoder", type(self).__name__)
-        self.norm = nn.LayerNorm(dim)
         self.dropout = FairseqDropout(cfg.dropout, module_name=type(self).__name__)
 
     def forward(self, x: Tensor, source: Source) -> tuple[Tensor, Tensor]:
@@ -83,19 +79,18 @@ class DecoderLayer(nn.Module):
         out = self.self_attention_out(self.self_attention(x, x, causal=True))
         x = self.self_attention_norm(x + self.dropout(out))
         heads = self.source_attention(x, source.values, source.bias.unsqueeze(1))
-        return self.norm(x + self.dropout(self.branches(heads, x))), x
+        return self.branches(x, heads), x
 
 
-def _branches(cfg: Namespace | DictConfig, side: str, owner: str) -> BranchedFeedForward:
-    return BranchedFeedForward(
+def _branches(cfg: Namespace | DictConfig, side: str, owner: str) -> BranchedBlock:
+    return BranchedBlock(
         cfg.encoder_embed_dim,
         getattr(cfg, f"{side}_ffn_embed_dim"),
         getattr(cfg, f"{side}_attention_heads"),
-        shared=str(cfg.branch_ffn) == "shared",
         mode=str(cfg.branch_weights),
         constraint=str(cfg.branch_constraint),
-        rescale=not cfg.no_branch_rescale,
         gating_topk=cfg.branch_gating_topk,
+        dropout=cfg.dropout,
         relu_dropout=cfg.relu_dropout,
         owner=owner,
     )

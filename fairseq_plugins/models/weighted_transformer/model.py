@@ -18,12 +18,12 @@ from fairseq_plugins.models.weighted_transformer.config import WeightedTransform
 from fairseq_plugins.models.weighted_transformer.decoder import WeightedTransformerDecoder
 from fairseq_plugins.models.weighted_transformer.encoder import WeightedTransformerEncoder
 from fairseq_plugins.nn.embedding import InputEmbedding
-from fairseq_plugins.nn.simplex import SimplexVector
+from fairseq_plugins.nn.simplex import SimplexVector, check_simplex
 
 __all__ = ["WeightedTransformerModel"]
 
-STATE_VERSION = 1
-_MODES = ("learned", "uniform", "random")
+STATE_VERSION = 2
+_MODES = ("learned", "uniform", "random", "resampled")
 
 
 @register_model("weighted_transformer", dataclass=WeightedTransformerConfig)
@@ -90,6 +90,17 @@ class WeightedTransformerModel(FairseqEncoderDecoderModel):
         )
         return cls(encoder, decoder, str(cfg.branch_weights))
 
+    def train(self, mode: bool = True) -> WeightedTransformerModel:
+        """Before validation and translation, see that κ and α are where the optimizer has to keep them.
+
+        Raises:
+            ValueError: they are not.
+        """
+        if self.training and not mode:
+            check_simplex(self)
+        super().train(mode)
+        return self
+
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
         """Make a checkpoint fit this model.
 
@@ -97,10 +108,13 @@ class WeightedTransformerModel(FairseqEncoderDecoderModel):
         "{'branch_weights': 'uniform'}"``), it keeps its own.
 
         Raises:
-            ValueError: the checkpoint was written by a newer version than this one.
+            ValueError: the checkpoint was written by a newer version than this one, or by the first one, whose layers
+                were others.
         """
         super().upgrade_state_dict_named(state_dict, name)
         check_version(state_dict, STATE_VERSION, "weighted_transformer")
+        if int(state_dict.get("version", STATE_VERSION)) < STATE_VERSION:
+            raise ValueError("the checkpoint has the layers of version 1, which this code no longer has: train anew")
         version = state_dict.setdefault("branch_weights_version", self.branch_weights_version)
         if int(version) != int(self.branch_weights_version):
             state_dict["branch_weights_version"] = self.branch_weights_version

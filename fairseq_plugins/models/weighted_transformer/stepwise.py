@@ -13,7 +13,6 @@ from torch import Tensor
 from fairseq_plugins.models.incremental import StepwiseDecoding
 from fairseq_plugins.nn.attention import attend_step, attention_weights, join_heads, split_heads
 from fairseq_plugins.nn.block_diagonal import block_diagonal_linear
-from fairseq_plugins.nn.branched_feed_forward import FoldedWeights
 from fairseq_plugins.nn.decoder_state import Ancestry, Past
 from fairseq_plugins.nn.source import Source
 from fairseq_plugins.nn.step_linear import step_linear
@@ -81,16 +80,17 @@ class _Layer:
         keys, self.source_values = other.project(source.keys)
         self.source_keys = keys.transpose(2, 3).contiguous()  # as columns, (B, h, v, S)
 
-        folded = module.branches.fold()
-        self.second = step_linear(folded.second, folded.second_bias, rows)
-        self.first: FoldedWeights | None = folded
-        heads, width, inner = folded.first.shape
-        # The first map of a branch can go to the values, since averaging them is linear too: once per sentence.  With
-        # its bias, so weights that dropout has touched, and which do not sum to one, are not for it.
-        pays = beam > 1 and not module.branches.shared and source.keys.size(1) * (inner - width) < width * inner
-        if pays and not other.dropout.apply_during_inference:
-            self.source_values = self.source_values @ folded.first + folded.first_bias.view(heads, 1, inner)
-            self.first = None
+        branches = module.branches
+        folded = branches.fold()
+        self.out = step_linear(folded.out, branches.out.bias, rows)
+        self.first = step_linear(branches.first.weight, branches.first.bias, rows)
+        self.second = step_linear(folded.second, branches.second.bias, rows)
+        # The first map of a branch's own head can go to the values, since averaging them is linear too: once per
+        # sentence, and then averages of S values take the place of products with v rows.
+        self.own_first: Tensor | None = folded.first
+        if beam > 1 and source.keys.size(1) < folded.first.size(1):
+            self.source_values = torch.cat([self.source_values, self.source_values @ folded.first], dim=-1)
+            self.own_first = None
 
     def step(self, x: Tensor, past_bias: Tensor | None, source_bias: Tensor) -> tuple[Tensor, Tensor]:
         """As `DecoderLayer.forward`, with beams in the place of time: x is (B, k, d).
@@ -108,10 +108,11 @@ class _Layer:
 
         q = split_heads(self.source_query(x), heads)
         dropout = module.source_attention.dropout
-        inner = join_heads(attend_step(q, self.source_keys, self.source_values, source_bias, dropout)).flatten(0, 1)
-        if self.first is not None:
-            inner = block_diagonal_linear(inner, self.first.first, self.first.first_bias)
-        return module.norm(x + module.dropout(module.branches.finish(inner, x, self.second))), q
+        attended = attend_step(q, self.source_keys, self.source_values, source_bias, dropout)
+        heads_out, own = (join_heads(part) for part in attended.tensor_split([q.size(-1)], dim=-1))
+        if self.own_first is not None:
+            own = block_diagonal_linear(heads_out.flatten(0, 1), self.own_first).unflatten(0, x.shape[:2])
+        return module.branches.finish(x, self.out(heads_out), own, self.first, self.second), q
 
     def select(self, sentences: Tensor) -> None:
         """Keep only the given sentences."""

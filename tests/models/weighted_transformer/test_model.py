@@ -23,15 +23,31 @@ def build_large(architecture: str, **options: object) -> BaseFairseqModel:
         return ARCH_MODEL_REGISTRY[architecture].build_model(args, task)
 
 
-@pytest.mark.parametrize("branch_ffn", ["split", "shared"])
-def test_it_has_as_many_parameters_as_the_transformer(branch_ffn: str) -> None:
-    """And the paper's 192 weights of branches."""
-    ours = build_large("weighted_transformer_small", branch_ffn=branch_ffn)
-    theirs = build_large("transformer", share_all_embeddings=True)
-    counts = [sum(parameter.numel() for parameter in model.parameters()) for model in (ours, theirs)]
-    assert counts[0] == pytest.approx(counts[1], rel=0.001)
+@pytest.mark.parametrize("sizes", [{}, {"encoder_layers": 2, "decoder_layers": 4, "encoder_attention_heads": 16}])
+def test_it_has_as_many_parameters_as_the_transformer(sizes: dict[str, int]) -> None:
+    """To the last one, but for the weights of branches: κ and α of each layer, 192 in the paper's smaller model."""
+    if "encoder_attention_heads" in sizes:
+        sizes["decoder_attention_heads"] = sizes["encoder_attention_heads"]
+    ours = build_large("weighted_transformer_small", **sizes)
+    theirs = build_large("transformer", share_all_embeddings=True, **sizes)
     weights = [value for name, value in ours.named_parameters() if ".kappa." in name or ".alpha." in name]
+    counts = [sum(parameter.numel() for parameter in model.parameters()) for model in (ours, theirs)]
+    assert counts[0] - sum(value.numel() for value in weights) == counts[1]
     assert sum(value.numel() for value in weights) == 192
+
+
+def test_weights_off_the_simplex_are_refused(build) -> None:
+    """Before validation and translation, whatever the criterion."""
+    model = build("weighted_transformer_tiny").train()
+    model.decoder.layers[0].branches.alpha.weight.data.add_(0.1)
+    with pytest.raises(ValueError, match="train with --optimizer simplex_adam"):
+        model.eval()
+
+
+def test_a_checkpoint_of_the_first_structure_is_refused(build) -> None:
+    model = build("weighted_transformer_tiny")
+    with pytest.raises(ValueError, match="layers of version 1"):
+        model.load_state_dict({**model.state_dict(), "version": torch.tensor(1)})
 
 
 def test_targets_padded_on_the_left_are_refused(task: SimpleNamespace) -> None:
@@ -70,4 +86,4 @@ def test_retained_dropout_reaches_attention(build, sentences, stepwise: bool) ->
     encoded = model.encoder(source)
     first, second = (model.decoder(target, encoded, incremental_state=each)[0] for each in state)
     assert not torch.equal(first, second)
-    assert not model.encoder.layers[0].dropout.apply_during_inference
+    assert not model.encoder.layers[0].branches.dropout.apply_during_inference

@@ -23,7 +23,6 @@ def options(draw: st.DrawFn) -> dict:
         "encoder_learned_pos": draw(st.booleans()),
         "decoder_learned_pos": draw(st.booleans()),
         "share_embeddings": draw(st.sampled_from(["all", "decoder", "none"])),
-        "branch_ffn": draw(st.sampled_from(["split", "shared"])),
         "branch_gating_topk": draw(st.sampled_from([None, 1])),
     }
 

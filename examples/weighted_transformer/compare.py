@@ -1,0 +1,233 @@
+#!/usr/bin/env python3
+"""Train the Weighted Transformer and fairseq's Transformer of the same sizes until neither gets better, and compare.
+
+``compare.py DATA_BIN OUT --reference TEXT``: binary data, a folder for everything that is made, and the test part's
+target text.  Each model is trained for a while with every learning rate and attention dropout of a grid; then with the
+setting of its lowest validation loss to convergence, with every seed.  What is finished is not repeated, and an
+interrupted training goes on where it was.  Written are ``table.md`` and ``curves.png``, anew after every training.
+
+Words after ``--`` go to fairseq-train and win over the recipe.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from fairseq.checkpoint_utils import load_checkpoint_to_cpu
+from sacrebleu.metrics import BLEU, CHRF
+
+import fairseq_plugins  # noqa: F401  (its repairs of fairseq)
+from fairseq_plugins.tools.figure import new_figure
+
+USER_DIR = Path(__file__).resolve().parents[2] / "user_dir"
+MODELS = {
+    "transformer": ["--arch", "transformer", "--share-all-embeddings", "--criterion", "label_smoothed_cross_entropy"],
+    "weighted_transformer": [
+        "--arch", "weighted_transformer", "--criterion", "weighted_label_smoothed_cross_entropy",
+    ],
+}  # fmt: skip
+RECIPE = """--encoder-layers 2 --decoder-layers 2 --encoder-embed-dim 128 --encoder-ffn-embed-dim 512
+    --encoder-attention-heads 8 --decoder-attention-heads 8 --dropout 0.1 --label-smoothing 0.1
+    --optimizer simplex_adam --lr-scheduler weighted_inverse_sqrt --warmup-updates 400
+    --branch-lr-scale 0.1 --branch-warmup-updates 40 --max-tokens 2000 --max-update 20000
+    --validate-interval-updates 200 --save-interval-updates 200 --keep-interval-updates 1 --patience 5
+    --no-epoch-checkpoints --log-format json --log-interval 100 --num-workers 0"""
+
+
+# Okabe and Ito's, which colour-blind readers can tell apart.
+COLOURS = {"transformer": "#0072b2", "weighted_transformer": "#d55e00"}
+
+
+class Cell(NamedTuple):
+    """One training."""
+
+    model: str
+    rate: float
+    attention_dropout: float
+    seed: int
+    updates: int | None  # None for as many as it takes
+
+    def __str__(self) -> str:
+        name = f"{self.model}-rate{self.rate}-attention{self.attention_dropout}-seed{self.seed}"
+        return name if self.updates is None else f"{name}-updates{self.updates}"
+
+
+def fairseq(command: str, *options: object, log: Path) -> None:
+    """Run one of fairseq's commands with one thread; what it prints is added to ``log``."""
+    words = [sys.executable, "-W", "ignore", "-m", f"fairseq_cli.{command}", *map(str, options)]
+    with log.open("a", encoding="utf-8") as file:
+        result = subprocess.run(
+            words, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False
+        )
+    if result.returncode:
+        sys.exit(f"fairseq-{command} failed; see {log}")
+
+
+def run(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
+    """Train, and after convergence translate and score, unless that has been done."""
+    folder = args.out / str(cell)
+    result = folder / "result.json"
+    if not result.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        scale = ["--lr-scale", cell.rate, "--attention-dropout", cell.attention_dropout, "--seed", cell.seed]
+        options = [
+            args.data,
+            "--user-dir",
+            USER_DIR,
+            "--save-dir",
+            folder,
+            *MODELS[cell.model],
+            *RECIPE.split(),
+            *scale,
+        ]
+        end = [] if cell.updates is None else ["--max-update", cell.updates]
+        fairseq("train", *options, *args.options, *end, log=folder / "train.log")
+        best = folder / "checkpoint_best.pt"
+        found = {"curve": read_curve(folder / "train.log"), "weak": weak_branches(best)}
+        if cell.updates is None:
+            decoding = ["--user-dir", USER_DIR, "--path", best, "--beam", 5, "--max-tokens", 3000, "--remove-bpe"]
+            if args.tokenizer:
+                decoding += ["--tokenizer", args.tokenizer]
+            fairseq("generate", args.data, *decoding, "--results-path", folder, log=folder / "generate.log")
+            found |= score(folder / "generate-test.txt", args.reference)
+        result.write_text(json.dumps(found))
+        print(f"{cell}: validation loss {best_loss(found)[1]:.3f}", flush=True)
+    return json.loads(result.read_text())
+
+
+def read_curve(log: Path) -> list[tuple[int, float, float]]:
+    """Updates, validation loss (label-smoothed, in bits) and training loss since the validation before."""
+    training, curve = [], {}
+    for kind, text in re.findall(r"\| (train_inner|valid) \| (\{.*\})$", log.read_text(), flags=re.MULTILINE):
+        line = json.loads(text)
+        if kind == "train_inner":
+            training.append(float(line["loss"]))
+        else:
+            training = training or [float("nan")]
+            curve[int(line["valid_num_updates"])] = (float(line["valid_loss"]), statistics.mean(training))
+            training = []
+    return [(updates, *losses) for updates, losses in sorted(curve.items())]
+
+
+def score(generated: Path, reference: Path) -> dict[str, float]:
+    """BLEU and chrF of what fairseq-generate wrote, ``D-<number>`` tab score tab text, in any order."""
+    lines = (line.split("\t") for line in generated.read_text(encoding="utf-8").split("\n") if line.startswith("D-"))
+    texts = [text for _, text in sorted((int(name[2:]), text) for name, _, text in lines)]
+    expected = [reference.read_text(encoding="utf-8").rstrip("\n").split("\n")]
+    return {"bleu": BLEU().corpus_score(texts, expected).score, "chrf": CHRF().corpus_score(texts, expected).score}
+
+
+def weak_branches(checkpoint: Path) -> list[int]:
+    """How many of κ and α are below a tenth of their mean, and how many there are."""
+    state = load_checkpoint_to_cpu(str(checkpoint))["model"]
+    weights = [value * len(value) for name, value in state.items() if ".kappa." in name or ".alpha." in name]
+    flat = torch.cat(weights) if weights else torch.empty(0)
+    return [int((flat < 0.1).sum()), flat.numel()]
+
+
+def best_loss(found: dict[str, Any]) -> tuple[int, float]:
+    """The updates and the loss of the best validation."""
+    return min(((updates, loss) for updates, loss, _ in found["curve"]), key=lambda point: point[1])
+
+
+def updates_until(loss: float, found: dict[str, Any]) -> int | None:
+    """The first validation that is at least as good."""
+    return next((updates for updates, reached, _ in found["curve"] if reached <= loss), None)
+
+
+def write(out: Path, results: dict[Cell, dict[str, Any]]) -> None:
+    """The tables and the picture of what there is so far."""
+    grid = {cell: found for cell, found in results.items() if cell.updates is not None}
+    final = {cell: found for cell, found in results.items() if cell.updates is None}
+    lines = ["| | rate | attention dropout | updates | validation loss |", "|---" * 5 + "|"]
+    for cell, found in sorted(grid.items()):
+        settings = f"`{cell.model}` | {cell.rate} | {cell.attention_dropout} | {cell.updates}"
+        lines.append(f"| {settings} | {best_loss(found)[1]:.3f} |")
+    lines += [
+        "",
+        "| | seed | validation loss | at update | as good as the Transformer's best at | BLEU | chrF | weak |",
+    ]
+    lines.append("|---" * 8 + "|")
+    goals = {cell.seed: best_loss(found)[1] for cell, found in final.items() if cell.model == "transformer"}
+    for cell, found in sorted(final.items()):
+        updates, loss = best_loss(found)
+        reached = updates_until(goals[cell.seed], found) if cell.seed in goals else None
+        scores = f"{found['bleu']:.1f} | {found['chrf']:.1f} | {found['weak'][0]} of {found['weak'][1]}"
+        lines.append(f"| `{cell.model}` | {cell.seed} | {loss:.3f} | {updates} | {reached or '-'} | {scores} |")
+    (out / "table.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    if final:
+        draw(out / "curves.png", final)
+
+
+def draw(output: Path, final: dict[Cell, dict[str, Any]]) -> None:
+    """Validation loss over updates, mean and spread of the seeds, and over training loss (the paper's figure 2)."""
+    figure = new_figure(10, 4)
+    left, right = figure.subplots(1, 2, sharey=True)
+    for model, colour in COLOURS.items():
+        curves = [found["curve"] for cell, found in final.items() if cell.model == model]
+        if not curves:
+            continue
+        common = sorted(set.intersection(*({point[0] for point in curve} for curve in curves)))
+        columns = [[point[1] for curve in curves for point in curve if point[0] == updates] for updates in common]
+        left.fill_between(common, [min(x) for x in columns], [max(x) for x in columns], color=colour, alpha=0.2, lw=0)
+        left.plot(common, [statistics.mean(x) for x in columns], color=colour, label=f"{model}, {len(curves)} seeds")
+        for curve in curves:
+            right.plot([point[2] for point in curve], [point[1] for point in curve], ".", color=colour, markersize=3)
+    best = min(best_loss(found)[1] for found in final.values())
+    left.set(xlabel="updates", ylabel="validation loss, bits", ylim=(best - 0.05, best + 1))
+    right.set(xlabel="training loss, bits", xlim=(best - 0.6, best + 1))
+    left.legend()
+    figure.savefig(output, dpi=150, bbox_inches="tight")
+
+
+def main() -> None:
+    own, given = sys.argv[1:], []
+    if "--" in own:
+        own, given = own[: own.index("--")], own[own.index("--") + 1 :]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, help="binary data, made with --joined-dictionary")
+    parser.add_argument("out", type=Path, help="folder for everything that is made")
+    parser.add_argument("--reference", type=Path, required=True, help="target text of the test part")
+    parser.add_argument("--tokenizer", help="fairseq's name of the tokenizer to undo, such as moses")
+    parser.add_argument("--rates", type=float, nargs="+", default=[0.7, 1.4], help="--lr-scale (default: 0.7 1.4)")
+    parser.add_argument("--attention-dropouts", type=float, nargs="+", default=[0.0, 0.1], help="(default: 0 0.1)")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[1, 2, 3], help="the first for the grid (default: 1 2 3)"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="trainings at the same time, of one thread each (default: 1)"
+    )
+    args = parser.parse_args(own)
+    args.options = given
+
+    results: dict[Cell, dict[str, Any]] = {}
+
+    def run_all(cells: list[Cell]) -> None:
+        with ThreadPoolExecutor(args.jobs) as pool:
+            for cell, found in zip(cells, pool.map(lambda cell: run(cell, args), cells), strict=True):
+                results[cell] = found
+                write(args.out, results)
+
+    grid = [
+        Cell(*cell, args.seeds[0], args.grid_updates) for cell in product(MODELS, args.rates, args.attention_dropouts)
+    ]
+    run_all(grid)
+    best = {cell.model: cell for cell in sorted(grid, key=lambda cell: best_loss(results[cell])[1], reverse=True)}
+    for seed in args.seeds:
+        run_all([best[model]._replace(seed=seed, updates=None) for model in MODELS])
+    print((args.out / "table.md").read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    main()
