@@ -202,6 +202,7 @@ def main() -> None:
     parser.add_argument("--tokenizer", help="fairseq's name of the tokenizer to undo, such as moses")
     parser.add_argument("--rates", type=float, nargs="+", default=[0.7, 1.4], help="--lr-scale (default: 0.7 1.4)")
     parser.add_argument("--attention-dropouts", type=float, nargs="+", default=[0.0, 0.1], help="(default: 0 0.1)")
+    parser.add_argument("--grid-updates", type=int, default=1000, help="updates of each setting (default: 1000)")
     parser.add_argument(
         "--seeds", type=int, nargs="+", default=[1, 2, 3], help="the first for the grid (default: 1 2 3)"
     )
