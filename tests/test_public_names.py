@@ -63,7 +63,6 @@ def test_weighted_transformer_options() -> None:
     assert options(WeightedTransformerConfig) == [
         "--attention-dropout",
         "--branch-constraint",
-        "--branch-ffn",
         "--branch-gating-topk",
         "--branch-weights",
         "--decoder-attention-heads",
@@ -76,7 +75,6 @@ def test_weighted_transformer_options() -> None:
         "--encoder-ffn-embed-dim",
         "--encoder-layers",
         "--encoder-learned-pos",
-        "--no-branch-rescale",
         "--relu-dropout",
         "--share-embeddings",
     ]
@@ -112,7 +110,7 @@ def test_training_options() -> None:
         "--warmup-updates",
     ]
     assert OPTIMIZER_DATACLASS_REGISTRY["simplex_adam"] is SimplexAdamConfig
-    assert "--freeze-branch-weights-after" in options(SimplexAdamConfig)
+    assert {"--branch-step", "--freeze-branch-weights-after"} < set(options(SimplexAdamConfig))
     assert "weighted_label_smoothed_cross_entropy" in CRITERION_DATACLASS_REGISTRY
 
 

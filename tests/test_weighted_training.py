@@ -71,6 +71,18 @@ def test_statistics_reach_the_log(trained: tuple[Path, str]) -> None:
             assert 1 <= float(line[f"{vector}_ratio"]) <= 1000
 
 
+def test_the_papers_rates_from_the_options_to_the_log(trained: tuple[Path, str]) -> None:
+    """Section 3.1 with d = 16, N = 1 and warm-ups of 4 and 2 updates; logged and saved is the rate of the next update."""
+    lines = [json.loads(line.split(" | train_inner | ")[1]) for line in trained[1].splitlines() if "train_inner" in line]
+    assert {int(line["num_updates"]): float(line["lr"]) for line in lines} == {
+        update - 1: pytest.approx(16**-0.5 * min(update**-0.5, update * 4**-1.5), rel=1e-3) for update in (3, 5, 7, 9)
+    }
+    for name, update in (("checkpoint_1_1", 2), ("checkpoint_1_3", 4), ("checkpoint_2_7", 8)):
+        groups = state(trained[0] / f"{name}.pt")["last_optimizer_state"]["param_groups"]
+        rates = {group["name"]: group["lr"] for group in groups}
+        assert rates["branch_simplex"] == pytest.approx((16 / 1) ** -0.5 * min(update**-0.5, update * 2**-1.5))
+
+
 def test_resuming_is_bit_for_bit_not_having_stopped(data: Path, trained: tuple[Path, str], tmp_path: Path) -> None:
     """In the middle of an epoch, dropout included: model, moments and moving average."""
     options = ["--max-update", 4, "--store-ema", "--ema-decay", 0.5]
