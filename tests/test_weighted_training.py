@@ -72,8 +72,10 @@ def test_statistics_reach_the_log(trained: tuple[Path, str]) -> None:
 
 
 def test_the_papers_rates_from_the_options_to_the_log(trained: tuple[Path, str]) -> None:
-    """Section 3.1 with d = 16, N = 1 and warm-ups of 4 and 2 updates; logged and saved is the rate of the next update."""
-    lines = [json.loads(line.split(" | train_inner | ")[1]) for line in trained[1].splitlines() if "train_inner" in line]
+    """Section 3.1, with d = 16, N = 1 and warm-ups of 4 and 2 updates; of the update that comes next."""
+    lines = [
+        json.loads(line.split(" | train_inner | ")[1]) for line in trained[1].splitlines() if "train_inner" in line
+    ]
     assert {int(line["num_updates"]): float(line["lr"]) for line in lines} == {
         update - 1: pytest.approx(16**-0.5 * min(update**-0.5, update * 4**-1.5), rel=1e-3) for update in (3, 5, 7, 9)
     }

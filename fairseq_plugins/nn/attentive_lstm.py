@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from fairseq_plugins.nn.linear import FastLinear
 from fairseq_plugins.nn.softmax import softmax
 from fairseq_plugins.nn.source import Source
 from fairseq_plugins.nn.step_linear import step_linear
@@ -32,10 +33,10 @@ class AttentiveLSTM(nn.Module):
 
     def __init__(self, embed_dim: int, hidden_size: int) -> None:
         super().__init__()
-        self.query = nn.Linear(hidden_size, embed_dim)  # W_d, b_d
-        self.input = nn.Linear(embed_dim, 4 * hidden_size)
-        self.conditional_input = nn.Linear(embed_dim, 4 * hidden_size, bias=False)
-        self.recurrent = nn.Linear(hidden_size, 4 * hidden_size, bias=False)
+        self.query = FastLinear(hidden_size, embed_dim)  # W_d, b_d
+        self.input = FastLinear(embed_dim, 4 * hidden_size)
+        self.conditional_input = FastLinear(embed_dim, 4 * hidden_size, bias=False)
+        self.recurrent = FastLinear(hidden_size, 4 * hidden_size, bias=False)
 
     def forward(self, g: Tensor, source: Source) -> tuple[Tensor, Tensor]:
         """All target positions.

@@ -27,7 +27,8 @@ from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
 from fairseq_plugins.nn.attention import xavier_linear
-from fairseq_plugins.nn.block_diagonal import block_diagonal_linear
+from fairseq_plugins.nn.block_diagonal import add_block_diagonal
+from fairseq_plugins.nn.linear import FastLinear, linear
 from fairseq_plugins.nn.simplex import SimplexVector
 from fairseq_plugins.nn.softmax import softmax
 
@@ -76,8 +77,8 @@ class BranchedBlock(nn.Module):
         self.branches = branches
         # As fairseq's Transformer draws them: W^O is Xavier's, W_1 and W_2 lie within d^-½ and d_ff^-½.
         self.out = xavier_linear(dim, dim)
-        self.first = nn.Linear(dim, ffn_dim)
-        self.second = nn.Linear(ffn_dim, dim)
+        self.first = FastLinear(dim, ffn_dim)
+        self.second = FastLinear(ffn_dim, dim)
         self.attention_norm = nn.LayerNorm(dim)
         self.norm = nn.LayerNorm(dim)
         self.kappa = SimplexVector(branches, mode, constraint)
@@ -123,36 +124,26 @@ class BranchedBlock(nn.Module):
             heads: (..., d), head after head.
         """
         folded = self.fold()
-        own = block_diagonal_linear(heads.flatten(0, -2), folded.first).view(*heads.shape[:-1], -1)
-        return self.finish(
-            x,
-            F.linear(heads, folded.out, self.out.bias),
-            own,
-            self.first,
-            partial(F.linear, weight=folded.second, bias=self.second.bias),
-        )
+        # Two-dimensional from the start: what is overwritten should not be a view, which autograd would copy.
+        inner = add_block_diagonal(self.first(x.flatten(0, -2)), heads.flatten(0, -2), folded.first)
+        attended = linear(heads, folded.out, self.out.bias)
+        return self.finish(x, attended, inner, partial(linear, weight=folded.second, bias=self.second.bias))
 
-    def finish(
-        self,
-        x: Tensor,
-        attended: Tensor,
-        own: Tensor,
-        first: Callable[[Tensor], Tensor],
-        second: Callable[[Tensor], Tensor],
-    ) -> Tensor:
+    def finish(self, x: Tensor, attended: Tensor, inner: Tensor, second: Callable[[Tensor], Tensor]) -> Tensor:
         """The rest, from where decoding step by step has its own way of multiplying.
 
         Args:
             x: what the layer started from, (..., d).
             attended: Σ h̄_i, (..., d).
-            own: h̄_i W_1i of all branches, side by side, (..., d_ff); overwritten.
-            first, second: the maps of W_1, and of `FoldedWeights.second`.
+            inner: the networks' inner units before their ReLU, side by side, (N, d_ff); overwritten.
+            second: the map of `FoldedWeights.second`.
         """
         u = self.attention_norm(x + self.dropout(attended))
-        inner = self.relu_dropout(F.relu_(own.add_(first(x))))
+        inner = self.relu_dropout(F.relu_(inner))
         if self.gate is not None:
-            inner = (inner.unflatten(-1, (self.branches, -1)) * self.gate(x).unsqueeze(-1)).flatten(-2)
-        return self.norm(u + self.dropout(second(inner)))
+            weights = self.gate(x).flatten(0, -2).unsqueeze(2)
+            inner = (inner.unflatten(1, (self.branches, -1)) * weights).flatten(1)
+        return self.norm(u + self.dropout(second(inner).view_as(x)))
 
 
 class Gate(nn.Module):

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_plugins.nn.initialisation import Linear
+from fairseq_plugins.nn.linear import linear, prefers_onednn
 from fairseq_plugins.nn.weight_norm import weight_norm
 
 __all__ = ["GatedConvolution", "Shortcut"]
@@ -44,8 +45,12 @@ class GatedConvolution(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """All positions at once: (T, B, C) -> (T, B, D)."""
-        x = F.pad(x, (0, 0, 0, 0, *self.padding)).contiguous()
-        return F.glu(torch.conv_tbc(x, self.weight, self.bias), dim=-1)
+        length = x.size(0)
+        x = F.pad(x, (0, 0, 0, 0, *self.padding))
+        if prefers_onednn(x):
+            windows = torch.cat([x[start : start + length] for start in range(self.kernel)], dim=-1)
+            return F.glu(linear(windows, self.matrix, self.bias), dim=-1)
+        return F.glu(torch.conv_tbc(x.contiguous(), self.weight, self.bias), dim=-1)
 
     @property
     def matrix(self) -> Tensor:

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fairseq_plugins.nn.linear import has_onednn
+
 __all__ = ["step_linear"]
 
 
@@ -27,16 +29,7 @@ def step_linear(weight: Tensor, bias: Tensor | None, rows: int) -> Callable[[Ten
     """
     # One row is a matrix-vector product, which reads the weight as it lies.
     packs = weight.device.type == "cpu" and weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-    if rows > 1 and packs and _packs():
+    if rows > 1 and packs and has_onednn():
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), rows)
         return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
     return partial(F.linear, weight=weight, bias=bias)
-
-
-def _packs() -> bool:
-    """Whether this torch has the oneDNN operators, which are not part of its public interface."""
-    return (
-        torch.backends.mkldnn.is_available()
-        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    )

@@ -9,7 +9,7 @@ import torch
 from fairseq.models.transformer import TransformerConfig
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 
-from fairseq_plugins.nn.block_diagonal import block_diagonal_linear
+from fairseq_plugins.nn.block_diagonal import add_block_diagonal
 from fairseq_plugins.nn.branched_block import BranchedBlock
 
 
@@ -93,6 +93,10 @@ def test_a_gate_keeps_its_k_largest() -> None:
 
 def test_block_diagonal_gradients() -> None:
     torch.manual_seed(1)
-    x, w = torch.randn(5, 6).double().requires_grad_(), torch.randn(3, 2, 4).double().requires_grad_()
-    torch.testing.assert_close(block_diagonal_linear(x, w), x @ torch.block_diag(*w))
-    assert torch.autograd.gradcheck(block_diagonal_linear, (x, w))
+    y, x, w = (torch.randn(*shape).double().requires_grad_() for shape in ((5, 12), (5, 6), (3, 2, 4)))
+
+    def add(y: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return add_block_diagonal(y.clone(), x, w)
+
+    torch.testing.assert_close(add(y, x, w), y + x @ torch.block_diag(*w))
+    assert torch.autograd.gradcheck(add, (y, x, w))

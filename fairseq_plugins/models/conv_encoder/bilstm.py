@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fairseq_plugins.models.source_encoder import SourceEncoder
 from fairseq_plugins.nn.embedding import InputEmbedding
+from fairseq_plugins.nn.linear import FastLinear
 
 __all__ = ["BiLSTMEncoder"]
 
@@ -34,7 +35,7 @@ class BiLSTMEncoder(SourceEncoder):
         self.stacks = nn.ModuleList(
             nn.ModuleList(nn.LSTM(size, hidden_size, batch_first=True) for size in sizes) for _ in range(2)
         )
-        self.to_embedding = nn.Linear(2 * hidden_size, embed_dim, bias=False)
+        self.to_embedding = FastLinear(2 * hidden_size, embed_dim, bias=False)
 
     def encode(self, e: Tensor, padding_mask: Tensor) -> tuple[Tensor, Tensor]:
         """Top-level states of both stacks side by side, mapped to (B, S, f), as keys and as values.

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fairseq_plugins.models.source_encoder import SourceEncoder
 from fairseq_plugins.nn.embedding import InputEmbedding
 from fairseq_plugins.nn.layer_list import ConvolutionSpec
+from fairseq_plugins.nn.linear import FastLinear
 
 __all__ = ["Convolution", "ConvolutionalEncoder"]
 
@@ -121,4 +122,4 @@ class Convolution(nn.Module):
 
 
 def _linear(from_dim: int, to_dim: int) -> nn.Module:
-    return nn.Identity() if from_dim == to_dim else nn.Linear(from_dim, to_dim)
+    return nn.Identity() if from_dim == to_dim else FastLinear(from_dim, to_dim)

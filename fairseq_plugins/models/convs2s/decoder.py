@@ -20,6 +20,7 @@ from fairseq_plugins.nn.embedding import InputEmbedding
 from fairseq_plugins.nn.gated_convolution import GatedConvolution, Shortcut
 from fairseq_plugins.nn.initialisation import Linear
 from fairseq_plugins.nn.layer_list import ConvolutionSpec
+from fairseq_plugins.nn.linear import FastLinear
 from fairseq_plugins.nn.multi_step_attention import MultiStepAttention
 from fairseq_plugins.nn.source import Source
 
@@ -66,8 +67,9 @@ class ConvS2SDecoder(IncrementalDecoder):
             self.shortcuts.append(Shortcut(residual, widths[-max(residual, 1)], width))
             widths.append(width)
         self.to_embedding = Linear(widths[-1], out_embed_dim)
+        self.output_projection: nn.Linear
         if tied:
-            self.output_projection = nn.Linear(out_embed_dim, len(dictionary))
+            self.output_projection = FastLinear(out_embed_dim, len(dictionary))
             nn.init.zeros_(self.output_projection.bias)
             self.output_projection.weight = embedding.words.weight
         else:

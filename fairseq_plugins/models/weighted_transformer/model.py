@@ -18,6 +18,7 @@ from fairseq_plugins.models.weighted_transformer.config import WeightedTransform
 from fairseq_plugins.models.weighted_transformer.decoder import WeightedTransformerDecoder
 from fairseq_plugins.models.weighted_transformer.encoder import WeightedTransformerEncoder
 from fairseq_plugins.nn.embedding import InputEmbedding
+from fairseq_plugins.nn.linear import FastLinear
 from fairseq_plugins.nn.simplex import SimplexVector, check_simplex
 
 __all__ = ["WeightedTransformerModel"]
@@ -61,7 +62,7 @@ class WeightedTransformerModel(FairseqEncoderDecoderModel):
                 "source and target have different dictionaries, so their embeddings cannot be one: make the data with "
                 "fairseq-preprocess --joined-dictionary, or use --share-embeddings decoder"
             )
-        output_projection = nn.Linear(dim, len(task.target_dictionary), bias=False)
+        output_projection = FastLinear(dim, len(task.target_dictionary), bias=False)
         if sharing == "none":
             nn.init.normal_(output_projection.weight, mean=0, std=dim**-0.5)
         else:

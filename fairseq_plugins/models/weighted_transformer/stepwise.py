@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fairseq_plugins.models.incremental import StepwiseDecoding
 from fairseq_plugins.nn.attention import attend_step, attention_weights, join_heads, split_heads
-from fairseq_plugins.nn.block_diagonal import block_diagonal_linear
+from fairseq_plugins.nn.block_diagonal import add_block_diagonal
 from fairseq_plugins.nn.decoder_state import Ancestry, Past
 from fairseq_plugins.nn.source import Source
 from fairseq_plugins.nn.step_linear import step_linear
@@ -110,9 +110,12 @@ class _Layer:
         dropout = module.source_attention.dropout
         attended = attend_step(q, self.source_keys, self.source_values, source_bias, dropout)
         heads_out, own = (join_heads(part) for part in attended.tensor_split([q.size(-1)], dim=-1))
-        if self.own_first is not None:
-            own = block_diagonal_linear(heads_out.flatten(0, 1), self.own_first).unflatten(0, x.shape[:2])
-        return module.branches.finish(x, self.out(heads_out), own, self.first, self.second), q
+        inner = self.first(x.flatten(0, 1))
+        if self.own_first is None:
+            inner += own.flatten(0, 1)
+        else:
+            inner = add_block_diagonal(inner, heads_out.flatten(0, 1), self.own_first)
+        return module.branches.finish(x, self.out(heads_out), inner, self.second), q
 
     def select(self, sentences: Tensor) -> None:
         """Keep only the given sentences."""
