@@ -26,9 +26,14 @@ QUIET = ["--log-format", "json", "--num-workers", "0"]
 
 
 def run(
-    command: str, *arguments: object, cwd: Path = ROOT, stdin: str | None = None, succeeds: bool = True
+    command: str,
+    *arguments: object,
+    cwd: Path = ROOT,
+    stdin: str | None = None,
+    succeeds: bool = True,
+    path: Path | str = "",
 ) -> subprocess.CompletedProcess[str]:
-    """Run one of fairseq's commands (``train``, ``generate``, ...) in a process of its own."""
+    """Run one of fairseq's commands (``train``, ``generate``, ...) in a process of its own; ``path`` is PYTHONPATH."""
     result = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", f"fairseq_cli.{command}", *map(str, arguments)],
         cwd=cwd,
@@ -36,7 +41,7 @@ def run(
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(path)},
     )
     if succeeds and result.returncode:
         raise AssertionError(f"fairseq-{command} failed:\n{result.stdout[-2000:]}\n{result.stderr[-6000:]}")

@@ -9,22 +9,30 @@ from __future__ import annotations
 import argparse
 import functools
 import io
+import os
 import pickle
 import re
+import tarfile
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from fairseq import checkpoint_utils
+from fairseq import checkpoint_utils, file_utils
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.logging.meters import AverageMeter, StopwatchMeter, TimeMeter
 from omegaconf import OmegaConf
 
-__all__ = ["broadcast_plain_configuration", "copy_checkpoints_atomically", "load_checkpoints_safely"]
+__all__ = [
+    "broadcast_plain_configuration",
+    "copy_checkpoints_atomically",
+    "load_checkpoints_safely",
+    "unpack_archives_inside_their_folder",
+]
 
 
 class PlainDtype:
@@ -89,18 +97,21 @@ def refuses_foreign_classes(load: Callable[[str], Any]) -> bool:
             load(path)
         except pickle.UnpicklingError:
             return True
-        except TypeError:  # the file has been read, and turned out to be no checkpoint
+        except (TypeError, RuntimeError):  # read, and no checkpoint; or torch has been told to check and not to check
             pass
     return False
 
 
 def load_checkpoints_safely() -> None:
-    """torch refuses every checkpoint of fairseq, and advises to switch its check off.
+    """torch refuses every checkpoint of fairseq, and advises to switch its check off; later fairseq has done so.
 
-    Here what is safe is allowed, and of what is not the user is told that it was refused. Where the probe finds that
-    files are not checked (an older torch, a fairseq that switches the check off), no checkpoint is loaded.
+    Here what is safe is allowed, and of what is not the user is told that it was refused. A fairseq that switches the
+    check off gets it back, at each of its ``torch.load``, by torch's own switch for a process and its children. Where
+    the probe still finds that files are not checked, no checkpoint is loaded.
     """
     load = checkpoint_utils.load_checkpoint_to_cpu
+    if not refuses_foreign_classes(load):
+        os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
     files_are_checked = refuses_foreign_classes(load)
     torch.serialization.add_safe_globals(SAFE_GLOBALS)
 
@@ -108,8 +119,8 @@ def load_checkpoints_safely() -> None:
     def load_checkpoint_to_cpu(path: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         if not files_are_checked:
             raise RuntimeError(
-                f"{path} was not loaded: any code that it carries would be run. It takes torch 2.6 or later, a fairseq "
-                "that does not pass weights_only=False, and TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD must not be set."
+                f"{path} was not loaded: any code that it carries would be run. "
+                "It takes torch 2.6 or later, and TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD must not be set."
             )
         try:
             return load(path, *args, **kwargs)
@@ -120,6 +131,23 @@ def load_checkpoints_safely() -> None:
             raise pickle.UnpicklingError(f"{path} was refused: {reason}. Nothing that it carries was run.") from None
 
     checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
+
+
+class UnpackedInside(tarfile.TarFile):
+    """An archive that writes nothing outside the folder which it is unpacked into, and only files, folders and links.
+
+    Python does not look at that by itself before 3.14.
+    """
+
+    def extractall(self, path: Any = ".", *_: Any, **__: Any) -> None:
+        """Unpack all of it."""
+        super().extractall(path, filter="data")
+
+
+def unpack_archives_inside_their_folder() -> None:
+    """``from_pretrained`` unpacks archives, which may then write over any file of the user's: a program, say."""
+    if "extractall" in file_utils.load_archive_file.__code__.co_names:  # the probe: the archive says where to write
+        file_utils.tarfile = SimpleNamespace(open=UnpackedInside.open)
 
 
 def torch_loads(value: object) -> bool:

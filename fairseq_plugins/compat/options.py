@@ -7,36 +7,83 @@ import contextlib
 import functools
 import io
 import itertools
+import shlex
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any, NoReturn
 
-from fairseq import options, utils
+from fairseq import options
+from fairseq.data import FastaDataset
 
 from fairseq_plugins.nn.literal import literal
 
-__all__ = ["read_options_without_eval", "show_help_of_all_options"]
+__all__ = ["quote_file_names", "read_options_without_eval", "show_help_of_all_options"]
 
 
-def evaluates(read: Callable[[str], Any]) -> bool:
-    """Probe: whether ``read`` runs its argument as Python code."""
-    try:
-        return bool(read("abs(1)"))
-    except ValueError:
-        return False
+FAIRSEQ = ("fairseq", "fairseq_cli")
+
+
+def refuse(code: object, *_: object) -> NoReturn:
+    """Stands in for ``exec``."""
+    raise ValueError(f"not run, for the plugin runs nothing that a file or an option contains: {str(code)[:100]!r}")
+
+
+def read_literals(module: ModuleType) -> None:
+    """Make ``eval`` mean `literal` in a module, and ``exec`` nothing, where (the probe) they still are Python's own."""
+    names = vars(module)
+    for python_s, harmless in ((eval, literal), (exec, refuse)):
+        if names.get(python_s.__name__, python_s) is python_s:
+            names[python_s.__name__] = harmless
+
+
+class FairseqFinder(PathFinder):
+    """Finds what is imported of fairseq later, and prepares it before it runs."""
+
+    @classmethod
+    def find_spec(
+        cls, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Another module is left to the finders after this one."""
+        if fullname.partition(".")[0] not in FAIRSEQ:
+            return None
+        spec = super().find_spec(fullname, path, target)
+        if spec and spec.loader:
+            run = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                read_literals(module)
+                run(module)
+
+            vars(spec.loader)["exec_module"] = exec_module
+        return spec
 
 
 def read_options_without_eval() -> None:
-    """fairseq evaluates options as Python code: those of its models (``--encoder-layers``), which a checkpoint brings
-    along, and of its optimizers (``--adam-betas``).
+    """fairseq evaluates options as Python code (``--adam-betas``, ``--model-overrides``), among them those that a
+    checkpoint brings along: ``--encoder-layers`` of its models, ``wer_args`` of its criterion ctc.
 
-    The modules that may do so get an ``eval`` that reads literals.
+    In all of its modules, loaded already or later, they are read as literals.
     """
-    if not evaluates(utils.eval_bool):
+    for module in list(sys.modules.values()):
+        # By its package, which a command run with `python -m` has too.
+        if isinstance(module, ModuleType) and str(vars(module).get("__package__")).partition(".")[0] in FAIRSEQ:
+            read_literals(module)
+    sys.meta_path.insert(0, FairseqFinder)
+
+
+def quote_file_names() -> None:
+    """``--dataset-impl fasta`` reads its files with commands of a shell, which runs what a file name says."""
+    build = FastaDataset._build_index
+    if "subprocess" not in build.__code__.co_names:  # the probe: it calls no command
         return
-    for name, module in list(sys.modules.items()):
-        if name == "fairseq.utils" or name.startswith(("fairseq.models.", "fairseq.optim.")):
-            vars(module)["eval"] = literal
+
+    @functools.wraps(build)
+    def build_index(self: Any, path: str) -> Any:
+        return build(self, shlex.quote(path))
+
+    FastaDataset._build_index = build_index
 
 
 def answers_help_too_early(parse: Callable[..., Any]) -> bool:

@@ -8,20 +8,28 @@ from typing import Any
 __all__ = ["literal"]
 
 _MAX_LENGTH = 1000
+_MAX_TEXT = 100_000  # characters; the parser takes a thousand bytes and more for each, and deep text can crash it
 
 
 def literal(text: str) -> Any:
     """The value of a Python literal, with ``+`` between lists and ``*`` between a list and a whole number.
 
     That is how fairseq writes a stack of layers, ``[(512, 3)] * 9 + [(1024, 3, 1)] * 4``, which it hands to ``eval``.
+    Tuples are joined and repeated like lists.
 
     Raises:
-        ValueError: the text is anything else, or makes a list of more than 1000 elements.
+        ValueError: the text is anything else, has more than 100 000 characters, or joins or repeats to more than 1000
+            elements.
+        TypeError: it is no text.
     """
+    if not isinstance(text, str):
+        raise TypeError(f"expected text, got {text!r}")
+    if len(text) > _MAX_TEXT:
+        raise ValueError(f"not a literal of at most {_MAX_TEXT} characters: {text[:100]!r}")
     try:
         return _value(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, TypeError, RecursionError, MemoryError) as error:
-        raise ValueError(f"not a literal: {text[:100]!r}") from error
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
+        raise ValueError(f"not a literal, and nothing else is read: {text[:100]!r}") from error
 
 
 def _value(node: ast.expr) -> Any:
@@ -36,10 +44,10 @@ def _value(node: ast.expr) -> Any:
 
 
 def _combine(left: Any, operation: ast.operator, right: Any) -> Any:
-    if isinstance(operation, ast.Add) and isinstance(left, list) and isinstance(right, list):
-        return left + right
     if isinstance(operation, ast.Mult):
         times, values = (left, right) if isinstance(left, int) else (right, left)
-        if type(times) is int and isinstance(values, list) and len(values) * times <= _MAX_LENGTH:
+        if type(times) is int and isinstance(values, list | tuple) and len(values) * times <= _MAX_LENGTH:
             return values * times
-    raise ValueError("only lists can be joined, and repeated a moderate number of times")
+    elif isinstance(left, list | tuple) and type(left) is type(right) and len(left) + len(right) <= _MAX_LENGTH:
+        return type(left)([*left, *right])
+    raise ValueError(f"only lists can be joined and repeated, to at most {_MAX_LENGTH} elements")

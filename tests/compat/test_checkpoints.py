@@ -1,4 +1,4 @@
-"""What ``compat`` mends, with fairseq's own models, so that nothing here depends on the plugin's."""
+"""Checkpoints with the plugin, and what else ``compat`` mends, with fairseq's own models: nothing depends on ours."""
 
 import argparse
 import os
@@ -8,24 +8,21 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from fairseq import checkpoint_utils, utils
-from fairseq.data import Dictionary, TokenBlockDataset
+from fairseq import checkpoint_utils
+from fairseq.data import TokenBlockDataset
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.logging import meters
-from fairseq.models.fconv import FConvModel
 
 from fairseq_plugins import compat
 from fairseq_plugins.compat import checkpoints
-from fairseq_plugins.nn.literal import literal
-from tests.commands import USER_DIR, run
+from tests.commands import ROOT
+from tests.compat.payloads import Payload
 
-ROOT = Path(__file__).parents[1]
 TRAINING = """--arch transformer --cpu --max-tokens 200 --log-format none --optimizer adam --lr 0.01
     --encoder-embed-dim 8 --encoder-layers 1 --encoder-ffn-embed-dim 8 --encoder-attention-heads 2
     --decoder-embed-dim 8 --decoder-layers 1 --decoder-ffn-embed-dim 8 --decoder-attention-heads 2
@@ -68,16 +65,6 @@ def checkpoint(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "checkpoint_last.pt"
 
 
-class Payload:
-    """Runs a command when it is unpickled without a check."""
-
-    def __init__(self, trace: Path) -> None:
-        self.trace = trace
-
-    def __reduce__(self) -> tuple:
-        return os.system, (f"touch {self.trace}",)
-
-
 class Pickled:
     """Pickled as the call that it is given, followed by the state that is set on the result."""
 
@@ -91,13 +78,6 @@ class Pickled:
 def crafted_array(dtype: object, data: object = b"A" * 16) -> Pickled:
     reconstruct, arguments, _ = np.zeros(1).__reduce__()
     return Pickled(reconstruct, arguments, (1, (2,), dtype, False, data))
-
-
-def test_a_file_runs_nothing(tmp_path: Path) -> None:
-    """The payload is a real one: without the check it runs."""
-    torch.save(Payload(tmp_path / "trace"), tmp_path / "model.pt")
-    torch.load(tmp_path / "model.pt", weights_only=False)
-    assert (tmp_path / "trace").exists()
 
 
 @pytest.mark.parametrize("place", ["cfg", "args", "optimizer_history", "extra_state", "model"])
@@ -136,11 +116,14 @@ def test_what_is_allowed_cannot_be_misused(hostile: Pickled, tmp_path: Path) -> 
 def test_without_a_check_nothing_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.save(Payload(tmp_path / "trace"), tmp_path / "model.pt")
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "0")
     own_load = checkpoint_utils.load_checkpoint_to_cpu.__wrapped__
     monkeypatch.setattr(checkpoint_utils, "load_checkpoint_to_cpu", own_load)
     checkpoints.load_checkpoints_safely()
     with pytest.raises(RuntimeError, match="was not loaded"):
         checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "model.pt"))
+    with pytest.raises(RuntimeError, match="Only one of"):  # torch itself, told both
+        checkpoint_utils.load_ema_from_checkpoint(str(tmp_path / "model.pt"))
     assert not (tmp_path / "trace").exists()
 
 
@@ -181,19 +164,6 @@ def test_a_checkpoint_of_old_fairseq_loads(tmp_path: Path, monkeypatch: pytest.M
     assert state["extra_state"]["train_meters"]["loss"].avg == 3.0
 
 
-def test_fairseq_generate_tells_what_it_refused(data: Path, checkpoint: Path, tmp_path: Path) -> None:
-    state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))
-    torch.save({**state, "cfg": Payload(tmp_path / "trace")}, tmp_path / "bad.pt")
-    options = f"--user-dir {ROOT}/user_dir --cpu --max-tokens 200"
-    bad, good = (start("generate", data, options, f"--path {path}") for path in (tmp_path / "bad.pt", checkpoint))
-    assert "Generate test with beam=5: BLEU4" in finish(good)
-    output, _ = bad.communicate(timeout=300)
-    assert bad.returncode != 0
-    assert "bad.pt was refused: it holds posix.system" in output.splitlines()[-1]
-    assert "weights_only" not in output
-    assert not (tmp_path / "trace").exists()
-
-
 def test_two_processes_resume(data: Path, checkpoint: Path, tmp_path: Path) -> None:
     """Weights, optimizer, meters and moving averages come back; the second process gets them from the first."""
     with socket.socket() as free:
@@ -216,26 +186,6 @@ def test_two_processes_resume(data: Path, checkpoint: Path, tmp_path: Path) -> N
     assert steps == updates
     assert len(after["optimizer_history"]) == 2
     assert after["extra_state"]["previous_training_time"] > before["extra_state"]["previous_training_time"]
-
-
-@pytest.mark.parametrize("text", ["[(512, 3)] * 2 + [(1024, 3, 1)]", "0.25", "1,2", "True", "[True] * 2", "'a'", "-1"])
-def test_options_are_read_as_literals(text: str) -> None:
-    assert literal(text) == eval(text)
-
-
-def test_options_of_a_checkpoint_are_not_run(tmp_path: Path) -> None:
-    code = f"__import__('os').system('touch {tmp_path}/trace') or [(8, 3)]"
-    for read in (utils.eval_bool, utils.eval_str_list, utils.eval_str_dict, literal):
-        with pytest.raises(ValueError, match="malformed"):
-            read(code)
-    task = SimpleNamespace(source_dictionary=Dictionary(), target_dictionary=Dictionary())
-    options = {"encoder_embed_dim": 8, "decoder_embed_dim": 8, "decoder_out_embed_dim": 8, "decoder_layers": "[(8, 3)]"}
-    options |= {"max_source_positions": 9, "max_target_positions": 9}
-    with pytest.raises(ValueError, match="malformed"):
-        FConvModel.build_model(argparse.Namespace(encoder_layers=code, **options), task)
-    assert not (tmp_path / "trace").exists()
-    model = FConvModel.build_model(argparse.Namespace(encoder_layers="[(8, 3)] * 2", **options), task)
-    assert len(model.encoder.convolutions) == 2
 
 
 def test_a_killed_copy_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,15 +211,6 @@ def test_data_sets_find_the_names_that_numpy_has_dropped() -> None:
     tokens = [torch.tensor([4, 5, 2]), torch.tensor([6, 2])]
     blocks = TokenBlockDataset(tokens, [3, 2], block_size=None, pad=1, eos=2, break_mode="eos")
     assert [block.tolist() for block in blocks] == [[4, 5, 2], [6, 2]]
-
-
-@pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_help_shows_the_options_of_the_model(flag: str) -> None:
-    """And of the criterion and the task; fairseq answers before it knows them."""
-    chosen = ["--arch", "conv_encoder", "--criterion", "vocab_selection_cross_entropy", "--task", "translation_fast"]
-    shown = run("train", "--user-dir", USER_DIR, *chosen, flag).stdout
-    for option in ("--pooling-width", "--label-smoothing", "--candidates-per-word", "--max-tokens"):
-        assert f"\n  {option}" in shown
 
 
 def test_applying_again_changes_nothing() -> None:
