@@ -75,8 +75,8 @@ def read_options_without_eval() -> None:
 
 def quote_file_names() -> None:
     """``--dataset-impl fasta`` reads its files with commands of a shell, which runs what a file name says."""
-    build = FastaDataset._build_index
-    if "subprocess" not in build.__code__.co_names:  # the probe: it calls no command
+    build = getattr(FastaDataset, "_build_index", None)
+    if build is None or "subprocess" not in build.__code__.co_names:  # the probe: it calls no command
         return
 
     @functools.wraps(build)

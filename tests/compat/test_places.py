@@ -1,0 +1,55 @@
+"""`docs/security.md` names every place of the installed fairseq where a value becomes code, an import or a command."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import fairseq
+import fairseq_cli
+import pytest
+from fairseq.logging.meters import MetersDict
+
+from tests.commands import ROOT
+
+CALLS = re.compile(
+    r"(eval|exec|compile|__import__|globals)|.*\b(import_module|import_user_module|locate|instantiate|extractall)"
+    r"|(torch\.hub|torch\.jit|torch|np|numpy|yaml|joblib|dill|marshal|shelve)\.load|c?[pP]ickle\.\w*[lL]oads?\w*"
+    r"|os\.(system|popen|exec\w+|spawn\w+)|subprocess\.\w+"
+)
+
+
+def calls(package: str) -> Iterator[tuple[str, ast.Call]]:
+    """The file and the call, for each call that may run something."""
+    root = Path(package).parent
+    for path in sorted(root.rglob("*.py")):
+        if path.relative_to(root).parts[0] == "examples":
+            continue  # programs of their own
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and CALLS.fullmatch(ast.unparse(node.func)):
+                yield path.relative_to(root.parent).as_posix(), node
+
+
+@pytest.fixture(scope="module")
+def found() -> list[tuple[str, ast.Call]]:
+    return [*calls(fairseq.__file__), *calls(fairseq_cli.__file__)]
+
+
+def test_every_place_is_in_the_list(found: list[tuple[str, ast.Call]]) -> None:
+    listed = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    assert len(found) > 50
+    for path, call in found:
+        assert f"`{path}`" in listed, f"{path}, line {call.lineno}: {ast.unparse(call)}"
+
+
+def test_numpy_is_never_asked_for_pickles(found: list[tuple[str, ast.Call]]) -> None:
+    for path, call in found:
+        assert "allow_pickle" not in [keyword.arg for keyword in call.keywords], path
+
+
+@pytest.mark.parametrize("name", ["eval", "exec", "__builtins__", "torch", "OrderedDict", "nothing"])
+def test_the_class_of_a_saved_meter_cannot_be_anything(name: str) -> None:
+    with pytest.raises((TypeError, KeyError, AttributeError)):
+        MetersDict().load_state_dict([(0, "loss", name, "__import__('os').getcwd()")])
