@@ -2,6 +2,7 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 PYTEST_ARGS ?=
+INPUTS ?= 100000
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,7 +11,7 @@ STAMP := $(VENV)/.installed
 # The scripts under examples/ call fairseq's commands by name.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup demo test check lint types format bench clean
+.PHONY: help setup demo test fuzz check lint types format bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +41,9 @@ demo: setup  ## data, training, translation, scores and a picture in under 10 mi
 # One torch thread per worker: the tests' tensors are small, and workers would fight for the cores.
 test: setup check  ## lint, types and all but the slow tests (PYTEST_ARGS= adds options)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile -m 'not slow' $(PYTEST_ARGS)
+
+fuzz: setup  ## hostile options and files, INPUTS= of each kind (100 000; hours)
+	OMP_NUM_THREADS=1 FUZZ_INPUTS=$(INPUTS) $(BIN)/python -m pytest tests/fuzz --durations=0 $(PYTEST_ARGS)
 
 check: lint types  ## lint and types
 

@@ -46,7 +46,8 @@ def _value(node: ast.expr) -> Any:
 def _combine(left: Any, operation: ast.operator, right: Any) -> Any:
     if isinstance(operation, ast.Mult):
         times, values = (left, right) if isinstance(left, int) else (right, left)
-        if type(times) is int and isinstance(values, list | tuple) and len(values) * times <= _MAX_LENGTH:
+        few = type(times) is int and abs(times) <= _MAX_LENGTH
+        if few and isinstance(values, list | tuple) and len(values) * times <= _MAX_LENGTH:
             return values * times
     elif isinstance(left, list | tuple) and type(left) is type(right) and len(left) + len(right) <= _MAX_LENGTH:
         return type(left)([*left, *right])

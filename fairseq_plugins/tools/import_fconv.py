@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from typing import Any
 
 import torch
 from fairseq.checkpoint_utils import load_checkpoint_to_cpu
@@ -26,25 +28,40 @@ def run(args: Namespace) -> None:
 
     Raises:
         ValueError: the input is missing or no fconv checkpoint, or the output exists already.
+        UnpicklingError: the input is no checkpoint, or holds more than data.
     """
     if not args.input.is_file():
         raise ValueError(f"{args.input} does not exist")
     if args.output.exists():
         raise ValueError(f"{args.output} exists already")
     try:
-        state = load_checkpoint_to_cpu(str(args.input))
-    except (RuntimeError, EOFError, KeyError) as error:
-        raise ValueError(f"{args.input} cannot be read as a checkpoint of fairseq: {error}") from error
-    options = state["cfg"].model
+        converted = convert(load_checkpoint_to_cpu(str(args.input)))
+    except (ValueError, pickle.UnpicklingError):
+        raise
+    except Exception as error:  # there is none that a file cannot cause
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{args.input} cannot be read as a checkpoint of fairseq's fconv: {reason}") from error
+    partial = args.output.with_name(args.output.name + ".partial")
+    torch.save(converted, partial)
+    partial.replace(args.output)
+    print(f"{args.output}: translate with fairseq-generate --user-dir $(fairseq-plugins user-dir) --path {args.output}")
+
+
+def convert(state: dict[str, Any]) -> dict[str, Any]:
+    """The convs2s checkpoint that an fconv checkpoint becomes.
+
+    Raises:
+        ValueError: it holds another model, or parameters that are none of fconv's.
+    """
+    cfg = state["cfg"]
+    options = cfg.model
     architecture = getattr(options, "arch", None)
     if ARCH_MODEL_NAME_REGISTRY.get(architecture) != "fconv":
-        raise ValueError(f"{args.input} holds a model of architecture {architecture!r}, not one of fairseq's fconv")
+        raise ValueError(f"the checkpoint holds a model of architecture {architecture!r}, not one of fairseq's fconv")
     ARCH_CONFIG_REGISTRY[architecture](options)  # old checkpoints leave out what was the architecture's default
-
-    cfg = state["cfg"]
     with open_dict(cfg):
         cfg.model = convert_options(options, state["model"])
-    converted = {
+    return {
         "args": None,
         "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
         "model": convert_parameters(state["model"]),
@@ -55,7 +72,3 @@ def run(args: Namespace) -> None:
         # The optimizer's state is left behind: it lists parameters in fconv's order.
         "last_optimizer_state": None,
     }
-    partial = args.output.with_name(args.output.name + ".partial")
-    torch.save(converted, partial)
-    partial.replace(args.output)
-    print(f"{args.output}: translate with fairseq-generate --user-dir $(fairseq-plugins user-dir) --path {args.output}")

@@ -42,10 +42,12 @@ def convert_parameters(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         parameters: the ``model`` entry of an fconv checkpoint.
 
     Raises:
-        ValueError: a parameter does not belong to an fconv model.
+        ValueError: a parameter does not belong to an fconv model, or is no tensor that holds all of its numbers.
     """
     converted = {"version": torch.tensor(STATE_VERSION)}
     for name, value in parameters.items():
+        if not _is_whole(value):
+            raise ValueError(f"{name} is no tensor that holds all of its numbers")
         if name == "decoder.version" or name.endswith("._linearized_weight"):
             continue
         side, _, rest = name.partition(".")
@@ -88,6 +90,13 @@ def _renamed(name: str, side: str, module: str) -> str:
             if re.fullmatch(pattern, module):
                 return re.sub(pattern, replacement, module)
     raise ValueError(f"{name} is not a parameter of fairseq's fconv")
+
+
+def _is_whole(value: Any) -> bool:
+    """A file may give a few numbers any shape, by saying that it repeats them."""
+    if not isinstance(value, Tensor) or value.layout is not torch.strided:
+        return False
+    return value.numel() * value.element_size() <= value.untyped_storage().nbytes()
 
 
 def _normalised(target: str, magnitude: Tensor, direction: Tensor) -> dict[str, Tensor]:

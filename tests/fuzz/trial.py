@@ -1,0 +1,114 @@
+"""How inputs are tried: with a clock, an end of memory, and an eye on everything that Python runs meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import sys
+import sysconfig
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+
+SECONDS = 5.0  # of a processor, for one input
+MEBIBYTES = 256
+INPUTS = os.environ.get("FUZZ_INPUTS")
+
+fuzz = settings(
+    max_examples=int(INPUTS or 200),
+    derandomize=INPUTS is None,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+# Python's audit events of what runs or reaches out: https://docs.python.org/3/library/audit_events.html
+RUNS = ("exec", "os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess", "ctypes.dlopen", "socket")
+INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+watching: list[list[str]] = []  # where to note what runs, while something is tried
+
+
+def importing(file: str) -> bool:
+    """Whether code of this file is an installed module that is imported only now, or made while one is."""
+    if not file.startswith("<"):
+        return file.startswith(INSTALLED)
+    frame = sys._getframe()
+    while frame and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
+        frame = frame.f_back
+    return frame is not None
+
+
+def note(event: str, arguments: tuple[Any, ...]) -> None:
+    if watching and event.startswith(RUNS) and not (event == "exec" and importing(arguments[0].co_filename)):
+        watching[-1].append(f"{event} {arguments[0]}")
+
+
+sys.addaudithook(note)
+
+
+class TooSlow(BaseException):
+    """Nothing that is tried here catches it."""
+
+
+def stop(*_: object) -> None:
+    raise TooSlow
+
+
+@contextlib.contextmanager
+def limits() -> Iterator[None]:
+    """A runaway is stopped."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = signal.signal(signal.SIGPROF, stop)
+    resource.setrlimit(resource.RLIMIT_AS, (used + (2 << 30), hard))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the parser warns of odd literals
+            yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        signal.signal(signal.SIGPROF, before)
+
+
+def memory(field: str) -> int:
+    """VmRSS, the memory that this process has in MiB, or VmHWM, the most that it has had."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition(f"{field}:")[2].split()[0]) >> 10
+
+
+class Trial:
+    """Calls one reader again and again.
+
+    Args:
+        call: the reader.
+        documented: the errors that it may end with.
+    """
+
+    def __init__(self, call: Callable[..., Any], *documented: type[Exception]) -> None:
+        self.call, self.documented = call, documented
+
+    def __call__(self, *arguments: Any) -> Any:
+        """What the call returns, or None after a documented error."""
+        ran: list[str] = []
+        Path("/proc/self/clear_refs").write_text("5")  # the most memory so far is forgotten
+        used = memory("VmRSS")
+        watching.append(ran)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        start = time.process_time()
+        try:
+            result = self.call(*arguments)
+        except self.documented:
+            result = None
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            watching.pop()
+        assert time.process_time() - start < SECONDS
+        assert not ran, ran
+        assert memory("VmHWM") - used < MEBIBYTES
+        return result
