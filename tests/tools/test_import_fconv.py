@@ -119,6 +119,10 @@ def test_refuses_what_it_cannot_convert(tmp_path, data, fconv, capsys) -> None:
     more = save(tmp_path / "more.pt", {**fconv.state_dict(), "decoder.gate.weight": torch.zeros(1)}, data)
     assert "decoder.gate.weight is not a parameter of fairseq's fconv" in fails(capsys, more, tmp_path / "new.pt")
 
+    large = {**fconv.state_dict(), "encoder.fc1.bias": torch.zeros(1).expand(10**12)}  # in a file of some kilobytes
+    blown_up = save(tmp_path / "blown_up.pt", large, data)
+    assert "encoder.fc1.bias is no tensor that holds all of its" in fails(capsys, blown_up, tmp_path / "new.pt")
+
     (tmp_path / "text.pt").write_text("not a checkpoint")
     assert "text.pt" in fails(capsys, tmp_path / "text.pt", tmp_path / "new.pt")
     assert not (tmp_path / "new.pt").exists()
