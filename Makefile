@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 # The scripts under examples/ call fairseq's commands by name.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup demo test fuzz check lint types format bench clean
+.PHONY: help setup demo test faults fuzz check lint types format bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ test: setup check  ## lint, types and all but the slow tests (PYTEST_ARGS= adds 
 
 fuzz: setup  ## hostile options and files, INPUTS= of each kind (100 000; hours)
 	OMP_NUM_THREADS=1 FUZZ_INPUTS=$(INPUTS) $(BIN)/python -m pytest tests/fuzz --durations=0 $(PYTEST_ARGS)
+
+faults: setup  ## kill training 20 times for each family, resume it, and compare with an undisturbed one
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.faults
 
 check: lint types  ## lint and types
 

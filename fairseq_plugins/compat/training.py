@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import functools
-from types import SimpleNamespace
+import importlib.util
+import inspect
+import logging
+import sys
+from collections.abc import Callable
+from types import CodeType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 from fairseq import checkpoint_utils
+from fairseq.data import FairseqDataset
+from fairseq.tasks import FairseqTask
+from fairseq.trainer import Trainer
 
-__all__ = ["finish_the_epoch_on_resume", "restore_numpy_compat"]
+__all__ = [
+    "finish_the_epoch_on_resume",
+    "keep_the_batches_on_resume",
+    "leave_a_finished_training_alone",
+    "remember_lost_patience",
+    "restore_numpy_compat",
+]
+
+logger = logging.getLogger(__name__)
 
 
 def finish_the_epoch_on_resume() -> None:
@@ -29,6 +45,124 @@ def finish_the_epoch_on_resume() -> None:
         if resumed and epoch_itr.epoch > 1 and epoch_itr.iterations_in_epoch == 0:
             trainer.lr_step(epoch_itr.epoch - 1, extra_state.get("val_loss"))
         return extra_state, epoch_itr
+
+    checkpoint_utils.load_checkpoint = load_checkpoint
+
+
+class Shuffled(FairseqDataset):
+    """What the probe makes batches of: sixteen sentences, each a batch, in an order that is drawn."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def ordered_indices(self) -> Any:
+        return np.random.permutation(len(self))  # noqa: NPY002  (the generator that fairseq seeds)
+
+    def batch_by_size(self, indices: Any, **_: object) -> list[list[int]]:
+        return [[int(index)] for index in indices]
+
+
+def makes_other_batches_in_a_later_epoch(get: Callable[..., Any]) -> bool:
+    """Probe: whether the batches that ``get`` makes for all epochs depend on the epoch in which it makes them."""
+    level = logging.root.manager.disable
+    logging.disable(logging.INFO)  # of each batch iterator it is logged whether it is kept
+    try:
+        first, later = (get(FairseqTask(None), Shuffled(), epoch=epoch).frozen_batches for epoch in (1, 2))
+    finally:
+        logging.disable(level)
+    return bool(first != later)
+
+
+def keep_the_batches_on_resume() -> None:
+    """fairseq makes the batches for all epochs by the number of the epoch in which the process starts.
+
+    So a training that was stopped goes on with other batches: some sentences come twice in its epoch, others never.
+    Here they are always those of a process that started in the first epoch.
+    """
+    get = FairseqTask.get_batch_iterator
+    if not makes_other_batches_in_a_later_epoch(get):
+        return
+    signature = inspect.signature(get)
+
+    @functools.wraps(get)
+    def get_batch_iterator(*args: Any, **kwargs: Any) -> Any:
+        call = signature.bind(*args, **kwargs)
+        call.apply_defaults()
+        given = call.arguments
+        task, dataset, epoch = given["self"], given["dataset"], given["epoch"]
+        made_anew = given["disable_iterator_cache"] or given["update_epoch_batch_itr"]
+        if made_anew or not task.can_reuse_epoch_itr(dataset) or dataset in task.dataset_to_epoch_iter:
+            return get(*args, **kwargs)
+        given["epoch"] = 1
+        epoch_itr = get(*call.args, **call.kwargs)
+        epoch_itr.epoch = epoch
+        dataset.set_epoch(epoch)
+        return epoch_itr
+
+    FairseqTask.get_batch_iterator = get_batch_iterator
+
+
+def lost_patience() -> dict[str, Any]:
+    """What ``--patience`` goes by: the best validation, and how many there have been since."""
+    for name in ("__main__", "fairseq_cli.train"):
+        if stop := getattr(sys.modules.get(name), "should_stop_early", None):
+            return stop.__dict__
+    return {}
+
+
+def remember_lost_patience() -> None:
+    """``--patience`` counts the validations without improvement since the process started, not since the best one.
+
+    They are saved and read with the rest.
+    """
+    load, save = checkpoint_utils.load_checkpoint, Trainer.save_checkpoint
+    if "num_runs" in inspect.unwrap(load).__code__.co_consts:  # the probe: somebody looks for them in the checkpoint
+        return
+
+    @functools.wraps(save)
+    def save_checkpoint(self: Any, filename: str, extra_state: dict[str, Any]) -> Any:
+        return save(self, filename, {**extra_state, "patience": dict(lost_patience())})
+
+    @functools.wraps(load)
+    def load_checkpoint(cfg: Any, trainer: Any, **passthrough: Any) -> Any:
+        extra_state, epoch_itr = load(cfg, trainer, **passthrough)
+        if hasattr(checkpoint_utils.save_checkpoint, "best"):  # not where fine-tuning starts
+            lost_patience().update(extra_state.get("patience", {}))
+        return extra_state, epoch_itr
+
+    Trainer.save_checkpoint, checkpoint_utils.load_checkpoint = save_checkpoint, load_checkpoint
+
+
+def trains_before_it_counts() -> bool:
+    """Probe: whether ``fairseq-train`` asks how many updates there have been only after one more.
+
+    Its code is read and not imported, for that would set up its logging.
+    """
+    name = "fairseq_cli.train"
+    module: CodeType = importlib.util.find_spec(name).loader.get_code(name)  # type: ignore[union-attr]
+    main = next(code for code in module.co_consts if isinstance(code, CodeType) and code.co_name == "main")
+    return "get_num_updates" not in main.co_names
+
+
+def leave_a_finished_training_alone() -> None:
+    """fairseq trains one more update each time that a training is started again which ``--max-update`` has ended.
+
+    And longer, where ``--patience`` has ended it.
+    """
+    if not trains_before_it_counts():
+        return
+    load = checkpoint_utils.load_checkpoint
+
+    @functools.wraps(load)
+    def load_checkpoint(cfg: Any, trainer: Any, **passthrough: Any) -> Any:
+        loaded = load(cfg, trainer, **passthrough)
+        limits, updates = trainer.cfg.optimization, trainer.get_num_updates()
+        hours = trainer.cumulative_training_time() / 3600
+        impatient = 0 < trainer.cfg.checkpoint.patience <= lost_patience().get("num_runs", 0)
+        if 0 < limits.max_update <= updates or 0 < limits.stop_time_hours < hours or impatient:
+            logger.info(f"nothing is left to train: {updates} updates, {hours:.1f} hours")
+            limits.max_epoch = -1  # read after this; 0 would be no limit
+        return loaded
 
     checkpoint_utils.load_checkpoint = load_checkpoint
 
