@@ -11,6 +11,7 @@ import contextlib
 import multiprocessing
 import os
 import random
+import resource
 import sys
 import tempfile
 import time
@@ -44,8 +45,9 @@ PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload([__name__, "fairseq_cli.train", "fairseq_plugins"])
 
 
-def fairseq_train(words: Sequence[str], log: Path) -> None:
-    """What ``fairseq-train`` does, in a process of its own."""
+def fairseq_train(words: Sequence[str], log: Path, file_size: int) -> None:
+    """What ``fairseq-train`` does, in a process of its own, where files can have ``file_size`` bytes at most."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -54,8 +56,9 @@ def fairseq_train(words: Sequence[str], log: Path) -> None:
     train.cli_main()
 
 
-def start(words: Sequence[object], save: Path) -> BaseProcess:
-    process = PROCESSES.Process(target=fairseq_train, args=([*map(str, words), "--save-dir", str(save)], save / "log"))
+def start(words: Sequence[object], save: Path, file_size: int = resource.RLIM_INFINITY) -> BaseProcess:
+    arguments = [*map(str, words), "--save-dir", str(save)]
+    process = PROCESSES.Process(target=fairseq_train, args=(arguments, save / "log", file_size))
     process.start()
     return process
 

@@ -6,7 +6,7 @@ Every patch has a probe: it asks for what it mends, never for a version, and lea
 
 import functools
 
-from fairseq_plugins.compat import checkpoints, options, training, translation
+from fairseq_plugins.compat import checkpoints, options, resuming, saving, training, translation
 
 
 @functools.cache
@@ -14,11 +14,15 @@ def apply() -> None:
     """Mend what the probes find broken; once."""
     checkpoints.load_checkpoints_safely()
     checkpoints.broadcast_plain_configuration()
-    checkpoints.copy_checkpoints_atomically()
     checkpoints.unpack_archives_inside_their_folder()
     options.read_options_without_eval()
     options.quote_file_names()
     options.show_help_of_all_options()
+    resuming.pass_over_damaged_checkpoints()
+    resuming.name_checkpoints_that_do_not_fit()
+    resuming.refuse_other_words()
+    saving.save_checkpoints_whole()
+    saving.copy_checkpoints_whole()
     training.finish_the_epoch_on_resume()
     training.keep_the_batches_on_resume()
     training.remember_lost_patience()

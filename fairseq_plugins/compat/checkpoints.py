@@ -1,4 +1,4 @@
-"""Checkpoints hold data and never code, reach every rank of a resume, and are replaced whole.
+"""Checkpoints hold data and never code, and reach every rank of a resume.
 
 They are read with torch's restricted unpickler, which builds nothing but what is on its list.  Added to the list is
 what fairseq's checkpoints hold, in a form that can neither run code nor corrupt memory, whatever the file says.
@@ -15,7 +15,6 @@ import re
 import tarfile
 import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,13 +22,11 @@ import numpy as np
 import torch
 from fairseq import checkpoint_utils, file_utils
 from fairseq.distributed import utils as distributed_utils
-from fairseq.file_io import PathManager
 from fairseq.logging.meters import AverageMeter, StopwatchMeter, TimeMeter
 from omegaconf import OmegaConf
 
 __all__ = [
     "broadcast_plain_configuration",
-    "copy_checkpoints_atomically",
     "load_checkpoints_safely",
     "unpack_archives_inside_their_folder",
 ]
@@ -183,31 +180,3 @@ def broadcast_plain_configuration() -> None:
         return broadcast(obj, *args, **kwargs)
 
     distributed_utils.broadcast_object = broadcast_object
-
-
-def copies_into_the_old_file(copy: Callable[..., Any]) -> bool:
-    """Probe: whether ``copy`` writes into the file that it replaces."""
-    with tempfile.TemporaryDirectory() as folder:
-        new, old = Path(folder, "new"), Path(folder, "old")
-        new.touch()
-        old.touch()
-        before = old.stat().st_ino
-        copy(str(new), str(old), overwrite=True)
-        return old.stat().st_ino == before
-
-
-def copy_checkpoints_atomically() -> None:
-    """fairseq writes into ``checkpoint_last.pt``: killed meanwhile, it leaves neither the old one nor the new."""
-    copy = PathManager.copy
-    if not copies_into_the_old_file(copy):
-        return
-
-    @functools.wraps(copy)
-    def copy_and_rename(src_path: str, dst_path: str, overwrite: bool = False) -> Any:
-        if not (overwrite and PathManager.supports_rename(dst_path)):
-            return copy(src_path, dst_path, overwrite)
-        copied = copy(src_path, f"{dst_path}.tmp", overwrite)
-        PathManager.rename(f"{dst_path}.tmp", dst_path)
-        return copied
-
-    PathManager.copy = staticmethod(copy_and_rename)

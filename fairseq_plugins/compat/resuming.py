@@ -1,0 +1,138 @@
+"""Checkpoints that nothing can go on from: the error names the file, and training passes over a damaged one."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import inspect
+import logging
+import re
+import tempfile
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fairseq import checkpoint_utils
+from fairseq.trainer import Trainer
+
+__all__ = ["name_checkpoints_that_do_not_fit", "pass_over_damaged_checkpoints", "refuse_other_words"]
+
+logger = logging.getLogger(__name__)
+
+PICKLE = b"\x80"  # how files of torch before 1.6 begin, which are no archives and do not show where they end
+SAVED_BESIDE_THE_LAST = r"checkpoint(\d+|_\d+_\d+|_best|\.best_.+)\.pt"  # by fairseq, with all that training needs
+
+
+def is_whole(path: Path) -> bool:
+    """Whether the end of the file is there, where an archive has its contents."""
+    with path.open("rb") as file:
+        return zipfile.is_zipfile(file) or (file.seek(0) == 0 and file.read(1) == PICKLE)
+
+
+def newest_whole_checkpoint(folder: Path) -> Path | None:
+    saved = (path for path in folder.iterdir() if re.fullmatch(SAVED_BESIDE_THE_LAST, path.name))
+    return max(filter(is_whole, saved), key=lambda path: path.stat().st_mtime, default=None)
+
+
+def does_not_say_which(load: Callable[[str], Any]) -> bool:
+    """Probe: whether ``load`` leaves out the name of a file whose end is missing."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "probe.pt")
+        path.write_bytes(b"PK\x03\x04")  # an archive's beginning
+        try:
+            load(str(path))
+        except Exception as error:
+            return str(path) not in str(error)
+    return False
+
+
+def pass_over_damaged_checkpoints() -> None:
+    """fairseq does not say which file has no end, and does not start again where it is ``checkpoint_last.pt``, though
+    good ones stand beside it.
+
+    Training goes on from the newest of these, and says so.
+    """
+    load, resume = checkpoint_utils.load_checkpoint_to_cpu, Trainer.load_checkpoint
+    if not does_not_say_which(load):
+        return
+
+    @functools.wraps(load)
+    def load_checkpoint_to_cpu(path: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        try:
+            return load(path, *args, **kwargs)
+        except (EOFError, OSError, RuntimeError) as error:
+            if str(path) in str(error):
+                raise
+            raise OSError(f"{path} is damaged and cannot be read: {error}") from None
+
+    @functools.wraps(resume)
+    def load_checkpoint(self: Any, filename: str, *args: Any, **kwargs: Any) -> Any:
+        last = Path(self.cfg.checkpoint.save_dir, "checkpoint_last.pt")
+        if Path(filename) == last and last.is_file() and not is_whole(last):
+            newest = newest_whole_checkpoint(last.parent)
+            if newest is not None:
+                logger.warning(f"{last} is damaged; training goes on from {newest}")
+                filename = str(newest)
+        return resume(self, filename, *args, **kwargs)
+
+    checkpoint_utils.load_checkpoint_to_cpu, Trainer.load_checkpoint = load_checkpoint_to_cpu, load_checkpoint
+
+
+def name_checkpoints_that_do_not_fit() -> None:
+    """With data of another vocabulary, ``fairseq-generate`` and others do not say which model has other sizes.
+
+    The probe comes with the error: whether it names the file.
+    """
+    load = checkpoint_utils.load_model_ensemble_and_task
+
+    @functools.wraps(load)
+    def load_model_ensemble_and_task(filenames: Sequence[str], *args: Any, **kwargs: Any) -> Any:
+        try:
+            return load(filenames, *args, **kwargs)
+        except RuntimeError as error:
+            if "state_dict" not in str(error) or any(str(name) in str(error) for name in filenames):
+                raise
+            names = ", ".join(map(str, filenames))
+            raise RuntimeError(f"{names}: not of the vocabulary or the architecture asked for. {error}") from None
+
+    checkpoint_utils.load_model_ensemble_and_task = load_model_ensemble_and_task
+
+
+def words(task: Any) -> dict[str, str]:
+    """A digest of each dictionary of the task."""
+    found = {}
+    for name in ("source", "target"):
+        with contextlib.suppress(AttributeError, NotImplementedError):  # not every task has both, or any
+            symbols = getattr(task, f"{name}_dictionary").symbols
+            found[name] = hashlib.sha256("\n".join(symbols).encode()).hexdigest()
+    return found
+
+
+def refuse_other_words() -> None:
+    """fairseq resumes with any dictionary of the same size, and trains on as if the words were the same.
+
+    Their digests are saved, and compared unless the optimizer is reset, as it is where fine-tuning starts.
+    """
+    save, resume = Trainer.save_checkpoint, Trainer.load_checkpoint
+    if "source_dictionary" in inspect.unwrap(save).__code__.co_names:  # the probe: somebody looks at the words
+        return
+
+    @functools.wraps(save)
+    def save_checkpoint(self: Any, filename: str, extra_state: dict[str, Any]) -> Any:
+        return save(self, filename, {**extra_state, "words": words(self.task)})
+
+    @functools.wraps(resume)
+    def load_checkpoint(self: Any, filename: str, reset_optimizer: bool = False, *args: Any, **kwargs: Any) -> Any:
+        extra_state = resume(self, filename, reset_optimizer, *args, **kwargs)
+        saved = (extra_state or {}).get("words", {})
+        for name, digest in words(self.task).items():
+            if saved.get(name, digest) != digest and not reset_optimizer:
+                raise ValueError(
+                    f"{filename} was trained with other {name} words than those of this data; "
+                    "to train on with these nevertheless, give --reset-optimizer"
+                )
+        return extra_state
+
+    Trainer.save_checkpoint, Trainer.load_checkpoint = save_checkpoint, load_checkpoint

@@ -1,0 +1,113 @@
+"""Checkpoints are written beside the old ones and take their places whole, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq import checkpoint_utils
+from fairseq.file_io import PathManager
+
+__all__ = ["copy_checkpoints_whole", "save_checkpoints_whole"]
+
+
+def cause(error: BaseException | None) -> BaseException | None:
+    """What the system said, where torch covers it up ("unexpected pos 1280 vs 1174")."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__context__
+    return error
+
+
+@contextlib.contextmanager
+def replacing(path: str) -> Iterator[str]:
+    """A file beside ``path`` that takes its place when it is written, and is gone when it could not be.
+
+    Raises:
+        OSError: it could not; ``path`` is what it was.
+    """
+    beside = f"{path}.tmp"
+    try:
+        yield beside
+        Path(beside).replace(path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):  # a full disk should not stay full for it
+            Path(beside).unlink()
+        if not isinstance(error, Exception):
+            raise
+        raise OSError(
+            f"{path} was not written: {cause(error) or error}. Checkpoints that were there before are as they were; "
+            "started again, training goes on from the last one."
+        ) from error
+
+
+class Interrupted(BaseException):
+    """Ends the probe's saving; being no Exception, fairseq does not wait some seconds to try again."""
+
+
+class Unsaved:
+    """Something that is never saved to its end."""
+
+    def __reduce__(self) -> Any:
+        raise Interrupted
+
+
+def leaves_half_a_file(save: Callable[..., None]) -> bool:
+    """Probe: whether a file stays behind when ``save`` cannot finish."""
+    with tempfile.TemporaryDirectory() as folder:
+        with contextlib.suppress(Interrupted):
+            save(Unsaved(), f"{folder}/probe.pt")
+        return any(Path(folder).iterdir())
+
+
+def save_checkpoints_whole() -> None:
+    """Where the disk is full, fairseq writes on behind the half that it has written, three times, leaves that file
+    there, and ends with an error that names neither the file nor the reason.
+    """
+    save = checkpoint_utils.torch_persistent_save
+    if not leaves_half_a_file(save):
+        return
+
+    @functools.wraps(save)
+    def torch_persistent_save(obj: Any, filename: Any, async_write: bool = False) -> None:
+        if async_write or not PathManager.supports_rename(filename):
+            save(obj, filename, async_write)
+            return
+        with replacing(filename) as beside, open(beside, "wb") as file:  # noqa: PTH123  (fairseq has names, not paths)
+            torch.save(obj, file)
+            file.flush()
+            os.fsync(file.fileno())  # else, after a power failure, the new name may stand before the new content
+
+    checkpoint_utils.torch_persistent_save = torch_persistent_save
+
+
+def copies_into_the_old_file(copy: Callable[..., Any]) -> bool:
+    """Probe: whether ``copy`` writes into the file that it replaces."""
+    with tempfile.TemporaryDirectory() as folder:
+        new, old = Path(folder, "new"), Path(folder, "old")
+        new.touch()
+        old.touch()
+        before = old.stat().st_ino
+        copy(str(new), str(old), overwrite=True)
+        return old.stat().st_ino == before
+
+
+def copy_checkpoints_whole() -> None:
+    """fairseq writes into ``checkpoint_last.pt``: killed meanwhile, it leaves neither the old one nor the new."""
+    copy = PathManager.copy
+    if not copies_into_the_old_file(copy):
+        return
+
+    @functools.wraps(copy)
+    def copy_and_rename(src_path: str, dst_path: str, overwrite: bool = False) -> Any:
+        if not (overwrite and PathManager.supports_rename(dst_path)):
+            return copy(src_path, dst_path, overwrite)
+        with replacing(dst_path) as beside:
+            return copy(src_path, beside, overwrite)
+
+    PathManager.copy = staticmethod(copy_and_rename)

@@ -1,0 +1,147 @@
+"""Checkpoints that cannot be written, or that nothing can go on from: a clear error, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+from fairseq.file_io import PathManager
+
+from tests import faults
+from tests.commands import USER_DIR, run
+
+
+def options(data: Path, updates: int, architecture: str = "convs2s_tiny") -> list[object]:
+    """A training with a checkpoint after every third update."""
+    family = faults.FAMILIES[architecture].split()
+    return [data, "--arch", architecture, *family, *faults.COMMON, "--max-update", updates, "--no-epoch-checkpoints"]
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints after 3 updates, and after 6, the best and the last."""
+    folder = tmp_path_factory.mktemp("trained")
+    faults.finish(faults.start([*options(data, 6), "--keep-interval-updates", 2], folder), folder)
+    return folder
+
+
+@pytest.fixture
+def save(trained: Path, tmp_path: Path) -> Path:
+    shutil.copytree(trained, tmp_path / "save")
+    (tmp_path / "save" / "log").unlink()
+    return tmp_path / "save"
+
+
+def contents(save: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in save.iterdir() if path.name != "log"}
+
+
+def fail(words: list[object], save: Path, file_size: int = resource.RLIM_INFINITY) -> str:
+    """Start a training that fails and changes nothing; returns the last line of its output."""
+    before = contents(save)
+    process = faults.start(words, save, file_size)
+    process.join()
+    assert process.exitcode == 1
+    assert contents(save) == before
+    return (save / "log").read_text().splitlines()[-1]
+
+
+def updates(state: dict) -> int:
+    return state["optimizer_history"][-1]["num_updates"]
+
+
+@pytest.fixture
+def full_disk() -> Iterator[None]:
+    """Files of this process end at 100 000 bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_stops_training_and_nothing_else(data: Path, save: Path) -> None:
+    size = (save / "checkpoint_last.pt").stat().st_size
+    message = fail(options(data, 9), save, size // 2)
+    assert f"{save}/checkpoint_1_9.pt was not written: [Errno 27] File too large" in message
+    assert updates(faults.finish(faults.start(options(data, 9), save), save)) == 9
+    assert "checkpoint_last.pt (epoch 1 @ 6 updates)" in (save / "log").read_text()
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_nothing_is_left_of_what_could_not_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint_last.pt"
+    path.write_text("before")
+    with pytest.raises(OSError, match=r"checkpoint_last\.pt was not written: \[Errno 27\]"):
+        checkpoint_utils.torch_persistent_save({"model": torch.zeros(100_000)}, str(path))
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
+    checkpoint_utils.torch_persistent_save({"model": torch.zeros(100)}, str(path))
+    assert torch.equal(torch.load(path)["model"], torch.zeros(100))
+
+
+def test_a_failed_copy_leaves_what_was_there(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    path, source = tmp_path / "checkpoint_last.pt", tmp_path / "checkpoint1.pt"
+    path.write_text("before")
+    source.write_bytes(bytes(200_000))
+    request.getfixturevalue("full_disk")
+    with pytest.raises(OSError, match=r"checkpoint_last\.pt was not written: \[Errno 27\]"):
+        PathManager.copy(str(source), str(path), overwrite=True)
+    assert path.read_text() == "before"
+    assert sorted(tmp_path.iterdir()) == [source, path]
+
+
+def test_training_passes_over_a_damaged_checkpoint(data: Path, save: Path) -> None:
+    """All those of the last update are damaged, so the one before is taken."""
+    for name in ("checkpoint_last.pt", "checkpoint_best.pt"):
+        os.truncate(save / name, 10_000)
+    os.truncate(save / "checkpoint_1_6.pt", 0)
+    (save / "checkpoint_averaged.pt").write_bytes((save / "checkpoint_1_3.pt").read_bytes())  # not one of training's
+    assert updates(faults.finish(faults.start(options(data, 9), save), save)) == 9
+    log = (save / "log").read_text()
+    assert f"{save}/checkpoint_last.pt is damaged; training goes on from {save}/checkpoint_1_3.pt" in log
+    assert "(epoch 1 @ 3 updates)" in log
+
+
+@pytest.mark.parametrize("kept", [0, 10, 10_000, -1])
+def test_a_damaged_checkpoint_is_named(kept: int, trained: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copy(trained / "checkpoint_last.pt", tmp_path))
+    os.truncate(path, kept % path.stat().st_size)
+    with pytest.raises(OSError, match=r"checkpoint_last\.pt is damaged and cannot be read"):
+        checkpoint_utils.load_checkpoint_to_cpu(str(path))
+
+
+def test_where_all_are_damaged_none_is_lost(data: Path, save: Path) -> None:
+    for path in save.glob("*.pt"):
+        os.truncate(path, 10_000)
+    assert f"{save}/checkpoint_last.pt is damaged" in fail(options(data, 9), save)
+
+
+def with_other_words(data: Path, folder: Path, more: str = "") -> Path:
+    """The same data with another dictionary: every word has another name, and there may be more of them."""
+    shutil.copytree(data, folder)
+    for path in folder.glob("dict.*"):
+        path.write_text(path.read_text().replace("w", "v") + more)
+    return folder
+
+
+def test_a_checkpoint_of_something_else_is_refused(data: Path, save: Path, tmp_path: Path) -> None:
+    named = f"{save}/checkpoint_last.pt"
+    assert named in fail(options(data, 9, "conv_encoder_tiny"), save)
+    larger = with_other_words(data, tmp_path / "larger", "more 1\n" * 1 + "words 1\n")
+    assert named in fail(options(larger, 9), save)
+    assert "size mismatch for encoder" in (save / "log").read_text()
+    other = with_other_words(data, tmp_path / "other")
+    assert f"{named} was trained with other source words" in fail(options(other, 9), save)
+    tuned = tmp_path / "tuned"
+    tuned.mkdir()
+    tuning = [*options(other, 3), "--finetune-from-model", named]
+    assert updates(faults.finish(faults.start(tuning, tuned), tuned)) == 3
+
+    failed = run("generate", larger, "--user-dir", USER_DIR, "--path", named, "--cpu", succeeds=False)
+    assert f"RuntimeError: {named}: not of the vocabulary or the architecture asked for" in failed.stderr
