@@ -57,8 +57,8 @@ def fairseq_train(words: Sequence[str], log: Path, file_size: int) -> None:
 
 
 def start(words: Sequence[object], save: Path, file_size: int = resource.RLIM_INFINITY) -> BaseProcess:
-    arguments = [*map(str, words), "--save-dir", str(save)]
-    process = PROCESSES.Process(target=fairseq_train, args=(arguments, save / "log", file_size))
+    arguments = ([*map(str, words), "--save-dir", str(save)], save / "log", file_size)
+    process = PROCESSES.Process(target=fairseq_train, args=arguments, daemon=True)
     process.start()
     return process
 

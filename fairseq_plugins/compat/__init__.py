@@ -6,7 +6,7 @@ Every patch has a probe: it asks for what it mends, never for a version, and lea
 
 import functools
 
-from fairseq_plugins.compat import checkpoints, options, resuming, saving, training, translation
+from fairseq_plugins.compat import checkpoints, distributed, options, resuming, saving, training, translation
 
 
 @functools.cache
@@ -15,6 +15,10 @@ def apply() -> None:
     checkpoints.load_checkpoints_safely()
     checkpoints.broadcast_plain_configuration()
     checkpoints.unpack_archives_inside_their_folder()
+    distributed.follow_torchrun()
+    distributed.refuse_to_train_side_by_side()
+    distributed.train_on_processors()
+    distributed.wrap_models_on_processors()
     options.read_options_without_eval()
     options.quote_file_names()
     options.show_help_of_all_options()

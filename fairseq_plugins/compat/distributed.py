@@ -1,0 +1,189 @@
+"""Training in several processes: started by torchrun or by fairseq, with GPUs or without."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from fairseq import checkpoint_utils
+from fairseq.dataclass.configs import DistributedTrainingConfig
+from fairseq.distributed import utils as distributed_utils
+from fairseq.models import distributed_fairseq_model
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+from torch.multiprocessing.spawn import spawn
+
+__all__ = ["follow_torchrun", "refuse_to_train_side_by_side", "train_on_processors", "wrap_models_on_processors"]
+
+SET_BY_TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
+
+
+def processes_of_torchrun() -> int:
+    """How many processes torchrun has started, or what else sets its variables; 1 where nothing has."""
+    return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in SET_BY_TORCHRUN) else 1
+
+
+@contextlib.contextmanager
+def environment(**variables: str) -> Iterator[None]:
+    """These variables and no others, for a probe."""
+    kept = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(kept)
+
+
+def options(**given: object) -> DictConfig:
+    """Options of distributed training, for a probe."""
+    return OmegaConf.create({**vars(DistributedTrainingConfig()), "tpu": False, **given})
+
+
+def overlooks_torchrun(infer: Callable[..., None]) -> bool:
+    """Probe: whether a process that torchrun has started takes itself for the only one."""
+    training = options(distributed_world_size=1)
+    with environment(MASTER_ADDR="localhost", MASTER_PORT="1", RANK="0", WORLD_SIZE="2"):
+        try:
+            infer(training)
+        except ZeroDivisionError:
+            return True
+    return training.distributed_init_method is None
+
+
+def follow_torchrun() -> None:
+    """fairseq asks for torchrun's variables only where a machine has several GPUs, and fails where it has none.
+
+    With one GPU in each machine all processes would train alone, and write over each other's checkpoints.
+    """
+    infer = distributed_utils.infer_init_method
+    if not overlooks_torchrun(infer):
+        return
+
+    @functools.wraps(infer)
+    def infer_init_method(cfg: Any, force_distributed: bool = False) -> None:
+        decided = cfg.distributed_init_method is not None or cfg.tpu or cfg.pipeline_model_parallel
+        if decided or processes_of_torchrun() == 1:
+            infer(cfg, force_distributed)
+            return
+        cfg.distributed_init_method = "env://"
+        cfg.distributed_world_size = processes_of_torchrun()
+        cfg.distributed_rank = int(os.environ["RANK"])
+        cfg.device_id = int(os.environ.get("LOCAL_RANK", cfg.distributed_rank)) % max(1, torch.cuda.device_count())
+        cfg.distributed_no_spawn = True
+
+    distributed_utils.infer_init_method = infer_init_method
+
+
+def refuse_to_train_side_by_side() -> None:
+    """``fairseq-hydra-train`` decides how many processes there are before it imports the plugin.
+
+    Where it was wrong, the last moment to say so is before anything is written. The probe is whether it was.
+    """
+    verify = checkpoint_utils.verify_checkpoint_directory
+
+    @functools.wraps(verify)
+    def verify_checkpoint_directory(save_dir: str) -> None:
+        count = processes_of_torchrun()
+        if count > 1 and not torch.distributed.is_initialized():
+            raise RuntimeError(
+                f"torchrun has started {count} processes, and each would train alone and write over the checkpoints "
+                f"of the others in {save_dir}; give distributed_training.distributed_world_size={count}"
+            )
+        verify(save_dir)
+
+    checkpoint_utils.verify_checkpoint_directory = verify_checkpoint_directory
+
+
+def wants_a_gpu_for_each(infer: Callable[..., None]) -> bool:
+    """Probe: whether there cannot be more processes than GPUs."""
+    with environment():
+        try:
+            infer(options(distributed_world_size=max(2, torch.cuda.device_count() + 1)))
+        except AssertionError:
+            return True
+    return False
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return int(free.getsockname()[1])
+
+
+def check_backends(training: Any) -> None:
+    """Take the backend that processors have.
+
+    Raises:
+        ValueError: models cannot be wrapped that way without GPUs.
+    """
+    if training.ddp_backend in ("fully_sharded", "slowmo"):
+        raise ValueError(f"--ddp-backend {training.ddp_backend} takes GPUs; without, take pytorch_ddp or legacy_ddp")
+    if training.distributed_backend == "nccl":
+        training.distributed_backend = "gloo"
+
+
+def train_on_processors() -> None:
+    """``--distributed-world-size`` starts a process for each GPU and none without, and communicates through GPUs."""
+    call = distributed_utils.call_main
+    if not wants_a_gpu_for_each(distributed_utils.infer_init_method):
+        return
+
+    @functools.wraps(call)
+    def call_main(cfg: Any, main: Callable[..., None], **kwargs: Any) -> None:
+        training, torchrun = cfg.distributed_training, processes_of_torchrun() > 1
+        has_gpus = cfg.common.tpu or (torch.cuda.is_available() and not cfg.common.cpu)
+        if has_gpus or (training.distributed_world_size == 1 and not torchrun):
+            call(cfg, main, **kwargs)
+            return
+        check_backends(training)
+        if training.distributed_no_spawn or torchrun or "SLURM_NTASKS" in os.environ:
+            call(cfg, main, **kwargs)
+            return
+        if training.distributed_init_method is not None:
+            raise ValueError(
+                "without GPUs --distributed-init-method goes with --distributed-no-spawn, and each process is started "
+                "with its own --distributed-rank; without it, all are started on this machine"
+            )
+        training.distributed_init_method = f"tcp://localhost:{free_port()}"
+        training.distributed_rank = None  # each process gets its own
+        arguments = (main, cfg, {**kwargs, "start_rank": 0})
+        spawn(distributed_utils.distributed_main, arguments, training.distributed_world_size)
+
+    distributed_utils.call_main = call_main
+
+
+def wants_a_gpu_for_a_model(wrap: Callable[..., nn.Module]) -> bool:
+    """Probe: whether a model on the processor is wrapped as if it were on a GPU."""
+    wrapper, given = distributed_fairseq_model.DistributedDataParallel, {}
+
+    def record(module: nn.Module, **options: Any) -> nn.Module:
+        given.update(options)
+        return nn.ModuleDict({"module": module})
+
+    distributed_fairseq_model.DistributedDataParallel = record
+    try:
+        wrap(options(ddp_backend="pytorch_ddp"), nn.Linear(1, 1), None, torch.device("cpu"))
+    finally:
+        distributed_fairseq_model.DistributedDataParallel = wrapper
+    return given.get("device_ids") is not None
+
+
+def wrap_models_on_processors() -> None:
+    """``--ddp-backend pytorch_ddp``, fairseq's default, tells torch a GPU also for a model that is on none."""
+    wrapper = distributed_fairseq_model.DistributedDataParallel
+    if not wants_a_gpu_for_a_model(distributed_fairseq_model.DistributedFairseqModel):
+        return
+
+    def wrap(module: nn.Module, **options: Any) -> nn.Module:
+        if next(module.parameters()).device.type == "cpu":
+            options |= {"device_ids": None, "output_device": None}
+        return wrapper(module, **options)
+
+    distributed_fairseq_model.DistributedDataParallel = wrap

@@ -1,0 +1,174 @@
+"""Training in several processes over gloo: as one with the matching update frequency, however it is started."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+
+from tests import faults
+from tests.commands import ROOT
+from tests.conftest import ARCHITECTURES
+
+# Writes what each rank has whenever rank 0 saves a checkpoint.
+EVERY_RANK = """
+import fairseq_plugins, torch
+from fairseq import checkpoint_utils
+save = checkpoint_utils.save_checkpoint
+def save_checkpoint(cfg, trainer, *more):
+    torch.save(trainer.get_model().state_dict(), f"{cfg.save_dir}/rank{trainer.data_parallel_rank}")
+    return save(cfg, trainer, *more)
+checkpoint_utils.save_checkpoint = save_checkpoint
+"""
+
+
+@pytest.fixture(scope="module")
+def user_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("plugin") / "every_rank"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(EVERY_RANK)
+    return folder
+
+
+def options(data: Path, architecture: str) -> list[object]:
+    """Without dropout, of which each process would draw the same; an epoch of two processes is eleven updates."""
+    dropouts = ["--dropout", 0, *(["--attention-dropout", 0] if "transformer" in architecture else [])]
+    return [data, "--arch", architecture, *faults.FAMILIES[architecture].split(), *faults.COMMON, *dropouts]
+
+
+def launch(launcher: str, processes: int, words: list[object], save: Path) -> subprocess.Popen[bytes]:
+    """Start training as users do."""
+    train = ["fairseq_cli.train", *words, "--save-dir", save]
+    command = {
+        "torchrun": ["torch.distributed.run", "--standalone", "--nproc-per-node", processes, "-m", *train],
+        "fairseq": [*train, "--distributed-world-size", processes],
+    }[launcher]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    with (save / "log").open("w") as log:
+        words = [sys.executable, "-W", "ignore", "-m", *map(str, command)]
+        return subprocess.Popen(words, cwd=ROOT, env=environment, stdout=log, stderr=log)
+
+
+def fork(words: list[object], save: Path) -> list[BaseProcess]:
+    """Start two ranks by hand, for which fairseq need not be imported again."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        method = f"tcp://localhost:{free.getsockname()[1]}"
+    words = [*words, "--distributed-world-size", 2, "--distributed-no-spawn", "--distributed-init-method", method]
+    return [faults.start([*words, "--distributed-rank", rank], save) for rank in range(2)]
+
+
+def folders(parent: Path) -> tuple[Path, Path]:
+    for name in ("single", "several"):
+        (parent / name).mkdir()
+    return parent / "single", parent / "several"
+
+
+def assert_trained_as_one(several: Path, processes: int, expected: dict[str, torch.Tensor]) -> None:
+    ranks = [torch.load(several / f"rank{rank}") for rank in range(processes)]
+    assert len(list(several.glob("rank*"))) == processes
+    for name, value in expected.items():
+        assert all(torch.equal(rank[name], ranks[0][name]) for rank in ranks), name
+        torch.testing.assert_close(ranks[0][name], value, rtol=1e-4, atol=1e-5)
+
+
+CASES = [("convs2s_tiny", "torchrun", "pytorch_ddp", 2), ("weighted_transformer_tiny", "fairseq", "legacy_ddp", 2)]
+SLOW_CASES = [
+    (architecture, launcher, backend, processes)
+    for architecture in ARCHITECTURES
+    for launcher in ("torchrun", "fairseq")
+    for backend in ("pytorch_ddp", "legacy_ddp", "c10d", "no_c10d")
+    for processes in (2, 4)
+    if (architecture, launcher, backend, processes) not in CASES
+    # The other names of the two backends are tried once.
+    and (
+        backend in ("pytorch_ddp", "legacy_ddp")
+        or (architecture, launcher, processes) == ("convs2s_tiny", "fairseq", 2)
+    )
+]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "launcher", "backend", "processes"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)],
+)
+def test_several_processes_train_as_one(
+    architecture: str, launcher: str, backend: str, processes: int, data: Path, user_dir: Path, tmp_path: Path
+) -> None:
+    """Their parameters are the same, and those of one process that takes as many batches for an update."""
+    single, several = folders(tmp_path)
+    words = [*options(data, architecture), "--max-update", 9]
+    training = launch(launcher, processes, [*words, "--ddp-backend", backend, "--user-dir", user_dir], several)
+    expected = faults.finish(faults.start([*words, "--update-freq", processes], single), single)
+    assert training.wait(timeout=300) == 0, (several / "log").read_text()[-6000:]
+    assert_trained_as_one(several, processes, expected["model"])
+
+
+def test_ranks_that_are_started_one_by_one(data: Path, user_dir: Path, tmp_path: Path) -> None:
+    single, several = folders(tmp_path)
+    words = [*options(data, "conv_encoder_tiny"), "--max-update", 9]
+    ranks = fork([*words, "--user-dir", user_dir], several)
+    expected = faults.finish(faults.start([*words, "--update-freq", 2], single), single)
+    for rank in ranks:
+        faults.finish(rank, several)
+    assert_trained_as_one(several, 2, expected["model"])
+
+
+def wait_for(path: Path) -> None:
+    for _ in range(600):
+        if path.exists():
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"{path} was not written")
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_killed_rank_ends_the_other(killed: int, data: Path, tmp_path: Path) -> None:
+    ranks = fork([*options(data, "convs2s_tiny"), "--max-update", 100_000], tmp_path)
+    wait_for(tmp_path / "checkpoint_last.pt")
+    ranks[killed].kill()
+    other = ranks[1 - killed]
+    other.join(60)
+    assert other.exitcode == 1
+    assert re.search(r"RuntimeError: .*gloo", (tmp_path / "log").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["torchrun", "fairseq"])
+def test_a_killed_rank_ends_the_launcher(launcher: str, data: Path, user_dir: Path, tmp_path: Path) -> None:
+    training = launch(launcher, 3, [*options(data, "convs2s_tiny"), "--user-dir", user_dir], tmp_path)
+    wait_for(tmp_path / "checkpoint_last.pt")
+    children = Path(f"/proc/{training.pid}/task/{training.pid}/children").read_text().split()
+    ranks = [child for child in children if "fork_main" not in Path(f"/proc/{child}/cmdline").read_text()]
+    os.kill(int(ranks[-1]), signal.SIGKILL)
+    assert training.wait(timeout=60) != 0
+    assert not any(Path(f"/proc/{child}").exists() for child in ranks)
+
+
+@pytest.mark.parametrize("backend", ["slowmo", "fully_sharded"])
+def test_backends_that_take_gpus_are_refused(backend: str, data: Path, tmp_path: Path) -> None:
+    words = [*options(data, "convs2s_tiny"), "--distributed-world-size", 2, "--ddp-backend", backend]
+    process = faults.start(words, tmp_path)
+    process.join()
+    assert process.exitcode == 1
+    assert f"ValueError: --ddp-backend {backend} takes GPUs" in (tmp_path / "log").read_text()
+
+
+def test_processes_of_torchrun_do_not_train_side_by_side(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What fairseq-hydra-train comes to, where it believes to be the only process."""
+    checkpoint_utils.verify_checkpoint_directory(str(tmp_path / "alone"))
+    for name, value in (("MASTER_ADDR", "localhost"), ("MASTER_PORT", "1"), ("RANK", "0"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RuntimeError, match=r"torchrun has started 2 processes.*distributed_world_size=2"):
+        checkpoint_utils.verify_checkpoint_directory(str(tmp_path / "together"))
+    assert not (tmp_path / "together").exists()
