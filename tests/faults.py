@@ -141,6 +141,8 @@ def survive(data: Path, folder: Path, architecture: str, kills: int, epochs: int
     found = finish(start(words, disturbed), disturbed)
     wrong = sorted(differences(compared(expected), compared(found)))
     assert not wrong, f"{architecture} differs in {wrong[:5]} after {dict(counts)}, seed {seed}"
+    halves = [path.name for path in disturbed.glob("*.tmp")]
+    assert not halves, f"half-written files are left: {halves}"
     return counts
 
 
