@@ -72,22 +72,22 @@ def translations(corpus: Path) -> Path:
 
 
 def babble(model: torch.nn.Module, size: int) -> None:
-    """Teach a model to say some of the source's words, and unknown ones otherwise."""
-    with torch.no_grad():
-        for name, parameter in model.encoder.named_parameters():
-            if "embed" in name and parameter.dim() > 1:
-                parameter.mul_(5)  # attention differs from word to word
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
+    """Teach a model to copy words or say that they are unknown, and so to attend to one after the other."""
+    model.eval()  # attention is reported, and nothing dropped
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.002)
     for step in range(150):
-        length = 2 + step % 8
-        tokens = torch.randint(UNK, size, (16, length))
+        length = 3 + step // 25  # short ones first: order is learned from them
+        tokens = torch.randint(UNK, size, (32, length))
         source = torch.nn.functional.pad(tokens, (0, 1), value=EOS)
         previous = tokens.roll(1, dims=1).index_fill(1, torch.tensor(0), EOS)
-        logits, _ = model(source, torch.full((16,), length + 1), previous)
+        logits, extra = model(source, torch.full((32,), length + 1), previous)
         wanted = tokens.where(torch.rand(tokens.shape) < 0.6, UNK)
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())
         # Nor symbols that are left out where a hypothesis is printed.
         loss = loss + logits[..., :UNK].add(5).relu().mean()
+        attention = extra if torch.is_tensor(extra) else extra["attn"][0]
+        if attention.requires_grad:  # that of an LSTM learns from the words alone
+            loss = loss - attention.diagonal(dim1=1, dim2=2).clamp(min=1e-6).log().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
