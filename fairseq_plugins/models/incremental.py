@@ -11,15 +11,26 @@ from typing import Any
 import torch
 from fairseq.data import Dictionary
 from fairseq.models import FairseqIncrementalDecoder
+from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
 from fairseq_plugins.nn.decoder_state import RowOrder
 from fairseq_plugins.nn.source import Source
 from fairseq_plugins.nn.step_linear import step_linear
 
-__all__ = ["IncrementalDecoder", "StepwiseDecoding"]
+__all__ = ["IncrementalDecoder", "StepwiseDecoding", "check_target_padding"]
 
 _STATE = "decoding"
+
+
+def check_target_padding(task: FairseqTask, family: str) -> None:
+    """Refuse targets that begin with padding, which a decoder would read in training and never when it translates.
+
+    Raises:
+        ValueError: the task has ``--left-pad-target``.
+    """
+    if getattr(getattr(task, "cfg", None), "left_pad_target", False):
+        raise ValueError(f"{family} takes targets padded on the right: leave out --left-pad-target")
 
 
 class IncrementalDecoder(FairseqIncrementalDecoder):

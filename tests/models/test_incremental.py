@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+from types import SimpleNamespace
+
 import pytest
 import torch
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
 from tests.models.stepwise import close
 
@@ -32,6 +36,14 @@ def test_rows_that_are_no_beams(build, architecture, sentences, device) -> None:
     target = sentences([4, 4, 4])
     expected, _ = model.decoder(target, encoded)
     close(model.decoder(target, encoded, incremental_state={})[0], expected)
+
+
+def test_targets_padded_on_the_left_are_refused(task, architecture) -> None:
+    args = Namespace(max_source_positions=8, max_target_positions=8)
+    ARCH_CONFIG_REGISTRY[architecture](args)
+    left = SimpleNamespace(**vars(task), cfg=SimpleNamespace(left_pad_target=True))
+    with pytest.raises(ValueError, match="leave out --left-pad-target"):
+        ARCH_MODEL_REGISTRY[architecture].build_model(args, left)
 
 
 @torch.no_grad()

@@ -16,6 +16,7 @@ from fairseq_plugins.models.conv_encoder.config import DEFAULTS, ConvEncoderConf
 from fairseq_plugins.models.conv_encoder.convolutional import Convolution, ConvolutionalEncoder
 from fairseq_plugins.models.conv_encoder.decoder import LSTMDecoder
 from fairseq_plugins.models.conv_encoder.pooling import PoolingEncoder
+from fairseq_plugins.models.incremental import check_target_padding
 from fairseq_plugins.models.presets import fill_in
 from fairseq_plugins.models.source_encoder import SourceEncoder
 from fairseq_plugins.models.state_version import check_version, register_version
@@ -43,9 +44,7 @@ class ConvEncoderModel(FairseqEncoderDecoderModel):
             ValueError: an option is malformed, or two do not fit together.
         """
         fill_in(cfg, DEFAULTS)
-        if getattr(getattr(task, "cfg", None), "left_pad_target", False):
-            # The state of an LSTM would begin with padding.
-            raise ValueError("conv_encoder takes targets padded on the right: leave out --left-pad-target")
+        check_target_padding(task, "conv_encoder")
         for option in (
             "encoder_embed_dim",
             "encoder_hidden_size",

@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from fairseq_plugins.models.convs2s.config import DEFAULT_SIZES, ConvS2SConfig, check_dimensions
 from fairseq_plugins.models.convs2s.decoder import ConvS2SDecoder
 from fairseq_plugins.models.convs2s.encoder import ConvS2SEncoder
+from fairseq_plugins.models.incremental import check_target_padding
 from fairseq_plugins.models.presets import fill_in
 from fairseq_plugins.models.state_version import check_version, register_version
 from fairseq_plugins.nn.embedding import InputEmbedding, pretrained_embedding
@@ -41,6 +42,7 @@ class ConvS2SModel(FairseqEncoderDecoderModel):
         """
         fill_in(cfg, DEFAULT_SIZES)
         check_dimensions(cfg)
+        check_target_padding(task, "convs2s")
         encoder_layers = parse_convolutions(cfg.encoder_layers, "--encoder-layers")
         decoder_layers = parse_convolutions(cfg.decoder_layers, "--decoder-layers")
         attends = parse_attention(cfg.decoder_attention, len(decoder_layers), "--decoder-attention")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -200,11 +199,3 @@ def test_convolutions_learn_slower(optimizer: type[torch.optim.Optimizer]) -> No
 def test_what_is_refused(build, options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build("conv_encoder_tiny", **options)
-
-
-def test_targets_padded_on_the_left_are_refused(task: SimpleNamespace) -> None:
-    args = Namespace(max_source_positions=8, max_target_positions=8)
-    ARCH_CONFIG_REGISTRY["conv_encoder_tiny"](args)
-    left = SimpleNamespace(**vars(task), cfg=SimpleNamespace(left_pad_target=True))
-    with pytest.raises(ValueError, match="leave out --left-pad-target"):
-        ARCH_MODEL_REGISTRY["conv_encoder_tiny"].build_model(args, left)
