@@ -63,6 +63,21 @@ def test_resuming_is_not_having_stopped(data: Path, trained: Path, tmp_path: Pat
     assert history[0] == history[1]
 
 
+@pytest.mark.slow
+def test_resuming_after_an_epoch_without_validation(data: Path, tmp_path: Path) -> None:
+    """BLEU, looked at after the second and the fourth epoch, stays zero: the rate falls after the fourth and later."""
+    options = [*BLEU, *SAME_AFTER_RESUME, "--validate-interval", 2, "--no-epoch-checkpoints"]
+    for folder, epochs in (("straight", 6), ("resumed", 5), ("resumed", 6)):
+        train(data, tmp_path / folder, *options, "--max-epoch", epochs)
+    states = [
+        checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / folder / "checkpoint_last.pt"))
+        for folder in ("straight", "resumed")
+    ]
+    schedules = [state["optimizer_history"][-1]["lr_scheduler_state"] for state in states]
+    assert schedules[0] == schedules[1]
+    assert schedules[0]["lr"] == pytest.approx(0.0025)  # the sixth epoch's: its own end comes after it is saved
+
+
 def test_state_carries_its_version(trained: Path) -> None:
     state = checkpoint_utils.load_checkpoint_to_cpu(str(trained / "checkpoint_best.pt"))
     assert int(state["model"]["version"]) == 1

@@ -3,6 +3,9 @@
 "Once the validation perplexity stops improving, we reduce the learning rate by an order of magnitude after each epoch
 until it falls below 1e-4."  fairseq's ``reduce_lr_on_plateau`` waits for another plateau after each reduction, and a
 better epoch in between keeps the rate; here the first plateau starts a reduction after *every* epoch.
+
+Only an epoch that is validated can show a plateau, so without validation (``--disable-validation``, or a validation
+set that is missing) the rate stays as it is; once it has begun to fall, epochs without validation reduce it too.
 """
 
 from __future__ import annotations
@@ -33,19 +36,28 @@ class AnnealAfterPlateau(FairseqLRScheduler):
             raise ValueError("--lr-scheduler anneal_after_plateau takes one learning rate; see --lr-scheduler fixed")
         self.lr: float = cfg.lr[0]
         self.annealing = False
+        self.epoch = 0
+        self.within_epoch = False
         self.optimizer.set_lr(self.lr)
 
     def step(self, epoch: int, val_loss: float | None = None) -> float:
-        """At the end of an epoch; ``val_loss`` is None where fairseq did not validate."""
+        """At the end of an epoch; ``val_loss`` is None where fairseq did not validate, or where no epoch has ended."""
         if val_loss is not None:
-            if not self.annealing and not self._improves(val_loss):
-                self.annealing = True
             if self._improves(val_loss):
                 self.best = val_loss
-            if self.annealing:
-                self.lr *= self.cfg.lr_shrink
+            else:
+                self.annealing = True
+        # fairseq also calls when it starts or resumes, with the epoch to go on with; then perhaps with the one before,
+        # whose end the checkpoint was too early for.
+        if self.annealing and (val_loss is not None or self.within_epoch or epoch < self.epoch):
+            self.lr *= self.cfg.lr_shrink
+        self.epoch, self.within_epoch = epoch, False
         self.optimizer.set_lr(self.lr)
         return self.lr
+
+    def step_begin_epoch(self, epoch: int) -> None:
+        """At the beginning of an epoch, or where it is gone on with."""
+        self.within_epoch = True
 
     def step_update(self, num_updates: int) -> float:
         """After an update: nothing changes within an epoch."""
@@ -58,6 +70,8 @@ class AnnealAfterPlateau(FairseqLRScheduler):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
         self.lr, self.best, self.annealing = state_dict["lr"], state_dict["best"], state_dict["annealing"]
+        self.epoch = 0
+        self.within_epoch = False
         self.optimizer.set_lr(self.lr)
 
     def _improves(self, val_loss: float) -> bool:

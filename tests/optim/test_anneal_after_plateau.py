@@ -36,11 +36,18 @@ def test_larger_may_be_better() -> None:
     )
 
 
-def test_an_epoch_without_validation_changes_nothing() -> None:
+def run_epoch(scheduler: AnnealAfterPlateau, epoch: int, loss: float | None) -> float:
+    """As fairseq's trainer does."""
+    scheduler.step_begin_epoch(epoch)
+    return scheduler.step(epoch, loss)
+
+
+def test_an_epoch_without_validation_cannot_start_the_fall_and_does_not_stop_it() -> None:
+    """With --validate-interval 2: "after each epoch", once perplexity has stopped improving."""
     scheduler = schedule()
-    for loss in (9.0, 9.5):
-        scheduler.step(1, loss)
-    assert scheduler.step(2, None) == pytest.approx(0.025)
+    losses = [None, 9.0, None, 9.5, None, 8.0, None]
+    rates = [run_epoch(scheduler, epoch, loss) for epoch, loss in enumerate(losses, start=1)]
+    assert rates == pytest.approx([0.25, 0.25, 0.25, 0.025, 0.0025, 0.00025, 0.000025])
 
 
 def test_resumes() -> None:
@@ -52,6 +59,21 @@ def test_resumes() -> None:
     resumed.load_state_dict(first.state_dict())
     assert resumed.step_update(100) == resumed.optimizer.get_lr() == pytest.approx(rates[-1])
     assert rates + [resumed.step(epoch, loss) for epoch, loss in enumerate(losses[3:])] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("within", [False, True], ids=["between epochs", "within an epoch"])
+def test_resumes_without_validation(within: bool) -> None:
+    """fairseq's calls for the epoch to go on with are no ends of it; that for the one before, made up for, is."""
+    straight, resumed = schedule(), schedule()
+    for epoch, loss in enumerate([9.0, 9.5, None], start=1):
+        run_epoch(straight, epoch, loss)
+    resumed.load_state_dict(straight.state_dict())
+    epoch = 4 if within else 5
+    for _ in range(2):
+        assert resumed.step(epoch, None) == pytest.approx(0.0025)
+    expected = run_epoch(straight, 4, None)
+    assert (run_epoch(resumed, 4, None) if within else resumed.step(4, None)) == expected == pytest.approx(0.00025)
+    assert run_epoch(resumed, 5, None) == run_epoch(straight, 5, None)
 
 
 def test_takes_one_rate() -> None:
