@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from fairseq.data import Dictionary
 from fairseq.tokenizer import tokenize_line
 from torch import Tensor
@@ -20,23 +21,20 @@ __all__ = ["SourceWords", "keep_source_words", "read_translations", "replace_unk
 class SourceWords(list[Any]):
     """A hypothesis's alignment as fairseq prints it, and the source word that each target token attends to most.
 
-    The end of the source is not a word.
-
     Args:
         printed: fairseq's alignment; empty where nobody has asked for one.
         attention: (source tokens, target tokens).
-        source: the source tokens, with the end of the sentence and any padding, (source tokens).
-        pad: the token that pads.
+        is_word: which of the source tokens are words, (source tokens).
 
     Raises:
         ValueError: there is no attention.
     """
 
-    def __init__(self, printed: Any, attention: Tensor, source: Tensor, pad: int) -> None:
+    def __init__(self, printed: Any, attention: Tensor, is_word: Tensor) -> None:
         super().__init__(printed)
         if not attention.numel():
             raise ValueError("--replace-unk needs the attention to the source, and the model reports none")
-        words = source.ne(pad).nonzero().squeeze(1)[:-1]
+        words = is_word.nonzero().squeeze(1)
         self.length = len(words)
         self.positions: list[int] = attention[words].argmax(dim=0).tolist() if self.length else []
 
@@ -44,25 +42,32 @@ class SourceWords(list[Any]):
 def keep_source_words(task: Any, generator: Any) -> None:
     """Make ``generator`` align with `SourceWords`, and ``task`` keep the words that ``fairseq-interactive`` is given.
 
-    The source dictionary learns the words that it does not know; models still read them as unknown.
+    The source dictionary learns those of a buffer that it does not know, until the next comes; models still read them
+    as unknown.  Padding and the ends of a sentence are no words, and neither is text that is written like them.
     """
     dictionary = task.source_dictionary
     size, generate, tokenize = len(dictionary), generator.generate, task.get_interactive_tokens_and_lengths
+    specials = torch.tensor([dictionary.bos(), dictionary.pad(), dictionary.eos()])
 
     def generate_and_align(models: Any, sample: dict[str, Any], **options: Any) -> Any:
         source = sample["net_input"]["src_tokens"]
         source = source.masked_fill(source.ge(size), dictionary.unk())
         net_input = {**sample["net_input"], "src_tokens": source}
         found = generate(models, {**sample, "net_input": net_input}, **options)
-        for sentence, hypotheses in zip(source, found, strict=True):
+        are_words = torch.isin(source, specials.to(source.device), invert=True)
+        for is_word, hypotheses in zip(are_words, found, strict=True):
             for hypo in hypotheses:
-                hypo["alignment"] = SourceWords(hypo["alignment"], hypo["attention"], sentence, dictionary.pad())
+                hypo["alignment"] = SourceWords(hypo["alignment"], hypo["attention"], is_word)
         return found
 
     def learn_and_tokenize(lines: list[str], encode: Callable[[str], str]) -> Any:
-        for line in lines:
-            dictionary.encode_line(encode(line), add_if_not_exist=True)
-        return tokenize(lines, encode)
+        for word in dictionary.symbols[size:]:
+            del dictionary.indices[word]
+        del dictionary.symbols[size:], dictionary.count[size:]
+        encoded = [encode(line) for line in lines]
+        for line in encoded:
+            dictionary.encode_line(line, add_if_not_exist=True)
+        return tokenize(encoded, lambda line: line)
 
     generator.generate = generate_and_align
     task.get_interactive_tokens_and_lengths = learn_and_tokenize
@@ -86,7 +91,8 @@ def replace_unknown_words(
     """
     if not isinstance(alignment, SourceWords):
         raise ValueError("--replace-unk needs the attention to the source, and this generator reports none")
-    words = tokenize_line(source)
+    specials = (dictionary.bos_word, dictionary.pad_word, dictionary.eos_word)
+    words = [word for word in tokenize_line(source) if word not in specials]
     if len(words) != alignment.length:
         raise ValueError(
             f"--replace-unk needs the source as the model reads it, in {alignment.length} words, without --bpe or "

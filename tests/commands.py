@@ -7,6 +7,7 @@ import random
 import socket
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import torch
@@ -29,19 +30,21 @@ def run(
     command: str,
     *arguments: object,
     cwd: Path = ROOT,
-    stdin: str | None = None,
+    stdin: str | bytes = b"",
     succeeds: bool = True,
     path: Path | str = "",
 ) -> subprocess.CompletedProcess[str]:
     """Run one of fairseq's commands (``train``, ``generate``, ...) in a process of its own; ``path`` is PYTHONPATH."""
-    result = subprocess.run(
+    finished = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", f"fairseq_cli.{command}", *map(str, arguments)],
         cwd=cwd,
-        input=stdin,
+        input=stdin.encode() if isinstance(stdin, str) else stdin,
         capture_output=True,
-        text=True,
         check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(path)},
+    )
+    result = subprocess.CompletedProcess(
+        finished.args, finished.returncode, *map(bytes.decode, (finished.stdout, finished.stderr))
     )
     if succeeds and result.returncode:
         raise AssertionError(f"fairseq-{command} failed:\n{result.stdout[-2000:]}\n{result.stderr[-6000:]}")
@@ -104,6 +107,13 @@ def train_two_processes_and_one(folder: Path, *options: object) -> tuple[list[st
     for process, output in zip(processes, outputs, strict=True):
         assert process.returncode == 0, output[-4000:]
     return outputs, [torch.load(folder / f"{number}.pt") for number in range(3)]
+
+
+def save_model(model: torch.nn.Module, args: Namespace, path: Path) -> Path:
+    """A checkpoint as fairseq's trainer writes it, of a model that was built with these options."""
+    history = [{"num_updates": 1, "optimizer_name": "adam", "lr_scheduler_state": {}, "criterion_name": "x"}]
+    torch.save({"args": args, "model": model.state_dict(), "optimizer_history": history, "extra_state": {}}, path)
+    return path
 
 
 def hypotheses(output: str) -> dict[int, list[tuple[float, str]]]:

@@ -253,12 +253,3 @@ def test_wrong_options_get_a_clear_error(data: Path, tmp_path: Path, options: li
 def test_a_missing_checkpoint_gets_a_clear_error(data: Path) -> None:
     options = ["--user-dir", USER_DIR, "--path", "nowhere.pt"]
     assert "nowhere.pt" in run("generate", data, *options, succeeds=False).stderr.splitlines()[-1]
-
-
-def test_a_source_that_is_too_long_is_named_or_skipped(data: Path, trained: Path) -> None:
-    options = ["--user-dir", USER_DIR, "--path", trained / "checkpoint_best.pt", "--buffer-size", 2]
-    lines = " ".join(["w1"] * 2000) + "\nw1 w2\n"
-    refused = run("interactive", data, *options, stdin=lines, succeeds=False).stderr.splitlines()[-1]
-    assert "max_positions=(1024, 1024)" in refused
-    skipping = run("interactive", data, *options, "--skip-invalid-size-inputs-valid-test", stdin=lines)
-    assert sorted(hypotheses(skipping.stdout)) == [1]

@@ -19,8 +19,8 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from fairseq_plugins.compat import translation
-from fairseq_plugins.unknown_words import SourceWords, read_translations, replace_unknown_words
-from tests.commands import QUIET, USER_DIR, hypotheses, run
+from fairseq_plugins.unknown_words import SourceWords, keep_source_words, read_translations, replace_unknown_words
+from tests.commands import QUIET, USER_DIR, hypotheses, run, save_model
 
 EOS, PAD, UNK = 2, 1, 3
 FCONV = {f"{side}_embed_dim": 16 for side in ("encoder", "decoder", "decoder_out")}
@@ -100,7 +100,6 @@ def checkpoint(corpus: Path):
 
     @functools.cache
     def checkpoint(architecture: str) -> Path:
-        path = corpus / f"{architecture}.pt"
         torch.manual_seed(1)
         positions = {"max_source_positions": 64, "max_target_positions": 64}
         args = Namespace(arch=architecture, task="translation", criterion="cross_entropy", **positions)
@@ -108,10 +107,7 @@ def checkpoint(corpus: Path):
         ARCH_CONFIG_REGISTRY[architecture](args)
         model = ARCH_MODEL_REGISTRY[architecture].build_model(args, task)
         babble(model, len(task.target_dictionary))
-        history = [{"num_updates": 1, "optimizer_name": "adam", "lr_scheduler_state": {}, "criterion_name": "x"}]
-        state = {"args": args, "model": model.state_dict(), "optimizer_history": history, "extra_state": {}}
-        torch.save(state, path)
-        return path
+        return save_model(model, args, corpus / f"{architecture}.pt")
 
     return checkpoint
 
@@ -270,22 +266,30 @@ def test_what_cannot_be_replaced_is_refused(corpus: Path, checkpoint, options: l
     assert message in generate(corpus, checkpoint("convs2s_tiny"), *options, succeeds=False).splitlines()[-1]
 
 
-ATTENTION = torch.tensor([[0.5, 0.4, 0.0], [0.1, 0.0, 0.1], [0.2, 0.2, 0.3], [0.2, 0.4, 0.6]])
+ATTENTION = torch.tensor([[0.5, 0.4, 0.0], [0.1, 0.0, 0.1], [0.4, 0.9, 0.9], [0.2, 0.2, 0.3], [0.2, 0.4, 0.6]])
 
 
 @pytest.mark.parametrize("padding", ["left", "right"])
-def test_neither_padding_nor_the_end_is_a_word(padding: str) -> None:
-    """Of three targets one attends most to padding, one as much to the end as to it, and one to the end."""
-    order = [0, 1, 2, 3] if padding == "left" else [1, 2, 3, 0]
-    source = torch.tensor([PAD, 7, UNK, EOS])[order]
-    aligned = SourceWords([(0, 0)], ATTENTION[order], source, PAD)
+def test_only_words_are_attended_to(padding: str) -> None:
+    """Of three targets one attends most to padding, one as much to the end as to a word, and one to the end.
+
+    The source holds the end of a sentence as text too.
+    """
+    order = [0, 1, 2, 3, 4] if padding == "left" else [1, 2, 3, 4, 0]
+    source = torch.tensor([[PAD, 7, EOS, UNK, EOS]])
+    task = SimpleNamespace(source_dictionary=Dictionary(), get_interactive_tokens_and_lengths=None)
+    found = [[{"alignment": [(0, 0)], "attention": ATTENTION[order]}]]
+    generator = SimpleNamespace(generate=lambda models, sample: found)
+    keep_source_words(task, generator)
+    generator.generate([], {"net_input": {"src_tokens": source[:, order]}})
+    (aligned,) = (hypo["alignment"] for hypo in found[0])
     assert aligned == [(0, 0)]
     assert (aligned.length, aligned.positions) == (2, [1, 1, 1])
 
 
 def test_a_model_without_attention_is_refused() -> None:
     with pytest.raises(ValueError, match="the model reports none"):
-        SourceWords([], torch.empty(0), torch.tensor([4, EOS]), PAD)
+        SourceWords([], torch.empty(0), torch.tensor([True, False]))
 
 
 @pytest.fixture
@@ -299,7 +303,7 @@ def target() -> Dictionary:
 def align(positions: list[int], length: int) -> SourceWords:
     attention = torch.zeros(length + 1, len(positions))
     attention[positions, range(len(positions))] = 1
-    return SourceWords([], attention, torch.tensor([*range(4, length + 4), EOS]), PAD)
+    return SourceWords([], attention, torch.arange(length + 1) < length)
 
 
 def test_words_and_tokens_are_not_confused(target: Dictionary) -> None:

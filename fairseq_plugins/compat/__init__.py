@@ -6,7 +6,16 @@ Every patch has a probe: it asks for what it mends, never for a version, and lea
 
 import functools
 
-from fairseq_plugins.compat import checkpoints, distributed, options, resuming, saving, training, translation
+from fairseq_plugins.compat import (
+    checkpoints,
+    distributed,
+    interactive,
+    options,
+    resuming,
+    saving,
+    training,
+    translation,
+)
 
 
 @functools.cache
@@ -19,6 +28,7 @@ def apply() -> None:
     distributed.refuse_to_train_side_by_side()
     distributed.train_on_processors()
     distributed.wrap_models_on_processors()
+    interactive.translate_every_line()
     options.read_options_without_eval()
     options.quote_file_names()
     options.show_help_of_all_options()

@@ -1,0 +1,117 @@
+"""What ``fairseq-interactive`` does with its lines: each gets its translation, whatever is in it, however many come."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import logging
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["translate_every_line"]
+
+logger = logging.getLogger(__name__)
+
+
+def translate_every_line() -> None:
+    """fairseq ends at a line that is no UTF-8 or too long, takes a carriage return for the end of a line, and keeps
+    all that it has read.
+
+    Its program may have been started as a script or as a module.
+    """
+    for name in ("fairseq_cli.interactive", "__main__"):
+        program: Any = sys.modules.get(name)
+        if not hasattr(program, "buffered_read") or not hasattr(program, "make_batches"):
+            continue
+        if not reads_every_line(program.buffered_read):
+            program.buffered_read = buffered_read
+        if not cuts_long_lines(program.make_batches):
+            program.make_batches = with_long_lines_cut(program.make_batches)
+
+
+def reads_every_line(read: Callable[[str, int], Iterator[list[str]]]) -> bool:
+    """Probe: whether ``read`` finds the lines of a file that is not all text."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "probe")
+        path.write_bytes(b"a\rb\n\xff\n\n")
+        try:
+            return len(next(read(str(path), 9))) == 3
+        except UnicodeDecodeError:
+            return False
+
+
+def buffered_read(path: str, buffer_size: int) -> Iterator[list[str]]:
+    """The lines of a file, or of the standard input where it is called ``-``, so many at once.
+
+    Only a line feed ends a line, and what is not UTF-8 becomes a replacement character.
+    """
+    with contextlib.nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as lines:
+        while buffer := list(itertools.islice(lines, buffer_size)):
+            yield [line.decode("utf-8", errors="replace").strip() for line in buffer]
+
+
+def cuts_long_lines(make_batches: Callable[..., Iterator[Any]]) -> bool:
+    """Probe: whether ``make_batches`` makes a line of three tokens one of two, where the model takes no more."""
+    sizes: list[int] = []
+
+    def get_batch_iterator(dataset: list[Tensor], **_: object) -> Any:
+        sizes.extend(map(len, dataset))
+        return SimpleNamespace(next_epoch_itr=lambda shuffle: [])
+
+    task = SimpleNamespace(
+        get_interactive_tokens_and_lengths=lambda *_: ([torch.tensor([4, 5, 2])], [3]),
+        build_dataset_for_inference=lambda tokens, lengths, constraints: tokens,
+        get_batch_iterator=get_batch_iterator,
+        dataset_to_epoch_iter={},
+    )
+    dataset = Namespace(max_tokens=None, batch_size=1, skip_invalid_size_inputs_valid_test=False)
+    cfg = Namespace(dataset=dataset, generation=Namespace(constraints=None))
+    list(make_batches(["a b"], cfg, task, (2, 2), str))
+    return sizes == [2]
+
+
+def with_long_lines_cut(make_batches: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    """The batches of a buffer of lines, those that are too long for the model or a batch without their last words.
+
+    Of each the user is told.  The task lets go of a buffer when it has been translated.
+    """
+    before = 0  # lines of earlier buffers
+
+    @functools.wraps(make_batches)
+    def batches(
+        lines: list[str], cfg: Any, task: Any, max_positions: Any, encode_fn: Callable[[str], str]
+    ) -> Iterator[Any]:
+        nonlocal before
+        limits = [max_positions[0] if isinstance(max_positions, tuple) else max_positions, cfg.dataset.max_tokens]
+        longest = min((limit for limit in limits if isinstance(limit, int)), default=None)
+        tokenize = task.get_interactive_tokens_and_lengths
+
+        def tokenize_and_cut(lines: list[str], encode: Callable[[str], str]) -> tuple[list[Tensor], list[int]]:
+            tokens, lengths = tokenize(lines, encode)
+            for place, length in enumerate(lengths):
+                if longest is not None and length > longest:
+                    logger.warning(
+                        f"line {before + place + 1} has {length} tokens: only the first {longest - 1} are translated"
+                    )
+                    tokens[place] = torch.cat([tokens[place][: longest - 1], tokens[place][-1:]])
+                    lengths[place] = longest
+            return tokens, lengths
+
+        task.get_interactive_tokens_and_lengths = tokenize_and_cut
+        try:
+            yield from make_batches(lines, cfg, task, max_positions, encode_fn)
+        finally:
+            task.get_interactive_tokens_and_lengths = tokenize
+            task.dataset_to_epoch_iter.clear()
+        before += len(lines)
+
+    return batches

@@ -1,0 +1,135 @@
+"""``fairseq-interactive``: one translation for every line, whatever is in it."""
+
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
+
+from fairseq_plugins.compat import interactive
+from tests.commands import ROOT, USER_DIR, hypotheses, run, save_model
+from tests.conftest import ARCHITECTURES, enliven
+
+POSITIONS = 64
+SAME = ["w1 w2", "w1\tw2", "w1\rw2", " w1 \u2028 w2\r", "w1\u00a0w2", "\u3000w1\x0bw2\x1c"]
+ODD = [
+    "",
+    " \t\u00a0 ",
+    "w3 " * 10_000,
+    "w3 " * (POSITIONS - 1),
+    "never seen",
+    "\U0001f600 w1 \U0001f3f3\ufe0f\u200d\U0001f308",
+    "\u0645\u0631\u062d\u0628\u0627 w1 \u202b\u05e9\u05dc\u05d5\u05dd",
+    "</s>",
+    "<s> w1 </s> Name <pad> w3",
+    "<pad> <pad>",
+    "<pad> w1",
+    "<unk> w1",
+    "\0 w1",
+    "w1 \udcff\udcfew2",
+]
+LINES = [*ODD, *SAME, "w1 w2 without an end"]
+TEXT = "\n".join(LINES).encode(errors="surrogateescape")  # the last but one is not UTF-8
+
+
+@pytest.fixture(scope="module")
+def checkpoint(data: Path, tmp_path_factory: pytest.TempPathFactory):
+    """``checkpoint(architecture)``: the path of a random model."""
+    task = TranslationTask.setup_task(TranslationConfig(data=str(data), source_lang="src", target_lang="tgt"))
+    folder = tmp_path_factory.mktemp("interactive")
+
+    @functools.cache
+    def checkpoint(architecture: str) -> Path:
+        torch.manual_seed(1)
+        positions = {"max_source_positions": POSITIONS, "max_target_positions": POSITIONS}
+        args = Namespace(arch=architecture, task="translation", criterion="cross_entropy", **positions)
+        ARCH_CONFIG_REGISTRY[architecture](args)
+        model = ARCH_MODEL_REGISTRY[architecture].build_model(args, task)
+        enliven(model)
+        return save_model(model, args, folder / f"{architecture}.pt")
+
+    return checkpoint
+
+
+def command(data: Path, path: Path, *options: object) -> list[object]:
+    return ["interactive", data, "--user-dir", USER_DIR, "--path", path, "--max-len-b", 6, *options]
+
+
+@pytest.mark.parametrize("replace", [[], ["--replace-unk", "--unkpen", -9]], ids=["", "replace"])
+@pytest.mark.parametrize(
+    "architecture", [ARCHITECTURES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES[1:])]
+)
+def test_every_line_has_its_translation(
+    data: Path, checkpoint, tmp_path: Path, architecture: str, replace: list[object]
+) -> None:
+    options = ["--buffer-size", 8, "--batch-size", 4, "--max-tokens", 2 * POSITIONS, *replace]
+    result = run(*command(data, checkpoint(architecture), *options), stdin=TEXT)
+    found, log = result.stdout, result.stderr
+    for kind in "SHDP":
+        numbers = [int(number) for number in re.findall(rf"^{kind}-(\d+)\t", found, flags=re.MULTILINE)]
+        assert numbers == list(range(len(LINES)))
+    texts = {number: beams[0][1] for number, beams in hypotheses(found).items()}
+    start = len(ODD)
+    assert {texts[number] for number in range(start, start + len(SAME))} == {texts[start]}
+    assert texts[2] == texts[3]
+    assert re.findall(r"line (\d+) has (\d+) tokens: only the first (\d+)", found + log) == [("3", "10001", "63")]
+    if replace:
+        assert set(texts[4].split()) <= {"never", "seen"}
+        assert set(texts[8].split()) <= {"w1", "Name", "w3"}
+        assert set(texts[7].split()) == {"<unk>"}  # there is no word to copy
+        assert set(texts[start - 1].split()) <= {"w1", "\ufffd\ufffdw2"}
+
+    (tmp_path / "lines").write_bytes(TEXT)
+    if replace and architecture == ARCHITECTURES[0]:
+        again = run(*command(data, checkpoint(architecture), *options, "--input", tmp_path / "lines"))
+        assert {number: beams[0][1] for number, beams in hypotheses(again.stdout).items()} == texts
+
+
+def test_a_batch_may_be_shorter_than_the_model(data: Path, checkpoint) -> None:
+    """A line has to fit into --max-tokens too; constraints are no part of it."""
+    lines = "w1\n" + "w1 " * 30 + "\tw4\n"
+    options = ["--max-tokens", 20, "--buffer-size", 4, "--constraints"]
+    result = run(*command(data, checkpoint(ARCHITECTURES[0]), *options), stdin=lines)
+    found = hypotheses(result.stdout)
+    assert sorted(found) == [0, 1]
+    assert "w4" in found[1][0][1].split()
+    assert "line 2 has 31 tokens: only the first 19 are translated" in result.stdout + result.stderr
+
+
+MEMORY = """
+import resource, sys
+from fairseq_cli.interactive import cli_main
+cli_main()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)
+"""
+
+
+@pytest.mark.slow
+def test_a_long_stream_takes_no_more_memory_than_a_short_one(data: Path, checkpoint) -> None:
+    """Started as a script; each line has words of its own, all unknown."""
+
+    def peak(lines: int) -> int:
+        words = command(data, checkpoint("convs2s_tiny"), "--replace-unk", "--unkpen", -9, "--beam", 1)
+        words += ["--max-len-b", 1, "--buffer-size", 500, "--batch-size", 500]
+        program = [sys.executable, "-W", "ignore", "-c", MEMORY, *map(str, words[1:])]
+        text = "".join(" ".join(f"{line}-{place}" for place in range(20)) + "\n" for line in range(lines))
+        result = subprocess.run(program, input=text, cwd=ROOT, capture_output=True, text=True, check=True)
+        assert len(hypotheses(result.stdout)) == lines
+        return int(result.stderr.split()[-1])
+
+    assert peak(50_000) < peak(5_000) + 20_000  # KB; the words alone would be 100 MB
+
+
+def test_a_repaired_fairseq_is_left_alone(tmp_path: Path) -> None:
+    assert interactive.reads_every_line(interactive.buffered_read)
+    (tmp_path / "lines").write_bytes(b"a\rb\n\n\xff c")
+    read = interactive.buffered_read(str(tmp_path / "lines"), 2)
+    assert list(read) == [["a\rb", ""], ["\ufffd c"]]
