@@ -42,6 +42,7 @@ def apply() -> None:
     training.remember_lost_patience()
     training.leave_a_finished_training_alone()
     training.restore_numpy_compat()
+    translation.load_models_by_themselves()
     translation.use_no_fused_encoder_layer()
     translation.replace_unknown_words_by_attention()
 

@@ -5,18 +5,49 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
-from fairseq import utils
+from fairseq import checkpoint_utils, utils
 from fairseq.data import Dictionary
 from fairseq.models import BaseFairseqModel
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from fairseq.tasks import FairseqTask
+from omegaconf import OmegaConf
 from torch import Tensor
 
 from fairseq_plugins.unknown_words import keep_source_words, read_translations, replace_unknown_words
 
-__all__ = ["replace_unknown_words_by_attention", "use_no_fused_encoder_layer"]
+__all__ = ["load_models_by_themselves", "replace_unknown_words_by_attention", "use_no_fused_encoder_layer"]
+
+
+def wants_embedding_files(load: Callable[..., Any]) -> bool:
+    """Probe: whether a model that ``load`` builds is told to read the embeddings that its training began with."""
+    paths = []
+
+    def build_model(cfg: Any) -> Any:
+        paths.append(cfg.get("encoder_embed_path"))
+        return SimpleNamespace(load_state_dict=lambda *_, **__: None)
+
+    cfg = OmegaConf.create({"model": {"encoder_embed_path": "words"}})
+    load([__file__], task=SimpleNamespace(build_model=build_model), state={"cfg": cfg, "model": {}})
+    return any(paths)
+
+
+def load_models_by_themselves() -> None:
+    """fairseq reads pretrained embeddings again, which the checkpoint holds, and fails where their file is gone."""
+    load = checkpoint_utils.load_model_ensemble_and_task
+    if not wants_embedding_files(load):
+        return
+
+    @functools.wraps(load)
+    def load_model_ensemble_and_task(
+        filenames: list[str], arg_overrides: dict[str, Any] | None = None, *more: Any, **others: Any
+    ) -> Any:
+        no_files = {"encoder_embed_path": None, "decoder_embed_path": None}
+        return load(filenames, {**no_files, **(arg_overrides or {})}, *more, **others)
+
+    checkpoint_utils.load_model_ensemble_and_task = load_model_ensemble_and_task
 
 
 def use_no_fused_encoder_layer() -> None:

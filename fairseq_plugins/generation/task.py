@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from pathlib import Path
 from typing import Any
 
 from fairseq.data import Dictionary
@@ -21,7 +23,7 @@ class TranslationFastTask(TranslationTask):
     """fairseq's translation task, which with ``--candidates`` translates with the words that a batch may need.
 
     Training uses them with the criterion `vocab_selection_cross_entropy`; translating does with any model, also with
-    one that was trained on the whole vocabulary.
+    one that was trained on the whole vocabulary.  Checkpoints hold the candidates, for where the folder is gone.
 
     Raises:
         ValueError: the folder of ``--candidates`` is not as `Candidates.read` wants it.
@@ -31,15 +33,41 @@ class TranslationFastTask(TranslationTask):
 
     def __init__(self, cfg: TranslationFastConfig, src_dict: Dictionary, tgt_dict: Dictionary) -> None:
         super().__init__(cfg, src_dict, tgt_dict)
-        self.candidates: Candidates | None = None
-        if cfg.candidates is not None:
-            self.candidates = Candidates.read(
-                cfg.candidates,
-                src_dict,
-                tgt_dict,
-                per_word=cfg.candidates_per_word,
-                frequent=cfg.frequent_candidates,
-            )
+        if cfg.candidates is not None and Path(cfg.candidates).exists():
+            self.candidates  # noqa: B018  (reads them: of an error the user hears at the start)
+
+    @functools.cached_property
+    def candidates(self) -> Candidates | None:
+        """Those of ``--candidates``; None without.
+
+        Raises:
+            ValueError: neither their folder nor the checkpoint has them.
+        """
+        cfg = self.cfg
+        if cfg.candidates is None:
+            return None
+        return Candidates.read(
+            cfg.candidates, self.src_dict, self.tgt_dict, cfg.candidates_per_word, cfg.frequent_candidates
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds of the task."""
+        state = dict(super().state_dict())
+        if (candidates := vars(self).get("candidates")) is not None:
+            tables = {"translations": candidates.translations.cpu(), "always": candidates.always.cpu()}
+            state["candidates"] = {"options": self._options(), **tables}
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take candidates that were chosen with these very options from a checkpoint, if there is no folder to read."""
+        others = dict(state_dict)
+        kept = others.pop("candidates", None)
+        super().load_state_dict(others)
+        if kept is not None and "candidates" not in vars(self) and kept["options"] == self._options():
+            self.candidates = Candidates(kept["translations"], kept["always"])
+
+    def _options(self) -> list[Any]:
+        return [self.cfg.candidates, self.cfg.candidates_per_word, self.cfg.frequent_candidates]
 
     def build_generator(
         self,

@@ -1,0 +1,91 @@
+"""A model translates without the files that its training began with."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+
+from fairseq_plugins.compat import translation
+from fairseq_plugins.models.convs2s.model import ConvS2SModel
+from fairseq_plugins.tools import cli
+from tests.commands import MODEL, QUIET, SIZES, TRAINING, USER_DIR, hypotheses, run
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a checkpoint, and what its training needed: pretrained embeddings, and candidates."""
+    folder = tmp_path_factory.mktemp("alone")
+    lexicon = folder / "lexicon"
+    lexicon.mkdir()
+    words = [f"w{number}" for number in range(20)]
+    vectors = [f"{word} " + " ".join(f"{number / 16:.3f}" for number in torch.randn(16)) for word in words]
+    (folder / "words.txt").write_text("\n".join(["20 16", *vectors, ""]))
+    (lexicon / "candidates.txt").write_text("".join(f"{word} {word} 1\n" for word in words[::2]))
+    (lexicon / "frequent.txt").write_text("".join(f"{word} 9\n" for word in words))
+    options = ["--encoder-embed-path", folder / "words.txt", "--decoder-embed-path", folder / "words.txt"]
+    options += ["--task", "translation_fast", "--candidates", lexicon, "--frequent-candidates", 8]
+    command = [data, "--user-dir", USER_DIR, "--arch", "convs2s", *MODEL, *SIZES, *TRAINING, *QUIET, *options]
+    run("train", *command, "--criterion", "vocab_selection_cross_entropy", "--max-epoch", 1, "--save-dir", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where what training needed has been; the checkpoint is the same."""
+    folder = tmp_path_factory.mktemp("kept")
+    checkpoint = shutil.copy(trained / "checkpoint_last.pt", folder)
+    for name in ("words.txt", "lexicon"):
+        (trained / name).rename(folder / name)
+    return Path(checkpoint)
+
+
+def from_python(data: Path, checkpoint: Path, **options: object) -> list[str]:
+    hub = ConvS2SModel.from_pretrained(str(checkpoint.parent), checkpoint.name, str(data), **options)
+    return [hub.translate(line, beam=3) for line in (data.parent / "test.src").read_text().splitlines()]
+
+
+def test_from_pretrained_translates_as_before(data: Path, trained: Path, request: pytest.FixtureRequest) -> None:
+    """Among the same candidates, but where other ones are asked for."""
+    path = trained / "checkpoint_last.pt"
+    before, free = from_python(data, path), from_python(data, path, candidates=None)
+    checkpoint = request.getfixturevalue("alone")
+    assert from_python(data, checkpoint) == before != free
+    assert from_python(data, checkpoint, candidates=None) == free
+    other = {"candidates": str(checkpoint.parent / "lexicon")}
+    assert from_python(data, checkpoint, **other) == before
+    assert from_python(data, checkpoint, **other, frequent_candidates=20) != before
+    with pytest.raises(ValueError, match=r"frequent\.txt does not exist"):
+        from_python(data, checkpoint, frequent_candidates=20)
+
+
+def test_generate(data: Path, alone: Path) -> None:
+    result = run("generate", data, "--user-dir", USER_DIR, "--path", alone, "--beam", 3)
+    assert sorted(hypotheses(result.stdout)) == list(range(16))
+
+
+def test_plot_attention(data: Path, alone: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "attention.png"
+    words = ["plot-attention", data, "--path", alone, "--input", "w1 w2", "--output", picture]
+    cli.main([str(word) for word in words])
+    assert picture.stat().st_size
+
+
+def test_embeddings_are_those_of_the_checkpoint(data: Path, alone: Path) -> None:
+    (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(alone)], arg_overrides={"data": str(data)})
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(alone))["model"]
+    assert torch.equal(model.encoder.embedding.words.weight, state["encoder.embedding.words.weight"])
+
+
+def test_a_repaired_fairseq_is_left_alone() -> None:
+    load = checkpoint_utils.load_model_ensemble_and_task.__wrapped__
+    assert translation.wants_embedding_files(load)
+
+    def repaired(filenames: list[str], task: object, state: dict) -> object:
+        state["cfg"].model.encoder_embed_path = None
+        return load(filenames, task=task, state=state)
+
+    assert not translation.wants_embedding_files(repaired)
