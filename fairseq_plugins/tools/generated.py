@@ -75,10 +75,11 @@ def read_generated(paths: Iterable[Path]) -> list[Sentence]:
 
 
 def _read_lines(path: Path) -> Iterator[_Line]:
-    # Text may hold any other character that Python takes for the end of a line.
+    # Text may hold any other character that Python takes for the end of a line; at its end a carriage return belongs
+    # to the line's.
     with path.open(encoding="utf-8", newline="\n") as lines:
         for count, line in enumerate(lines, start=1):
-            if match := re.fullmatch(r"([STHDP])-(\d+)\t([^\n]*)(\n?)", line):
+            if match := re.fullmatch(r"([STHDP])-(\d+)\t([^\n]*?)\r?(\n?)", line):
                 kind, number, text, end = match.groups()
                 if not end:
                     raise ValueError(f"{path}, line {count}: the file is cut off")
@@ -109,6 +110,7 @@ def _read_hypothesis(words: _Line, text: _Line, positions: _Line) -> Hypothesis:
         log_probability=math.fsum(scores) * math.log(2),
         length=len(scores),
     )
-    if len(scores) <= len(hypothesis.words.split()):  # there may be more: subwords, and the end of the sentence
+    # A word may hold other blanks than the one between words, as a no-break space.
+    if len(scores) <= len(list(filter(None, hypothesis.words.split(" ")))):  # the end of the sentence has one too
         raise ValueError(f"{positions.place}: fewer scores than {words.place} has tokens")
     return hypothesis

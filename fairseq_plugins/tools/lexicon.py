@@ -79,8 +79,9 @@ def find_aligner() -> str:
     Raises:
         ValueError: it is not installed.
     """
-    folders = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    aligner = shutil.which("eflomal-align", path=folders)
+    # An empty entry would be the working folder, where a program of this name may be anybody's.
+    path = [folder for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
+    aligner = shutil.which("eflomal-align", path=os.pathsep.join([str(Path(sys.executable).parent), *path]))
     if aligner is None:
         raise ValueError("eflomal-align is not installed: pip install --no-build-isolation eflomal")
     return aligner
@@ -184,23 +185,31 @@ def count_links(work: Path, pairs: int) -> dict[str, Counter[str]]:
     those from one direction, from their intersection or from grow-diag, and as few as those from their union.
 
     Raises:
-        ValueError: eflomal linked nothing, or did not write as many lines as there are pairs.
+        ValueError: eflomal linked nothing or what is not there, or wrote not as many lines as there are pairs.
     """
     links: defaultdict[str, Counter[str]] = defaultdict(Counter)
     lines = 0
     with ExitStack() as stack:
         names = ("source", "target", "forward", "reverse")
-        files = [stack.enter_context((work / name).open(encoding="utf-8")) for name in names]
+        files = [stack.enter_context((work / name).open(encoding="utf-8", errors="replace")) for name in names]
         for source, target, forward, reverse in tqdm(
             zip(*files, strict=False), desc="count", total=pairs, unit=" pairs"
         ):
             lines += 1
             source_words, target_words = source.split(), target.split()
             for link in forward.split() + reverse.split():
-                i, j = link.split("-")
-                links[source_words[int(i)]][target_words[int(j)]] += 1
-    if lines != pairs:
-        raise ValueError(f"eflomal-align wrote the links of {lines} sentence pairs out of {pairs}")
+                try:
+                    i, j = map(int, link.split("-"))
+                    links[source_words[i]][target_words[j]] += 1
+                except (ValueError, IndexError):
+                    raise ValueError(
+                        f"eflomal-align wrote {link!r} in line {lines}, of {len(source_words)} source and "
+                        f"{len(target_words)} target words: expected the numbers of two of them, i-j"
+                    ) from None
+        if lines != pairs:
+            raise ValueError(f"eflomal-align wrote the links of {lines} sentence pairs out of {pairs}")
+        if any(next(file, None) is not None for file in files):
+            raise ValueError(f"eflomal-align wrote the links of more than {pairs} sentence pairs")
     if not links:
         raise ValueError("eflomal-align linked no words: is there too little text, or is it no translation?")
     return dict(links)

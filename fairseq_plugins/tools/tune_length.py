@@ -88,7 +88,8 @@ def printed_references(sentences: Sequence[Sentence]) -> tuple[list[str], str]:
 
 def read_references(path: Path, sentences: Sequence[Sentence]) -> list[str]:
     """The lines of a file, of which there must be one for each sentence."""
-    references = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    with path.open(encoding="utf-8", newline="\n") as lines:
+        references = [line.removesuffix("\n").removesuffix("\r") for line in lines]
     if [sentence.number for sentence in sentences] != list(range(len(references))):
         raise ValueError(f"{path} has {len(references)} lines, and {len(sentences)} sentences were translated")
     return references

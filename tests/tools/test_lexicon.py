@@ -141,6 +141,12 @@ def test_a_file_in_the_place_of_the_folder_is_kept(corpus: Path) -> None:
         ("echo first >&2; seq 1 9 >&2; exit 3", r"eflomal-align failed with status 3:\n5\n6\n7\n8\n9$"),
         ('echo 0-0 >"$7"; echo 0-0 >"$9"', "eflomal-align wrote the links of 1 sentence pairs out of 2"),
         (r'printf "\n\n" >"$7"; printf "\n\n" >"$9"', "eflomal-align linked no words"),
+        (r'printf "\n\n\n" >"$7"; printf "0-0\n\n" >"$9"', "the links of more than 2 sentence pairs"),
+        (r'printf "0-0\n0-4\n" >"$7"; printf "\n\n" >"$9"', "wrote '0-4' in line 2, of 3 source and 4 target words"),
+        (r'printf "0-0 x\n\n" >"$7"; printf "\n\n" >"$9"', "wrote 'x' in line 1, of 3 source and 2 target words"),
+        (r'printf "0-0 -1-0\n\n" >"$7"; printf "\n\n" >"$9"', "wrote '-1-0' in line 1"),
+        (r'printf "\377\n\n" >"$7"; printf "\n\n" >"$9"', "wrote '\ufffd' in line 1"),
+        ("exit 0", "No such file or directory"),
     ],
 )
 def test_a_failure_of_the_aligner_leaves_the_old_lexicon(
@@ -173,6 +179,17 @@ def test_a_missing_aligner_is_named(corpus: Path, aligner: Path) -> None:
     with pytest.raises(SystemExit, match=r"not installed: pip install --no-build-isolation eflomal"):
         make_lexicon(corpus)
     assert not (corpus / "lexicon").exists()
+
+
+@pytest.mark.parametrize("path", ["", ":", "nowhere::"])
+def test_a_program_in_the_working_folder_is_not_run(
+    corpus: Path, aligner: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(corpus / "python"))
+    monkeypatch.setenv("PATH", path)
+    monkeypatch.chdir(aligner.parent)
+    with pytest.raises(SystemExit, match="eflomal-align is not installed"):
+        make_lexicon(corpus)
 
 
 @pytest.fixture(scope="module")

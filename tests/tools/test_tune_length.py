@@ -122,6 +122,25 @@ def test_a_line_ends_where_fairseq_ends_it(toy: Path) -> None:
     assert read_generated([toy])[0].hypotheses[1].words == "a b\u2028c\rd"
 
 
+def test_line_ends_of_windows(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In all files; a carriage return inside a line is none."""
+    reference = toy.with_name("reference")
+    tables = []
+    for end in ("\n", "\r\n"):
+        toy.write_bytes((TOY_1 + TOY).replace("\n", end).encode())
+        reference.write_bytes(f"a\rb c d{end}a b c d{end}".encode())
+        tune(toy, "--reference", reference)
+        tables.append(capsys.readouterr().out)
+        assert read_generated([toy])[1].hypotheses[1].words == read_generated([toy])[1].reference == "a b c d"
+    assert tables[0] == tables[1]
+
+
+def test_a_no_break_space_separates_no_words(toy: Path) -> None:
+    """As in dictionaries of sentencepiece: three words, the longest with blanks inside, and four scores."""
+    toy.write_text(TOY.replace("\ta b c d", "\ta b\u00a0\u00a0x\u2009y  c").replace(" -0.6000\n", "\n"))
+    assert read_generated([toy])[0].hypotheses[1].length == 4
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
