@@ -5,8 +5,8 @@ row which earlier row it continues, and drops sentences that have finished.  fai
 is moved until the next step, where the gather is one with the shift of the window.
 
 The contract, which fairseq's searches keep: a re-order moves rows only within their sentence, rows of a sentence stay
-together, and sentences leave without changing places.  It is checked on the CPU; elsewhere a look would stall the
-device.
+together, and sentences leave without changing places.  It is checked where the rows are, which a look from here would
+stall: a GPU stops with an assertion of its own, at some later call.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 __all__ = ["Ancestry", "Past", "RowOrder", "Window"]
+
+_BROKEN = "rows may change places only within their sentence, and sentences may leave but not change places"
 
 
 class RowOrder:
@@ -29,15 +31,18 @@ class RowOrder:
         self.rows = rows
         self.beam = beam
         self._pending: Tensor | None = None
+        self._enters_sentence: Tensor | None = None
 
     def reorder(self, new_order: Tensor) -> None:
         """Row i of the next step continues row ``new_order[i]`` of now.
 
         Raises:
-            ValueError: the order breaks the contract above (noticed on the CPU only).
+            RuntimeError: the order breaks the contract above.
         """
-        if new_order.device.type == "cpu":
-            self._check(new_order)
+        left = self.rows if self._pending is None else self._pending.numel()
+        if new_order.numel() % self.beam or new_order.numel() > left:
+            raise RuntimeError(f"cannot re-order {left} rows of {self.beam} per sentence to {new_order.numel()}")
+        torch._assert_async(self._keeps_sentences(new_order), _BROKEN)
         self._pending = new_order if self._pending is None else self._pending.index_select(0, new_order)
 
     def take(self) -> tuple[Tensor | None, Tensor | None]:
@@ -52,19 +57,14 @@ class RowOrder:
         self.rows = order.numel()
         return order, torch.div(order[:: self.beam], self.beam, rounding_mode="floor")
 
-    def _check(self, new_order: Tensor) -> None:
-        rows = self.rows if self._pending is None else self._pending.numel()
-        if new_order.numel() % self.beam == 0:
-            sentences = torch.div(new_order.view(-1, self.beam), self.beam, rounding_mode="floor")
-            first = sentences[:, 0]
-            together = bool((sentences == first.unsqueeze(1)).all())
-            in_order = bool((first[1:] > first[:-1]).all())
-            if together and in_order and (first.numel() < rows // self.beam or new_order.numel() == rows):
-                return
-        raise ValueError(
-            f"cannot re-order {rows} rows of {self.beam} per sentence by {new_order.tolist()}: rows may change places "
-            "only within their sentence, and sentences may leave but not change places"
-        )
+    def _keeps_sentences(self, order: Tensor) -> Tensor:
+        """Whether each row is of the same sentence as the one above it, or begins a later one: ()."""
+        if self._enters_sentence is None:
+            rows = torch.arange(1, self.rows, device=order.device)
+            self._enters_sentence = (rows % self.beam == 0).long()
+        sentences = torch.div(order, self.beam, rounding_mode="floor")
+        later = sentences.diff().clamp_(max=1)  # negative where an earlier one follows
+        return later.eq(self._enters_sentence.narrow(0, 0, len(later))).all()
 
 
 class Window:

@@ -53,7 +53,8 @@ class Source:
         """One entry per sentence, and k, how many rows each has.
 
         Beam search keeps the rows of a sentence together and leaves every sentence k of them.  Where the rows are known
-        not to be so (on the CPU, where looking is free), each row becomes a sentence of its own.
+        not to be so, each becomes a sentence of its own: by their number, and on the CPU, where looking is free, by
+        their order.  Elsewhere the device looks, and stops with an assertion.
         """
         if self.rows is None:
             return self, 1
@@ -61,10 +62,10 @@ class Source:
         beam = rows // sentences
         if rows != beam * sentences or beam == 0:
             return self.expand(), 1
-        if self.rows.device.type == "cpu":
-            together = torch.arange(sentences).repeat_interleave(beam)
-            if not torch.equal(self.rows, together):
-                return self.expand(), 1
+        together = torch.arange(rows, device=self.rows.device).div(beam, rounding_mode="floor").eq(self.rows).all()
+        if together.device.type == "cpu" and not together:
+            return self.expand(), 1
+        torch._assert_async(together, "on a GPU decoder rows are k for each sentence, in the order of the sentences")
         return replace(self, rows=None), beam
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_plugins.nn.decoder_state import RowOrder, Window
+from fairseq_plugins.nn.source import Source
 
 
 @st.composite
@@ -48,15 +54,67 @@ def test_window_is_the_last_inputs_of_each_history(decoding: tuple[int, int, int
         assert torch.equal(kept.repeat_interleave(beam), sentence_of_row)
 
 
-@pytest.mark.parametrize(
-    "new_order",
-    [
-        [2, 0, 1, 3],  # a row changes its sentence
-        [2, 3, 0, 1],  # sentences change places
-        [0, 1, 0, 1],  # a sentence is there twice
-        [0, 1, 2],  # part of a sentence leaves
-    ],
-)
-def test_orders_that_break_the_contract_are_refused(new_order: list[int]) -> None:
-    with pytest.raises(ValueError, match="cannot re-order 4 rows of 2 per sentence"):
-        RowOrder(rows=4, beam=2).reorder(torch.tensor(new_order))
+# Of 6 rows, of 2 for each sentence.
+BROKEN = [
+    [2, 0, 1, 3, 4, 5],  # a row changes its sentence
+    [2, 3, 0, 1, 4, 5],  # sentences change places
+    [0, 1, 4, 5, 2, 3],
+    [0, 1, 0, 1, 4, 5],  # a sentence is there twice
+    [0, 0, 0, 0],
+    [4, 5, 0, 1],
+    [0, 2],  # a row of each of two sentences
+    [1, 2, 3, 4],
+]
+
+
+@pytest.mark.parametrize("new_order", BROKEN)
+def test_orders_that_break_the_contract_are_refused(new_order: list[int], device: torch.device) -> None:
+    if device.type != "cpu":
+        pytest.skip("an assertion of a GPU ends its process")
+    with pytest.raises(RuntimeError, match="rows may change places only within their sentence"):
+        RowOrder(rows=6, beam=2).reorder(torch.tensor(new_order))
+
+
+def test_the_check_is_of_all_orders() -> None:
+    """Of 6 rows every order of up to 4 of them, against the contract written out."""
+    for left in (2, 4):
+        for rows in itertools.product(range(6), repeat=left):
+            sentences = [row // 2 for row in rows]
+            kept = sentences[::2] == sentences[1::2] and all(a < b for a, b in itertools.pairwise(sentences[::2]))
+            order = RowOrder(rows=6, beam=2)
+            assert bool(order._keeps_sentences(torch.tensor(rows))) is kept, rows
+
+
+@pytest.mark.parametrize("new_order", [[0, 1, 2], [0, 1, 2, 3, 4, 5, 6, 7]])
+def test_part_of_a_sentence_cannot_leave_and_none_can_come(new_order: list[int]) -> None:
+    order = RowOrder(rows=6, beam=2)
+    with pytest.raises(RuntimeError, match=f"cannot re-order 6 rows of 2 per sentence to {len(new_order)}"):
+        order.reorder(torch.tensor(new_order))
+    order.reorder(torch.tensor([0, 1, 4, 5]))
+    with pytest.raises(RuntimeError, match="cannot re-order 4 rows of 2 per sentence to 6"):
+        order.reorder(torch.tensor([0, 1, 2, 3, 4, 5]))
+
+
+class Asserted(TorchDispatchMode):
+    """What the device was asked to assert."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asserted: list[torch.Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._assert_async.msg:
+            self.asserted.append(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_device_checks_orders_and_rows_without_being_waited_for() -> None:
+    """On a pretended GPU a look at a tensor raises."""
+    with FakeTensorMode(), torch.device("cuda"), Asserted() as mode:
+        order = RowOrder(rows=6, beam=2)
+        order.reorder(torch.empty(6, dtype=torch.long))
+        order.reorder(torch.empty(4, dtype=torch.long))
+        keys = torch.empty(3, 5, 8)
+        source = Source(keys, keys, torch.empty(3, 5, dtype=torch.bool)).reorder(torch.empty(6, dtype=torch.long))
+        assert source.group()[1] == 2
+    assert [(value.device.type, value.shape) for value in mode.asserted] == [("cuda", ())] * 3
