@@ -13,6 +13,7 @@ from fairseq.tasks import FairseqTask
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
+from fairseq_plugins.models.incremental import check_target_padding
 from fairseq_plugins.models.state_version import check_version, register_version
 from fairseq_plugins.models.weighted_transformer.config import WeightedTransformerConfig, complete
 from fairseq_plugins.models.weighted_transformer.decoder import WeightedTransformerDecoder
@@ -48,9 +49,7 @@ class WeightedTransformerModel(FairseqEncoderDecoderModel):
             ValueError: two options do not fit together, or embeddings cannot be shared.
         """
         complete(cfg)
-        if getattr(getattr(task, "cfg", None), "left_pad_target", False):
-            # Self-attention looks at everything to the left.
-            raise ValueError("the Weighted Transformer takes targets padded on the right: leave out --left-pad-target")
+        check_target_padding(task, "weighted_transformer")
         dim, sharing = cfg.encoder_embed_dim, str(cfg.share_embeddings)
         target_words = _word_embedding(task.target_dictionary, dim)
         if sharing != "all":

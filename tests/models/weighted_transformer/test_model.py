@@ -50,14 +50,6 @@ def test_a_checkpoint_of_the_first_structure_is_refused(build) -> None:
         model.load_state_dict({**model.state_dict(), "version": torch.tensor(1)})
 
 
-def test_targets_padded_on_the_left_are_refused(task: SimpleNamespace) -> None:
-    args = Namespace(max_source_positions=8, max_target_positions=8)
-    ARCH_CONFIG_REGISTRY["weighted_transformer_tiny"](args)
-    left = SimpleNamespace(**vars(task), cfg=SimpleNamespace(left_pad_target=True))
-    with pytest.raises(ValueError, match="leave out --left-pad-target"):
-        ARCH_MODEL_REGISTRY["weighted_transformer_tiny"].build_model(args, left)
-
-
 def test_different_dictionaries_are_named(dictionary: Dictionary) -> None:
     args = Namespace(max_source_positions=8, max_target_positions=8)
     ARCH_CONFIG_REGISTRY["weighted_transformer_tiny"](args)
