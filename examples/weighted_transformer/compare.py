@@ -97,8 +97,9 @@ def run(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
         found = {"curve": read_curve(folder / "train.log"), "weak": weak_branches(best)}
         if cell.updates is None:
             decoding = ["--user-dir", USER_DIR, "--path", best, "--beam", 5, "--max-tokens", 3000, "--remove-bpe"]
-            if args.tokenizer:
-                decoding += ["--tokenizer", args.tokenizer]
+            if args.tokenizer:  # which wants to know the languages
+                source, target = next(args.data.glob("test.*-*.*.bin")).name.split(".")[1].split("-")
+                decoding += ["--tokenizer", args.tokenizer, "--source-lang", source, "--target-lang", target]
             fairseq("generate", args.data, *decoding, "--results-path", folder, log=folder / "generate.log")
             found |= score(folder / "generate-test.txt", args.reference)
         result.write_text(json.dumps(found))
