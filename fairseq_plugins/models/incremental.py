@@ -14,6 +14,7 @@ from fairseq.models import FairseqIncrementalDecoder
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
+from fairseq_plugins.models.exporting import NoTorchScript
 from fairseq_plugins.nn.decoder_state import RowOrder
 from fairseq_plugins.nn.source import Source
 from fairseq_plugins.nn.step_linear import step_linear
@@ -33,7 +34,7 @@ def check_target_padding(task: FairseqTask, family: str) -> None:
         raise ValueError(f"{family} takes targets padded on the right: leave out --left-pad-target")
 
 
-class IncrementalDecoder(FairseqIncrementalDecoder):
+class IncrementalDecoder(NoTorchScript, FairseqIncrementalDecoder):
     """A decoder whose state between steps is one object, made anew for each batch.
 
     Args:
@@ -75,6 +76,7 @@ class IncrementalDecoder(FairseqIncrementalDecoder):
         Returns:
             logits (B, T, V), and under ``"attn"`` the reported attention (B, T, S), or None where nobody looks at it.
         """
+        self.refuse_tracing()
         if incremental_state is None:
             features, extra = self.extract_features(prev_output_tokens, encoder_out)
             return self.output_layer(features), extra

@@ -8,13 +8,14 @@ from fairseq.data import Dictionary
 from fairseq.models import FairseqEncoder
 from torch import Tensor
 
+from fairseq_plugins.models.exporting import NoTorchScript
 from fairseq_plugins.nn.embedding import InputEmbedding
 from fairseq_plugins.nn.source import Source
 
 __all__ = ["SourceEncoder"]
 
 
-class SourceEncoder(FairseqEncoder):
+class SourceEncoder(NoTorchScript, FairseqEncoder):
     """An encoder of B sentences of up to S tokens.
 
     Args:
@@ -41,6 +42,7 @@ class SourceEncoder(FairseqEncoder):
         Raises:
             ValueError: a sentence is longer than `max_positions`.
         """
+        self.refuse_tracing()
         padding_mask = src_tokens.eq(self.padding_idx)
         keys, values = self.encode(self.embedding(src_tokens), padding_mask)
         return Source(keys, values, padding_mask)

@@ -19,7 +19,7 @@ def add_block_diagonal(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
 
     On the CPU a batched product would want the blocks outside the rows, x copied into that order and the result back;
     here each block's product reads and writes its columns where they are.  A GPU's batched product reads them where
-    they are too, and one kernel is better than many.
+    they are too, and one kernel is better than many; and `torch.export` takes no products into given places.
 
     Args:
         y: (N, M·b).
@@ -30,7 +30,7 @@ def add_block_diagonal(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         (N, M·b).
     """
     x, weight = x.to(y.dtype), weight.to(y.dtype)  # under autocast they may come in different precisions
-    if y.is_cuda:
+    if y.is_cuda or torch.compiler.is_compiling():
         blocks = len(weight)
         rows, by_block = (part.unflatten(1, (blocks, -1)).transpose(0, 1) for part in (y, x))
         return torch.baddbmm(rows, by_block, weight).transpose(0, 1).flatten(1)

@@ -53,6 +53,7 @@ def prefers_onednn(x: Tensor) -> bool:
         x.device.type == "cpu"
         and x.dtype == torch.float32
         and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()  # `torch.export` takes no operators of one processor
         and _onednn_is_faster()
     )
 

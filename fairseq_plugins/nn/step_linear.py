@@ -27,9 +27,9 @@ def step_linear(weight: Tensor, bias: Tensor | None, rows: int) -> Callable[[Ten
         bias: (N,), or None.
         rows: rows of x, at the start; later calls may have fewer.
     """
-    # One row is a matrix-vector product, which reads the weight as it lies.
+    # One row is a matrix-vector product, which reads the weight as it lies; an exported program packs for itself.
     packs = weight.device.type == "cpu" and weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-    if rows > 1 and packs and has_onednn():
+    if rows > 1 and packs and has_onednn() and not torch.compiler.is_compiling():
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), rows)
         return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
     return partial(F.linear, weight=weight, bias=bias)
