@@ -7,9 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+from fairseq.modules import FairseqDropout
 
 from tests.models.stepwise import close
+from tests.operators import Operators
+
+# Two layers, so that there is dropout between them; the dropout of attention's weights is inside torch's own function.
+RETAINED = {"conv_encoder_tiny": {"decoder_layers": 2}, "weighted_transformer_tiny": {"attention_dropout": 0.0}}
 
 
 @torch.no_grad()
@@ -56,6 +62,39 @@ def test_steps_under_autocast(build, architecture, sentences, device) -> None:
         logits, _ = model.decoder(sentences([4] * 6), encoded, incremental_state={})
         expected, _ = model.decoder(sentences([4] * 6), encoded)
     torch.testing.assert_close(logits.float(), expected.float(), rtol=0.1, atol=0.2)
+
+
+@torch.no_grad()
+def test_retained_dropout_is_the_same_in_steps(build, architecture, sentences, monkeypatch) -> None:
+    """--retain-dropout, with dropout that drops every third number of each vector: it stands in the same places."""
+
+    def every_third(x: torch.Tensor, p: float, training: bool, inplace: bool = False) -> torch.Tensor:
+        assert training
+        return x * (torch.arange(x.size(-1), device=x.device) % 3 != 0) / (1 - p)
+
+    model = build(architecture, dropout=0.3, **RETAINED.get(architecture, {}))
+    encoded, target = model.encoder(sentences([5, 3])), sentences([4, 4])
+    without, _ = model.decoder(target, encoded)
+    model.decoder.make_generation_fast_(need_attn=True)
+    for module in model.modules():
+        if isinstance(module, FairseqDropout):
+            module.make_generation_fast_(type(module).__name__, retain_dropout=True)
+    monkeypatch.setattr(F, "dropout", every_third)
+    expected, _ = model.decoder(target, encoded)
+    close(model.decoder(target, encoded, incremental_state={})[0], expected)
+    assert float((expected - without).abs().max()) > 0.1
+
+
+@torch.no_grad()
+def test_attention_is_a_softmax_in_float32(build, architecture, sentences) -> None:
+    """In half precision too, at once and in steps; what torch's fused attention does is torch's."""
+    model = build(architecture).bfloat16()
+    encoded, target = model.encoder(sentences([5, 3])), sentences([3, 3])
+    for state in (None, {}):
+        with Operators() as operators:
+            logits, _ = model.decoder(target, encoded, incremental_state=state)
+        assert logits.dtype == torch.bfloat16
+        assert operators.dtypes("aten._softmax") == {torch.float32}
 
 
 def test_a_step_never_waits_for_the_device(build, architecture, sentences, device) -> None:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
-
 import pytest
 import torch
 from fairseq.optim.nag import FairseqNAG
 from omegaconf import OmegaConf
 
 from fairseq_plugins.optim.anneal_after_plateau import AnnealAfterPlateau
+from fairseq_plugins.optim.config import AnnealAfterPlateauConfig
 
 
 def schedule(maximize: bool = False, lr: tuple[float, ...] = (0.25,)) -> AnnealAfterPlateau:
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = FairseqNAG(OmegaConf.create({"lr": list(lr), "momentum": 0.99, "weight_decay": 0.0}), [parameter])
-    return AnnealAfterPlateau(
-        Namespace(lr=list(lr), lr_shrink=0.1, maximize_best_checkpoint_metric=maximize), optimizer
-    )
+    cfg = OmegaConf.structured(AnnealAfterPlateauConfig)  # "by an order of magnitude": the default
+    OmegaConf.update(cfg, "lr", list(lr))
+    OmegaConf.update(cfg, "maximize_best_checkpoint_metric", maximize)
+    return AnnealAfterPlateau(cfg, optimizer)
 
 
 def test_divides_after_every_epoch_once_validation_has_not_improved() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fairseq_plugins.nn.multi_step_attention import MultiStepAttention, ProjectedAttention
 from fairseq_plugins.nn.source import Source
-from tests.models.stepwise import check_stepwise_equals_full, close, decodings
+from tests.models.stepwise import STATE, check_stepwise_equals_full, close, decodings
 
 
 @st.composite
@@ -77,6 +77,31 @@ def test_weights_never_go_stale(build, sentences) -> None:
     for parameter in model.parameters():
         parameter.data.mul_(0.9)
     check()
+
+
+@pytest.mark.parametrize(("beam", "length"), [(1, 17), (3, 17), (3, 18)])
+@torch.no_grad()
+def test_the_source_is_projected_where_that_is_less_work(build, sentences, beam: int, length: int) -> None:
+    """A row's multiplications by the formulas, with embeddings of f = 12, and what the state holds.
+
+    Plain, a layer of width C maps to f and back, and compares and averages S vectors of f; projected, S of C.  With 40
+    units sources of up to 17 words pay; as wide as the embeddings, all do; and nothing does with a single row.
+    """
+    layers = "[(40, 3), (12, 3)]"
+    model = build("convs2s_tiny", encoder_embed_dim=12, decoder_embed_dim=12, decoder_layers=layers)
+    encoded = model.encoder(sentences([length, length - 3]))
+    encoded = model.encoder.reorder_encoder_out(encoded, torch.arange(2).repeat_interleave(beam))
+    state: dict = {}
+    model.decoder(sentences([1] * 2 * beam), encoded, incremental_state=state)
+    wide, narrow = model.decoder.get_incremental_state(state, STATE).layers
+    for layer, width in ((wide, 40), (narrow, 12)):
+        plain, projected = 2 * width * 12 + 2 * length * 12, 2 * length * width
+        if beam > 1 and projected < plain:
+            assert layer.projected.keys.shape == (2, width, length)
+            assert layer.projected.values.shape == (2, length, width)
+        else:
+            assert layer.projected is None
+    assert (wide.projected is None) == (beam == 1 or length == 18)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.nn.attention import split_heads
 from fairseq_plugins.nn.source import Source
-from tests.models.stepwise import check_stepwise_equals_full, close, decodings
+from tests.models.stepwise import STATE, check_stepwise_equals_full, close, decodings
 
 
 @st.composite
@@ -100,3 +101,22 @@ def test_weights_never_go_stale(build, sentences) -> None:
     model.make_generation_fast_(need_attn=False)
     model.load_state_dict(other.state_dict())
     check()
+
+
+@pytest.mark.parametrize(("beam", "length"), [(1, 3), (3, 3), (3, 4), (3, 9)])
+@torch.no_grad()
+def test_the_first_maps_go_to_the_values_where_that_is_less_work(build, sentences, beam: int, length: int) -> None:
+    """Heads here have v = 4 numbers, and a branch's network 8 units: S·8 multiplications for a row instead of 4·8."""
+    sizes = {"encoder_embed_dim": 12, "encoder_ffn_embed_dim": 24, "encoder_attention_heads": 3}
+    model = build("weighted_transformer_tiny", **sizes)
+    encoded = model.encoder(sentences([length, length - 1]))
+    encoded = model.encoder.reorder_encoder_out(encoded, torch.arange(2).repeat_interleave(beam))
+    state: dict = {}
+    model.decoder(sentences([1] * 2 * beam), encoded, incremental_state=state)
+    for layer in model.decoder.get_incremental_state(state, STATE).layers:
+        if beam > 1 and length < 4:
+            assert layer.own_first is None
+            assert layer.source_values.shape == (2, 3, length, 4 + 8)
+        else:
+            assert layer.own_first.shape == (3, 4, 8)
+            assert layer.source_values.shape == (2, 3, length, 4)

@@ -1,0 +1,19 @@
+"""The version that checkpoints carry."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+def test_a_checkpoint_of_a_newer_version_is_refused(build, architecture) -> None:
+    """By name and number; what this code wrote itself is loaded."""
+    model = build(architecture)
+    state = model.state_dict()
+    model.load_state_dict(state)
+    version = int(state["version"])
+    state["version"] = torch.tensor(version + 1)
+    family = architecture.removesuffix("_tiny")
+    message = f"layout of version {version + 1} of the {family} models, and this code knows {version}"
+    with pytest.raises(ValueError, match=message):
+        model.load_state_dict(state)
