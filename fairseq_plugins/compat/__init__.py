@@ -44,6 +44,7 @@ def apply() -> None:
     training.restore_numpy_compat()
     translation.load_models_by_themselves()
     translation.use_no_fused_encoder_layer()
+    translation.block_repeated_ngrams()
     translation.replace_unknown_words_by_attention()
 
 

@@ -8,17 +8,24 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from fairseq import checkpoint_utils, utils
 from fairseq.data import Dictionary
 from fairseq.models import BaseFairseqModel
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
+from fairseq.ngram_repeat_block import NGramRepeatBlock
 from fairseq.tasks import FairseqTask
 from omegaconf import OmegaConf
 from torch import Tensor
 
 from fairseq_plugins.unknown_words import keep_source_words, read_translations, replace_unknown_words
 
-__all__ = ["load_models_by_themselves", "replace_unknown_words_by_attention", "use_no_fused_encoder_layer"]
+__all__ = [
+    "block_repeated_ngrams",
+    "load_models_by_themselves",
+    "replace_unknown_words_by_attention",
+    "use_no_fused_encoder_layer",
+]
 
 
 def wants_embedding_files(load: Callable[..., Any]) -> bool:
@@ -57,6 +64,28 @@ def use_no_fused_encoder_layer() -> None:
     """
     if "can_use_fastpath" in TransformerEncoderLayerBase.__init__.__code__.co_names:
         TransformerEncoderLayerBase.can_use_fastpath = property(lambda _: False, lambda _, __: None)
+
+
+def blocks_within_a_longer_buffer(block: NGramRepeatBlock) -> bool:
+    """Probe: whether ``5 6 5``, with places for more tokens behind it, forbids a second 6."""
+    scores = block(torch.tensor([[5, 6, 5, 1, 1]]), torch.zeros(1, 8), bsz=1, beam_size=1, step=2)
+    return bool(scores[0, 6] == float("-inf"))
+
+
+def block_repeated_ngrams() -> None:
+    """fairseq's ``--no-repeat-ngram-size`` does nothing without its CUDA extension.
+
+    What it compares with are the last places of the generator's buffer, which are padding up to the last step.
+    """
+    if blocks_within_a_longer_buffer(NGramRepeatBlock(2, use_extension=False)):
+        return
+    find = NGramRepeatBlock._no_repeat_ngram
+
+    @functools.wraps(find)
+    def _no_repeat_ngram(self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_size: int, step: int) -> Tensor:
+        return find(self, tokens[:, : step + 1], lprobs, bsz, beam_size, step)
+
+    NGramRepeatBlock._no_repeat_ngram = _no_repeat_ngram
 
 
 def takes_hard_alignments(replace: Callable[..., str]) -> bool:
