@@ -25,7 +25,7 @@ class NoTorchScript:
         Raises:
             NotImplementedError: the call is traced, as `torch.jit.trace` and torch's older exporter to ONNX do.
         """
-        if torch.jit.is_tracing():  # type: ignore[attr-defined]  (torch exports it, and does not say so)
+        if torch.jit.is_tracing():  # type: ignore[attr-defined]
             self._refuse()
 
     def __prepare_scriptable__(self) -> NoReturn:

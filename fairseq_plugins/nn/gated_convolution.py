@@ -1,4 +1,4 @@
-"""Gated convolutions and the shortcuts around them (ConvS2S sections 3.2 and 3.3).
+"""Gated convolutions and the shortcuts around them (ConvS2S sections 3.2 and 3.4).
 
 T time steps, B sentences, C input width, D output width, w kernel width.  Time comes first, as
 `torch.conv_tbc` wants it.
@@ -80,7 +80,7 @@ class Shortcut(nn.Module):
         self.projection = Linear(from_dim, to_dim) if distance > 0 and from_dim != to_dim else None
 
     def forward(self, x: Tensor, outputs: Sequence[Tensor]) -> Tensor:
-        """The sum of x and an earlier output, its variance halved again (section 3.5).
+        """The sum of x and an earlier output, its variance halved again (section 3.4).
 
         Args:
             x: this layer's result, (..., to_dim).

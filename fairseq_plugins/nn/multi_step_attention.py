@@ -1,4 +1,4 @@
-"""Multi-step attention (ConvS2S section 3.3), and the form in which a sentence's part is computed once.
+"""Multi-step attention (ConvS2S sections 3.3 and 3.4), and the form in which a sentence's part is computed once.
 
 B sentences, T target positions, S source positions, C layer width, f embedding width, k beams.
 """

@@ -1,6 +1,6 @@
 """Adam for a network with vectors on the simplex: the κ and α of the Weighted Transformer (Ahmed et al. 2017).
 
-After each update those vectors are projected onto the simplex again (section 3.1).  They step there in one of two ways:
+After each update those vectors are projected onto the simplex again (section 3).  They step there in one of two ways:
 
     adam      as the paper has it: Adam's step, then the projection
     tangent   Adam's step with the gradient's mean, which the projection would take away, taken out before, and one

@@ -1,4 +1,4 @@
-"""The two learning rates of the Weighted Transformer (Ahmed et al. 2017, section 3.1).
+"""The two learning rates of the Weighted Transformer (Ahmed et al. 2017, section 4.1).
 
 d model width, N layers, t updates:
 

@@ -53,7 +53,7 @@ def test_what_branches_have_in_common_does_not_stall_the_tangent_step(common: fl
 
 
 def test_the_default_is_adam_and_then_the_projection() -> None:
-    """As section 3.1 says, with fairseq's Adam."""
+    """As sections 3 and 4.1 say, with fairseq's Adam."""
     torch.manual_seed(1)
     ours, theirs = parameter(torch.full((5,), 0.2)), parameter(torch.full((5,), 0.2))
     mine, adam = optimizer(ours, lr=0.05), Adam([theirs], lr=0.05, betas=(0.9, 0.98), eps=1e-9)

@@ -1,4 +1,4 @@
-"""The two learning rates of the paper's section 3.1, in numbers worked out by hand."""
+"""The two learning rates of the paper's section 4.1, in numbers worked out by hand."""
 
 from __future__ import annotations
 

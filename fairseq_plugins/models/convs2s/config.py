@@ -9,7 +9,8 @@ from omegaconf import II, DictConfig
 
 __all__ = ["DEFAULT_SIZES", "ConvS2SConfig", "check_dimensions"]
 
-# Section 4.2 for WMT'16 English-Romanian, the paper's plainest model: holds where an architecture says nothing else.
+# Sections 4.2 and 5.1, WMT'16 English-Romanian, the paper's plainest model: holds where an architecture says nothing
+# else.
 DEFAULT_SIZES = {
     "encoder_embed_dim": 512,
     "encoder_layers": "[(512, 3)] * 20",

@@ -1,4 +1,4 @@
-"""The convolutional decoder of ConvS2S (Gehring et al. 2017, sections 3.1 to 3.3), all target positions at once.
+"""The convolutional decoder of ConvS2S (Gehring et al. 2017, sections 3.1 to 3.4), all target positions at once.
 
 B sentences, T target positions, S source positions, C layer width, f embedding width, V vocabulary.  Decoding step by
 step is in `stepwise`.

@@ -1,4 +1,4 @@
-"""The convolutional encoder of ConvS2S (Gehring et al. 2017, sections 3.1, 3.2 and 3.5)."""
+"""The convolutional encoder of ConvS2S (Gehring et al. 2017, sections 3.1, 3.2 and 3.4)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ConvS2SEncoder(SourceEncoder):
         attention_layers: int,
     ) -> None:
         super().__init__(dictionary, embedding)
-        # Section 3.5 divides by the number of attentions; the authors' own code, as fairseq, by twice that.
+        # Section 3.4 divides by the number of attentions; the authors' own code, as fairseq, by twice that.
         self.gradient_scale = 1.0 / (2.0 * attention_layers)
         self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
 

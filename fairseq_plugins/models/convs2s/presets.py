@@ -1,6 +1,7 @@
 """The registered architectures of ConvS2S: sizes from the paper, not from fairseq's presets, which differ.
 
-The paper's embeddings have 512 dimensions everywhere, in front of the output layer too (section 4.2).
+The paper's embeddings have 512 dimensions everywhere, in front of the output layer too (section 4.2); layers are in
+sections 5.1, 5.4 and 5.7.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ register_presets(
     "convs2s",
     ConvS2SConfig,
     {
-        # Section 4.2: 20 layers of 512 units in encoder and decoder, the configuration's own defaults.
+        # Section 5.1: 20 layers of 512 units in encoder and decoder, the configuration's own defaults.
         "convs2s_wmt_en_ro": {},
         "convs2s_wmt_en_de": {"encoder_layers": _WMT_EN_DE, "decoder_layers": _WMT_EN_DE},
         "convs2s_wmt_en_fr": {"encoder_layers": _WMT_EN_FR, "decoder_layers": _WMT_EN_FR},
-        # Section 4.2: six layers of 256 units each.  Kernel and embedding size are not stated: taken as 3, like all
-        # other wide layers of the paper, and 256, the width of the layers.
+        # Section 5.7: six layers of 256 units each.  The kernel is not stated: taken as 3, like that of all other wide
+        # layers of the paper.  Section 4.2 gives all embeddings 512 dimensions: here they are as wide as the layers.
         "convs2s_gigaword": {
             "encoder_layers": "[(256, 3)] * 6",
             "decoder_layers": "[(256, 3)] * 6",

@@ -11,7 +11,7 @@ from fairseq_plugins.models.presets import fill_in
 
 __all__ = ["DEFAULT_SIZES", "WeightedTransformerConfig", "complete"]
 
-# The paper's model A (section 4.2), as large as the Transformer's base model.
+# The paper's model A (table 2), as large as the Transformer's base model.
 DEFAULT_SIZES = {
     "dropout": 0.1,
     "encoder_embed_dim": 512,

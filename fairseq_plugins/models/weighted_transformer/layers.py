@@ -1,9 +1,9 @@
-"""The layers of the Weighted Transformer (Ahmed et al. 2017, section 3, figure 2).
+"""The layers of the Weighted Transformer (Ahmed et al. 2017, section 3, figure 1).
 
 Where the branches are is a decision that the paper leaves open.  Here, in the encoder self-attention and feed-forward
 network are one branched block; in the decoder self-attention is the Transformer's own, and the attention to the source
-and the feed-forward network are one branched block.  A 6+6-layer model of 8 heads then has the 192 weights κ and α that
-the paper counts.
+and the feed-forward network are one branched block.  A 6+6-layer model of 8 heads then has 192 weights κ and α, the
+number that the paper names.
 
 B sentences, T target positions, S source positions, d model width.
 """

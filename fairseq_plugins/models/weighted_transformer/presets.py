@@ -1,4 +1,4 @@
-"""The registered architectures of the Weighted Transformer, with the sizes of the paper's sections 4.2 and 4.4."""
+"""The registered architectures of the Weighted Transformer, with the sizes of the paper's table 2."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def build_large(architecture: str, **options: object) -> BaseFairseqModel:
 
 @pytest.mark.parametrize("sizes", [{}, {"encoder_layers": 2, "decoder_layers": 4, "encoder_attention_heads": 16}])
 def test_it_has_as_many_parameters_as_the_transformer(sizes: dict[str, int]) -> None:
-    """To the last one, but for the weights of branches: κ and α of each layer, 192 in the paper's smaller model."""
+    """To the last one, but for the weights of branches: κ and α of each layer, 192 in the smaller model."""
     if "encoder_attention_heads" in sizes:
         sizes["decoder_attention_heads"] = sizes["encoder_attention_heads"]
     ours = build_large("weighted_transformer_small", **sizes)
