@@ -1,0 +1,164 @@
+"""What the pages name is there: files, headings, commands, targets of make, options, architectures and other names."""
+
+from __future__ import annotations
+
+import re
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from fairseq import options
+from fairseq.criterions import CRITERION_REGISTRY
+from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+from fairseq.optim import OPTIMIZER_REGISTRY
+from fairseq.optim.lr_scheduler import LR_SCHEDULER_REGISTRY
+from fairseq.registry import REGISTRIES
+from fairseq.tasks import TASK_REGISTRY
+
+import fairseq_plugins  # noqa: F401  (registers what it has)
+from fairseq_plugins.tools import cli
+from tests.commands import ROOT
+
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+INDENTED = re.compile(r"(?:\A|\n\n)((?:    .*(?:\n|\Z)|\n(?=    ))+)")
+SPAN = re.compile(r"(`+)(.+?)\1", re.DOTALL)
+LINK = re.compile(r"\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)\)")
+# Options of pip and hydra.
+FOREIGN = {"--no-build-isolation", "--config-dir", "--config-name"}
+NAMES = {
+    "arch": ARCH_MODEL_REGISTRY,
+    "criterion": CRITERION_REGISTRY,
+    "optimizer": OPTIMIZER_REGISTRY,
+    "lr-scheduler": LR_SCHEDULER_REGISTRY,
+    "task": TASK_REGISTRY,
+}
+
+
+class Page(NamedTuple):
+    path: Path
+    prose: str  # without the code that has lines of its own
+    code: list[str]  # that code, and what stands between backticks
+
+
+@cache
+def read(path: Path) -> Page:
+    text = path.read_text(encoding="utf-8")
+    blocks = FENCE.findall(text)
+    text = FENCE.sub("", text)
+    blocks += INDENTED.findall(text)
+    prose = INDENTED.sub("\n\n", text)
+    lines = [line for block in blocks for line in re.sub(r"\\\n\s*", " ", block).splitlines()]
+    return Page(path, prose, [*lines, *(span.replace("\n", " ") for _, span in SPAN.findall(prose))])
+
+
+@cache
+def anchors(path: Path) -> set[str]:
+    """Of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ +(.+?) *$", FENCE.sub("", path.read_text(encoding="utf-8")), re.MULTILINE)
+    plain = [re.sub(r"[^\w\- ]", "", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", heading)) for heading in headings]
+    return {heading.strip().lower().replace(" ", "-") for heading in plain}
+
+
+@pytest.fixture(params=PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def page(request: pytest.FixtureRequest) -> Page:
+    return read(request.param)
+
+
+def words(page: Page) -> Iterator[str]:
+    """Of all code, as a shell would see them, or nearly."""
+    for code in page.code:
+        yield from (word.strip("'\"(),:;") for word in re.split(r"[\s=|]+", code))
+
+
+def test_links_lead_somewhere(page: Page) -> None:
+    broken = []
+    for target in LINK.findall(SPAN.sub(lambda span: span[0].replace("(", ""), page.prose)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        path = (page.path.parent / file).resolve() if file else page.path
+        if not path.exists() or (anchor and anchor not in anchors(path)):
+            broken.append(target)
+    assert broken == []
+
+
+def test_files_are_there(page: Page) -> None:
+    """Those of this repository, named from its root, the package or the page's folder, or without a folder."""
+    roots = (ROOT, ROOT / "fairseq_plugins", page.path.parent)
+    folders = {folder.name for folder in ROOT.iterdir() if folder.is_dir() and not folder.name.startswith(".")}
+    missing = []
+    for word in words(page):
+        first, *others = word.split("/")
+        script = re.fullmatch(r"[\w.*/-]+\.(py|sh|yaml|md|toml)", word) and not word.startswith((".", "*"))
+        if not (script or (first in folders and others)) or "out" in others or re.search(r"[{}$<>…]|\.\.\.", word):
+            continue
+        found = any(any(root.glob(word.rstrip("/"))) for root in roots)
+        if not found and (others or not any(roots[1].rglob(word))):
+            missing.append(word)
+    assert missing == []
+
+
+def test_targets_of_make_exist(page: Page) -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert {name for code in page.code for name in re.findall(r"(?:^|[;&] *)make ([a-z]+)", code)} <= targets
+
+
+def test_tools_and_their_options_exist(page: Page) -> None:
+    wrong = []
+    for code in page.code:
+        for name, rest in re.findall(r"fairseq-plugins ([a-z-]+)([^|;)&]*)", code):
+            parser = ArgumentParser()
+            if name in cli._COMMANDS:
+                cli._COMMANDS[name][0].add_arguments(parser)
+            given = re.findall(r"(?<!\S)\[?(--[a-z-]+)", rest)
+            if name not in cli._COMMANDS or not set(given) <= set(parser._option_string_actions):
+                wrong.append(f"{name} {' '.join(given)}")
+    assert wrong == []
+
+
+@cache
+def known_options() -> set[str]:
+    """All that fairseq's commands, the plugin, the tools and the scripts of the examples take."""
+    parsers = [
+        options.get_preprocessing_parser(),
+        options.get_training_parser(),
+        options.get_generation_parser(interactive=True),
+        options.get_validation_parser(),
+    ]
+    for tool, _ in cli._COMMANDS.values():
+        tool.add_arguments(parser := ArgumentParser())
+        parsers.append(parser)
+    registries = [MODEL_REGISTRY, TASK_REGISTRY, *(each["registry"] for each in REGISTRIES.values())]
+    for registered in (each for registry in registries for each in registry.values()):
+        dataclass = getattr(registered, "__dataclass", None)
+        parsers.append(parser := ArgumentParser(conflict_handler="resolve", add_help=False))
+        if dataclass is not None:
+            gen_parser_from_dataclass(parser, dataclass())
+        elif hasattr(registered, "add_args"):
+            registered.add_args(parser)
+    known = {option for parser in parsers for option in parser._option_string_actions}
+    sources = [*ROOT.glob("examples/**/*.py"), *ROOT.glob("examples/**/*.sh"), ROOT / "tests" / "conftest.py"]
+    for source in (path.read_text(encoding="utf-8") for path in sources):
+        known.update(re.findall(r"--[a-z][a-z0-9-]+", source))
+        # Scripts with many options have them in tables: name, default, help.
+        known.update(f"--{name}" for name in re.findall(r'\("([a-z][a-z0-9-]+)", ', source))
+    return known
+
+
+def test_options_exist(page: Page) -> None:
+    given = {word for word in words(page) if re.fullmatch(r"--[a-z][a-z0-9-]+", word)}
+    assert given - known_options() - FOREIGN == set()
+
+
+def test_what_options_name_is_registered(page: Page) -> None:
+    wrong = []
+    for code in page.code:
+        for option, name in re.findall(r"--(arch|criterion|optimizer|lr-scheduler|task) ([a-z_0-9]+)", code):
+            if name not in NAMES[option]:
+                wrong.append(f"--{option} {name}")
+    assert wrong == []
