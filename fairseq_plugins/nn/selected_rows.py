@@ -8,11 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import _WeightNorm
 from torch.nn.utils.weight_norm import WeightNorm
+
+from fairseq_plugins.nn.linear import FastLinear, linear
 
 __all__ = ["SelectedRows"]
 
@@ -45,19 +46,19 @@ class SelectedRows(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., K) -> (..., n)."""
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
 
 def _parts(module: nn.Module) -> tuple[Tensor, ...]:
     """What the weight is made of row by row: itself, (V, K), or its direction, (V, K), and magnitude, (V, 1)."""
-    if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward:
-        linear: Any = module
-        parametrisations = [each for every in getattr(linear, "parametrizations", {}).values() for each in every]
-        match [*linear._forward_pre_hooks.values(), *parametrisations]:
+    if isinstance(module, nn.Linear) and type(module).forward in (nn.Linear.forward, FastLinear.forward):
+        normed: Any = module
+        parametrisations = [each for every in getattr(normed, "parametrizations", {}).values() for each in every]
+        match [*normed._forward_pre_hooks.values(), *parametrisations]:
             case []:
-                return (linear.weight,)
+                return (normed.weight,)
             case [WeightNorm(name="weight", dim=0)]:
-                return linear.weight_v, linear.weight_g
-            case [_WeightNorm(dim=0)] if parametrize.is_parametrized(linear, "weight"):
-                return linear.parametrizations.weight.original1, linear.parametrizations.weight.original0
+                return normed.weight_v, normed.weight_g
+            case [_WeightNorm(dim=0)] if parametrize.is_parametrized(normed, "weight"):
+                return normed.parametrizations.weight.original1, normed.parametrizations.weight.original0
     raise ValueError(f"{type(module).__name__} is not a linear map with a weight that is plain or normalised by row")
