@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from fairseq.data import Dictionary
-from fairseq.modules import GradMultiply
 from torch import Tensor, nn
 
 from fairseq_plugins.models.source_encoder import SourceEncoder
@@ -94,7 +94,7 @@ class Convolution(nn.Module):
     Section 4.3 divides its gradients by the square root of its inputs, without which the layers of a stack learn too
     fast for their size and saturate.  Optimizers that normalise gradients, as Adam, would not notice.  So the
     parameters here are √d times weight and bias, with gradients those of weight and bias: a step of any optimizer then
-    moves these 1/√d as far, which for plain SGD is what the paper does.
+    moves these 1/√d as far, which for plain SGD is what the paper does.  Clipping sees gradients of ordinary size.
 
     Args:
         in_dim: d.
@@ -117,8 +117,20 @@ class Convolution(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, d, S) -> (B, out_dim, S)."""
-        weight, bias = (GradMultiply.apply(part * self.scale, 1 / self.scale) for part in (self.weight, self.bias))
+        weight, bias = (_Scaled.apply(part, self.scale) for part in (self.weight, self.bias))
         return F.conv1d(F.pad(x, self.padding), weight, bias)
+
+
+class _Scaled(torch.autograd.Function):
+    """A parameter times a constant, with the gradient of the product: √d times it may overflow in half precision."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, scale: float) -> Tensor:
+        return parameter * scale
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
 
 
 def _linear(from_dim: int, to_dim: int) -> nn.Module:
