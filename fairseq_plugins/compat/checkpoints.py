@@ -51,7 +51,7 @@ class PlainDtype:
         return dtype
 
 
-class PlainArray(np.ndarray):
+class PlainArray(np.ndarray[Any, Any]):
     """Stands in for ``numpy.ndarray`` in a file: numpy's own, but shape and bytes are checked before they are used."""
 
     def __new__(cls, *_from_file: object) -> PlainArray:
