@@ -27,23 +27,25 @@ def run(args: Namespace) -> None:
     """Convert one checkpoint.
 
     Raises:
-        ValueError: the input is missing or no fconv checkpoint, or the output exists already.
+        ValueError: the input is missing or no fconv checkpoint, or the output exists already or cannot be written.
+        OSError: a file cannot be read or written.
         UnpicklingError: the input is no checkpoint, or holds more than data.
     """
     if not args.input.is_file():
         raise ValueError(f"{args.input} does not exist")
     if args.output.exists():
         raise ValueError(f"{args.output} exists already")
+    partial = args.output.with_name(args.output.name + ".partial")
     try:
-        converted = convert(load_checkpoint_to_cpu(str(args.input)))
-    except (ValueError, pickle.UnpicklingError):
+        torch.save(convert(load_checkpoint_to_cpu(str(args.input))), partial)
+        partial.replace(args.output)
+    except (ValueError, OSError, pickle.UnpicklingError):
         raise
     except Exception as error:  # there is none that a file cannot cause
         reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{args.input} cannot be read as a checkpoint of fairseq's fconv: {reason}") from error
-    partial = args.output.with_name(args.output.name + ".partial")
-    torch.save(converted, partial)
-    partial.replace(args.output)
+        raise ValueError(f"{args.input} cannot be converted from fairseq's fconv: {reason}") from error
+    finally:
+        partial.unlink(missing_ok=True)
     print(f"{args.output}: translate with fairseq-generate --user-dir $(fairseq-plugins user-dir) --path {args.output}")
 
 

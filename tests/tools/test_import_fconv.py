@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import resource
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -126,3 +127,15 @@ def test_refuses_what_it_cannot_convert(tmp_path, data, fconv, capsys) -> None:
     (tmp_path / "text.pt").write_text("not a checkpoint")
     assert "text.pt" in fails(capsys, tmp_path / "text.pt", tmp_path / "new.pt")
     assert not (tmp_path / "new.pt").exists()
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path, data, fconv, capsys) -> None:
+    checkpoint = save(tmp_path / "old.pt", fconv.state_dict(), data)
+    before = sorted(tmp_path.iterdir())
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        assert "old.pt cannot be converted" in fails(capsys, checkpoint, tmp_path / "new.pt")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert sorted(tmp_path.iterdir()) == before
