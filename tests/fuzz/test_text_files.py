@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairseq_plugins.generation.candidates import Candidates
-from fairseq_plugins.tools.lexicon import read_pairs
+from fairseq_plugins.tools import lexicon
 from fairseq_plugins.unknown_words import read_translations
 from tests.fuzz.trial import Trial, fuzz
 
@@ -35,7 +35,7 @@ def fairseq_words(path: Path) -> list[list[str]]:
 def test_parallel_text(file: Path) -> None:
     """What is read is what fairseq takes for lines and words."""
     other = file.with_suffix(".other")
-    trial = Trial(lambda: list(read_pairs(file, other)), ValueError)
+    trial = Trial(lambda: list(lexicon.read_pairs(file, other)), ValueError)
 
     @fuzz
     @given(files, files)
@@ -45,6 +45,33 @@ def test_parallel_text(file: Path) -> None:
         pairs = trial()
         if pairs is not None:
             assert pairs == [pair for pair in zip(fairseq_words(file), fairseq_words(other), strict=True) if pair[0]]
+
+    run()
+
+
+ends = st.sampled_from(["0", "1", "2", "9", "-1", "", "x", "²", "9" * 30])
+links = st.builds("{}-{}".format, ends, ends) | words
+alignments = st.lists(st.lists(links, max_size=3).map(" ".join), max_size=4).map("\n".join).map(str.encode) | files
+
+
+def test_links(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an aligner may have written for two pairs of three words and one."""
+    monkeypatch.setattr(lexicon, "tqdm", lambda pairs, **_: pairs)
+    folder = file.with_name("work")
+    folder.mkdir()
+    for name in ("source", "target"):
+        (folder / name).write_text("a b c\nd\n")
+    trial = Trial(lexicon.count_links, ValueError)
+
+    @fuzz
+    @given(alignments, alignments)
+    def run(forward: bytes, reverse: bytes) -> None:
+        (folder / "forward").write_bytes(forward)
+        (folder / "reverse").write_bytes(reverse)
+        found = trial(folder, 2)
+        if found is not None:
+            assert sum(counts.total() for counts in found.values()) == len(forward.split() + reverse.split())
+            assert set("abcd") >= {*found} | {word for counts in found.values() for word in counts}
 
     run()
 
