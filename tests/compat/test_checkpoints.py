@@ -1,6 +1,7 @@
 """Checkpoints with the plugin, and what else ``compat`` mends, with fairseq's own models: nothing depends on ours."""
 
 import argparse
+import inspect
 import os
 import random
 import shutil
@@ -117,7 +118,7 @@ def test_without_a_check_nothing_is_loaded(tmp_path: Path, monkeypatch: pytest.M
     torch.save(Payload(tmp_path / "trace"), tmp_path / "model.pt")
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "0")
-    own_load = checkpoint_utils.load_checkpoint_to_cpu.__wrapped__
+    own_load = inspect.unwrap(checkpoint_utils.load_checkpoint_to_cpu)
     monkeypatch.setattr(checkpoint_utils, "load_checkpoint_to_cpu", own_load)
     checkpoints.load_checkpoints_safely()
     with pytest.raises(RuntimeError, match="was not loaded"):
