@@ -88,7 +88,7 @@ def test_links_lead_somewhere(page: Page) -> None:
 
 
 def test_files_are_there(page: Page) -> None:
-    """Those of this repository, named from its root, the package or the page's folder, or without a folder."""
+    """Those of this repository, named from its root, the package or the page's folder; code and tests by name alone."""
     roots = (ROOT, ROOT / "fairseq_plugins", page.path.parent)
     folders = {folder.name for folder in ROOT.iterdir() if folder.is_dir() and not folder.name.startswith(".")}
     missing = []
@@ -100,7 +100,10 @@ def test_files_are_there(page: Page) -> None:
         if "out" in others or re.search(r"[{}$<>…]|\.\.\.", word):
             continue
         found = any(any(root.glob(word.rstrip("/"))) for root in roots)
-        if not found and (others or not any(roots[1].rglob(word))):
+        somewhere = not others and any(
+            path for folder in ("fairseq_plugins", "tests") for path in (ROOT / folder).rglob(word)
+        )
+        if not found and not somewhere:
             missing.append(word)
     assert missing == []
 
