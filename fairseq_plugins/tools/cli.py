@@ -7,6 +7,7 @@ import sys
 from argparse import ArgumentParser
 
 from fairseq_plugins.tools import (
+    average,
     export_nbest,
     import_fconv,
     lexicon,
@@ -21,6 +22,7 @@ __all__ = ["main"]
 _COMMANDS = {
     "user-dir": (user_dir, "print the path to give to fairseq's --user-dir"),
     "import-fconv": (import_fconv, "turn a checkpoint of fairseq's fconv into one of convs2s"),
+    "average": (average, "write the mean of several checkpoints of a training"),
     "lexicon": (lexicon, "find the translations of each source word in a parallel text"),
     "plot-attention": (plot_attention, "draw what a translation attends to"),
     "plot-branches": (plot_branches, "draw how the branches' weights of a Weighted Transformer develop"),

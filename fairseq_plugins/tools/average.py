@@ -1,0 +1,137 @@
+"""``fairseq-plugins average``: one checkpoint with the mean of several ones' parameters.
+
+They are named, or found in a training's folder: the last N that fairseq wrote after an epoch (``checkpoint7.pt``) or, with
+``--updates``, after so many updates (``checkpoint_2_5000.pt``).  What is not a number of the model but says how it is laid
+out (``version``) must be the same in all, and is kept; a mean of points of the simplex is one.
+"""
+
+from __future__ import annotations
+
+import re
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq.checkpoint_utils import load_checkpoint_to_cpu
+from omegaconf import OmegaConf
+from torch import Tensor
+
+__all__ = ["add_arguments", "run"]
+
+BY_EPOCH, BY_UPDATES = re.compile(r"checkpoint(\d+)\.pt"), re.compile(r"checkpoint_\d+_(\d+)\.pt")
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument(
+        "input", nargs="+", type=Path, metavar="INPUT", help="checkpoints, or with --last the folder of a training"
+    )
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="checkpoint to write")
+    parser.add_argument("--last", type=int, metavar="N", help="average the last N checkpoints of the folder")
+    parser.add_argument(
+        "--updates", action="store_true", help="with --last: those of --save-interval-updates, not of epochs"
+    )
+
+
+def run(args: Namespace) -> None:
+    """Average; all but the parameters is the last checkpoint's, without the optimizer's state.
+
+    Raises:
+        ValueError: there are too few checkpoints, one cannot be read, they do not belong together, or the output exists.
+    """
+    if args.output.exists():
+        raise ValueError(f"{args.output} exists already")
+    if args.last is None and args.updates:
+        raise ValueError("--updates goes with --last")
+    paths = args.input if args.last is None else last_checkpoints(args.input, args.last, args.updates)
+    state = load(paths[0])
+    first, total = state, {name: wide(value) for name, value in state["model"].items()}
+    for path in paths[1:]:
+        state = load(path)
+        check_same_model(paths[0], first, path, state)
+        for name, value in state["model"].items():
+            if is_averaged(name, value):
+                total[name] += wide(value)
+    parameters = {
+        name: (total[name] / len(paths)).to(value.dtype) if is_averaged(name, value) else value
+        for name, value in state["model"].items()
+    }
+    averaged = {
+        **state,
+        "args": None,
+        "cfg": OmegaConf.to_container(state["cfg"], resolve=True, enum_to_str=True),
+        "model": parameters,
+        "last_optimizer_state": None,
+    }
+    partial = args.output.with_name(args.output.name + ".partial")
+    torch.save(averaged, partial)
+    partial.replace(args.output)
+    print(f"{args.output}: the mean of\n" + "\n".join(f"  {path}" for path in paths))
+
+
+def last_checkpoints(folders: Sequence[Path], count: int, updates: bool) -> list[Path]:
+    """The last checkpoints of a folder, the oldest first.
+
+    Raises:
+        ValueError: there is not one folder, or fewer checkpoints.
+    """
+    if len(folders) != 1 or not folders[0].is_dir():
+        raise ValueError("--last takes one folder")
+    if count < 1:
+        raise ValueError(f"--last is {count}; it must be at least 1")
+    pattern = BY_UPDATES if updates else BY_EPOCH
+    found = {int(match[1]): path for path in folders[0].iterdir() if (match := pattern.fullmatch(path.name))}
+    if len(found) < count:
+        kind = "updates" if updates else "an epoch"
+        raise ValueError(f"{folders[0]} has {len(found)} checkpoints that were saved after {kind}, not {count}")
+    return [found[number] for number in sorted(found)[-count:]]
+
+
+def load(path: Path) -> dict[str, Any]:
+    """A checkpoint, which can hold data and never code.
+
+    Raises:
+        ValueError: it is missing or none of fairseq.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist")
+    try:
+        state = load_checkpoint_to_cpu(str(path))
+    except (RuntimeError, EOFError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} cannot be read as a checkpoint of fairseq: {error}") from error
+    if state.get("cfg") is None:
+        raise ValueError(f"{path} has no configuration")
+    return state
+
+
+def is_averaged(name: str, value: Tensor) -> bool:
+    """Whether an entry is of the model's numbers; a version is not, even where it was saved as one."""
+    return value.is_floating_point() and not name.endswith("version")
+
+
+def wide(value: Tensor) -> Tensor:
+    """Numbers in a precision that survives a sum."""
+    return value.double() if value.is_floating_point() else value
+
+
+def check_same_model(first_path: Path, first: Mapping[str, Any], path: Path, state: Mapping[str, Any]) -> None:
+    """Refuse what has another architecture, other parameters, or another layout.
+
+    Raises:
+        ValueError: says in what the two differ.
+    """
+    places = f"{first_path} and {path}"
+    names = [str(each["cfg"].model._name) for each in (first, state)]
+    if names[0] != names[1]:
+        raise ValueError(f"{places} are of different architectures: {names[0]} and {names[1]}")
+    ours, theirs = first["model"], state["model"]
+    if odd := sorted(ours.keys() ^ theirs.keys()):
+        raise ValueError(f"{places} have different parameters: only one has {odd[0]}")
+    for name, value in ours.items():
+        other = theirs[name]
+        if value.shape != other.shape:
+            raise ValueError(f"{places} differ in the size of {name}: {list(value.shape)} and {list(other.shape)}")
+        if not is_averaged(name, value) and not torch.equal(value, other):
+            raise ValueError(f"{places} differ in {name}, of which there is no mean: {value} and {other}")
