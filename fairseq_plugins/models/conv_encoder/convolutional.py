@@ -94,7 +94,8 @@ class Convolution(nn.Module):
     Section 4.3 divides its gradients by the square root of its inputs, without which the layers of a stack learn too
     fast for their size and saturate.  Optimizers that normalise gradients, as Adam, would not notice.  So the
     parameters here are √d times weight and bias, with gradients those of weight and bias: a step of any optimizer then
-    moves these 1/√d as far, which for plain SGD is what the paper does.  Clipping sees gradients of ordinary size.
+    moves these 1/√d as far, which for plain SGD is what the paper does.  Clipping counts them
+    undivided: for `conv_encoder_tiny` on Multi30k a norm 1.15 to 1.4 times the paper's.
 
     Args:
         in_dim: d.
