@@ -1,8 +1,8 @@
 """``fairseq-plugins average``: one checkpoint with the mean of several ones' parameters.
 
-They are named, or found in a training's folder: the last N that fairseq wrote after an epoch (``checkpoint7.pt``) or, with
-``--updates``, after so many updates (``checkpoint_2_5000.pt``).  What is not a number of the model but says how it is laid
-out (``version``) must be the same in all, and is kept; a mean of points of the simplex is one.
+They are named, or found in a training's folder: the last N that fairseq wrote after an epoch (``checkpoint7.pt``) or,
+with ``--updates``, after so many updates (``checkpoint_2_5000.pt``).  What is not a number of the model but says how it
+is laid out (``version``) must be the same in all, and is kept; a mean of points of the simplex is one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def run(args: Namespace) -> None:
     """Average; all but the parameters is the last checkpoint's, without the optimizer's state.
 
     Raises:
-        ValueError: there are too few checkpoints, one cannot be read, they do not belong together, or the output exists.
+        ValueError: there are too few checkpoints, one cannot be read, they do not belong together, or the output is
+            there.
     """
     if args.output.exists():
         raise ValueError(f"{args.output} exists already")
