@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 # The scripts under examples/ call fairseq's commands by name.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup demo test faults fuzz check lint types format bench clean
+.PHONY: help setup demo test coverage mutants faults fuzz check lint types format bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +48,17 @@ fuzz: setup  ## hostile options and files, INPUTS= of each kind (100 000; hours)
 faults: setup  ## kill training 20 times for each family, resume it, and compare with an undisturbed one
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.faults
 
+# The commands that tests start are measured too (pyproject.toml).
+coverage: setup  ## which lines of the code the tests run, of all but the slow ones
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile -m 'not slow' \
+		--cov --cov-report=term-missing:skip-covered $(PYTEST_ARGS)
+
+# It changes copies of the files, under mutants/, and goes on where it was stopped.  MUTANTS='fairseq_plugins.nn.simplex*'
+# for some; `.venv/bin/mutmut show NAME` for what a survivor is.
+mutants: setup  ## changes the code in hundreds of small ways, each alone, and lists those that no test notices (hours)
+	OMP_NUM_THREADS=1 $(BIN)/mutmut run $(MUTANTS)
+	$(BIN)/mutmut results
+
 check: lint types  ## lint and types
 
 lint: setup
@@ -67,5 +78,5 @@ bench: setup  ## speed of training and decoding beside fairseq's own
 	$(BIN)/python examples/benchmarks/conv_encoder.py
 
 clean:  ## remove caches and build output; .venv stays
-	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist mutants *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -exec rm -rf {} +

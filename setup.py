@@ -27,6 +27,6 @@ setup(
         "plots": ["matplotlib"],
         "demo": ["babel", "num2words", "sacremoses"],
         "alignment": ["eflomal"],
-        "dev": ["hypothesis", "mypy", "pytest", "pytest-xdist", "ruff"],
+        "dev": ["coverage>=7.10", "hypothesis", "mutmut>=3.8", "mypy", "pytest", "pytest-cov", "pytest-xdist", "ruff"],
     },
 )

@@ -43,6 +43,8 @@ def apply() -> None:
     training.leave_a_finished_training_alone()
     training.restore_numpy_compat()
     translation.load_models_by_themselves()
+    training.find_buckets_with_numpy_2()
+    training.keep_the_last_batch()
     translation.use_no_fused_encoder_layer()
     translation.block_repeated_ngrams()
     translation.replace_unknown_words_by_attention()

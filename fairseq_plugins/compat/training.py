@@ -13,13 +13,16 @@ from typing import Any
 
 import numpy as np
 from fairseq import checkpoint_utils
-from fairseq.data import FairseqDataset
+from fairseq.data import FairseqDataset, bucket_pad_length_dataset, data_utils
+from fairseq.data.audio import raw_audio_dataset
 from fairseq.tasks import FairseqTask
 from fairseq.trainer import Trainer
 
 __all__ = [
+    "find_buckets_with_numpy_2",
     "finish_the_epoch_on_resume",
     "keep_the_batches_on_resume",
+    "keep_the_last_batch",
     "leave_a_finished_training_alone",
     "remember_lost_patience",
     "restore_numpy_compat",
@@ -171,3 +174,57 @@ def restore_numpy_compat() -> None:
     """fairseq's data sets ask for ``np.compat.long`` (language models, ``--num-batch-buckets``), gone from NumPy 2."""
     if not hasattr(np, "compat"):
         vars(np)["compat"] = SimpleNamespace(long=int)
+
+
+def finds_buckets() -> bool:
+    """Probe: whether fairseq can ask this NumPy for percentiles."""
+    try:
+        return list(data_utils.get_buckets([3, 5], 1)) == [5]
+    except TypeError:
+        return False
+
+
+def find_buckets_with_numpy_2() -> None:
+    """``--num-batch-buckets`` asks ``np.percentile`` for ``interpolation``, which NumPy calls ``method`` since 1.22.
+
+    From 2.4 on it no longer knows the old name.
+    """
+    if finds_buckets():
+        return
+
+    @functools.wraps(data_utils.get_buckets)
+    def get_buckets(sizes: Any, num_buckets: int) -> Any:
+        return np.unique(np.percentile(sizes, np.linspace(0, 100, num_buckets + 1), method="lower")[1:])
+
+    for module in (data_utils, bucket_pad_length_dataset, raw_audio_dataset):
+        module.get_buckets = get_buckets
+
+
+def keeps_the_last_batch() -> bool:
+    """Probe: whether three sentences come back when batches are to have eight or fewer, or a multiple of eight."""
+    try:
+        batches = data_utils.batch_by_size(np.arange(3), lambda _: 1, max_sentences=8, required_batch_size_multiple=8)
+    except IndexError:
+        return False
+    return sum(map(len, batches)) == 3
+
+
+def keep_the_last_batch() -> None:
+    """Later fairseq drops the last batch if it is no multiple of ``--required-batch-size-multiple``, by default eight.
+
+    Its sentences, the longest ones, are then neither translated by ``fairseq-generate`` nor validated on.
+    """
+    if keeps_the_last_batch():
+        return
+    divide = data_utils.batch_by_size
+
+    @functools.wraps(divide)
+    def batch_by_size(indices: Any, *args: Any, **kwargs: Any) -> Any:
+        indices = np.asarray(indices)
+        batches = divide(indices, *args, **kwargs) if len(indices) else []
+        if kwargs.get("fixed_shapes") is None:  # whose batches have no order to go by
+            rest = indices[sum(map(len, batches)) :]
+            batches = [*batches, rest] if len(rest) else batches
+        return batches
+
+    data_utils.batch_by_size = batch_by_size

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from fairseq import checkpoint_utils
-from fairseq.data import TokenBlockDataset
+from fairseq.data import TokenBlockDataset, bucket_pad_length_dataset, data_utils
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.logging import meters
@@ -212,6 +212,31 @@ def test_data_sets_find_the_names_that_numpy_has_dropped() -> None:
     tokens = [torch.tensor([4, 5, 2]), torch.tensor([6, 2])]
     blocks = TokenBlockDataset(tokens, [3, 2], block_size=None, pad=1, eos=2, break_mode="eos")
     assert [block.tolist() for block in blocks] == [[4, 5, 2], [6, 2]]
+
+
+@pytest.mark.parametrize("multiple", [1, 8])
+@pytest.mark.parametrize("sentences", [0, 1, 7, 8, 9, 15, 37])
+@pytest.mark.parametrize("vector", [False, True])
+def test_no_sentence_is_lost_to_batches(sentences: int, multiple: int, vector: bool) -> None:
+    """Each comes once, in order, in batches of a multiple of eight but for the last; later fairseq drops that."""
+    indices = np.random.default_rng(1).permutation(sentences)
+    lengths = {"num_tokens_vec": np.full(sentences, 5)} if vector else {}
+    batches = data_utils.batch_by_size(
+        indices, num_tokens_fn=lambda _: 5, max_sentences=16, required_batch_size_multiple=multiple, **lengths
+    )
+    assert [index for batch in batches for index in batch] == indices.tolist()
+    assert all(0 < len(batch) <= 16 for batch in batches)
+    assert all(len(batch) % multiple == 0 or len(batch) < multiple for batch in batches[:-1])
+
+
+@pytest.mark.parametrize("buckets", [1, 3, 20])
+def test_buckets_of_lengths(buckets: int) -> None:
+    """--num-batch-buckets: each but the last holds the lengths up to one of equally many sorted ones."""
+    sizes = np.array([4, 9, 4, 1, 7, 7, 2, 8, 3, 12])
+    ordered = sorted(sizes.tolist())
+    expected = sorted({ordered[(len(sizes) - 1) * number // buckets] for number in range(1, buckets + 1)})
+    for module in (data_utils, bucket_pad_length_dataset):
+        assert list(module.get_buckets(sizes, buckets)) == expected
 
 
 def test_applying_again_changes_nothing() -> None:
