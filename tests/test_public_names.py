@@ -125,6 +125,6 @@ def test_tools(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--help"])
     shown = capsys.readouterr().out
-    tools = ["user-dir", "import-fconv", "average", "lexicon", "plot-attention", "plot-branches"]
-    tools += ["tune-length", "export-nbest"]
+    tools = ["user-dir", "import-fconv", "prepare", "own-data", "average", "lexicon", "plot-attention"]
+    tools += ["plot-branches", "score", "tune-length", "export-nbest"]
     assert [name for name in tools if f"\n    {name}" not in shown] == []

@@ -39,8 +39,7 @@ def run(args: Namespace) -> None:
     """Average; all but the parameters is the last checkpoint's, without the optimizer's state.
 
     Raises:
-        ValueError: there are too few checkpoints, one cannot be read, they do not belong together, or the output is
-            there.
+        ValueError: there are too few checkpoints, one cannot be read, they differ in kind, or the output exists.
     """
     if args.output.exists():
         raise ValueError(f"{args.output} exists already")

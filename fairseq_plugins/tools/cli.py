@@ -11,8 +11,11 @@ from fairseq_plugins.tools import (
     export_nbest,
     import_fconv,
     lexicon,
+    own_data,
     plot_attention,
     plot_branches,
+    prepare,
+    score,
     tune_length,
     user_dir,
 )
@@ -22,10 +25,13 @@ __all__ = ["main"]
 _COMMANDS = {
     "user-dir": (user_dir, "print the path to give to fairseq's --user-dir"),
     "import-fconv": (import_fconv, "turn a checkpoint of fairseq's fconv into one of convs2s"),
+    "prepare": (prepare, "prepare the data of an experiment of the papers"),
+    "own-data": (own_data, "prepare, train and translate: from two text files to translations"),
     "average": (average, "write the mean of several checkpoints of a training"),
     "lexicon": (lexicon, "find the translations of each source word in a parallel text"),
     "plot-attention": (plot_attention, "draw what a translation attends to"),
     "plot-branches": (plot_branches, "draw how the branches' weights of a Weighted Transformer develop"),
+    "score": (score, "print BLEU or ROUGE of translations"),
     "tune-length": (tune_length, "find the best length penalty for n-best lists, without decoding again"),
     "export-nbest": (export_nbest, "write n-best lists in the format of Moses"),
 }

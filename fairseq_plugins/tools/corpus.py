@@ -1,0 +1,252 @@
+"""A corpus from its files to fairseq's binary data, step by step.
+
+In the folder are, with the names of fairseq's ``prepare-*.sh``: ``orig`` (what was downloaded), ``tmp`` (tokens),
+``code`` (BPE), ``train``, ``valid``, ``test`` of both languages (subwords), and ``data-bin``; beside them the untouched
+targets of the test parts, ``test.reference``.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from tqdm import tqdm
+
+from fairseq_plugins.tools import parallel_text
+from fairseq_plugins.tools.download import download
+from fairseq_plugins.tools.fairseq_command import fairseq
+
+__all__ = ["Corpus", "File", "Texts", "fetch", "prepare", "text"]
+
+
+@dataclass(frozen=True)
+class File:
+    """One file below the folder of the originals, and where it comes from.
+
+    Attributes:
+        url: the file itself, or a tar archive that holds it under this path; None for what cannot be downloaded.
+        checksum: of what is downloaded, ``sha256:...`` or ``md5:...``.
+    """
+
+    path: str
+    url: str | None = None
+    checksum: str | None = None
+
+
+Texts = tuple[tuple[File, File], ...]  # source and target of each
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What to read and how to prepare it.
+
+    Attributes:
+        tests: test parts, ``test``, ``test1``, ...
+        valid: the validation part; where there is none, every ``valid_every``-th pair of the training part.
+        max_words: longer sentences are left out of training and validation...
+        max_ratio: ... and so are pairs with so many times as many words on one side.
+        tokenise: None for text that is tokenised; else the options of ``parallel_text.moses``.
+        normalise: for training also normalise punctuation.
+        merges: of the joint BPE; None for words.
+        words: fairseq-preprocess's options for vocabularies of words.
+        terms: where to get what cannot be downloaded.
+    """
+
+    source: str
+    target: str
+    train: Texts
+    tests: tuple[Texts, ...]
+    valid: Texts = ()
+    valid_every: int = 100
+    max_words: int = 175
+    max_ratio: float | None = None
+    tokenise: dict[str, bool] | None = None
+    normalise: bool = False
+    merges: int | None = 40000
+    words: tuple[str, ...] = ()
+    terms: str = ""
+
+    @property
+    def languages(self) -> tuple[str, str]:
+        return self.source, self.target
+
+    def parts(self) -> dict[str, Texts]:
+        """All parts that have files, by fairseq's names."""
+        tests = {f"test{number or ''}": texts for number, texts in enumerate(self.tests)}
+        return {"train": self.train, **({"valid": self.valid} if self.valid else {}), **tests}
+
+    def files(self) -> Iterator[tuple[str, str, File]]:
+        """Part, language and file of each text."""
+        for part, texts in self.parts().items():
+            for pair in texts:
+                for language, file in zip(self.languages, pair, strict=True):
+                    yield part, language, file
+
+
+def text(path: str, languages: tuple[str, str], url: str | None = None, checksum: str | None = None) -> Texts:
+    """A text whose two files differ in the language, ``{}`` in path and URL."""
+    source, target = (File(path.format(name), url and url.format(name), checksum) for name in languages)
+    return ((source, target),)
+
+
+def fetch(corpus: Corpus, orig: Path) -> None:
+    """Download and unpack what is not in ``orig``.
+
+    Raises:
+        ValueError: a file cannot be downloaded, is not the one that was expected, or an archive does not hold it.
+        OSError: the network fails.
+    """
+    archives: dict[tuple[str, str | None], list[str]] = {}
+    for _, _, file in corpus.files():
+        if (orig / file.path).exists():
+            continue
+        if file.url is None:
+            raise ValueError(f"{orig / file.path} is missing. {corpus.terms}".rstrip())
+        archives.setdefault((file.url, file.checksum), []).append(file.path)
+    for (url, checksum), paths in archives.items():
+        if Path(paths[0]).name == Path(url).name:
+            download(url, orig / paths[0], checksum)
+        else:
+            archive = orig / Path(url).name
+            download(url, archive, checksum)
+            unpack(archive, orig, dict.fromkeys(paths))
+
+
+def unpack(archive: Path, folder: Path, paths: dict[str, None]) -> None:
+    """Take some files out of a tar archive.
+
+    Raises:
+        ValueError: it does not hold one, or is broken.
+    """
+    missing = dict(paths)
+    try:
+        with tarfile.open(archive) as tar:
+            for member in tqdm(tar, desc=f"unpack {archive.name}", unit=" files"):
+                name = member.name.removeprefix("./")
+                content = tar.extractfile(member) if name in missing else None
+                if content is not None:
+                    output = folder / name
+                    output.parent.mkdir(parents=True, exist_ok=True)
+                    unfinished = output.with_name(output.name + ".partial")
+                    with unfinished.open("wb") as file:
+                        shutil.copyfileobj(content, file)
+                    unfinished.replace(output)
+                    del missing[name]
+    except (tarfile.TarError, EOFError) as error:
+        raise ValueError(f"{archive}: {error}") from error
+    if missing:
+        raise ValueError(f"{archive} does not hold {', '.join(missing)}")
+
+
+def prepare(corpus: Corpus, out: Path, orig: Path, *, words: bool = False, workers: int = 1) -> Path:
+    """Go on from where the folder is.
+
+    Args:
+        words: make ``data-bin-words``, of whole words, and not ``data-bin``.
+
+    Returns:
+        the folder of binary data.
+
+    Raises:
+        ValueError, OSError: the texts cannot be had, or do not fit together.
+    """
+    words = words or corpus.merges is None
+    binary = out / ("data-bin-words" if words and corpus.merges is not None else "data-bin")
+    record, settings = out / "settings", f"{corpus}\n"
+    if record.exists() and record.read_text(encoding="utf-8") != settings:
+        raise ValueError(f"{out} holds text that was prepared otherwise (see {record}); choose another folder")
+    out.mkdir(parents=True, exist_ok=True)
+    record.write_text(settings, encoding="utf-8")
+    if binary.exists():
+        return binary
+    tmp, parts = out / "tmp", corpus.parts()
+    fetch(corpus, orig)
+    for part in parts:
+        tokenise(corpus, part, tmp, orig, workers)
+    for part in ["train"] if corpus.valid_every and not corpus.valid else ["train", "valid"]:
+        clean_and_split(corpus, part, tmp)
+    for part, texts in parts.items():
+        if part.startswith("test"):
+            reference = out / f"{part}.reference"
+            targets = [orig / target.path for _, target in texts]
+            parallel_text.concatenate(targets, reference, [corpus.target] * len(targets))
+            for _ in parallel_text.read_pairs(*(tmp / f"{part}.{language}" for language in corpus.languages)):
+                pass  # both sides have as many lines
+    if not words:
+        segment(corpus, out, workers)
+    binarise(corpus, tmp if words else out, binary, words, workers)
+    return binary
+
+
+def tokenise(corpus: Corpus, part: str, tmp: Path, orig: Path, workers: int) -> None:
+    """Each text by itself (``train.0.tok.en``), and those of a test part together (``test.en``)."""
+    texts = corpus.parts()[part]
+    for side, language in enumerate(corpus.languages):
+        outputs = [tmp / f"{part}.{number}.tok.{language}" for number in range(len(texts))]
+        for output, pair in zip(outputs, texts, strict=True):
+            if output.exists():
+                continue
+            make = partial(_line_function, corpus, language, part == "train")
+            lines = parallel_text.read_text(orig / pair[side].path, language)
+            with parallel_text.writing(output) as file:
+                for line in parallel_text.each_line(make, tqdm(lines, desc=output.name, unit=" lines"), workers):
+                    file.write(line + "\n")
+        if part.startswith("test"):
+            parallel_text.concatenate(outputs, tmp / f"{part}.{language}", [language] * len(outputs))
+
+
+def _line_function(corpus: Corpus, language: str, training: bool) -> parallel_text.Line:
+    if corpus.tokenise is None:
+        return _spaces
+    return parallel_text.moses(language, normalise=training and corpus.normalise, **corpus.tokenise)
+
+
+def _spaces(line: str) -> str:
+    return " ".join(line.split())
+
+
+def clean_and_split(corpus: Corpus, part: str, tmp: Path) -> None:
+    """``train`` and ``valid``, or one of them where each has texts of its own."""
+    outputs = {name: tuple(tmp / f"{name}.{language}" for language in corpus.languages) for name in ("train", "valid")}
+    every = None if corpus.valid else corpus.valid_every
+    wanted = outputs if every else {"train": outputs[part]}
+    if all(path.exists() for paths in wanted.values() for path in paths):
+        return
+    pairs = (
+        pair
+        for number in range(len(corpus.parts()[part]))
+        for pair in parallel_text.read_pairs(
+            *(tmp / f"{part}.{number}.tok.{language}" for language in corpus.languages)
+        )
+    )
+    cleaned = parallel_text.clean(pairs, corpus.max_words, corpus.max_ratio)
+    parallel_text.split(cleaned, every, wanted)  # type: ignore[arg-type]
+
+
+def segment(corpus: Corpus, out: Path, workers: int) -> None:
+    """The joint BPE of the training part, applied everywhere."""
+    tmp, codes = out / "tmp", out / "code"
+    if not codes.exists():
+        training = [tmp / f"train.{language}" for language in corpus.languages]
+        parallel_text.learn_codes(training, corpus.merges or 0, codes)
+    for part in {**corpus.parts(), "valid": ()}:
+        for language in corpus.languages:
+            output = out / f"{part}.{language}"
+            if not output.exists():
+                parallel_text.apply_codes(codes, tmp / output.name, output, workers)
+
+
+def binarise(corpus: Corpus, folder: Path, binary: Path, words: bool, workers: int) -> None:
+    """``fairseq-preprocess``; subwords share one dictionary, so that embeddings can be tied."""
+    unfinished = binary.with_name(binary.name + ".partial")
+    shutil.rmtree(unfinished, ignore_errors=True)  # fairseq refuses to write over dictionaries
+    tests = [str(folder / part) for part in corpus.parts() if part.startswith("test")]
+    options = ["--source-lang", corpus.source, "--target-lang", corpus.target, "--destdir", unfinished]
+    options += ["--trainpref", folder / "train", "--validpref", folder / "valid", "--workers", workers]
+    options += ["--testpref", ",".join(tests)] if tests else []
+    fairseq("preprocess", *options, *(corpus.words if words else ["--joined-dictionary"]))
+    unfinished.rename(binary)

@@ -1,0 +1,71 @@
+"""A file of the network: whole, checked, and continued where a stop left it."""
+
+from __future__ import annotations
+
+import hashlib
+from http import HTTPStatus
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+from tqdm import tqdm
+
+__all__ = ["download"]
+
+BLOCK = 1 << 20  # bytes
+TIMEOUT = 60  # seconds without an answer
+
+
+def download(url: str, path: Path, checksum: str | None = None) -> None:
+    """Fetch ``url`` to ``path``, unless it is there: only a whole and right file gets that name.
+
+    Args:
+        checksum: ``sha256:`` or ``md5:`` and hexadecimal digits.
+
+    Raises:
+        ValueError: the file is not the one that was expected.
+        OSError: the network fails; what has come is kept, and the next call goes on from there.
+    """
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    try:
+        _fetch(url, partial)
+    except HTTPError as error:
+        if error.code != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:  # which says that nothing is left to fetch
+            raise OSError(f"{url}: {error}") from error
+    if checksum is not None:
+        algorithm, _, expected = checksum.partition(":")
+        found = _digest(partial, algorithm)
+        if found != expected:
+            partial.unlink()  # else it would be continued, and never be right
+            raise ValueError(f"{url} has the {algorithm} sum {found}, and {expected} was expected")
+    partial.replace(path)
+
+
+def _fetch(url: str, partial: Path) -> None:
+    have = partial.stat().st_size if partial.exists() else 0
+    request = Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+    with urlopen(request, timeout=TIMEOUT) as response:
+        if response.status != HTTPStatus.PARTIAL_CONTENT:
+            have = 0  # the server knows no ranges, and sends all of it
+        length = response.headers.get("Content-Length")
+        total = None if length is None else have + int(length)
+        with (
+            partial.open("ab" if have else "wb") as file,
+            tqdm(desc=partial.stem, initial=have, total=total, unit="B", unit_scale=True) as progress,
+        ):
+            while block := response.read(BLOCK):
+                file.write(block)
+                progress.update(len(block))
+    if total is not None and partial.stat().st_size != total:
+        raise OSError(f"{url} broke off after {partial.stat().st_size} of {total} bytes; run this again to go on")
+
+
+def _digest(path: Path, algorithm: str) -> str:
+    digest = hashlib.new(algorithm)
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest()

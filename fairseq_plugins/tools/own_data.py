@@ -1,0 +1,189 @@
+"""``fairseq-plugins own-data``: from two files or folders of parallel text to translations.
+
+Tokens, BPE, fairseq's binary data, a training that ends when validation no longer improves, and translation.  Each of
+fairseq's commands is shown before it runs, and can be repeated by hand.  The same call once more goes on from where the
+last one was stopped, or only translates.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+import torch
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY
+
+import fairseq_plugins
+from fairseq_plugins.tools import parallel_text, score
+from fairseq_plugins.tools.corpus import Corpus, File, Texts, prepare
+from fairseq_plugins.tools.fairseq_command import fairseq, fairseq_lines
+
+__all__ = ["add_arguments", "run"]
+
+USER_DIR = Path(fairseq_plugins.__file__).parent
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument(
+        "source", type=Path, metavar="SOURCE", help="text, a sentence a line (train.en), or a folder of such files (en)"
+    )
+    parser.add_argument("target", type=Path, metavar="TARGET", help="its translation, line by line")
+    parser.add_argument("output", type=Path, metavar="OUT", help="folder for everything that is made")
+    parser.add_argument("--arch", default="convs2s_iwslt_de_en", help="architecture (default: %(default)s)")
+    parser.add_argument("--source-lang", metavar="XX", help="source language (default: the end of SOURCE's name)")
+    parser.add_argument("--target-lang", metavar="XX", help="target language (default: the end of TARGET's name)")
+    for part, meaning in (("valid", "validation part (default: held out)"), ("test", "test part, to be scored")):
+        parser.add_argument(f"--{part}", nargs=2, type=Path, metavar=("SOURCE", "TARGET"), help=meaning)
+    parser.add_argument("--translate", metavar="FILE", help="translate a text, or - for stdin, to stdout")
+    parser.add_argument(
+        "--train",
+        default="",
+        metavar="'OPTIONS'",
+        help="options of fairseq-train that win over those chosen here",
+    )
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes that prepare the text")
+
+
+def run(args: Namespace) -> None:
+    """Prepare, train and translate.
+
+    Raises:
+        ValueError: texts do not fit together, an option is wrong, or a command of fairseq fails.
+        OSError: a text cannot be read.
+    """
+    family = ARCH_MODEL_NAME_REGISTRY.get(args.arch)
+    if family is None:
+        raise ValueError(f"--arch {args.arch}: there is no such architecture")
+    corpus = describe(args)
+    binary = prepare(corpus, args.output, Path(), workers=args.workers)
+    model = args.output / args.arch
+    if not (model / "finished").exists():
+        settings = training_settings(family, *count(args.output / f"train.{corpus.target}"))
+        own = ["--user-dir", USER_DIR, "--arch", args.arch, "--save-dir", model, *settings.split()]
+        fairseq("train", binary, *own, *shlex.split(args.train))
+        (model / "finished").touch()
+    decoding = ["--user-dir", USER_DIR, "--path", model / "checkpoint_best.pt", "--beam", 5, "--tokenizer", "moses"]
+    decoding += ["--source-lang", corpus.source, "--target-lang", corpus.target]  # the tokeniser must be told
+    if args.test:
+        # Later fairseqs leave a last batch out that is no multiple of 8 sentences, in generation too.
+        options = ["--remove-bpe", "--max-tokens", 4000, "--required-batch-size-multiple", 1, "--results-path", model]
+        fairseq("generate", binary, *decoding, *options)
+        reference = score.read_lines(args.output / "test.reference")
+        best = score.best_hypotheses([model / "generate-test.txt"], [reference])
+        for name, value in score.bleu(best, reference, None).items():
+            print(f"{name}: {value:.2f}", file=sys.stderr)
+    bpe = ["--bpe", "subword_nmt", "--bpe-codes", args.output / "code"]
+    if args.translate is None:
+        words = ["fairseq-interactive", binary, *decoding, *bpe]
+        print(f"\nTo translate what you type:\n\n$ {shlex.join(map(str, words))}", file=sys.stderr)
+    else:
+        translate(args.translate, [binary, *decoding, *bpe])
+
+
+def describe(args: Namespace) -> Corpus:
+    """The corpus that the options name, with as many merges as its size bears.
+
+    Raises:
+        ValueError: a language is missing, or folders hold different files.
+    """
+    languages = (
+        args.source_lang or language_of(args.source, "--source-lang"),
+        args.target_lang or language_of(args.target, "--target-lang"),
+    )
+    if languages[0] == languages[1]:
+        raise ValueError(f"source and target language are both {languages[0]}: give --source-lang and --target-lang")
+    train = pair_up(args.source, args.target)
+    pairs = sum(1 for source, _ in train for _ in parallel_text.read_text(Path(source.path), languages[0]))
+    if pairs < 20:
+        raise ValueError(f"{args.source} has {pairs} sentences, too few to learn from")
+    return Corpus(
+        *languages,
+        train=train,
+        valid=pair_up(*args.valid) if args.valid else (),
+        tests=(pair_up(*args.test),) if args.test else (),
+        # 1 % for validation; of a small text up to a tenth, until there are enough to go by.
+        valid_every=pairs // min(max(pairs // 100, 200), 3000, pairs // 10),
+        tokenise={},
+        # 6000 and 10 000 are those of examples/multi30k (29 000 pairs) and fairseq's IWSLT'14 (160 000).
+        merges=2000 if pairs < 20_000 else 6000 if pairs < 100_000 else 10_000 if pairs < 1_000_000 else 40_000,
+    )
+
+
+def language_of(path: Path, option: str) -> str:
+    """``de`` of ``train.de``, ``train.de.gz`` or a folder ``de``.
+
+    Raises:
+        ValueError: the name ends otherwise.
+    """
+    name = path.name.removesuffix(".gz").rpartition(".")[2]
+    if not re.fullmatch("[a-z]{2,3}", name) or name in {"txt", "tsv"}:
+        raise ValueError(f"{path}: the name does not end in a language, such as .de; give {option}")
+    return name
+
+
+def pair_up(source: Path, target: Path) -> Texts:
+    """The two files, or the files of two folders by their names.
+
+    Raises:
+        ValueError: one is missing.
+    """
+    for path in (source, target):
+        if not path.exists():
+            raise ValueError(f"{path} does not exist")
+    if source.is_dir() != target.is_dir():
+        raise ValueError(f"{source} and {target}: expected two files or two folders")
+    if not source.is_dir():
+        return ((File(str(source.resolve())), File(str(target.resolve()))),)
+    sides = [{path.name.partition(".")[0]: path.resolve() for path in side.iterdir()} for side in (source, target)]
+    if odd := sorted(sides[0].keys() ^ sides[1].keys()):
+        raise ValueError(f"only one of {source} and {target} has a file {odd[0]}")
+    return tuple((File(str(sides[0][name])), File(str(sides[1][name]))) for name in sorted(sides[0]))
+
+
+def count(path: Path) -> tuple[int, int]:
+    """Lines and words."""
+    words = [line.count(" ") + 1 for line in parallel_text.read_text(path, "")]
+    return len(words), sum(words)
+
+
+def training_settings(family: str, pairs: int, tokens: int) -> str:
+    """Options of fairseq-train for so many sentence pairs and target tokens.
+
+    The rate falls as 0.04 / sqrt(updates), as in examples/multi30k and, at its width of 512, with the Transformer.
+    """
+    max_tokens = 1500 if pairs < 100_000 else 4000
+    epoch = tokens // max_tokens + 1  # updates
+    convolutional = family in {"convs2s", "conv_encoder"}
+    warmup = min(max(epoch // 4, 100 if convolutional else 400), 4000)
+    settings = f"--max-tokens {max_tokens} --dropout {0.2 if pairs < 1_000_000 else 0.1} --clip-norm 1"
+    settings += " --label-smoothing 0.1"
+    if family == "weighted_transformer":
+        settings += " --criterion weighted_label_smoothed_cross_entropy --optimizer simplex_adam"
+        settings += f" --lr-scheduler weighted_inverse_sqrt --warmup-updates {warmup}"
+        settings += f" --branch-lr-scale 0.1 --branch-warmup-updates {warmup // 10}"
+    else:
+        settings += " --criterion label_smoothed_cross_entropy --optimizer adam"
+        settings += f" --lr {0.04 / warmup**0.5:.2g} --lr-scheduler inverse_sqrt --warmup-updates {warmup}"
+    if torch.cuda.is_available():
+        settings += " --fp16 --fp16-no-flatten-grads" if family == "weighted_transformer" else " --fp16"
+    if epoch > 5000:  # what is lost by a stop
+        settings += " --save-interval-updates 5000 --keep-interval-updates 1"
+    return f"{settings} --patience 5 --no-epoch-checkpoints --log-format simple --log-interval 100"
+
+
+def translate(text: str, options: list[object]) -> None:
+    """``fairseq-interactive``, of whose output only the translations are printed."""
+    # What is typed is translated at once, and a file by many sentences.
+    batches = (
+        ["--buffer-size", 1] if text == "-" and sys.stdin.isatty() else ["--buffer-size", 1000, "--max-tokens", 4000]
+    )
+    for line in fairseq_lines("interactive", *options, *batches, "--input", text, stdin=None):
+        if match := re.fullmatch(r"([A-Z])-\d+\t(.*)\n", line):
+            if match[1] == "D":
+                print(match[2].partition("\t")[2], flush=True)
+        else:
+            print(line, end="", file=sys.stderr)

@@ -1,0 +1,193 @@
+"""From parallel text to fairseq's binary data: reading, tokens, cleaning, subwords.
+
+Every file gets its name when it is whole, so that what was interrupted is repeated and what is finished is not.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import chain, islice, zip_longest
+from multiprocessing import Pool
+from pathlib import Path
+from typing import Any, TextIO
+from xml.etree import ElementTree
+
+from sacremoses import MosesPunctNormalizer, MosesTokenizer
+from subword_nmt.apply_bpe import BPE
+from subword_nmt.learn_bpe import learn_bpe
+from tqdm import tqdm
+
+__all__ = [
+    "apply_codes", "clean", "concatenate", "each_line", "learn_codes", "moses", "read_pairs", "read_text", "split",
+    "writing",
+]  # fmt: skip
+
+BLOCK = 100_000  # lines that are handed to the workers at a time
+
+Line = Callable[[str], str]
+Pair = tuple[str, str]
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[TextIO]:
+    """A text file to write to, which gets its name at the end."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(path.name + ".partial")
+    # Only \n ends a line, here and when reading: text may hold what else Python takes for an end.
+    with unfinished.open("w", encoding="utf-8", newline="\n") as file:
+        yield file
+    unfinished.replace(path)
+
+
+def read_text(path: Path, language: str) -> Iterator[str]:
+    """The sentences of a file, gzipped or not, in the format that its name tells.
+
+    ``.sgm`` and ``.xml`` have a sentence in each ``<seg>`` (one a line, as those of WMT and IWSLT), ``.tmx`` one of
+    each language in every ``<tu>``, ``train.tags.*`` (IWSLT) lines between others that say what the talk is.  All else
+    is one sentence a line.
+
+    Raises:
+        ValueError: the file is not UTF-8, or not what its name says.
+    """
+    name = path.name.removesuffix(".gz")
+    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+        try:
+            if name.endswith(".tmx"):
+                yield from _units(file, language)
+                return
+            lines = (line.decode("utf-8").rstrip("\r\n") for line in file)
+            if name.endswith((".sgm", ".xml")):
+                for line in lines:
+                    if match := re.search(r"<seg[^>]*>(.*?)</seg>", line):
+                        yield " ".join(match[1].split())
+            elif name.startswith("train.tags."):
+                for line in lines:
+                    if not re.search("<(url|talkid|keywords)>", line):
+                        yield re.sub("</?(title|description)>", "", line)
+            else:
+                yield from lines
+        except (UnicodeDecodeError, ElementTree.ParseError, gzip.BadGzipFile, EOFError) as error:
+            raise ValueError(f"{path}: {error}") from error
+
+
+def _units(file: Any, language: str) -> Iterator[str]:
+    """The sentences of a translation memory; a unit without one in this language gives an empty one."""
+    for _, element in ElementTree.iterparse(file):
+        if element.tag == "tu":
+            sides = {
+                str(side.get("{http://www.w3.org/XML/1998/namespace}lang")).lower(): "".join(segment.itertext())
+                for side in element.iter("tuv")
+                for segment in side.iter("seg")
+            }
+            yield " ".join(sides.get(language, "").split())
+            element.clear()
+
+
+class _Worker:
+    function: Line
+
+
+def _start(make: Callable[[], Line]) -> None:
+    _Worker.function = make()
+
+
+def _apply(line: str) -> str:
+    return _Worker.function(line)
+
+
+def each_line(make: Callable[[], Line], lines: Iterable[str], workers: int) -> Iterator[str]:
+    """What the function that ``make`` makes gives for each line, in their order, by several processes."""
+    if workers <= 1:
+        yield from map(make(), lines)
+        return
+    rest = iter(lines)
+    with Pool(workers, _start, (make,)) as pool:
+        while block := list(islice(rest, BLOCK)):
+            yield from pool.map(_apply, block, chunksize=1000)
+
+
+def moses(language: str, dashes: bool = True, normalise: bool = False, lowercase: bool = False) -> Line:
+    """Moses' tokeniser, as fairseq's ``--tokenizer moses`` runs it.
+
+    Args:
+        dashes: separate dashes inside words, marked ``@-@``.
+        normalise: bring punctuation into one form first.
+        lowercase: afterwards.
+    """
+    tokenizer, normalizer = MosesTokenizer(language), MosesPunctNormalizer(language)
+
+    def tokenise(line: str) -> str:
+        if normalise:
+            line = normalizer.normalize(line)
+        tokens = str(tokenizer.tokenize(line, aggressive_dash_splits=dashes, return_str=True))
+        return tokens.lower() if lowercase else tokens
+
+    return tokenise
+
+
+def concatenate(paths: Iterable[Path], output: Path, languages: Iterable[str]) -> None:
+    """The sentences of several files, one a line."""
+    with writing(output) as file:
+        for path, language in zip(paths, languages, strict=True):
+            file.writelines(line + "\n" for line in read_text(path, language))
+
+
+def read_pairs(source: Path, target: Path) -> Iterator[Pair]:
+    """The lines of two plain files.
+
+    Raises:
+        ValueError: one has more lines.
+    """
+    with source.open(encoding="utf-8", newline="\n") as first, target.open(encoding="utf-8", newline="\n") as second:
+        for number, (left, right) in enumerate(zip_longest(first, second), start=1):
+            if left is None or right is None:
+                raise ValueError(
+                    f"{source if left is None else target} ends before line {number} of the other language"
+                )
+            yield left.rstrip("\n"), right.rstrip("\n")
+
+
+def clean(pairs: Iterable[Pair], max_words: int, max_ratio: float | None) -> Iterator[Pair]:
+    """The pairs of which neither side is empty or has more words, or ``max_ratio`` times as many as the other."""
+    for source, target in pairs:
+        short, long = sorted((len(source.split()), len(target.split())))
+        if short and long <= max_words and (max_ratio is None or long <= max_ratio * short):
+            yield source, target
+
+
+def split(pairs: Iterable[Pair], every: int | None, outputs: dict[str, tuple[Path, Path]]) -> None:
+    """Write every so many-th pair to ``outputs["valid"]``, and the others (all, if None) to ``outputs["train"]``."""
+    with ExitStack() as stack:
+        files = {
+            part: [stack.enter_context(writing(path)) for path in paths]
+            for part, paths in outputs.items()
+            if part == "train" or every is not None
+        }
+        for number, pair in enumerate(tqdm(pairs, desc="clean and split", unit=" pairs"), start=1):
+            part = "valid" if every is not None and number % every == 0 else "train"
+            for file, line in zip(files[part], pair, strict=True):
+                file.write(line + "\n")
+
+
+def learn_codes(paths: Iterable[Path], merges: int, output: Path) -> None:
+    """One BPE (Sennrich et al. 2016) of all files together."""
+    with ExitStack() as stack, writing(output) as file:
+        texts = [stack.enter_context(path.open(encoding="utf-8", newline="\n")) for path in paths]
+        learn_bpe(tqdm(chain(*texts), desc="count words", unit=" lines"), file, merges)
+
+
+def _bpe(codes: Path) -> Line:
+    with codes.open(encoding="utf-8") as file:
+        return BPE(file).process_line
+
+
+def apply_codes(codes: Path, path: Path, output: Path, workers: int) -> None:
+    """Segment a tokenised file."""
+    with path.open(encoding="utf-8", newline="\n") as lines, writing(output) as file:
+        stripped = (line.rstrip("\n") for line in tqdm(lines, desc=f"segment {output.name}", unit=" lines"))
+        for line in each_line(partial(_bpe, codes), stripped, workers):
+            file.write(line + "\n")

@@ -1,0 +1,120 @@
+"""``fairseq-plugins score``: BLEU or ROUGE of what fairseq-generate wrote, or of its shards.
+
+BLEU is sacreBLEU's, of the detokenised text, with its signature; with ``--tokenised`` also that of the tokens, which
+the papers report (the figure of Moses' multi-bleu).  ROUGE is rouge-score's, with stemming, in per cent; of several
+references the best counts.  Several runs, each a group of files after its own ``--generated``, also get their mean.
+"""
+
+from __future__ import annotations
+
+import statistics
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+from sacrebleu.metrics.bleu import BLEU
+
+from fairseq_plugins.tools.generated import Hypothesis, read_generated
+
+__all__ = ["add_arguments", "run"]
+
+ROUGE = ("rouge1", "rouge2", "rougeL")
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument(
+        "--generated",
+        nargs="+",
+        type=Path,
+        action="append",
+        required=True,
+        metavar="FILE",
+        help="generate-*.txt of one run; once more for each other run",
+    )
+    parser.add_argument(
+        "--reference",
+        nargs="+",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="a line each; several for ROUGE",
+    )
+    parser.add_argument("--tokenised", type=Path, metavar="FILE", help="the reference's tokens")
+    parser.add_argument("--rouge", action="store_true", help="ROUGE-1, 2 and L: recall and F1")
+    parser.add_argument("--bytes", type=int, metavar="N", help="with --rouge: of the first N bytes (DUC-2004: 75)")
+
+
+def run(args: Namespace) -> None:
+    """Print the scores.
+
+    Raises:
+        ValueError: texts cannot be read or do not fit together, or rouge-score is not installed.
+    """
+    if not args.rouge and (len(args.reference) > 1 or args.bytes is not None):
+        raise ValueError("several references and --bytes go with --rouge")
+    references = [read_lines(path) for path in args.reference]
+    tokens = None if args.tokenised is None else read_lines(args.tokenised)
+    found: dict[str, list[float]] = {}
+    for paths in args.generated:
+        best = best_hypotheses(paths, [*references, *([tokens] if tokens else [])])
+        if args.rouge:
+            scores = rouge([hypothesis.text for hypothesis in best], references, args.bytes)
+        else:
+            scores = bleu(best, references[0], tokens)
+        for name, score in scores.items():
+            found.setdefault(name, []).append(score)
+    for name, values in found.items():
+        mean = f"   mean {statistics.mean(values):.2f}" if len(values) > 1 else ""
+        print(f"{name}: {' '.join(f'{value:.2f}' for value in values)}{mean}")
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text."""
+    return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+
+
+def best_hypotheses(paths: Sequence[Path], references: Sequence[Sequence[str]]) -> list[Hypothesis]:
+    """The first hypothesis of each sentence.
+
+    Raises:
+        ValueError: there is not one sentence for each line of each reference.
+    """
+    sentences = read_generated(paths)
+    for lines in references:
+        if [sentence.number for sentence in sentences] != list(range(len(lines))):
+            raise ValueError(f"{len(sentences)} sentences were translated, and a reference has {len(lines)} lines")
+    return [sentence.hypotheses[0] for sentence in sentences]
+
+
+def bleu(best: Sequence[Hypothesis], reference: list[str], tokens: list[str] | None) -> dict[str, float]:
+    """By name, which for sacreBLEU has its signature."""
+    metric = BLEU()
+    detokenised = metric.corpus_score([hypothesis.text for hypothesis in best], [reference]).score
+    scores = {f"sacreBLEU ({metric.get_signature()})": detokenised}
+    if tokens is not None:
+        plain = BLEU(tokenize="none", force=True)
+        scores["tokenised BLEU"] = plain.corpus_score([hypothesis.words for hypothesis in best], [tokens]).score
+    return scores
+
+
+def rouge(texts: Sequence[str], references: Sequence[Sequence[str]], limit: int | None) -> dict[str, float]:
+    """Means over the sentences, in per cent.
+
+    Raises:
+        ValueError: rouge-score is not installed.
+    """
+    try:
+        from rouge_score.rouge_scorer import RougeScorer  # noqa: PLC0415 (an optional dependency)
+    except ImportError as error:
+        raise ValueError("ROUGE needs rouge-score: pip install 'fairseq_plugins[rouge]'") from error
+    scorer = RougeScorer(ROUGE, use_stemmer=True)
+    results = [
+        scorer.score_multi(targets, text.encode()[:limit].decode(errors="ignore"))
+        for text, *targets in zip(texts, *references, strict=True)
+    ]
+    return {
+        f"{name} {part}": 100 * statistics.mean(getattr(result[name], field) for result in results)
+        for name in ROUGE
+        for part, field in (("recall", "recall"), ("F1", "fmeasure"))
+    }

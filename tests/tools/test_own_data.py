@@ -1,0 +1,130 @@
+"""``fairseq-plugins own-data``: two text files, and at the end translations, which fairseq's own commands give too."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairseq_plugins.tools import cli, own_data
+from tests.commands import ROOT, hypotheses, run
+
+TINY = "--encoder-layers '[(16, 3)]' --decoder-layers '[(16, 3)]' --max-epoch 2 --num-workers 0"
+
+
+def own(*words: object, stdin: str | None = None, succeeds: bool = True) -> subprocess.CompletedProcess[str]:
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", "from fairseq_plugins.tools.cli import main; main()", "own-data"]
+        + [str(word) for word in words],
+        cwd=ROOT,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert (result.returncode == 0) == succeeds, result.stderr[-4000:]
+    return result
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Captions of a kind: raw text, that tokenising changes."""
+    folder = tmp_path_factory.mktemp("texts")
+    generator = random.Random(1)
+    nouns = {"dog": "Hund", "man": "Mann", "well-known boat": "bekanntes Boot", "horse": "Pferd"}
+    for part, size in (("train", 300), ("test", 7)):
+        rows = [generator.choices(list(nouns), k=2) for _ in range(size)]
+        (folder / f"{part}.en").write_text("".join(f"A {a}, and a {b}.\n" for a, b in rows))
+        (folder / f"{part}.de").write_text("".join(f"Ein {nouns[a]}, und ein {nouns[b]}.\n" for a, b in rows))
+    return folder
+
+
+def test_from_two_files_to_translations(texts: Path, tmp_path: Path) -> None:
+    """The second call only translates: the same from a file and from stdin, and as the shown commands do by hand."""
+    out = tmp_path / "out"
+    call = [texts / "train.en", texts / "train.de", out, "--arch", "convs2s_tiny", "--train", TINY]
+    call += ["--test", texts / "test.en", texts / "test.de"]
+    first = own(*call, "--translate", texts / "test.en")
+    shown = [shlex.split(line[2:]) for line in first.stderr.splitlines() if line.startswith("$ ")]
+    names = ["preprocess", "train", "generate", "interactive"]
+    assert [words[0] for words in shown] == [f"fairseq-{name}" for name in names]
+    assert re.search(r"^sacreBLEU .*: \d", first.stderr, flags=re.MULTILINE)
+    translations = first.stdout.splitlines()
+    assert len(translations) == 7
+
+    second = own(*call, "--translate", "-", stdin=(texts / "test.en").read_text())
+    assert second.stdout.splitlines() == translations
+    assert "$ fairseq-train" not in second.stderr
+
+    result = run(*[shown[-1][0].removeprefix("fairseq-"), *shown[-1][1:]])
+    assert sorted(hypotheses(result.stdout)) == list(range(7))
+    assert re.findall(r"^D-\d+\t\S+\t(.*)$", result.stdout, flags=re.MULTILINE) == translations
+
+
+def describe(*words: object) -> Any:
+    parser = cli.ArgumentParser()
+    own_data.add_arguments(parser)
+    return own_data.describe(parser.parse_args([*map(str, words), "out"]))
+
+
+def test_folders_are_paired_by_name(texts: Path, tmp_path: Path) -> None:
+    for language in ("en", "de"):
+        (tmp_path / language).mkdir()
+        for name in ("b", "a"):
+            (tmp_path / language / f"{name}.txt").write_text((texts / f"train.{language}").read_text())
+    corpus = describe(tmp_path / "en", tmp_path / "de")
+    assert corpus.languages == ("en", "de")
+    assert [[Path(file.path).relative_to(tmp_path).as_posix() for file in pair] for pair in corpus.train] == [
+        ["en/a.txt", "de/a.txt"],
+        ["en/b.txt", "de/b.txt"],
+    ]
+    (tmp_path / "de" / "b.txt").unlink()
+    with pytest.raises(ValueError, match="has a file b"):
+        describe(tmp_path / "en", tmp_path / "de")
+
+
+@pytest.mark.parametrize(("pairs", "every", "merges"), [(300, 10, 2000), (29_000, 100, 6000), (160_000, 100, 10_000)])
+def test_what_is_chosen_by_the_size(tmp_path: Path, pairs: int, every: int, merges: int) -> None:
+    for language in ("en", "de"):
+        (tmp_path / f"a.{language}").write_text("x\n" * pairs)
+    corpus = describe(tmp_path / "a.en", tmp_path / "a.de")
+    assert (corpus.valid_every, corpus.merges) == (every, merges)
+
+
+@pytest.mark.parametrize(
+    ("family", "size", "options"),
+    [
+        # As examples/multi30k/conv_encoder.sh.
+        ("convs2s", (29_000, 420_000), "--max-tokens 1500 --dropout 0.2 --clip-norm 1 --lr 0.004 --warmup-updates 100"),
+        ("transformer", (4_500_000, 130_000_000), "--max-tokens 4000 --dropout 0.1 --lr 0.00063 --warmup-updates 4000"),
+        ("weighted_transformer", (29_000, 420_000), "--optimizer simplex_adam --warmup-updates 400"),
+    ],
+)
+def test_training_settings(family: str, size: tuple[int, int], options: str) -> None:
+    settings = own_data.training_settings(family, *size)
+    assert [option for option in options.split(" --") if option.removeprefix("--") not in settings] == []
+
+
+def test_a_wrong_call_gets_a_clear_error(texts: Path, tmp_path: Path) -> None:
+    (tmp_path / "few.en").write_text("x\n")
+    (tmp_path / "few.de").write_text("x\n")
+    (tmp_path / "text.txt").write_text("x\n")
+    german, out = str(texts / "train.de"), str(tmp_path / "out")
+    for words, message in (
+        ([str(texts / "train.en"), german, out, "--arch", "nothing"], "there is no such architecture"),
+        ([str(tmp_path / "text.txt"), german, out], "give --source-lang"),
+        ([str(texts), german, out, "--source-lang", "en"], "two files or two folders"),
+        ([german, german, out], "are both de"),
+        ([str(tmp_path / "few.en"), str(tmp_path / "few.de"), out], "too few to learn from"),
+        ([str(tmp_path / "no.en"), german, out], "does not exist"),
+    ):
+        with pytest.raises(SystemExit, match=re.escape(message)):
+            cli.main(["own-data", *words])

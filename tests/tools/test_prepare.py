@@ -1,0 +1,264 @@
+"""Downloading, reading, cleaning and the order of steps, beside what other libraries and plain Python make of it."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import tarfile
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
+
+from fairseq_plugins.tools import cli, corpus, parallel_text
+from fairseq_plugins.tools.corpora import CORPORA
+from fairseq_plugins.tools.corpus import Corpus, fetch, prepare, text
+from fairseq_plugins.tools.download import download
+
+CONTENT = bytes(range(256)) * 1000
+SHA256 = "sha256:" + hashlib.sha256(CONTENT).hexdigest()
+
+
+class Server(ThreadingHTTPServer):
+    """Serves ``files``; with ``breaks`` it hangs up half-way, and without ``ranges`` it always sends all."""
+
+    files: dict[str, bytes]
+    breaks = False
+    ranges = True
+    asked: list[str | None]
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        content, wanted = self.server.files.get(self.path), self.headers.get("Range")
+        self.server.asked.append(wanted)
+        if content is None:
+            self.send_error(404)
+            return
+        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and self.server.ranges else 0
+        if start >= len(content):
+            self.send_error(416)
+            return
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(content) - start))
+        self.end_headers()
+        self.wfile.write(content[start : len(content) // 2 if self.server.breaks else None])
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server(("127.0.0.1", 0), Handler) as server:
+        server.files, server.asked = {"/file.bin": CONTENT}, []
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def url(server: Server, name: str = "file.bin") -> str:
+    return f"http://127.0.0.1:{server.server_port}/{name}"
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_download_goes_on_where_it_broke_off(server: Server, tmp_path: Path, ranges: bool) -> None:
+    path, server.breaks, server.ranges = tmp_path / "file.bin", True, ranges
+    with pytest.raises(OSError, match=f"broke off after {len(CONTENT) // 2} of {len(CONTENT)} bytes"):
+        download(url(server), path, SHA256)
+    assert not path.exists()
+    server.breaks = False
+    download(url(server), path, SHA256)
+    assert path.read_bytes() == CONTENT
+    download(url(server), path, SHA256)  # is there
+    assert server.asked == [None, f"bytes={len(CONTENT) // 2}-"]
+
+
+def test_a_wrong_file_is_refused_and_not_continued(server: Server, tmp_path: Path) -> None:
+    server.files["/file.bin"] = CONTENT[:-1] + b"x"
+    with pytest.raises(ValueError, match=SHA256.removeprefix("sha256:")):
+        download(url(server), tmp_path / "file.bin", SHA256)
+    assert list(tmp_path.iterdir()) == []
+    server.files["/file.bin"] = CONTENT
+    download(url(server), tmp_path / "file.bin", SHA256)
+    with pytest.raises(OSError, match="404"):
+        download(url(server, "nothing"), tmp_path / "nothing")
+
+
+def test_a_download_that_was_stopped_at_its_very_end(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file.bin.partial").write_bytes(CONTENT)
+    download(url(server), tmp_path / "file.bin", SHA256)
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT
+
+
+def archive(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def small(server: Server, **options: object) -> Corpus:
+    """A training text in an archive, and a test text by itself."""
+    rows = [f"word{number % 7} tail {number}" for number in range(60)]
+    lines = "".join(row + "\n" for row in rows).encode()
+    server.files["/train.tgz"] = archive({"./in/train.en": lines, "in/train.de": lines.upper(), "../evil": b"x"})
+    for language in ("en", "de"):
+        server.files[f"/test.{language}"] = lines
+    train = text("in/train.{}", ("en", "de"), url(server, "train.tgz"))
+    tests = (text("test.{}", ("en", "de"), url(server, "test.{}")),)
+    return Corpus("en", "de", train=train, tests=tests, tokenise={}, merges=20, valid_every=10, **options)  # type: ignore[arg-type]
+
+
+def test_only_what_is_missing_is_fetched(server: Server, tmp_path: Path) -> None:
+    described = small(server)
+    orig = tmp_path / "orig"
+    (orig).mkdir()
+    (orig / "test.en").write_text("mine\n")
+    fetch(described, orig)
+    assert (orig / "test.en").read_text() == "mine\n"
+    assert (orig / "in" / "train.de").read_text().startswith("WORD0 TAIL 0\n")
+    assert len(server.asked) == 2  # the archive once, and test.de
+    assert not (tmp_path / "evil").exists()
+    fetch(described, orig)
+    assert len(server.asked) == 2
+    server.files["/train.tgz"] = archive({"in/train.en": b""})
+    with pytest.raises(ValueError, match=r"does not hold in/train\.de"):
+        fetch(described, tmp_path / "other")
+
+
+def test_an_interrupted_preparation_goes_on(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped within each step in turn; the text is the same as without a stop, and no finished step is repeated."""
+    described = small(server)
+    monkeypatch.setattr(corpus, "binarise", lambda *arguments: arguments[2].mkdir())
+    prepare(described, tmp_path / "straight", tmp_path / "straight" / "orig")
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    steps = ["tokenise", "clean_and_split", "segment", "binarise"]
+    out = tmp_path / "stopped"
+    for step in steps:
+        with monkeypatch.context() as patch:
+            patch.setattr(corpus, step, stop)
+            with pytest.raises(KeyboardInterrupt):
+                prepare(described, out, out / "orig")
+    before = {path: path.stat().st_ino for path in out.rglob("*.en") if path.parent != out / "orig"}
+    (out / "train.en").rename(out / "train.en.partial")  # as if the segmentation of this file had been stopped
+    prepare(described, out, out / "orig")
+    again = {path.relative_to(out).as_posix() for path, inode in before.items() if path.stat().st_ino != inode}
+    assert again <= {"train.en", "tmp/test.en"}
+    names = sorted(path.relative_to(out) for path in out.rglob("*") if path.is_file() and path.suffix != ".partial")
+    assert {str(name) for name in names} >= {
+        "code",
+        "train.en",
+        "valid.de",
+        "test.de",
+        "tmp/valid.en",
+        "test.reference",
+    }
+    for name in names:
+        assert (out / name).read_bytes() == (tmp_path / "straight" / name).read_bytes(), name
+    with pytest.raises(ValueError, match="prepared otherwise"):
+        prepare(small(server, max_words=9), out, out / "orig")
+
+
+def test_every_nth_pair_is_held_out_and_none_is_lost(server: Server, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(corpus, "binarise", lambda *arguments: arguments[2].mkdir())
+    prepare(small(server), tmp_path, tmp_path / "orig")
+    train, valid = ((tmp_path / "tmp" / f"{part}.en").read_text().splitlines() for part in ("train", "valid"))
+    original = (tmp_path / "orig" / "in" / "train.en").read_text().splitlines()
+    assert valid == original[9::10]
+    assert sorted(train + valid) == sorted(original)
+    restored = (tmp_path / "train.de").read_text().replace("@@ ", "")
+    assert restored == (tmp_path / "tmp" / "train.de").read_text()
+
+
+def test_the_papers_filters() -> None:
+    lengths = [(175, 175), (176, 3), (3, 176), (2, 3), (3, 2), (2, 4), (0, 1), (1, 0)]
+    pairs = [(" ".join("a" * source), " ".join("b" * target)) for source, target in lengths]
+    kept = [(len(s.split()), len(t.split())) for s, t in parallel_text.clean(pairs, 175, None)]
+    assert kept == [(175, 175), (2, 3), (3, 2), (2, 4)]
+    kept = [(len(s.split()), len(t.split())) for s, t in parallel_text.clean(pairs, 175, 1.5)]
+    assert kept == [(175, 175), (2, 3), (3, 2)]
+
+
+def test_test_sets_are_read_as_sacrebleu_reads_them(tmp_path: Path) -> None:
+    path = tmp_path / "newstest-src.en.sgm"
+    path.write_text(
+        '<srcset setid="x">\n<doc>\n<p>\n<seg id="1">A “word”  &amp; more.</seg>\n<seg id="2"> two\u2028lines </seg>\n'
+        "</p>\n<seg id='3'></seg>\n</doc></srcset>\n",
+        encoding="utf-8",
+    )
+    reader = FakeSGMLDataset("x", data=[], description="", citation="", md5=[], langpairs={})
+    reader._convert_format(str(path), str(tmp_path / "plain"))
+    ours = list(parallel_text.read_text(path, "en"))
+    assert len(ours) == 3
+    assert ours == (tmp_path / "plain").read_text(encoding="utf-8").removesuffix("\n").split("\n")
+
+
+def test_formats(tmp_path: Path) -> None:
+    unit = "<tu><tuv xml:lang='en'><seg>one <b>x</b>\n two</seg></tuv><tuv xml:lang='RO'><seg>unu</seg></tuv></tu>"
+    tmx = f"<tmx><body>{unit}<tu><tuv xml:lang='ro'/></tu></body></tmx>"
+    (tmp_path / "a.tmx.gz").write_bytes(gzip.compress(tmx.encode()))
+    assert list(parallel_text.read_text(tmp_path / "a.tmx.gz", "en")) == ["one x two", ""]
+    assert list(parallel_text.read_text(tmp_path / "a.tmx.gz", "ro")) == ["unu", ""]
+    (tmp_path / "train.tags.de-en.de").write_text(
+        "<url>u</url>\n<title>Ein Titel</title>\n Satz. \n<talkid>1</talkid>\n"
+    )
+    assert list(parallel_text.read_text(tmp_path / "train.tags.de-en.de", "de")) == ["Ein Titel", " Satz. "]
+    (tmp_path / "odd.en").write_bytes("a\x85b\r\nc\u2028d\n".encode())
+    assert list(parallel_text.read_text(tmp_path / "odd.en", "en")) == ["a\x85b", "c\u2028d"]
+    for name, content in (("bad.en", b"\xff"), ("bad.gz", b"plain"), ("bad.tmx", b"<tmx>")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=name):
+            list(parallel_text.read_text(tmp_path / name, "en"))
+
+
+def test_tokens_are_those_of_fairseq_whatever_the_number_of_workers() -> None:
+    from fairseq.data.encoders.moses_tokenizer import MosesTokenizer, MosesTokenizerConfig  # noqa: PLC0415
+
+    lines = ["Well-known: it's 5 o'clock \u2013 \u201cnow\u201d & here.", "", "a\u2028b\tc"] * 3
+    expected = [MosesTokenizer(MosesTokenizerConfig(source_lang="en")).encode(line) for line in lines]
+    assert list(map(parallel_text.moses("en"), lines)) == expected
+    assert list(parallel_text.each_line(_english, lines, 2)) == expected
+    assert parallel_text.moses("en", dashes=False, lowercase=True)("Well-known X") == "well-known x"
+
+
+def _english() -> parallel_text.Line:
+    return parallel_text.moses("en")
+
+
+def test_sides_of_different_length_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1\n2\n")
+    (tmp_path / "b").write_text("1\n")
+    with pytest.raises(ValueError, match="b ends before line 2 of "):
+        list(parallel_text.read_pairs(tmp_path / "a", tmp_path / "b"))
+
+
+def test_what_cannot_be_downloaded_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"train\.article\.txt is missing\. It is under a licence"):
+        cli.main(["prepare", "gigaword", str(tmp_path)])
+
+
+@pytest.mark.parametrize("name", sorted(CORPORA))
+def test_every_download_is_described_rightly(name: str) -> None:
+    """One sum for one address, in the right form; all paths are below the folder."""
+    sums: dict[str, set[str | None]] = {}
+    for _, _, file in CORPORA[name].files():
+        assert not file.path.startswith(("/", ".."))
+        if file.url is not None:
+            sums.setdefault(file.url, set()).add(file.checksum)
+            if file.checksum is not None:
+                algorithm, _, digits = file.checksum.partition(":")
+                assert len(digits) == 2 * hashlib.new(algorithm).digest_size
+    assert all(len(found) == 1 for found in sums.values())

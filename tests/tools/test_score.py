@@ -1,0 +1,90 @@
+"""``fairseq-plugins score`` beside sacreBLEU's and rouge-score's own figures for the same text."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import pytest
+import sacrebleu
+
+from fairseq_plugins.tools import cli
+
+TEXTS = ["The cat's on the mat, asleep.", "Eleven dogs were running to the well-known river bank yesterday", "A car."]
+TOKENS = ["The cat 's on the mat , asleep .", *TEXTS[1:2], "A car ."]
+REFERENCES = ["The cat's on a mat asleep.", "Eleven dogs ran to the river bank", "A red car."]
+SECOND = ["A cat is asleep on the mat.", "The dogs ran to the bank of the river yesterday", "It is a car."]
+REFERENCE_TOKENS = ["The cat 's on a mat asleep .", REFERENCES[1], "A red car ."]
+
+
+def generated(path: Path, numbers: list[int], texts: list[str] = TEXTS, tokens: list[str] = TOKENS) -> str:
+    lines = []
+    for number in numbers:
+        for text, words in ((texts[number], tokens[number]), ("worse", "worse")):
+            scores = " ".join(["-0.5"] * (len(words.split()) + 1))
+            lines += [f"H-{number}\t-0.1\t{words}", f"D-{number}\t-0.1\t{text}", f"P-{number}\t{scores}"]
+    path.write_text("".join(line + "\n" for line in lines))
+    return str(path)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, str]:
+    for name, lines in (("first", REFERENCES), ("second", SECOND), ("tokens", REFERENCE_TOKENS)):
+        (tmp_path / name).write_text("".join(line + "\n" for line in lines))
+    shards = {"shard0": generated(tmp_path / "shard0", [2, 0]), "shard1": generated(tmp_path / "shard1", [1])}
+    other = generated(tmp_path / "other", [0, 1, 2], [*TEXTS[:2], "It."], [*TOKENS[:2], "It ."])
+    return {**{name: str(tmp_path / name) for name in ("first", "second", "tokens")}, **shards, "other": other}
+
+
+def test_bleu_is_sacrebleus(files: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Over shards; of the first of two hypotheses."""
+    run = ["--generated", files["shard0"], files["shard1"]]
+    cli.main(["score", *run, "--reference", files["first"], "--tokenised", files["tokens"]])
+    detokenised, tokenised = capsys.readouterr().out.splitlines()
+    signature, _, value = detokenised.partition("): ")
+    assert float(value) == pytest.approx(sacrebleu.corpus_bleu(TEXTS, [REFERENCES]).score, abs=0.005)
+    assert signature.startswith("sacreBLEU (nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
+    expected = sacrebleu.corpus_bleu(TOKENS, [REFERENCE_TOKENS], tokenize="none", force=True).score
+    assert float(tokenised.removeprefix("tokenised BLEU: ")) == pytest.approx(expected, abs=0.005)
+    assert expected != pytest.approx(float(value), abs=0.1)
+
+
+def test_the_mean_of_runs(files: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    runs = ["--generated", files["shard0"], files["shard1"], "--generated", files["other"]]
+    cli.main(["score", *runs, "--reference", files["first"]])
+    values, _, mean = capsys.readouterr().out.partition("): ")[2].partition("   mean ")
+    expected = [sacrebleu.corpus_bleu(texts, [REFERENCES]).score for texts in (TEXTS, [*TEXTS[:2], "It."])]
+    assert [float(value) for value in values.split()] == pytest.approx(expected, abs=0.005)
+    assert float(mean) == pytest.approx(statistics.mean(expected), abs=0.005)
+
+
+@pytest.mark.parametrize("limit", [None, 20])
+def test_rouge_is_that_of_rouge_score(
+    files: dict[str, str], capsys: pytest.CaptureFixture[str], limit: int | None
+) -> None:
+    """Of two references the better one, for each sentence."""
+    scorer = pytest.importorskip("rouge_score.rouge_scorer").RougeScorer(["rouge1", "rouge2", "rougeL"], True)
+    options = [] if limit is None else ["--bytes", str(limit)]
+    run = ["--generated", files["shard0"], files["shard1"]]
+    cli.main(["score", "--rouge", *run, *options, "--reference", files["first"], files["second"]])
+    found = dict(line.split(": ") for line in capsys.readouterr().out.splitlines())
+    assert len(found) == 6
+    for name in ("rouge1", "rouge2", "rougeL"):
+        for part, field in (("recall", "recall"), ("F1", "fmeasure")):
+            # The library compares by F1, whichever figure is wanted.
+            best = [
+                max(
+                    (scorer.score(reference, text[:limit])[name] for reference in pair),
+                    key=lambda score: score.fmeasure,
+                )
+                for text, pair in zip(TEXTS, zip(REFERENCES, SECOND, strict=True), strict=True)
+            ]
+            expected = 100 * statistics.mean(getattr(score, field) for score in best)
+            assert float(found[f"{name} {part}"]) == pytest.approx(expected, abs=0.005)
+
+
+def test_what_does_not_fit_is_refused(files: dict[str, str]) -> None:
+    with pytest.raises(SystemExit, match="1 sentences were translated, and a reference has 3 lines"):
+        cli.main(["score", "--generated", files["shard1"], "--reference", files["first"]])
+    with pytest.raises(SystemExit, match="go with --rouge"):
+        cli.main(["score", "--generated", files["other"], "--reference", files["first"], files["second"]])
