@@ -1,0 +1,122 @@
+# What the experiments' run.sh share; sourced by them, with their own arguments:
+#
+#   [SEEDS="1 2 3"] [SHARDS=4] [WORKERS=8] [ORIG=DIR] run.sh RECIPE OUT [--smoke] [hydra override ...]
+#
+# RECIPE is a configuration beside run.sh, without .yaml; OUT a folder for everything that is made.  Each seed is a training
+# of its own, and several also make an ensemble; SHARDS processes translate a test part; WORKERS prepare the text; ORIG has
+# the original files, if they are not to be downloaded.  With --smoke all runs on a made-up miniature, in a minute.  Each
+# command is shown before it runs; what an interrupted run has finished is not repeated, and a training goes on.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(cd "$here/../.." && pwd)
+experiment=$(basename "$here")
+if [ $# -lt 2 ] || [ ! -f "$here/$1.yaml" ]; then
+    sed -n '3,8s/^# \{0,1\}//p' "$here/../experiment.sh"
+    echo "RECIPE is one of: $(cd "$here" && echo *.yaml | sed 's/\.yaml//g')"
+    exit 2
+fi >&2
+recipe=$1
+mkdir -p "$2"
+out=$(cd "$2" && pwd)  # hydra changes the working folder
+shift 2
+smoke=()
+overrides=()
+if [ "${1:-}" = --smoke ]; then
+    shift
+    smoke=(--smoke)
+    case $recipe in
+        convs2s*) overrides=(model._name=convs2s_tiny) ;;
+        conv_encoder*) overrides=(model._name=conv_encoder_tiny) ;;
+        weighted_transformer*) overrides=(model._name=weighted_transformer_tiny) ;;
+    esac
+    overrides+=(optimization.max_update=2 'optimization.update_freq=[1]' dataset.num_workers=0
+        distributed_training.distributed_world_size=1)
+fi
+overrides+=("$@")
+seeds=${SEEDS:-1}
+checkpoint=checkpoint_best.pt
+export PYTHONWARNINGS=ignore  # fairseq uses its libraries in ways that they have come to warn of
+
+# Run a command after showing it as one would type it.
+run() {
+    printf '\n$'
+    printf ' %q' "$@"
+    printf '\n'
+    "$@"
+}
+
+# Binary data, of subwords or with --words of words: sets `data`.
+prepare() {
+    run fairseq-plugins prepare "$experiment" "$out" --workers "${WORKERS:-1}" ${ORIG:+--orig "$ORIG"} \
+        ${smoke[@]+"${smoke[@]}"} "$@"
+    data=$out/data-bin
+    [ ! -d "$out/data-bin-words" ] || [ "${1:-}" != --words ] || data=$out/data-bin-words
+}
+
+# One training for each seed.
+train() {
+    local seed save
+    for seed in $seeds; do
+        save=$out/$recipe/seed$seed
+        run fairseq-hydra-train --config-dir "$here" --config-name "$recipe" "task.data=$data" \
+            "common.user_dir=$root/user_dir" "common.seed=$seed" "checkpoint.save_dir=$save" \
+            "hydra.run.dir=$save/hydra" ${overrides[@]+"${overrides[@]}"}
+    done
+}
+
+# generate PART [fairseq-generate option ...]: translate with each seed, and with all of them together.  Later fairseqs
+# leave a last batch out that is no multiple of 8 sentences, in generation too: the multiple must be 1.
+generate() {
+    local part=$1 seed path paths=
+    shift
+    for seed in $seeds; do
+        path=$out/$recipe/seed$seed/$checkpoint
+        paths=${paths:+$paths:}$path
+        translate "$part" "$path" "$out/$recipe/seed$seed" "$@"
+    done
+    case $seeds in *' '*) translate "$part" "$paths" "$out/$recipe/ensemble" "$@" ;; esac
+}
+
+translate() {
+    local part=$1 path=$2 results=$3 shard pids=() pid
+    shift 3
+    for ((shard = 0; shard < ${SHARDS:-1}; shard++)); do
+        run fairseq-generate "$data" --user-dir "$root/user_dir" --path "$path" --gen-subset "$part" \
+            --num-shards "${SHARDS:-1}" --shard-id "$shard" --required-batch-size-multiple 1 \
+            --results-path "$results/shard$shard" "$@" &
+        pids+=($!)
+    done
+    for pid in "${pids[@]}"; do wait "$pid"; done
+}
+
+# score PART [fairseq-plugins score option ...]: of each seed, their mean, and of the ensemble.
+score() {
+    local part=$1 seed generated=()
+    shift
+    for seed in $seeds; do
+        generated+=(--generated "$out/$recipe/seed$seed"/shard*/"generate-$part.txt")
+    done
+    run fairseq-plugins score "${generated[@]}" "$@"
+    case $seeds in
+        *' '*) run fairseq-plugins score --generated "$out/$recipe/ensemble"/shard*/"generate-$part.txt" "$@" ;;
+    esac
+}
+
+# Text and not numbers, in which the unknown words are, and a dictionary for them: sets `data` and `unknown`.
+prepare_unknown_words() {
+    local lexicon=$out/lexicon raw=$out/data-raw-words language prefixes
+    if [ ! -f "$lexicon/dictionary.txt" ]; then
+        run fairseq-plugins lexicon --source "$out/tmp/train.$source" --target "$out/tmp/train.$target" \
+            --output "$lexicon"
+    fi
+    if [ ! -d "$raw" ]; then
+        prefixes=$(cd "$out" && for file in test*.reference; do printf '%s,' "$out/tmp/${file%.reference}"; done)
+        rm -rf "$raw.partial"
+        run fairseq-preprocess --dataset-impl raw --source-lang "$source" --target-lang "$target" \
+            --srcdict "$data/dict.$source.txt" --tgtdict "$data/dict.$target.txt" --testpref "${prefixes%,}" \
+            --destdir "$raw.partial"
+        mv "$raw.partial" "$raw"
+    fi
+    data=$raw
+    unknown=(--dataset-impl raw --replace-unk "$lexicon/dictionary.txt")
+}

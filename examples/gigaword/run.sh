@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Summarisation on Gigaword, from the data to the scores; run.sh without arguments says how.
+source "$(dirname "$0")/../experiment.sh"
+source=article target=title
+prepare
+train
+prepare_unknown_words
+# Section 4.1: at least 14 words.
+generate test --beam 5 --min-len 14 --source-lang article --target-lang title "${unknown[@]}"
+score test --rouge --reference "$out/test.reference"
+# DUC-2004 has four references, and counts the first 75 bytes.
+generate test1 --beam 5 --min-len 14 --source-lang article --target-lang title "${unknown[@]}"
+references=("$out/test1.reference")
+for more in "${ORIG:-$out/orig}"/sumdata/DUC2004/task1_ref[1-9].txt; do
+    [ ! -f "$more" ] || references+=("$more")
+done
+score test1 --rouge --bytes 75 --reference "${references[@]}"

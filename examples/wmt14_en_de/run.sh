@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# WMT'14 English-German, from the data to the score; run.sh without arguments says how.
+source "$(dirname "$0")/../experiment.sh"
+source=en target=de
+case $recipe in
+    convs2s)  # the length penalty is tuned on newstest2015 (ConvS2S, section 4.4)
+        prepare
+        train
+        beam=(--beam 5 --remove-bpe --tokenizer moses --source-lang en --target-lang de)
+        generate test1 "${beam[@]}" --nbest 5
+        first=${seeds%% *}
+        alpha=$(fairseq-plugins tune-length "$out/$recipe/seed$first"/shard*/generate-test1.txt \
+            --reference "$out/test1.reference" | sed -n 's/.*--lenpen //p')
+        generate test "${beam[@]}" --lenpen "$alpha"
+        score test --reference "$out/test.reference" --tokenised "$out/tmp/test.de"
+        ;;
+    conv_encoder)  # words; newstest2015
+        prepare --words
+        train
+        prepare_unknown_words
+        generate test1 --beam 5 --tokenizer moses --source-lang en --target-lang de "${unknown[@]}"
+        score test1 --reference "$out/test1.reference" --tokenised "$out/tmp/test1.de"
+        ;;
+    weighted_transformer*)  # the last checkpoint; table 2 is on newstest2013
+        prepare
+        train
+        checkpoint=checkpoint_last.pt
+        for part in test test2; do
+            generate $part --beam 4 --lenpen 0.6 --remove-bpe --tokenizer moses --source-lang en --target-lang de
+            score $part --reference "$out/$part.reference" --tokenised "$out/tmp/$part.de"
+        done
+        ;;
+esac
