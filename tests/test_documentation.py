@@ -29,7 +29,7 @@ INDENTED = re.compile(r"(?:\A|\n\n)((?:    .*(?:\n|\Z)|\n(?=    ))+)")
 SPAN = re.compile(r"(`+)(.+?)\1", re.DOTALL)
 LINK = re.compile(r"\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)\)")
 # Options of pip and hydra.
-FOREIGN = {"--no-build-isolation", "--config-dir", "--config-name"}
+FOREIGN = {"--nnodes", "--no-build-isolation", "--config-dir", "--config-name"}
 NAMES = {
     "arch": ARCH_MODEL_REGISTRY,
     "criterion": CRITERION_REGISTRY,
@@ -88,7 +88,7 @@ def test_links_lead_somewhere(page: Page) -> None:
 
 
 def test_files_are_there(page: Page) -> None:
-    """Those of this repository, named from its root, the package or the page's folder; code and tests by name alone."""
+    """Those of this repository, named from its root, the package or the page's folder; others by name alone."""
     roots = (ROOT, ROOT / "fairseq_plugins", page.path.parent)
     folders = {folder.name for folder in ROOT.iterdir() if folder.is_dir() and not folder.name.startswith(".")}
     missing = []
@@ -97,11 +97,11 @@ def test_files_are_there(page: Page) -> None:
         script = re.fullmatch(r"[\w.*/-]+\.(py|sh|yaml|md|toml)", word) and not word.startswith((".", "*"))
         if first in ("fairseq", "fairseq_cli") or not (script or (first in folders and others)):
             continue
-        if "out" in others or re.search(r"[{}$<>…]|\.\.\.", word):
+        if "out" in others or re.search(r"[{}$<>…]|\.\.\.|EXPERIMENT", word):
             continue
         found = any(any(root.glob(word.rstrip("/"))) for root in roots)
         somewhere = not others and any(
-            path for folder in ("fairseq_plugins", "tests") for path in (ROOT / folder).rglob(word)
+            path for folder in ("fairseq_plugins", "tests", "examples") for path in (ROOT / folder).rglob(word)
         )
         if not found and not somewhere:
             missing.append(word)
