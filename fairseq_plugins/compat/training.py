@@ -130,7 +130,7 @@ def remember_lost_patience() -> None:
     def load_checkpoint(cfg: Any, trainer: Any, **passthrough: Any) -> Any:
         extra_state, epoch_itr = load(cfg, trainer, **passthrough)
         if hasattr(checkpoint_utils.save_checkpoint, "best"):  # not where fine-tuning starts
-            lost_patience().update(extra_state.get("patience", {}))
+            lost_patience().update((extra_state or {}).get("patience", {}))
         return extra_state, epoch_itr
 
     Trainer.save_checkpoint, checkpoint_utils.load_checkpoint = save_checkpoint, load_checkpoint
