@@ -90,7 +90,7 @@ def test_links_lead_somewhere(page: Page) -> None:
 def test_files_are_there(page: Page) -> None:
     """Those of this repository, named from its root, the package or the page's folder; others by name alone."""
     roots = (ROOT, ROOT / "fairseq_plugins", page.path.parent)
-    folders = {folder.name for folder in ROOT.iterdir() if folder.is_dir() and not folder.name.startswith(".")}
+    folders = {"docs", "examples", "fairseq_plugins", "tests", "user_dir"}  # others are what commands leave behind
     missing = []
     for word in words(page):
         first, *others = word.split("/")
