@@ -30,7 +30,7 @@ if [ "${1:-}" = --smoke ]; then
         weighted_transformer*) overrides=(model._name=weighted_transformer_tiny) ;;
     esac
     overrides+=(optimization.max_update=2 'optimization.update_freq=[1]' dataset.num_workers=0
-        distributed_training.distributed_world_size=1)
+        dataset.required_batch_size_multiple=1 distributed_training.distributed_world_size=1)
 fi
 overrides+=("$@")
 seeds=${SEEDS:-1}

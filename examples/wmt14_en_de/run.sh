@@ -18,8 +18,8 @@ case $recipe in
         prepare --words
         train
         prepare_unknown_words
-        generate test1 --beam 5 --tokenizer moses --source-lang en --target-lang de "${unknown[@]}"
-        score test1 --reference "$out/test1.reference" --tokenised "$out/tmp/test1.de"
+        generate test1 --beam 5 --source-lang en --target-lang de "${unknown[@]}"
+        score test1 --detokenise de --reference "$out/test1.reference" --tokenised "$out/tmp/test1.de"
         ;;
     weighted_transformer*)  # the last checkpoint; table 2 is on newstest2013
         prepare

@@ -2,13 +2,13 @@
 # WMT'14 English-French, from the data to the score; run.sh without arguments says how.
 source "$(dirname "$0")/../experiment.sh"
 source=en target=fr
-unknown=(--remove-bpe)
-beam=(--beam 5)
+decoding=(--beam 5 --remove-bpe --tokenizer moses) scoring=()
 case $recipe in
     conv_encoder)
         prepare --words
         train
         prepare_unknown_words
+        decoding=(--beam 5 "${unknown[@]}") scoring=(--detokenise fr)
         ;;
     convs2s)
         prepare
@@ -18,8 +18,8 @@ case $recipe in
         prepare
         train
         checkpoint=checkpoint_last.pt
-        beam=(--beam 4 --lenpen 0.6)
+        decoding=(--beam 4 --lenpen 0.6 --remove-bpe --tokenizer moses)
         ;;
 esac
-generate test "${beam[@]}" "${unknown[@]}" --tokenizer moses --source-lang en --target-lang fr
-score test --reference "$out/test.reference" --tokenised "$out/tmp/test.fr"
+generate test "${decoding[@]}" --source-lang en --target-lang fr
+score test ${scoring[@]+"${scoring[@]}"} --reference "$out/test.reference" --tokenised "$out/tmp/test.fr"

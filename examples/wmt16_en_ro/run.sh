@@ -6,13 +6,14 @@ case $recipe${WORDS:+-words} in
     convs2s)
         prepare
         train
-        unknown=(--remove-bpe)
+        decoding=(--remove-bpe --tokenizer moses) scoring=()
         ;;
     *)
         prepare --words
         train
         prepare_unknown_words
+        decoding=("${unknown[@]}") scoring=(--detokenise ro)
         ;;
 esac
-generate test --beam 5 --tokenizer moses --source-lang en --target-lang ro "${unknown[@]}"
-score test --reference "$out/test.reference"
+generate test --beam 5 --source-lang en --target-lang ro "${decoding[@]}"
+score test ${scoring[@]+"${scoring[@]}"} --reference "$out/test.reference"

@@ -25,6 +25,9 @@ __all__ = ["add_arguments", "run"]
 
 USER_DIR = Path(fairseq_plugins.__file__).parent
 
+# Later fairseqs leave a last batch out that is no multiple of 8 sentences, in validation and generation too.
+ALL_SENTENCES = ["--required-batch-size-multiple", "1"]
+
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The command's arguments."""
@@ -63,14 +66,13 @@ def run(args: Namespace) -> None:
     model = args.output / args.arch
     if not (model / "finished").exists():
         settings = training_settings(family, *count(args.output / f"train.{corpus.target}"))
-        own = ["--user-dir", USER_DIR, "--arch", args.arch, "--save-dir", model, *settings.split()]
+        own = ["--user-dir", USER_DIR, "--arch", args.arch, "--save-dir", model, *ALL_SENTENCES, *settings.split()]
         fairseq("train", binary, *own, *shlex.split(args.train))
         (model / "finished").touch()
     decoding = ["--user-dir", USER_DIR, "--path", model / "checkpoint_best.pt", "--beam", 5, "--tokenizer", "moses"]
     decoding += ["--source-lang", corpus.source, "--target-lang", corpus.target]  # the tokeniser must be told
     if args.test:
-        # Later fairseqs leave a last batch out that is no multiple of 8 sentences, in generation too.
-        options = ["--remove-bpe", "--max-tokens", 4000, "--required-batch-size-multiple", 1, "--results-path", model]
+        options = ["--remove-bpe", "--max-tokens", 4000, "--results-path", model, *ALL_SENTENCES]
         fairseq("generate", binary, *decoding, *options)
         reference = score.read_lines(args.output / "test.reference")
         best = score.best_hypotheses([model / "generate-test.txt"], [reference])

@@ -10,9 +10,11 @@ from __future__ import annotations
 import statistics
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from sacrebleu.metrics.bleu import BLEU
+from sacremoses import MosesDetokenizer
 
 from fairseq_plugins.tools.generated import Hypothesis, read_generated
 
@@ -41,6 +43,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="a line each; several for ROUGE",
     )
     parser.add_argument("--tokenised", type=Path, metavar="FILE", help="the reference's tokens")
+    parser.add_argument(
+        "--detokenise",
+        metavar="XX",
+        help="language of translations that are tokens, as --replace-unk leaves them",
+    )
     parser.add_argument("--rouge", action="store_true", help="ROUGE-1, 2 and L: recall and F1")
     parser.add_argument("--bytes", type=int, metavar="N", help="with --rouge: of the first N bytes (DUC-2004: 75)")
 
@@ -58,6 +65,9 @@ def run(args: Namespace) -> None:
     found: dict[str, list[float]] = {}
     for paths in args.generated:
         best = best_hypotheses(paths, [*references, *([tokens] if tokens else [])])
+        if args.detokenise:
+            moses = MosesDetokenizer(args.detokenise)
+            best = [replace(hypothesis, text=moses.detokenize(hypothesis.words.split())) for hypothesis in best]
         if args.rouge:
             scores = rouge([hypothesis.text for hypothesis in best], references, args.bytes)
         else:

@@ -49,6 +49,14 @@ def test_bleu_is_sacrebleus(files: dict[str, str], capsys: pytest.CaptureFixture
     assert expected != pytest.approx(float(value), abs=0.1)
 
 
+def test_tokens_are_detokenised(tmp_path: Path, files: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """What --replace-unk leaves; of plain sentences the detokenised text is known."""
+    run = ["--generated", generated(tmp_path / "tokens.txt", [0, 1, 2], TOKENS, TOKENS)]
+    cli.main(["score", *run, "--reference", files["first"], "--detokenise", "en"])
+    expected = sacrebleu.corpus_bleu(TEXTS, [REFERENCES]).score
+    assert float(capsys.readouterr().out.partition("): ")[2]) == pytest.approx(expected, abs=0.005)
+
+
 def test_the_mean_of_runs(files: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     runs = ["--generated", files["shard0"], files["shard1"], "--generated", files["other"]]
     cli.main(["score", *runs, "--reference", files["first"]])
