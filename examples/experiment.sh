@@ -21,9 +21,11 @@ out=$(cd "$2" && pwd)  # hydra changes the working folder
 shift 2
 smoke=()
 overrides=()
+small=()
 if [ "${1:-}" = --smoke ]; then
     shift
     smoke=(--smoke)
+    small=(--batch-size 2)  # fairseq-generate fails in a process that gets no batch
     case $recipe in
         convs2s*) overrides=(model._name=convs2s_tiny) ;;
         conv_encoder*) overrides=(model._name=conv_encoder_tiny) ;;
@@ -65,7 +67,8 @@ train() {
 }
 
 # generate PART [fairseq-generate option ...]: translate with each seed, and with all of them together.  Later fairseqs
-# leave a last batch out that is no multiple of 8 sentences, in generation too: the multiple must be 1.
+# leave a last batch out that is no multiple of 8 sentences, in generation too: the multiple must be 1.  They ignore
+# --num-shards and --shard-id, and take a process's part from its rank.
 generate() {
     local part=$1 seed path paths=
     shift
@@ -82,8 +85,8 @@ translate() {
     shift 3
     for ((shard = 0; shard < ${SHARDS:-1}; shard++)); do
         run fairseq-generate "$data" --user-dir "$root/user_dir" --path "$path" --gen-subset "$part" \
-            --num-shards "${SHARDS:-1}" --shard-id "$shard" --required-batch-size-multiple 1 \
-            --results-path "$results/shard$shard" "$@" &
+            --distributed-world-size "${SHARDS:-1}" --distributed-rank "$shard" --required-batch-size-multiple 1 \
+            --results-path "$results/shard$shard" ${small[@]+"${small[@]}"} "$@" &
         pids+=($!)
     done
     for pid in "${pids[@]}"; do wait "$pid"; done
