@@ -3,7 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Optional
 
+from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks.translation import TranslationConfig
+
+from fairseq_plugins.nn.packing import PRECISIONS
 
 __all__ = ["TranslationFastConfig"]
 
@@ -24,4 +27,11 @@ class TranslationFastConfig(TranslationConfig):
     )
     frequent_candidates: int = field(
         default=1000, metadata={"help": "with --candidates: how many of the most frequent words are always candidates"}
+    )
+    cpu_dtype: ChoiceEnum(list(PRECISIONS)) = field(  # type: ignore[valid-type]
+        default="float32",
+        metadata={
+            "help": "translating on a processor, precision of products with the weights of this plugin's models; "
+            "where the processor has no instructions for it, float32"
+        },
     )

@@ -1,4 +1,4 @@
-"""fairseq's search, in all its forms, inside the candidate vocabulary of each batch.
+"""The search, in all of fairseq's forms, inside the candidate vocabulary of each batch.
 
 V target words, n candidates, R rows (hypotheses), T tokens.
 """
@@ -13,22 +13,18 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.models import BaseFairseqModel
 from fairseq.search import PrefixConstrainedBeamSearch
-from fairseq.sequence_generator import (
-    EnsembleModel,
-    EnsembleModelWithAlignment,
-    SequenceGenerator,
-    SequenceGeneratorWithAlignment,
-)
+from fairseq.sequence_generator import EnsembleModel, SequenceGeneratorWithAlignment
 from torch import Tensor
 
+from fairseq_plugins.generation.beam_search import FastBeamSearch
 from fairseq_plugins.generation.candidates import Candidates
 from fairseq_plugins.models.output_layer import narrowed
 
 __all__ = ["CandidateSearch", "CandidateSearchWithAlignment"]
 
 
-class CandidateSearch(SequenceGenerator):
-    """fairseq's generator with a vocabulary of its own for each batch, so that scores, softmax and top-k are as small.
+class CandidateSearch(FastBeamSearch):
+    """A generator with a vocabulary of its own for each batch, so that scores, softmax and top-k are as small.
 
     The search knows words by their numbers among the candidates; decoders and callers know them by those of the
     dictionary.  Words that the caller forces (prefixes, constraints) are candidates too.
@@ -37,7 +33,7 @@ class CandidateSearch(SequenceGenerator):
         models: the ensemble.
         tgt_dict: target words.
         candidates: of any batch.
-        options: fairseq's.
+        options: of `FastBeamSearch`.
 
     Raises:
         ValueError: an option that needs the whole vocabulary.
@@ -50,7 +46,7 @@ class CandidateSearch(SequenceGenerator):
         candidates: Candidates,
         **options: Any,
     ) -> None:
-        super().__init__(_Ensemble(models.models if isinstance(models, EnsembleModel) else models), tgt_dict, **options)
+        super().__init__(models, tgt_dict, **options)
         if self.lm_model is not None:
             raise ValueError("--candidates does not go with --lm-path: a language model scores the whole vocabulary")
         if isinstance(self.search, PrefixConstrainedBeamSearch):
@@ -110,17 +106,6 @@ class CandidateSearch(SequenceGenerator):
 
 class CandidateSearchWithAlignment(SequenceGeneratorWithAlignment, CandidateSearch):
     """The same with the alignments of ``--print-alignment``."""
-
-
-class _Ensemble(EnsembleModelWithAlignment):
-    """Models that are told words by their numbers among the candidates."""
-
-    words: Tensor | None = None
-
-    def forward_decoder(self, tokens: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        """As fairseq's: tokens (R, T) to log-probabilities (R, n) and attention."""
-        assert self.words is not None
-        return super().forward_decoder(self.words[tokens], *args, **kwargs)
 
 
 @contextmanager

@@ -4,19 +4,49 @@ A *row* is one hypothesis; a *sentence* has k of them, next to each other.  Betw
 row which earlier row it continues, and drops sentences that have finished.  fairseq announces that by an index; nothing
 is moved until the next step, where the gather is one with the shift of the window.
 
-The contract, which fairseq's searches keep: a re-order moves rows only within their sentence, rows of a sentence stay
-together, and sentences leave without changing places.  It is checked where the rows are, which a look from here would
-stall: a GPU stops with an assertion of its own, at some later call.
+The contract, which fairseq's searches keep: a re-order moves rows only within their sentence, and sentences stay where
+they are, unless some leave: then the others may move into the gaps, all rows of a sentence together.  It is checked
+where the rows are, which a look from here would stall: a GPU stops with an assertion of its own, at some later call.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
-__all__ = ["Ancestry", "Past", "RowOrder", "Window"]
+__all__ = ["Ancestry", "Kept", "Past", "RowOrder", "Window"]
 
-_BROKEN = "rows may change places only within their sentence, and sentences may leave but not change places"
+_BROKEN = "rows may change places only within their sentence, and sentences only when others leave"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The sentences that are left after others have finished.
+
+    Attributes:
+        sentences: of those before, in their new order, (B,).
+    """
+
+    sentences: Tensor
+
+    def of(self, x: Tensor) -> Tensor:
+        """What x, one entry for each sentence before, has for those that are left; x is overwritten.
+
+        On the CPU only sentences with a new place are copied, within the memory of x.
+        """
+        if x.is_cuda:  # where nobody may look at which those are
+            return x.index_select(0, self.sentences)
+        places, sentences = self._moved
+        x.index_copy_(0, places, x.index_select(0, sentences))
+        return x[: len(self.sentences)]
+
+    @cached_property
+    def _moved(self) -> tuple[Tensor, Tensor]:
+        places = (self.sentences != torch.arange(len(self.sentences))).nonzero().squeeze(1)
+        return places, self.sentences[places]
 
 
 class RowOrder:
@@ -31,7 +61,6 @@ class RowOrder:
         self.rows = rows
         self.beam = beam
         self._pending: Tensor | None = None
-        self._enters_sentence: Tensor | None = None
 
     def reorder(self, new_order: Tensor) -> None:
         """Row i of the next step continues row ``new_order[i]`` of now.
@@ -42,10 +71,10 @@ class RowOrder:
         left = self.rows if self._pending is None else self._pending.numel()
         if new_order.numel() % self.beam or new_order.numel() > left:
             raise RuntimeError(f"cannot re-order {left} rows of {self.beam} per sentence to {new_order.numel()}")
-        torch._assert_async(self._keeps_sentences(new_order), _BROKEN)
+        torch._assert_async(self._keeps_sentences(new_order, left), _BROKEN)
         self._pending = new_order if self._pending is None else self._pending.index_select(0, new_order)
 
-    def take(self) -> tuple[Tensor | None, Tensor | None]:
+    def take(self) -> tuple[Tensor | None, Kept | None]:
         """The composed order since the last call, and the sentences that are left; None for what has not changed.
 
         Returns:
@@ -55,48 +84,45 @@ class RowOrder:
         if order is None or order.numel() == self.rows:
             return order, None
         self.rows = order.numel()
-        return order, torch.div(order[:: self.beam], self.beam, rounding_mode="floor")
+        return order, Kept(torch.div(order[:: self.beam], self.beam, rounding_mode="floor"))
 
-    def _keeps_sentences(self, order: Tensor) -> Tensor:
-        """Whether each row is of the same sentence as the one above it, or begins a later one: ()."""
-        if self._enters_sentence is None:
-            rows = torch.arange(1, self.rows, device=order.device)
-            self._enters_sentence = (rows % self.beam == 0).long()
-        sentences = torch.div(order, self.beam, rounding_mode="floor")
-        later = sentences.diff().clamp_(max=1)  # negative where an earlier one follows
-        return later.eq(self._enters_sentence.narrow(0, 0, len(later))).all()
+    def _keeps_sentences(self, order: Tensor, left: int) -> Tensor:
+        """Whether rows of a sentence are together, and in its place if no sentence leaves: ()."""
+        sentences = torch.div(order, self.beam, rounding_mode="floor").view(-1, self.beam)
+        places = sentences.narrow(1, 0, 1)
+        if order.numel() == left:
+            places = torch.arange(len(sentences), device=order.device).unsqueeze(1)
+        return sentences.eq(places).all()
 
 
 class Window:
-    """The last w inputs of one causal convolution for each row; zeros before the first.
+    """The last inputs of one causal convolution for each row; zeros before the first.
 
     Args:
         rows: number of rows at the start; later it can only shrink.
-        width: w.
+        width: w, inputs that the convolution sees.
         dim: C, width of an input.
         like: a tensor of the wanted type and device.
     """
 
     def __init__(self, rows: int, width: int, dim: int, like: Tensor) -> None:
-        self.buffer = like.new_zeros(rows, width, dim)
+        self.dim = dim
+        self.past = like.new_zeros(rows, (width - 1) * dim)
 
     def push(self, x: Tensor, order: Tensor | None) -> Tensor:
-        """Re-order the past, shift it by one, and append x.
+        """Re-order the past, append x, and forget the first input.
 
         Args:
             x: the new inputs, (rows, C).
             order: the earlier row that each row continues, (rows,); None when nothing moved.
 
         Returns:
-            (rows, w, C), overwritten by the next call.
+            the last w inputs of each row one after the other, (rows, w·C).
         """
-        past = self.buffer[:, 1:]
-        # Both ways copy the past: it overlaps with the place that it moves to.
-        past = past.clone() if order is None else past.index_select(0, order)
-        self.buffer = self.buffer[: x.size(0)]
-        self.buffer[:, :-1] = past
-        self.buffer[:, -1] = x
-        return self.buffer
+        past = self.past if order is None else self.past.index_select(0, order)
+        window = torch.cat([past, x], dim=1)
+        self.past = window[:, self.dim :]
+        return window
 
 
 class Ancestry:
@@ -162,7 +188,6 @@ class Past:
         self.values[:, :, start : self.length] = values
         return self.keys[:, :, :, : self.length], self.values[:, :, : self.length]
 
-    def select(self, sentences: Tensor) -> None:
-        """Keep only the given sentences."""
-        self.keys = self.keys.index_select(0, sentences)
-        self.values = self.values.index_select(0, sentences)
+    def keep(self, kept: Kept) -> None:
+        """Go on with these sentences only."""
+        self.keys, self.values = kept.of(self.keys), kept.of(self.values)

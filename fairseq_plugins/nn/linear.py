@@ -16,7 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-__all__ = ["FastLinear", "has_onednn", "linear", "prefers_onednn"]
+from fairseq_plugins.nn.packing import can_pack, current_packing
+
+__all__ = ["FastLinear", "linear", "prefers_onednn"]
 
 # Below this many multiplications a product takes microseconds, and oneDNN's preparations the most of them.
 _SMALL = 2**20
@@ -30,32 +32,29 @@ class FastLinear(nn.Linear):
         return linear(x, self.weight, self.bias)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, once: bool = False) -> Tensor:
     """``x Wᵀ + b``, as `torch.nn.functional.linear`.
 
     Args:
         x: (..., K).
         weight: (O, K).
         bias: (O,), or None.
+        once: whether the weight is made for this product alone, and not worth packing.
 
     Returns:
         (..., O).
     """
     if x.numel() * weight.size(0) < _SMALL or weight.dtype != x.dtype or not prefers_onednn(x):
         return F.linear(x, weight, bias)
+    if not once and (packing := current_packing(weight)) is not None:
+        return packing.product(weight, bias)(x)
     y: Tensor = _OneDNNLinear.apply(x.flatten(0, -2), weight, bias)
     return y if x.dim() == 2 else y.view(*x.shape[:-1], -1)  # a view could not be overwritten without copies
 
 
 def prefers_onednn(x: Tensor) -> bool:
     """Whether `linear` is faster than torch's own products with x, unless they are very small."""
-    return (
-        x.device.type == "cpu"
-        and x.dtype == torch.float32
-        and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()  # `torch.export` takes no operators of one processor
-        and _onednn_is_faster()
-    )
+    return can_pack(x) and (current_packing(x) is not None or _onednn_is_faster())
 
 
 class _OneDNNLinear(torch.autograd.Function):
@@ -82,22 +81,12 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 @functools.cache
-def has_onednn() -> bool:
-    """Whether this torch has oneDNN's linear maps, which are not part of its public interface."""
-    return (
-        torch.backends.mkldnn.is_available()
-        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    )
-
-
-@functools.cache
 def _onednn_is_faster() -> bool:
     """Whether oneDNN needs at most three quarters of MKL's time; measured once in a process, in some milliseconds.
 
     Where both are about as fast the answer must not hang on chance: a training that is resumed is to compute as before.
     """
-    return has_onednn() and _seconds(_onednn) < 0.75 * _seconds(F.linear)
+    return _seconds(_onednn) < 0.75 * _seconds(F.linear)
 
 
 @torch.no_grad()

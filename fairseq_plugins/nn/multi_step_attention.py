@@ -8,8 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from fairseq_plugins.nn.decoder_state import Kept
 from fairseq_plugins.nn.gated_convolution import SQRT_HALF
 from fairseq_plugins.nn.initialisation import Linear
+from fairseq_plugins.nn.linear import linear
 from fairseq_plugins.nn.softmax import softmax
 from fairseq_plugins.nn.source import Source
 
@@ -71,16 +73,16 @@ class ProjectedAttention:
         w_d, b_d = attention.in_projection.weight, attention.in_projection.bias
         w_o, b_o = attention.out_projection.weight, attention.out_projection.bias
         # As columns, (B, C, S), and laid out so: a product of the few rows of a step then takes a fraction of the time.
-        self.keys = torch.matmul((w_d * SQRT_HALF).t(), source.keys.transpose(1, 2))
+        self.keys = linear(source.keys, (w_d * SQRT_HALF).t(), once=True).transpose(1, 2).contiguous()
         self.score_bias = (torch.matmul(source.keys, b_d) * SQRT_HALF).unsqueeze(1)  # (B, 1, S)
-        self.values = torch.matmul(source.values, w_o.t()) * (source.sqrt_lengths * SQRT_HALF)  # (B, S, C)
-        self.bias = b_o
+        # The weights of an average sum to one, so what is added to each value is added to the average.
+        self.values = (
+            linear(source.values, w_o, once=True) * (source.sqrt_lengths * SQRT_HALF) + b_o * SQRT_HALF
+        )  # (B, S, C)
 
-    def select(self, sentences: Tensor) -> None:
-        """Keep only the given sentences."""
-        self.keys = self.keys.index_select(0, sentences)
-        self.score_bias = self.score_bias.index_select(0, sentences)
-        self.values = self.values.index_select(0, sentences)
+    def keep(self, kept: Kept) -> None:
+        """Go on with these sentences only."""
+        self.keys, self.score_bias, self.values = map(kept.of, (self.keys, self.score_bias, self.values))
 
     def __call__(self, h: Tensor, gz: Tensor) -> tuple[Tensor, Tensor]:
         """As `MultiStepAttention.forward`, with beams in the place of time.
@@ -90,4 +92,4 @@ class ProjectedAttention:
             gz: √½ g·z, minus infinity at padding, (B, k, S).
         """
         a = softmax(torch.baddbmm(gz + self.score_bias, h, self.keys))
-        return torch.baddbmm((h + self.bias) * SQRT_HALF, a, self.values), a
+        return torch.baddbmm(h, a, self.values, beta=SQRT_HALF), a

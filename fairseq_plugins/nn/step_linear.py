@@ -1,20 +1,14 @@
-"""A linear map that is applied at every decoding step, its weight laid out once for the processor.
-
-On the CPU a matrix product of a few rows spends much of its time bringing the weight into the order in which the kernel
-reads it.  oneDNN, which torch ships, can keep a weight in that order: with a 1536 x 1024 matrix on two AVX-512 cores a
-product of 80 rows then takes 0.7 of the time, one of 5 rows 0.45, and laying it out costs as much as about three steps.
-"""
+"""A linear map that is applied at every decoding step, its weight laid out once for the processor."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_plugins.nn.linear import has_onednn
+from fairseq_plugins.nn.packing import can_pack, current_packing, pack_float32
 
 __all__ = ["step_linear"]
 
@@ -27,9 +21,9 @@ def step_linear(weight: Tensor, bias: Tensor | None, rows: int) -> Callable[[Ten
         bias: (N,), or None.
         rows: rows of x, at the start; later calls may have fewer.
     """
-    # One row is a matrix-vector product, which reads the weight as it lies; an exported program packs for itself.
-    packs = weight.device.type == "cpu" and weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-    if rows > 1 and packs and has_onednn() and not torch.compiler.is_compiling():
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), rows)
-        return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    if (packing := current_packing(weight)) is not None:
+        return packing.product(weight, bias)
+    # One row is a matrix-vector product, which reads the weight as it lies; packing costs as much as about three steps.
+    if rows > 1 and can_pack(weight):
+        return pack_float32(weight.detach(), bias)
     return partial(F.linear, weight=weight, bias=bias)

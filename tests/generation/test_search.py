@@ -1,5 +1,4 @@
-"""The search among candidates against fairseq's own: over all words the same, over some of them as if the others had no
-probability."""
+"""The searches against fairseq's own: over all words the same, over some as if the others had no probability."""
 
 from __future__ import annotations
 
@@ -20,13 +19,16 @@ from fairseq.sequence_scorer import SequenceScorer
 from fairseq.token_generation_constraints import pack_constraints
 from torch import Tensor
 
+from fairseq_plugins.generation.beam_search import FastBeamSearch, FastBeamSearchWithAlignment
 from fairseq_plugins.generation.candidates import Candidates
 from fairseq_plugins.generation.config import TranslationFastConfig
 from fairseq_plugins.generation.search import CandidateSearch, CandidateSearchWithAlignment
 from fairseq_plugins.generation.task import TranslationFastTask
+from fairseq_plugins.nn.packing import PRECISIONS
 from tests.conftest import ARCHITECTURES
 from tests.generation.fairseq_models import FAIRSEQ_MODELS, fairseq_model
 from tests.models.test_generation import MODES
+from tests.operators import Operators
 
 LENGTHS = [9, 6, 3, 1]  # fairseq's lstm wants them to fall
 PREFIX = torch.tensor([[7, 8, 9], [10, 1, 1], [12, 2, 1], [1, 1, 1]])  # one is a whole sentence
@@ -115,6 +117,26 @@ def forced_words(options: dict[str, Any]) -> list[int]:
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_the_fast_search(model: Model, dictionary, sentences, mode: str) -> None:
+    source = sentences(LENGTHS, left_pad=True)
+    actual = generate(FastBeamSearch, [model()], dictionary, source, **MODES[mode])
+    assert_same(actual, generate(SequenceGenerator, [model()], dictionary, source, **MODES[mode]), tolerance=2e-6)
+
+
+PLAIN = ["beam", "greedy", "wide beam", "short", "length from the source", "minimum length", "suppressed words"]
+PLAIN += ["another first word", "penalty on unknown words"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_is_left_to_fairseq(build, dictionary, sentences, monkeypatch, mode: str) -> None:
+    """Or the test above would have compared fairseq with itself."""
+    left = []
+    monkeypatch.setattr(SequenceGenerator, "_generate", lambda *_: left.append(mode) or [])
+    generate(FastBeamSearch, [build(ARCHITECTURES[0])], dictionary, sentences(LENGTHS), **MODES[mode])
+    assert left == ([] if mode in PLAIN else [mode])
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_all_words(model: Model, everything: Candidates, dictionary, sentences, mode: str) -> None:
     """Sampled words too.  The scores are the same numbers where a product is, whose memory lies elsewhere."""
     source = sentences(LENGTHS, left_pad=True)
@@ -169,6 +191,16 @@ def test_prepared_for_inference(model: Model, dictionary, sentences, kind: str, 
         each.make_generation_fast_(beamable_mm_beam_size=4, need_attn=True)
     actual = generate(CandidateSearch, models[:1], dictionary, source, candidates=candidates)
     assert_same(actual, generate(SequenceGenerator, models[1:], dictionary, source), tolerance=2e-5)
+
+
+@pytest.mark.parametrize("alignment", ["hard", "soft"])
+def test_alignment_of_the_fast_search(model: Model, dictionary, sentences, alignment: str) -> None:
+    source, options = sentences(LENGTHS, left_pad=True), {"print_alignment": alignment}
+    actual = generate(FastBeamSearchWithAlignment, [model()], dictionary, source, **options)
+    expected = generate(SequenceGeneratorWithAlignment, [model()], dictionary, source, **options)
+    for beam in chain(*actual, *expected):
+        beam["alignment"] = torch.tensor([[float(number) for number in row] for row in beam["alignment"]])
+    assert_same(actual, expected, tolerance=2e-6)
 
 
 @pytest.mark.parametrize("alignment", ["hard", "soft"])
@@ -273,8 +305,8 @@ class Own(SequenceGenerator):
         (True, {"print_alignment": "soft"}, {}, CandidateSearchWithAlignment),
         (True, {"score_reference": True}, {}, SequenceScorer),
         (True, {}, {"seq_gen_cls": Own}, Own),
-        (False, {}, {}, SequenceGenerator),
-        (False, {"print_alignment": "hard"}, {}, SequenceGeneratorWithAlignment),
+        (False, {}, {}, FastBeamSearch),
+        (False, {"print_alignment": "hard"}, {}, FastBeamSearchWithAlignment),
     ],
 )
 def test_generator_of_the_task(
@@ -297,3 +329,33 @@ def test_generator_of_the_task(
     if isinstance(generator, SequenceGeneratorWithAlignment):
         chosen = {"hard": utils.extract_hard_alignment, "soft": utils.extract_soft_alignment}
         assert generator.extract_alignment is chosen[args["print_alignment"]]
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+def test_lower_precision(build, architecture: str, dictionary, sentences, precision: str) -> None:
+    """All products with weights go through it, but those that are made once for a sentence."""
+    if not PRECISIONS[precision][1]():
+        pytest.skip(f"this processor has no {precision}")
+    source = sentences([60, 40, 60, 20])
+    with Operators() as operators:
+        actual = generate(FastBeamSearch, [build(architecture)], dictionary, source, cpu_dtype=precision)
+    name = {"bfloat16": "mkldnn._linear_pointwise", "int8": "quantized.linear_dynamic"}[precision]
+    steps = max(len(beam["tokens"]) for beam in chain(*actual))
+    assert operators.count(name) >= 2 * steps
+    assert operators.count("aten.addmm") == 0
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_weights_that_change_in_the_middle_of_training(
+    build, architecture: str, dictionary, sentences, precision: str
+) -> None:
+    """Behind torch's back, as optimizers in half precision and averages of weights change them."""
+    source = sentences(LENGTHS)
+    sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(dictionary.pad()).sum(dim=1)}}
+    trained, other = build(architecture, 1), build(architecture, 2)
+    generator = FastBeamSearch([trained], dictionary, cpu_dtype=precision, beam_size=4, max_len_b=12)
+    generator.generate([trained], sample)
+    for parameter, value in zip(trained.parameters(), other.parameters(), strict=True):
+        parameter.data.copy_(value.data)
+    actual = generator.generate([trained], sample)
+    assert_same(actual, generate(FastBeamSearch, [other], dictionary, source, cpu_dtype=precision), tolerance=0)

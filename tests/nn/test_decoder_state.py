@@ -24,7 +24,8 @@ def decodings(draw: st.DrawFn) -> tuple[int, int, int, list[list[torch.Tensor]]]
     for _ in range(draw(st.integers(1, 8))):
         orders = []
         for _ in range(draw(st.integers(0, 2))):
-            stay = sorted(draw(st.sets(st.integers(0, left - 1), min_size=1)))
+            stay = draw(st.permutations(range(left)))[: draw(st.integers(1, left))]
+            stay = stay if len(stay) < left else range(left)
             rows = [s * beam + draw(st.integers(0, beam - 1)) for s in stay for _ in range(beam)]
             orders.append(torch.tensor(rows))
             left = len(stay)
@@ -47,10 +48,11 @@ def test_window_is_the_last_inputs_of_each_history(decoding: tuple[int, int, int
             history, sentence_of_row = history[new_order], sentence_of_row[new_order]
         rows, left = order.take()
         if left is not None:
-            kept = kept[left]
+            assert torch.equal(left.of(kept.clone()), kept[left.sentences])
+            kept = kept[left.sentences]
         x = torch.randn(history.size(0), 3)
         history = torch.cat([history, x.unsqueeze(1)], dim=1)
-        assert torch.equal(window.push(x, rows), history[:, -width:])
+        assert torch.equal(window.push(x, rows), history[:, -width:].flatten(1))
         assert torch.equal(kept.repeat_interleave(beam), sentence_of_row)
 
 
@@ -60,8 +62,6 @@ BROKEN = [
     [2, 3, 0, 1, 4, 5],  # sentences change places
     [0, 1, 4, 5, 2, 3],
     [0, 1, 0, 1, 4, 5],  # a sentence is there twice
-    [0, 0, 0, 0],
-    [4, 5, 0, 1],
     [0, 2],  # a row of each of two sentences
     [1, 2, 3, 4],
 ]
@@ -76,13 +76,13 @@ def test_orders_that_break_the_contract_are_refused(new_order: list[int], device
 
 
 def test_the_check_is_of_all_orders() -> None:
-    """Of 6 rows every order of up to 4 of them, against the contract written out."""
+    """Of 4 rows every order of up to 4 of them, against the contract written out."""
     for left in (2, 4):
-        for rows in itertools.product(range(6), repeat=left):
+        for rows in itertools.product(range(4), repeat=left):
             sentences = [row // 2 for row in rows]
-            kept = sentences[::2] == sentences[1::2] and all(a < b for a, b in itertools.pairwise(sentences[::2]))
-            order = RowOrder(rows=6, beam=2)
-            assert bool(order._keeps_sentences(torch.tensor(rows))) is kept, rows
+            kept = sentences[::2] == sentences[1::2] and (left < 4 or sentences[::2] == [0, 1])
+            order = RowOrder(rows=4, beam=2)
+            assert bool(order._keeps_sentences(torch.tensor(rows), 4)) is kept, rows
 
 
 @pytest.mark.parametrize("new_order", [[0, 1, 2], [0, 1, 2, 3, 4, 5, 6, 7]])

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fairseq_plugins.models.source_encoder import SourceEncoder
 from fairseq_plugins.nn.embedding import InputEmbedding
 from fairseq_plugins.nn.layer_list import ConvolutionSpec
-from fairseq_plugins.nn.linear import FastLinear
+from fairseq_plugins.nn.linear import FastLinear, linear
 
 __all__ = ["Convolution", "ConvolutionalEncoder"]
 
@@ -118,6 +118,9 @@ class Convolution(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, d, S) -> (B, out_dim, S)."""
+        if not torch.is_grad_enabled():  # a sentence is smaller than the weight
+            windows = F.pad(x * self.scale, self.padding).unfold(2, self.weight.size(2), 1).transpose(1, 2)
+            return linear(windows.flatten(2), self.weight.flatten(1), self.bias * self.scale).transpose(1, 2)
         weight, bias = (_Scaled.apply(part, self.scale) for part in (self.weight, self.bias))
         return F.conv1d(F.pad(x, self.padding), weight, bias)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fairseq_plugins.models.incremental import StepwiseDecoding
 from fairseq_plugins.nn.attentive_lstm import AttentiveLSTM, lstm_cell
+from fairseq_plugins.nn.decoder_state import Kept
 from fairseq_plugins.nn.softmax import softmax
 from fairseq_plugins.nn.source import Source
 from fairseq_plugins.nn.step_linear import step_linear
@@ -35,6 +36,7 @@ class ConvEncoderDecoding(StepwiseDecoding):
     def __init__(self, decoder: LSTMDecoder, encoder_out: Source, rows: int) -> None:
         super().__init__(decoder.output_projection, encoder_out, rows)
         self.decoder = decoder
+        self.to_embedding = step_linear(decoder.to_embedding.weight, decoder.to_embedding.bias, rows)
         self.attention = ProjectedAttention(decoder.attentive, self.source)
         attentive = decoder.attentive
         self.lstms = [_StepLSTM(attentive.input.weight, attentive.recurrent.weight, attentive.input.bias, rows)]
@@ -44,9 +46,9 @@ class ConvEncoderDecoding(StepwiseDecoding):
 
     def step(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
         """One token per row, (R,), to features (R, f) and the attention (R, S)."""
-        order, sentences = self.order.take()
-        if sentences is not None:
-            self.attention.select(sentences)
+        order, kept = self.order.take()
+        if kept is not None:
+            self.attention.keep(kept)
         if order is not None:
             for lstm in self.lstms:
                 lstm.reorder(order)
@@ -57,7 +59,7 @@ class ConvEncoderDecoding(StepwiseDecoding):
         h = first.step(g_and_h, conditional_input.flatten(0, 1))
         for lstm in upper:
             h = lstm.step(lstm.join(decoder.dropout(h)))
-        return decoder.dropout(decoder.to_embedding(h)), a.flatten(0, 1) if decoder.wants_attention else None
+        return decoder.dropout(self.to_embedding(h)), a.flatten(0, 1) if decoder.wants_attention else None
 
 
 class ProjectedAttention:
@@ -78,11 +80,9 @@ class ProjectedAttention:
         self.bias = source.bias + torch.matmul(source.keys, lstm.query.bias).unsqueeze(1)  # (B, 1, S)
         self.values = lstm.conditional_input(source.values)  # (B, S, 4H)
 
-    def select(self, sentences: Tensor) -> None:
-        """Keep only the given sentences."""
-        self.keys = self.keys.index_select(0, sentences)
-        self.bias = self.bias.index_select(0, sentences)
-        self.values = self.values.index_select(0, sentences)
+    def keep(self, kept: Kept) -> None:
+        """Go on with these sentences only."""
+        self.keys, self.bias, self.values = map(kept.of, (self.keys, self.bias, self.values))
 
     def __call__(self, g_and_h: Tensor) -> tuple[Tensor, Tensor]:
         """Embeddings and states side by side, (B, k, f + H), to what W_c c adds to the gates, (B, k, 4H), and a."""

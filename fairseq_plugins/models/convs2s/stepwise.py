@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_plugins.models.incremental import StepwiseDecoding
-from fairseq_plugins.nn.decoder_state import Window
+from fairseq_plugins.nn.decoder_state import Kept, Window
 from fairseq_plugins.nn.gated_convolution import SQRT_HALF, Shortcut
 from fairseq_plugins.nn.multi_step_attention import MultiStepAttention, ProjectedAttention
 from fairseq_plugins.nn.source import Source
@@ -46,6 +46,9 @@ class ConvS2SDecoding(StepwiseDecoding):
             decoder = without_weight_norm(decoder, decoder.dictionary)
         super().__init__(decoder.output_projection, encoder_out, rows)
         self.decoder = decoder
+        self.from_embedding, self.to_embedding = (
+            step_linear(part.weight, part.bias, rows) for part in (decoder.from_embedding, decoder.to_embedding)
+        )
 
         self.layers = []
         for convolution, attention, shortcut in decoder.layers:
@@ -66,20 +69,20 @@ class ConvS2SDecoding(StepwiseDecoding):
 
     def step(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
         """One token per row, (R,), to features (R, out_embed_dim) and the averaged attention (R, S)."""
-        order, sentences = self.order.take()
-        if sentences is not None:
-            self._keep(sentences)
+        order, kept = self.order.take()
+        if kept is not None:
+            self._keep(kept)
         decoder, source = self.decoder, self.source
 
         g = decoder.embedding.step(tokens, self.steps)
-        h = decoder.from_embedding(g)
+        h = self.from_embedding(g)
         g = self.by_sentence(g)
         gz = torch.baddbmm(source.bias, g, source.keys.transpose(1, 2), alpha=SQRT_HALF)  # (B, k, S)
         outputs = [h]
         total = torch.zeros_like(gz) if decoder.wants_attention else None
         for layer in self.layers:
             window = layer.window.push(decoder.dropout(h), order)
-            h = F.glu(layer.convolution(window.flatten(1)), dim=-1)
+            h = F.glu(layer.convolution(window), dim=-1)
             if layer.attention is not None:
                 h = self.by_sentence(h)
                 h, a = layer.projected(h, gz) if layer.projected is not None else layer.attention(h, g, source)
@@ -89,14 +92,14 @@ class ConvS2SDecoding(StepwiseDecoding):
             h = layer.shortcut(h, outputs)
             outputs.append(h)
         average = None if total is None else total.flatten(0, 1) / self.attending
-        return decoder.dropout(decoder.to_embedding(h)), average
+        return decoder.dropout(self.to_embedding(h)), average
 
-    def _keep(self, sentences: Tensor) -> None:
+    def _keep(self, kept: Kept) -> None:
         """Go on with these sentences only."""
-        self.source = self.source.select(sentences)
+        self.source = self.source.select(kept.sentences)
         for layer in self.layers:
             if layer.projected is not None:
-                layer.projected.select(sentences)
+                layer.projected.keep(kept)
 
 
 @dataclass

@@ -13,7 +13,7 @@ from torch import Tensor
 from fairseq_plugins.models.incremental import StepwiseDecoding
 from fairseq_plugins.nn.attention import attend_step, attention_weights, join_heads, split_heads
 from fairseq_plugins.nn.block_diagonal import add_block_diagonal
-from fairseq_plugins.nn.decoder_state import Ancestry, Past
+from fairseq_plugins.nn.decoder_state import Ancestry, Kept, Past
 from fairseq_plugins.nn.source import Source
 from fairseq_plugins.nn.step_linear import step_linear
 
@@ -44,9 +44,9 @@ class WeightedTransformerDecoding(StepwiseDecoding):
 
     def step(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
         """One token per row, (R,), to features (R, d) and the last layer's attention (R, S)."""
-        order, sentences = self.order.take()
-        if sentences is not None:
-            self._keep(sentences)
+        order, kept = self.order.take()
+        if kept is not None:
+            self._keep(kept)
         past_bias = self.ancestry.step(order, self.source.keys.dtype)
         source_bias = self.source.bias.unsqueeze(1)
 
@@ -58,11 +58,11 @@ class WeightedTransformerDecoding(StepwiseDecoding):
             attention = attention_weights(query, layer.source_keys, source_bias).mean(dim=1).flatten(0, 1)
         return x.flatten(0, 1), attention
 
-    def _keep(self, sentences: Tensor) -> None:
+    def _keep(self, kept: Kept) -> None:
         """Go on with these sentences only."""
-        self.source = self.source.select(sentences)
+        self.source = self.source.select(kept.sentences)
         for layer in self.layers:
-            layer.select(sentences)
+            layer.keep(kept)
 
 
 class _Layer:
@@ -117,8 +117,7 @@ class _Layer:
             inner = add_block_diagonal(inner, heads_out.flatten(0, 1), self.own_first)
         return module.branches.finish(x, self.out(heads_out), inner, self.second), q
 
-    def select(self, sentences: Tensor) -> None:
-        """Keep only the given sentences."""
-        self.past.select(sentences)
-        self.source_keys = self.source_keys.index_select(0, sentences)
-        self.source_values = self.source_values.index_select(0, sentences)
+    def keep(self, kept: Kept) -> None:
+        """Go on with these sentences only."""
+        self.past.keep(kept)
+        self.source_keys, self.source_values = kept.of(self.source_keys), kept.of(self.source_values)

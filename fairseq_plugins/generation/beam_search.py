@@ -1,0 +1,306 @@
+"""fairseq's beam search without what is wasted in it.
+
+B sentences, k hypotheses (rows) for each, R = B·k, V target words, T target positions, S source positions.
+
+At every step fairseq's generator looks for NaN in the scores of all words, adds each hypothesis's score to all of its
+words, finds the best 2k among k·V of them, and once a sentence has ended moves all that is known of the others.  Here a
+hypothesis brings its 2k best words, found block by block, and only these meet; sentences that have ended leave gaps,
+which the last ones fill.  The host looks at the device once in a step, for the hypotheses that have ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import BaseFairseqModel
+from fairseq.search import BeamSearch
+from fairseq.sequence_generator import (
+    EnsembleModel,
+    EnsembleModelWithAlignment,
+    SequenceGenerator,
+    SequenceGeneratorWithAlignment,
+)
+from torch import Tensor
+
+from fairseq_plugins.nn.packing import Packing
+
+__all__ = ["Ensemble", "FastBeamSearch", "FastBeamSearchWithAlignment", "best_words"]
+
+_BLOCK = 64
+
+
+class FastBeamSearch(SequenceGenerator):
+    """fairseq's generator; beam search with one model it does itself, and all else as fairseq does.
+
+    Args:
+        models: the ensemble.
+        tgt_dict: target words.
+        cpu_dtype: precision of matrix products on the CPU, one of `fairseq_plugins.nn.packing.PRECISIONS`.
+        options: fairseq's.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[BaseFairseqModel] | EnsembleModel,
+        tgt_dict: Dictionary,
+        cpu_dtype: str = "float32",
+        **options: Any,
+    ) -> None:
+        super().__init__(Ensemble(models.models if isinstance(models, EnsembleModel) else models), tgt_dict, **options)
+        self.packing = Packing(cpu_dtype)
+
+    def _generate(
+        self,
+        sample: dict[str, Any],
+        prefix_tokens: Tensor | None = None,
+        constraints: Tensor | None = None,
+        bos_token: int | None = None,
+    ) -> list[list[dict[str, Tensor]]]:
+        """As fairseq's."""
+        with self.packing.for_batch():
+            if prefix_tokens is None and constraints is None and self._is_plain():
+                return self._beam_search(sample["net_input"], self.eos if bos_token is None else bos_token)
+            return super()._generate(sample, prefix_tokens, constraints, bos_token)
+
+    def _is_plain(self) -> bool:
+        """Whether this is beam search over the softmax of one model's logits, and nothing else."""
+        return (
+            type(self.search) is BeamSearch
+            and self.model.models_size == 1
+            and self.lm_model is None
+            and self.repeat_ngram_blocker is None
+            and not self.match_source_len
+            and 2 * self.beam_size < self.vocab_size
+            and self.model.has_incremental_states()
+            and _has_plain_softmax(self.model.single_model)
+        )
+
+    def _beam_search(self, net_input: dict[str, Any], bos: int) -> list[list[dict[str, Tensor]]]:
+        source = net_input["src_tokens"]
+        longest = min(int(self.max_len_a * source.size(1) + self.max_len_b), self.max_len - 1)
+        assert self.min_len <= longest, "min_len cannot be larger than max_len, please adjust these!"  # fairseq's words
+        k = self.beam_size
+        beams = _Beams(source, k, longest, bos, self.pad)
+        encoded = self.model.forward_encoder(net_input)
+        encoded = self.model.reorder_encoder_out(encoded, torch.arange(len(beams.tokens), device=source.device) // k)
+        states: list[dict[str, Any]] = [{}]
+        for step in range(longest + 1):
+            logits, attention = self.model.forward_logits(beams.tokens[:, : step + 1], encoded, states)
+            beams.see(step, attention)
+            scores, words = self._best_words(logits, step, ends=step == longest)
+            scores, words, parents = beams.meet(step, scores, words)
+            is_end = words.eq(self.eos) & scores.ne(-torch.inf)
+            ended = is_end[:, :k].tolist()
+            if any(map(any, ended)):
+                for number, hypothesis in beams.end(step, ended, scores, parents, self.eos):
+                    if self.normalize_scores:
+                        hypothesis["score"] /= (step + 1) ** self.len_penalty
+                    beams.finished[number].append(hypothesis)
+            stay = beams.unfinished()
+            if not stay or step == longest:
+                break
+            rows = beams.go_on(step, stay, scores, words, parents, is_end)
+            self.model.reorder_incremental_state(states, rows)
+            if len(stay) < len(ended):
+                encoded = self.model.reorder_encoder_out(encoded, rows)
+        return [sorted(each, key=lambda hypothesis: -float(hypothesis["score"])) for each in beams.finished]
+
+    def _best_words(self, logits: Tensor, step: int, ends: bool) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and words that each hypothesis may go on with, the best first, (R, n) each."""
+        if self.temperature != 1:
+            logits = logits / self.temperature
+        lprobs = logits.log_softmax(dim=-1, dtype=torch.float32)
+        if ends:
+            lprobs, words = lprobs[:, self.eos : self.eos + 1], self.eos
+            return lprobs.nan_to_num(nan=-torch.inf), torch.full_like(lprobs, words, dtype=torch.long)
+        lprobs[:, self.pad] = -torch.inf
+        lprobs[:, self.unk] -= self.unk_penalty
+        if step < self.min_len:
+            lprobs[:, self.eos] = -torch.inf
+        if self.token_indices_to_suppress is not None:
+            lprobs[:, self.token_indices_to_suppress] = -torch.inf
+        best, words = best_words(lprobs, 2 * self.beam_size)
+        return best.nan_to_num(nan=-torch.inf), words
+
+
+class FastBeamSearchWithAlignment(SequenceGeneratorWithAlignment, FastBeamSearch):
+    """The same with the alignments of ``--print-alignment``."""
+
+
+class _Beams:
+    """What a beam search knows of its sentences: those in the batch, k rows for each, and those that have finished.
+
+    Args:
+        source: (B, S).
+        beam: k.
+        longest: steps before the last one, in which every hypothesis ends.
+        bos: first word.
+        pad: padding.
+    """
+
+    def __init__(self, source: Tensor, beam: int, longest: int, bos: int, pad: int) -> None:
+        self.beam = beam
+        self.numbers = list(range(len(source)))  # which sentence each k rows are of
+        self.finished: list[list[dict[str, Tensor]]] = [[] for _ in self.numbers]
+        rows = len(source) * beam
+        self.tokens = source.new_full((rows, longest + 2), pad)
+        self.tokens[:, 0] = bos
+        self.totals = torch.zeros(rows, longest + 1, device=source.device)
+        self.attention: Tensor | None = None  # (R, T, S)
+
+    def see(self, step: int, attention: Tensor | None) -> None:
+        """The attention of this step, (R, S), if the model reports it."""
+        if attention is None:
+            return
+        if self.attention is None:
+            self.attention = attention.new_zeros(len(attention), self.totals.size(1), attention.size(1))
+        self.attention[:, step] = attention
+
+    def meet(self, step: int, scores: Tensor, words: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The up to 2k best of a sentence, from the n best words of each of its rows, (R, n).
+
+        Returns:
+            scores, words and which of its rows each continues, (B, 2k) each, the best first.
+        """
+        size = scores.size(1)
+        if step == 0:  # all rows are alike
+            scores, words = scores[:: self.beam], words[:: self.beam]
+        else:
+            scores = scores + self.totals[:, step - 1 : step]
+        scores = scores.view(len(self.numbers), -1)
+        scores, at = scores.topk(min(2 * self.beam, scores.size(1)))
+        return scores, words.view(len(self.numbers), -1).gather(1, at), at.div(size, rounding_mode="floor")
+
+    def end(
+        self, step: int, ended: list[list[bool]], scores: Tensor, parents: Tensor, eos: int
+    ) -> list[tuple[int, dict[str, Tensor]]]:
+        """The hypotheses that end among the k best, up to k of a sentence, each with the sentence's number."""
+        places, columns = [], []
+        for place, row in enumerate(ended):
+            which = [column for column, end in enumerate(row) if end]
+            which = which[: self.beam - len(self.finished[self.numbers[place]])]
+            places += [place] * len(which)
+            columns += which
+        at = torch.tensor(places, device=scores.device), torch.tensor(columns, device=scores.device)
+        rows = at[0] * self.beam + parents[at]
+        tokens = self.tokens[rows, 1 : step + 2]
+        tokens[:, step] = eos
+        totals = self.totals[rows, : step + 1]
+        totals[:, step] = scores[at]
+        each = totals.clone()
+        each[:, 1:] -= totals[:, :-1]
+        attention = torch.empty(len(rows), 0)
+        if self.attention is not None:
+            attention = self.attention[rows, : step + 1].transpose(1, 2)
+        return [
+            (
+                self.numbers[place],
+                {
+                    "tokens": tokens[i],
+                    "score": totals[i, step],
+                    "attention": attention[i],
+                    "alignment": torch.empty(0),
+                    "positional_scores": each[i],
+                },
+            )
+            for i, place in enumerate(places)
+        ]
+
+    def unfinished(self) -> list[int]:
+        """The places of the sentences to go on with; gaps are filled from the end.
+
+        A GPU, which computes a few more rows in the same time, goes on with all until half of them have finished.
+        """
+        stay = [place for place, number in enumerate(self.numbers) if len(self.finished[number]) < self.beam]
+        if self.tokens.is_cuda and 2 * len(stay) > len(self.numbers):
+            return list(range(len(self.numbers)))
+        gaps = sorted(set(range(len(stay))) - set(stay))
+        last = stay[len(stay) - len(gaps) :]
+        filled = dict(zip(gaps, last, strict=True))
+        return [filled.get(place, place) for place in range(len(stay))]
+
+    def go_on(
+        self, step: int, stay: list[int], scores: Tensor, words: Tensor, parents: Tensor, is_end: Tensor
+    ) -> Tensor:
+        """Continue the sentences at these places with the k best words that do not end; the row before each, (R,)."""
+        if len(stay) < len(self.numbers):
+            places = torch.tensor(stay, device=scores.device)
+            self.numbers = [self.numbers[place] for place in stay]
+            scores, words, parents, is_end = (part[places] for part in (scores, words, parents, is_end))
+        else:
+            places = torch.arange(len(stay), device=scores.device)
+        rank = is_end * is_end.size(1) + torch.arange(is_end.size(1), device=scores.device)
+        chosen = rank.topk(self.beam, dim=1, largest=False)[1]
+        rows = (places.unsqueeze(1) * self.beam + parents.gather(1, chosen)).flatten()
+        self.tokens = self._continue(self.tokens, rows, step + 1, words.gather(1, chosen))
+        self.totals = self._continue(self.totals, rows, step, scores.gather(1, chosen))
+        if self.attention is not None:
+            self.attention = self.attention.index_select(0, rows)
+        return rows
+
+    @staticmethod
+    def _continue(past: Tensor, rows: Tensor, length: int, last: Tensor) -> Tensor:
+        """``past`` (R, T), of which so many columns are filled, in the new order and with another column."""
+        past[: len(rows), :length] = past[rows, :length]
+        past = past[: len(rows)]
+        past[:, length] = last.flatten()
+        return past
+
+
+class Ensemble(EnsembleModelWithAlignment):
+    """fairseq's, which also gives the logits of its only model.
+
+    Attributes:
+        words: when not None, words are told by their numbers among these, (n,).
+    """
+
+    words: Tensor | None = None
+
+    def forward_decoder(self, tokens: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        """As fairseq's: tokens (R, T) to log-probabilities (R, V) and attention."""
+        return super().forward_decoder(self._spelled_out(tokens), *args, **kwargs)
+
+    def forward_logits(
+        self, tokens: Tensor, encoded: list[Any], states: list[dict[str, Any]]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Tokens (R, T) to the logits of the next words (R, V) and its attention (R, S), or None."""
+        logits, extra = self.single_model.decoder.forward(
+            self._spelled_out(tokens), encoder_out=encoded[0], incremental_state=states[0]
+        )
+        attention = extra["attn"] if isinstance(extra, dict) else extra
+        if isinstance(attention, list):
+            attention = attention[0] if attention else None
+        return logits[:, -1], None if attention is None else attention[:, -1]
+
+    def _spelled_out(self, tokens: Tensor) -> Tensor:
+        return tokens if self.words is None else self.words[tokens]
+
+
+def best_words(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The best of each row, as `torch.topk`: (R, V) to scores and words, (R, count) each.
+
+    On the CPU the best of each block of words is found first, by a pass that is as fast as memory; only the words of
+    the best ``count`` blocks can be among the best ``count``.
+    """
+    size = scores.size(1)
+    blocks = size // _BLOCK
+    if scores.is_cuda or blocks <= 2 * count:
+        return scores.topk(count)
+    whole = scores[:, : blocks * _BLOCK].unflatten(1, (blocks, _BLOCK))
+    kept = whole.amax(dim=2).topk(count, sorted=False)[1].unsqueeze(2)
+    words = (kept * _BLOCK + torch.arange(_BLOCK)).flatten(1)
+    rest = torch.arange(blocks * _BLOCK, size).expand(len(scores), -1)
+    words = torch.cat([words, rest], dim=1)
+    best, at = scores.gather(1, words).topk(count)
+    return best, words.gather(1, at)
+
+
+def _has_plain_softmax(model: BaseFairseqModel) -> bool:
+    """Whether the model's probabilities are the softmax of what its decoder returns."""
+    if getattr(model.decoder, "adaptive_softmax", None) is not None:
+        return False
+    logits = torch.arange(6.0).view(1, 1, 6)
+    return torch.equal(model.get_normalized_probs((logits, None), log_probs=True), logits.log_softmax(dim=-1))

@@ -1,0 +1,131 @@
+"""Packed products against float64, and that no packed weight outlives a change of its parameter."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fairseq_plugins.nn.linear import linear
+from fairseq_plugins.nn.packing import PRECISIONS, Packing, has_onednn
+from fairseq_plugins.nn.step_linear import step_linear
+from tests.operators import Operators
+
+pytestmark = pytest.mark.skipif(not has_onednn(), reason="this torch cannot pack")
+SUPPORTED = [name for name, (_, is_supported) in PRECISIONS.items() if is_supported()]
+PACKS = "mkldnn._reorder_linear_weight"
+
+
+def layer(seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(96, 64, generator=generator), torch.randn(96, generator=generator)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("rows", [1, 7, 80])
+@torch.no_grad()
+def test_errors_are_those_of_the_precision(precision: str, rows: int) -> None:
+    """Half a unit in the last place of weights, inputs and output; of int8 half a step of weights and inputs."""
+    if precision not in SUPPORTED:
+        pytest.skip(f"this processor has no {precision}")
+    weight, bias = layer()
+    x = torch.randn(rows, 64)
+    exact = F.linear(x.double(), weight.double(), bias.double())
+    products = F.linear(x.abs(), weight.abs(), bias.abs())  # what relative errors are relative to
+    steps = F.linear(torch.ones(rows, 64), weight.abs()) * (x.max() - x.min()) / 255
+    steps += F.linear(x.abs() + (x.max() - x.min()) / 255, weight.abs().amax(1, keepdim=True).expand(-1, 64)) / 127
+    bound = {"float32": products * 64 * 2**-23, "bfloat16": products * 3 * 2**-8, "int8": steps}[precision]
+    with Packing(precision).for_batch():
+        y = step_linear(weight, bias, rows)(x)
+    assert y.dtype == torch.float32
+    assert ((y - exact).abs() <= bound).all()
+    if precision != "float32":
+        assert (y - exact).abs().max() > products.max() * 64 * 2**-23  # it is not float32
+
+
+CHANGES: dict[str, Callable[[torch.nn.Linear], object]] = {
+    "in place": lambda module: module.weight.mul_(1.01),
+    "of one number, behind torch's back": lambda module: module.weight.data[3, 5].add_(1),
+    "of the data": lambda module: module.weight.data.copy_(layer(2)[0]),
+    "of the bias": lambda module: module.bias.data.add_(0.01),
+    "of the order of its rows": lambda module: module.weight.data.copy_(module.weight.data.flip(0)),
+    "of the whole": lambda module: module.load_state_dict(dict(zip(("weight", "bias"), layer(2), strict=True))),
+}
+
+
+@pytest.mark.parametrize("precision", SUPPORTED)
+@pytest.mark.parametrize("change", CHANGES)
+@torch.no_grad()
+def test_a_weight_that_changes_is_packed_again(precision: str, change: str) -> None:
+    module, x = torch.nn.Linear(64, 96), torch.randn(5, 64)
+    module.load_state_dict(dict(zip(("weight", "bias"), layer(), strict=True)))
+    packing = Packing(precision)
+    with packing.for_batch():
+        before = step_linear(module.weight, module.bias, 5)(x)
+    CHANGES[change](module)
+    with packing.for_batch():
+        after = step_linear(module.weight, module.bias, 5)(x)
+    with Packing(precision).for_batch():
+        anew = step_linear(module.weight, module.bias, 5)(x)
+    assert torch.equal(after, anew)
+    assert not torch.equal(after, before)
+
+
+@torch.no_grad()
+def test_what_is_packed_is_kept_as_long_as_it_is_used() -> None:
+    packing, (weight, bias), (other, _) = Packing(), layer(1), layer(2)
+    packed = []
+    for weights in [[weight], [weight], [weight, other], [other], [other], [weight, other]]:
+        with packing.for_batch(), Operators() as operators:
+            for each in weights:
+                step_linear(each, bias, 5)
+                step_linear(each.clone(), bias, 5)
+        packed.append(operators.count(PACKS))
+    assert packed == [1, 0, 1, 0, 0, 1]
+
+
+@torch.no_grad()
+def test_only_within_a_batch() -> None:
+    (weight, bias), packing, x = layer(), Packing(), torch.randn(4, 64, 64)
+    with packing.for_batch(), Operators() as operators:
+        linear(x.repeat(4, 1, 1), weight, bias)
+        linear(x.repeat(4, 1, 1), weight, bias)
+    assert operators.count(PACKS) == 1
+    with pytest.raises(ValueError, match="in between"), packing.for_batch():
+        raise ValueError("in between")
+    with Operators() as operators:
+        linear(x.repeat(4, 1, 1), weight, bias)
+    assert operators.count(PACKS) == 0
+
+
+def test_gradients_are_never_lost() -> None:
+    (weight, bias), x = layer(), torch.randn(64, 64, 64)
+    weight.requires_grad_()
+    with Packing("int8").for_batch():
+        linear(x, weight, bias).sum().backward()
+    torch.testing.assert_close(weight.grad, x.sum(dim=(0, 1)).expand_as(weight), rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+@torch.no_grad()
+def test_without_the_instructions_it_is_float32(precision: str, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    with caplog.at_level(logging.WARNING):
+        packing = Packing(precision)
+    assert f"no fast {precision} products: float32 is used" in caplog.text
+    (weight, bias), x = layer(), torch.randn(5, 64)
+    with packing.for_batch():
+        torch.testing.assert_close(step_linear(weight, bias, 5)(x), F.linear(x, weight, bias))
+
+
+def test_a_precision_that_changes_nothing_is_told_once(caplog) -> None:
+    packing = Packing(SUPPORTED[-1])
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            with packing.for_batch():
+                pass
+    assert caplog.text.count("changes nothing here") == (SUPPORTED[-1] != "float32")
