@@ -46,9 +46,9 @@ def check_windows(decoding, reference, tokens: torch.Tensor, source: Source) -> 
     for hook in hooks:
         hook.remove()
     for layer, inputs in zip(decoding.layers, seen, strict=True):
-        width = layer.window.buffer.size(1)
-        past = torch.cat([inputs.new_zeros(width, *inputs.shape[1:]), inputs])[-width:].transpose(0, 1)
-        close(layer.window.buffer, past)
+        size = layer.window.past.size(1) // inputs.size(2)
+        past = torch.cat([inputs.new_zeros(size, *inputs.shape[1:]), inputs])[-size:].transpose(0, 1)
+        close(layer.window.past, past.flatten(1))
 
 
 @torch.no_grad()
