@@ -76,9 +76,8 @@ class ProjectedAttention:
         self.keys = linear(source.keys, (w_d * SQRT_HALF).t(), once=True).transpose(1, 2).contiguous()
         self.score_bias = (torch.matmul(source.keys, b_d) * SQRT_HALF).unsqueeze(1)  # (B, 1, S)
         # The weights of an average sum to one, so what is added to each value is added to the average.
-        self.values = (
-            linear(source.values, w_o, once=True) * (source.sqrt_lengths * SQRT_HALF) + b_o * SQRT_HALF
-        )  # (B, S, C)
+        values = linear(source.values, w_o, once=True) * source.sqrt_lengths
+        self.values = (values + b_o) * SQRT_HALF  # (B, S, C)
 
     def keep(self, kept: Kept) -> None:
         """Go on with these sentences only."""

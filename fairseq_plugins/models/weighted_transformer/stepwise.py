@@ -77,7 +77,7 @@ class _Layer:
         )
         self.self_attention_out = step_linear(out.weight, out.bias, rows)
         self.source_query = step_linear(other.query.weight, other.query.bias, rows)
-        keys, self.source_values = other.project(source.keys)
+        keys, values = other.project(source.keys)
         self.source_keys = keys.transpose(2, 3).contiguous()  # as columns, (B, h, v, S)
 
         branches = module.branches
@@ -87,10 +87,9 @@ class _Layer:
         self.second = step_linear(folded.second, branches.second.bias, rows)
         # The first map of a branch's own head can go to the values, since averaging them is linear too: once per
         # sentence, and then averages of S values take the place of products with v rows.
-        self.own_first: Tensor | None = folded.first
-        if beam > 1 and source.keys.size(1) < folded.first.size(1):
-            self.source_values = torch.cat([self.source_values, self.source_values @ folded.first], dim=-1)
-            self.own_first = None
+        moves = beam > 1 and source.keys.size(1) < folded.first.size(1)
+        self.source_values = torch.cat([values, values @ folded.first], dim=-1) if moves else values.contiguous()
+        self.own_first = None if moves else folded.first
 
     def step(self, x: Tensor, past_bias: Tensor | None, source_bias: Tensor) -> tuple[Tensor, Tensor]:
         """As `DecoderLayer.forward`, with beams in the place of time: x is (B, k, d).

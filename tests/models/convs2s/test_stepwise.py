@@ -47,7 +47,7 @@ def check_windows(decoding, reference, tokens: torch.Tensor, source: Source) -> 
         hook.remove()
     for layer, inputs in zip(decoding.layers, seen, strict=True):
         size = layer.window.past.size(1) // inputs.size(2)
-        past = torch.cat([inputs.new_zeros(size, *inputs.shape[1:]), inputs])[-size:].transpose(0, 1)
+        past = torch.cat([inputs.new_zeros(size, *inputs.shape[1:]), inputs])[len(inputs) :].transpose(0, 1)
         close(layer.window.past, past.flatten(1))
 
 
