@@ -73,8 +73,8 @@ format: setup  ## rewrite the code in the house's layout
 	$(BIN)/ruff format
 
 bench: setup  ## speed of training and decoding beside fairseq's own
-	$(BIN)/python examples/benchmarks/convs2s.py
-	$(BIN)/python examples/benchmarks/weighted_transformer.py
+	$(BIN)/python examples/benchmarks/generation.py
+	$(BIN)/python examples/benchmarks/training.py
 	$(BIN)/python examples/benchmarks/conv_encoder.py
 
 clean:  ## remove caches and build output; .venv stays

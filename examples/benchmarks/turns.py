@@ -13,8 +13,10 @@ from typing import Any
 import fairseq
 import torch
 from fairseq.data import Dictionary
-from fairseq.models import BaseFairseqModel
+from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
+
+from fairseq_plugins.nn.step_linear import step_linear
 
 
 def parse_options(description: str | None, options: Iterable[tuple[str, int | str, str]]) -> Namespace:
@@ -78,6 +80,43 @@ def compare(ours: Any, theirs: Any) -> tuple[int, int, float]:
     return equal, len(pairs), max(abs(float(mine["score"]) - float(other["score"])) for mine, other in pairs)
 
 
+def multiply_adds(run: Callable[[], Any]) -> int:
+    """Of all matrix products and convolutions that a call makes."""
+    with _Products() as products:
+        run()
+    return products.multiply_adds
+
+
+class _Products(TorchDispatchMode):
+    """Counts: each output of a product is a sum over the last dimension of its first matrix."""
+
+    multiply_adds = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        name = function._overloadpacket.__name__
+        if name in ("mm", "bmm", "mv", "linear_dynamic", "_linear_pointwise"):
+            self.multiply_adds += result.numel() * args[0].size(-1)
+        elif name in ("addmm", "baddbmm", "addmv", "addmm_"):
+            self.multiply_adds += result.numel() * args[1].size(-1)
+        elif name == "conv_tbc":
+            self.multiply_adds += result.numel() * args[1][..., 0].numel()
+        return result
+
+
+def product_rate(rows: int) -> float:
+    """Floating-point operations in a second of such rows with a packed matrix of 1536 x 1024."""
+    weight, x = torch.randn(1024, 1536), torch.randn(rows, 1536)
+    with torch.no_grad():
+        product = step_linear(weight, None, rows)
+        seconds = []
+        for _ in range(50):
+            start = time.perf_counter()
+            product(x)
+            seconds.append(time.perf_counter() - start)
+    return 2 * weight.numel() * rows / statistics.median(seconds)
+
+
 def without_state(model: BaseFairseqModel) -> Callable[..., Any]:
     """The decoder's forward, each prefix decoded from its start."""
     forward = model.decoder.forward
@@ -87,6 +126,7 @@ def without_state(model: BaseFairseqModel) -> Callable[..., Any]:
 def machine(args: Namespace) -> str:
     """What a figure must be read with."""
     return (
-        f"{platform.processor() or platform.machine()}, {args.threads} threads, torch {torch.__version__}, "
-        f"fairseq {fairseq.__version__}, float32; median of {args.rounds} turns"
+        f"{platform.processor() or platform.machine()} ({torch.backends.cpu.get_cpu_capability()}), "
+        f"{args.threads} threads, torch {torch.__version__}, fairseq {fairseq.__version__}; "
+        f"median of {args.rounds} turns"
     )

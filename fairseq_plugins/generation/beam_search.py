@@ -87,10 +87,19 @@ class FastBeamSearch(SequenceGenerator):
         encoded = self.model.forward_encoder(net_input)
         encoded = self.model.reorder_encoder_out(encoded, torch.arange(len(beams.tokens), device=source.device) // k)
         states: list[dict[str, Any]] = [{}]
+        lprobs: Tensor | None = None
         for step in range(longest + 1):
             logits, attention = self.model.forward_logits(beams.tokens[:, : step + 1], encoded, states)
             beams.see(step, attention)
-            scores, words = self._best_words(logits, step, ends=step == longest)
+            if lprobs is None:
+                # Of such a size memory that is asked for at each step is given back in between, and the system's work
+                # with it takes longer than what is computed.
+                lprobs = torch.empty(logits.shape, device=logits.device)
+            lprobs = lprobs[: len(logits)]
+            if self.temperature != 1:
+                logits = logits / self.temperature
+            torch.log_softmax(logits, dim=-1, dtype=torch.float32, out=lprobs)
+            scores, words = self._best_words(lprobs, step, ends=step == longest)
             scores, words, parents = beams.meet(step, scores, words)
             is_end = words.eq(self.eos) & scores.ne(-torch.inf)
             ended = is_end[:, :k].tolist()
@@ -108,11 +117,14 @@ class FastBeamSearch(SequenceGenerator):
                 encoded = self.model.reorder_encoder_out(encoded, rows)
         return [sorted(each, key=lambda hypothesis: -float(hypothesis["score"])) for each in beams.finished]
 
-    def _best_words(self, logits: Tensor, step: int, ends: bool) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and words that each hypothesis may go on with, the best first, (R, n) each."""
-        if self.temperature != 1:
-            logits = logits / self.temperature
-        lprobs = logits.log_softmax(dim=-1, dtype=torch.float32)
+    def _best_words(self, lprobs: Tensor, step: int, ends: bool) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and words that each hypothesis may go on with, the best first, (R, n) each.
+
+        Args:
+            lprobs: of all words, (R, V); overwritten.
+            step: which.
+            ends: whether all hypotheses have to end.
+        """
         if ends:
             lprobs, words = lprobs[:, self.eos : self.eos + 1], self.eos
             return lprobs.nan_to_num(nan=-torch.inf), torch.full_like(lprobs, words, dtype=torch.long)

@@ -1,0 +1,200 @@
+#!/usr/bin/env python3
+"""Time beam search of ConvS2S and the Weighted Transformer beside what one would use in their place.
+
+Contestants take turns in one process, with random weights: fairseq's fconv as it is and with its linearised weights
+cached (fairseq lays them out again at every step; a two-line repair), convs2s with the same weights, fairseq's
+transformer, the Weighted Transformer, and CTranslate2's Transformer where the package ctranslate2 is installed.  Ours
+run under fairseq's own generator and under that of the task translation_fast, in each precision that the processor has.
+Every speed has its check: which hypotheses are those of the model in float32 under fairseq's generator.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, BaseFairseqModel
+from fairseq.models.fconv import FConvModel
+from fairseq.modules import LinearizedConvolution
+from fairseq.sequence_generator import SequenceGenerator
+from turns import (
+    compare,
+    machine,
+    make_dictionary,
+    multiply_adds,
+    parse_options,
+    product_rate,
+    random_sentences,
+    ratio,
+    take_turns,
+)
+
+from fairseq_plugins.generation.beam_search import FastBeamSearch
+from fairseq_plugins.models.convs2s.from_fconv import convert_options, convert_parameters
+from fairseq_plugins.models.convs2s.model import ConvS2SModel
+from fairseq_plugins.nn.packing import PRECISIONS
+
+OPTIONS = (
+    ("layers", 20, "convolutional layers in encoder and decoder"),
+    ("width", 512, "units of each"),
+    ("kernel", 3, "kernel width"),
+    ("transformer-layers", 6, "layers of 512/2048 in encoder and decoder of both Transformers"),
+    ("vocabulary", 40000, "target words"),
+    ("sentences", 16, "sentences in a batch"),
+    ("source-length", 25, "longest source sentence, in tokens"),
+    ("beam", 5, "beam size"),
+    ("steps", 25, "decoder steps"),
+)
+CONVS2S, WEIGHTED = "convs2s", "weighted_transformer_small"
+
+
+def build_convolutional(args: Namespace, dictionary: Dictionary) -> tuple[FConvModel, FConvModel, ConvS2SModel]:
+    """A random fconv twice, and a convs2s with the same weights."""
+    layers = f"[({args.width}, {args.kernel})] * {args.layers}"
+    options = Namespace(
+        arch="fconv_wmt_en_ro",
+        encoder_layers=layers,
+        decoder_layers=layers,
+        max_source_positions=1024,
+        max_target_positions=1024,
+    )
+    ARCH_CONFIG_REGISTRY[options.arch](options)
+    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    shipped, cached = (FConvModel.build_model(options, task) for _ in range(2))
+    parameters = shipped.state_dict()
+    cached.load_state_dict(parameters)
+    ours = ConvS2SModel.build_model(Namespace(**convert_options(options, parameters)), task)
+    ours.load_state_dict(convert_parameters(parameters))
+    return shipped, cached, ours
+
+
+def transformer_options(architecture: str, args: Namespace) -> Namespace:
+    """Transformer-base with so many layers."""
+    options = Namespace(
+        arch=architecture,
+        encoder_layers=args.transformer_layers,
+        decoder_layers=args.transformer_layers,
+        share_all_embeddings=True,
+        max_source_positions=1024,
+        max_target_positions=1024,
+    )
+    ARCH_CONFIG_REGISTRY[architecture](options)
+    return options
+
+
+def prepare(model: BaseFairseqModel, beam: int) -> BaseFairseqModel:
+    """What fairseq-generate does to a model before it translates."""
+    model.make_generation_fast_(beamable_mm_beam_size=beam, need_attn=False)
+    return model.eval()
+
+
+def cache_linearized_weights(model: FConvModel) -> None:
+    """The repair: keep what ``_get_linearized_weight`` computes."""
+    for module in model.modules():
+        if isinstance(module, LinearizedConvolution):
+            module._linearized_weight = module._get_linearized_weight()
+
+
+def ctranslate2_runs(
+    model: BaseFairseqModel, options: Namespace, dictionary: Dictionary, source: torch.Tensor, args: Namespace
+) -> dict[str, Callable[[], Any]]:
+    """The same Transformer in CTranslate2's precisions, each as a call that translates the sentences."""
+    import ctranslate2  # noqa: PLC0415  (an optional contestant)
+    from ctranslate2.converters import FairseqConverter  # noqa: PLC0415
+
+    words = [dictionary.string(sentence).split() for sentence in source]
+    runs = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for language in ("en", "de"):
+            dictionary.save(str(Path(folder) / f"dict.{language}.txt"))
+        checkpoint = Path(folder) / "model.pt"
+        settings = {**vars(options), "task": "translation", "source_lang": "en", "target_lang": "de"}
+        torch.save({"args": Namespace(**settings), "model": model.state_dict()}, checkpoint)
+        FairseqConverter(str(checkpoint), folder, unsafe_deserialization=True).convert(str(Path(folder) / "converted"))
+        for precision in ("float32", "int8"):
+            translator = ctranslate2.Translator(
+                str(Path(folder) / "converted"), compute_type=precision, intra_threads=args.threads
+            )
+            runs[f"CTranslate2, {precision}"] = partial(
+                translator.translate_batch,
+                words,
+                beam_size=args.beam,
+                num_hypotheses=args.beam,
+                min_decoding_length=args.steps - 1,
+                max_decoding_length=args.steps - 1,
+            )
+    return runs
+
+
+def main() -> None:
+    args = parse_options(__doc__, OPTIONS)
+    dictionary = make_dictionary(args.vocabulary)
+    shipped, cached, convs2s = build_convolutional(args, dictionary)
+    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    theirs, weighted = (
+        ARCH_MODEL_REGISTRY[name].build_model(transformer_options(name, args), task)
+        for name in ("transformer", WEIGHTED)
+    )
+    source, lengths = random_sentences(dictionary, args.sentences, args.source_length)
+    runs: dict[str, Callable[[], Any]] = {}
+    if importlib.util.find_spec("ctranslate2"):
+        runs |= ctranslate2_runs(theirs.eval(), transformer_options("transformer", args), dictionary, source, args)
+
+    # A random model hardly ever ends a sentence, so the longest length is also the length of every hypothesis.
+    options = {"beam_size": args.beam, "max_len_b": args.steps - 1, "min_len": args.steps - 1}
+    sample = {"net_input": {"src_tokens": source, "src_lengths": lengths}}
+    for name, model in {
+        "fconv, as shipped": shipped,
+        "fconv, weights cached": cached,
+        CONVS2S: convs2s,
+        "transformer": theirs,
+        WEIGHTED: weighted,
+    }.items():
+        prepare(model, args.beam)
+        runs[name] = partial(SequenceGenerator([model], dictionary, **options).generate, None, sample)
+        if name in (CONVS2S, WEIGHTED):
+            for precision in [name for name, (_, is_supported) in PRECISIONS.items() if is_supported()]:
+                generator = FastBeamSearch([model], dictionary, cpu_dtype=precision, **options)
+                runs[f"{name}, translation_fast, {precision}"] = partial(generator.generate, None, sample)
+    cache_linearized_weights(cached)
+    rate = product_rate(rows=args.sentences * args.beam)
+    seconds, hypotheses = take_turns(runs, args.rounds)
+
+    print(
+        f"convs2s and fconv: {args.layers}+{args.layers} layers of {args.width}, kernel {args.kernel}; Transformers: "
+    )
+    print(f"{args.transformer_layers}+{args.transformer_layers} layers of 512/2048; vocabulary {args.vocabulary}")
+    print(f"{args.sentences} sentences, beam {args.beam}, {args.steps} steps, source of {args.source_length} tokens")
+    print(f"{machine(args)}; a float32 product of the decoder runs at {rate / 1e9:.0f} GFLOPS\n")
+    print("| | seconds | products alone | times as fast as fconv, as shipped | hypotheses equal | score differs |")
+    print("|---|---|---|---|---|---|")
+    wrong = []
+    for name in runs:
+        alone, check = "", "|"
+        if "CTranslate2" not in name:
+            reference = CONVS2S if "conv" in name else WEIGHTED if name.startswith(WEIGHTED) else name
+            equal, pairs, difference = compare(hypotheses[reference], hypotheses[name])
+            check = f"{equal} of {pairs} | {difference:.1e}"
+            if equal < pairs and not name.endswith(("bfloat16", "int8")):
+                wrong.append(name)
+            alone = f"{multiply_adds(runs[name]) * 2 / rate:.2f}"
+        print(
+            f"| {name} | {statistics.median(seconds[name]):.3f} | {alone} | "
+            f"{ratio(seconds['fconv, as shipped'], seconds[name]):.2f} | {check} |"
+        )
+    if wrong:
+        sys.exit(f"hypotheses of {wrong} differ: the speeds above mean nothing")
+
+
+if __name__ == "__main__":
+    main()

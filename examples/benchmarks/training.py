@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+"""Time training of ConvS2S and the Weighted Transformer against fairseq's fconv and transformer of the same sizes.
+
+The contestants of a row take turns in one process, with random weights.  convs2s computes fconv's function, so their
+losses are compared without dropout; the Weighted Transformer is another model than the Transformer, so its folded
+branches are compared with the paper's equations as they are written.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from argparse import Namespace
+from functools import partial
+from types import SimpleNamespace
+
+import torch
+from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
+from fairseq.data import Dictionary
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, BaseFairseqModel
+from fairseq.models.fconv import FConvModel
+from fairseq.optim.adam import Adam
+from torch import Tensor
+from turns import machine, make_dictionary, parse_options, random_sentences, ratio, take_turns
+
+from fairseq_plugins.models.convs2s.from_fconv import convert_options, convert_parameters
+from fairseq_plugins.models.convs2s.model import ConvS2SModel
+from fairseq_plugins.nn.branched_block import BranchedBlock
+
+OPTIONS = (
+    ("vocabulary", 32000, "words"),
+    ("sentences", 64, "sentences in a batch"),
+    ("length", 25, "longest sentence, in tokens"),
+)
+Batch = tuple[Tensor, Tensor, Tensor]
+
+
+def build(architecture: str, dictionary: Dictionary, **sizes: object) -> tuple[Namespace, BaseFairseqModel]:
+    """A random model of a registered architecture, and its options."""
+    options = Namespace(arch=architecture, max_source_positions=1024, max_target_positions=1024, **sizes)
+    ARCH_CONFIG_REGISTRY[architecture](options)
+    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    return options, ARCH_MODEL_REGISTRY[architecture].build_model(options, task)
+
+
+def build_convolutional(architecture: str, dictionary: Dictionary) -> tuple[FConvModel, ConvS2SModel]:
+    """A random fconv, and a convs2s with the same weights."""
+    options, theirs = build(architecture, dictionary)
+    parameters = theirs.state_dict()
+    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    ours = ConvS2SModel.build_model(Namespace(**convert_options(options, parameters)), task)
+    ours.load_state_dict(convert_parameters(parameters))
+    return theirs, ours
+
+
+def loss_of(model: BaseFairseqModel, batch: Batch) -> Tensor:
+    """Label-smoothed cross-entropy."""
+    source, lengths, target = batch
+    log_probabilities = model.get_normalized_probs(model(source, lengths, target.roll(1, dims=1)), log_probs=True)
+    return label_smoothed_nll_loss(log_probabilities.flatten(0, 1), target.flatten(), 0.1, ignore_index=1)[0]
+
+
+def update(model: BaseFairseqModel, optimizer: Adam, batch: Batch) -> None:
+    """One update, all of it."""
+    optimizer.zero_grad()
+    loss_of(model, batch).backward()
+    optimizer.step()
+
+
+def through_the_layers(model: BaseFairseqModel, _: Adam, batch: Batch) -> None:
+    """Forward and backward without the output layer, and without Adam, half of whose work is for the embeddings."""
+    model.zero_grad()
+    source, lengths, target = batch
+    encoded = model.encoder(source, src_lengths=lengths)
+    model.decoder.extract_features(target.roll(1, dims=1), encoder_out=encoded)[0].square().sum().backward()
+
+
+@torch.no_grad()
+def evaluate(model: BaseFairseqModel, batch: Batch) -> float:
+    """The loss without dropout."""
+    model.eval()
+    loss = float(loss_of(model, batch))
+    model.train()
+    return loss
+
+
+def evaluate_plainly(model: BaseFairseqModel, batch: Batch) -> float:
+    """The loss without dropout, of the paper's equations as they are written."""
+    forward = BranchedBlock.forward
+    BranchedBlock.forward = BranchedBlock.plain  # type: ignore[method-assign]
+    try:
+        return evaluate(model, batch)
+    finally:
+        BranchedBlock.forward = forward  # type: ignore[method-assign]
+
+
+def main() -> None:
+    args = parse_options(__doc__, OPTIONS)
+    dictionary = make_dictionary(args.vocabulary)
+    source, lengths = random_sentences(dictionary, args.sentences, args.length)
+    batch = (source, lengths, random_sentences(dictionary, args.sentences, args.length)[0])
+    print(f"{args.sentences} pairs of up to {args.length} tokens, vocabulary {args.vocabulary}, Adam")
+    print(f"{machine(args)}\n")
+    print("| | fairseq, ms | ours, ms | faster | losses differ by |")
+    print("|---|---|---|---|---|", flush=True)
+    wrong = False
+    shared = {"share_all_embeddings": True, "attention_dropout": 0.1}
+    for name, pair in {
+        "fconv_iwslt_de_en, an update": lambda: build_convolutional("fconv_iwslt_de_en", dictionary),
+        "fconv_wmt_en_ro (20+20 layers of 512), an update": lambda: build_convolutional("fconv_wmt_en_ro", dictionary),
+        "transformer (6+6 layers of 512/2048), an update": lambda: (
+            build("transformer", dictionary, **shared)[1],
+            build("weighted_transformer_small", dictionary, **shared)[1],
+        ),
+        "the same, its layers alone": None,
+    }.items():
+        what = update if pair else through_the_layers
+        if pair:
+            theirs, ours = (model.train() for model in pair())
+            expected = evaluate_plainly(ours, batch) if "transformer" in name else evaluate(theirs, batch)
+            error = abs(evaluate(ours, batch) - expected) / expected
+            wrong = wrong or error > 1e-5
+        runs = {
+            side: partial(what, model, Adam(model.parameters(), lr=1e-4), batch)
+            for side, model in (("theirs", theirs), ("ours", ours))
+        }
+        seconds, _ = take_turns(runs, args.rounds)
+        print(
+            f"| {name} | {1000 * statistics.median(seconds['theirs']):.0f} | "
+            f"{1000 * statistics.median(seconds['ours']):.0f} | {ratio(seconds['theirs'], seconds['ours']):.2f} | "
+            f"{error:.0e} |",
+            flush=True,
+        )
+    if wrong:
+        sys.exit("results differ: the speeds above mean nothing")
+
+
+if __name__ == "__main__":
+    main()
