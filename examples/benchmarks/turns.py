@@ -13,6 +13,7 @@ from typing import Any
 import fairseq
 import torch
 from fairseq.data import Dictionary
+from fairseq.models import BaseFairseqModel
 from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
 
