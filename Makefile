@@ -11,10 +11,10 @@ STAMP := $(VENV)/.installed
 # The scripts under examples/ call fairseq's commands by name.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup demo test coverage mutants faults fuzz check lint types format bench clean
+.PHONY: help setup demo test test-matrix coverage mutants faults fuzz check lint types format bench clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## build .venv once (PYTHON=python3.12 chooses the interpreter, TORCH= the PyTorch)
 
@@ -41,6 +41,10 @@ demo: setup  ## data, training, translation, scores and a picture in under 10 mi
 # One torch thread per worker: the tests' tensors are small, and workers would fight for the cores.
 test: setup check  ## lint, types and all but the slow tests (PYTEST_ARGS= adds options)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile -m 'not slow' $(PYTEST_ARGS)
+
+# Each in an environment of its own, .nox/3.10 and so on. With pyenv: PYENV_VERSION=3.10.13:3.11.7:3.12.1 make test-matrix
+test-matrix: setup  ## make test on Python 3.10, 3.11 and 3.12, as far as they are here
+	$(BIN)/nox
 
 fuzz: setup  ## hostile options and files, INPUTS= of each kind (100 000; hours)
 	OMP_NUM_THREADS=1 FUZZ_INPUTS=$(INPUTS) $(BIN)/python -m pytest tests/fuzz --durations=0 $(PYTEST_ARGS)

@@ -29,6 +29,16 @@ setup(
         "demo": ["babel", "num2words"],
         "rouge": ["rouge-score"],
         "alignment": ["eflomal"],
-        "dev": ["coverage>=7.10", "hypothesis", "mutmut>=3.8", "mypy", "pytest", "pytest-cov", "pytest-xdist", "ruff"],
+        "dev": [
+            "coverage>=7.10",
+            "hypothesis",
+            "mutmut>=3.8",
+            "mypy",
+            "nox",
+            "pytest",
+            "pytest-cov",
+            "pytest-xdist",
+            "ruff",
+        ],
     },
 )
