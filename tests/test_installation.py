@@ -1,0 +1,49 @@
+"""The package as a wheel: installed and used outside the repository."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.commands import QUIET, ROOT, TRAINING, run
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the wheel is installed in."""
+    folder = tmp_path_factory.mktemp("installation")
+    source, wheels, site = folder / "source", folder / "wheels", folder / "site"
+    source.mkdir()
+    for name in ("setup.py", "pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, source)
+    shutil.copytree(ROOT / "fairseq_plugins", source / "fairseq_plugins")
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", wheels, source], check=True)
+    subprocess.run([*pip, "install", "--no-deps", "--no-index", "--target", site, *wheels.glob("*.whl")], check=True)
+    shutil.rmtree(source)
+    return site
+
+
+def test_nothing_is_left_out(site: Path) -> None:
+    """What is, Python would find in the repository, where that is installed for development."""
+    inside, installed = (
+        {path.relative_to(folder) for path in folder.rglob("*.py")}
+        for folder in (ROOT / "fairseq_plugins", site / "fairseq_plugins")
+    )
+    assert inside == installed
+
+
+def test_trains_from_a_wheel(site: Path, data: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", site / "bin" / "fairseq-plugins", "user-dir"]
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    shown = subprocess.run(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    user_dir = Path(shown.stdout.strip())
+    assert user_dir == site / "fairseq_plugins"
+    training = [*TRAINING, *QUIET, "--max-update", 1, "--save-dir", "save", "--arch", "convs2s_tiny"]
+    run("train", data, "--user-dir", user_dir, *training, cwd=tmp_path, path=site)
+    assert (tmp_path / "save" / "checkpoint_last.pt").exists()
