@@ -267,7 +267,9 @@ def test_leaves_everything_as_it_was(model: Model, some: Candidates, dictionary,
     for each, modules, before in zip(models, parts, values, strict=True):
         assert all(module is modules[name] for name, module in each.named_modules(remove_duplicate=False))
         assert list(each.state_dict()) == list(before)
-        assert all(torch.equal(value, before[name]) for name, value in each.state_dict().items())
+        for name, value in each.state_dict().items():
+            # fairseq 0.12.2's positions have a buffer that nothing is written to, by chance not a number.
+            torch.testing.assert_close(value, before[name], rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ Where a paper leaves something open or an architecture is not a paper's, a comme
 
 from __future__ import annotations
 
+import re
 from argparse import Namespace
 from types import SimpleNamespace
 from typing import Any
@@ -39,7 +40,11 @@ def build(architecture: str, source: int = 50, target: int | None = None, **opti
 
 
 def parameters(model: nn.Module, without: str = "nothing") -> int:
-    return sum(value.numel() for name, value in model.named_parameters() if without not in name)
+    """How many it uses: fairseq 0.12.2's encoder layers carry theirs twice, for torch's fused layer."""
+    copy = re.compile(r"encoder\.layers\.\d+\.\w+")
+    return sum(
+        value.numel() for name, value in model.named_parameters() if without not in name and not copy.fullmatch(name)
+    )
 
 
 def dropouts(model: nn.Module) -> set[float]:

@@ -8,19 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fairseq.data import Dictionary
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, BaseFairseqModel
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
-
-def build_large(architecture: str, **options: object) -> BaseFairseqModel:
-    """Without memory, with the paper's vocabulary."""
-    dictionary = Dictionary()
-    for index in range(32000 - len(dictionary)):
-        dictionary.add_symbol(str(index))
-    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
-    args = Namespace(arch=architecture, max_source_positions=8, max_target_positions=8, **options)
-    ARCH_CONFIG_REGISTRY[architecture](args)
-    with torch.device("meta"):
-        return ARCH_MODEL_REGISTRY[architecture].build_model(args, task)
+from tests.models import test_presets
 
 
 @pytest.mark.parametrize("sizes", [{}, {"encoder_layers": 2, "decoder_layers": 4, "encoder_attention_heads": 16}])
@@ -28,12 +18,11 @@ def test_it_has_as_many_parameters_as_the_transformer(sizes: dict[str, int]) -> 
     """To the last one, but for the weights of branches: κ and α of each layer, 192 in the smaller model."""
     if "encoder_attention_heads" in sizes:
         sizes["decoder_attention_heads"] = sizes["encoder_attention_heads"]
-    ours = build_large("weighted_transformer_small", **sizes)
-    theirs = build_large("transformer", share_all_embeddings=True, **sizes)
+    ours = test_presets.build("weighted_transformer_small", **sizes)
+    theirs = test_presets.build("transformer", share_all_embeddings=True, **sizes)
     weights = [value for name, value in ours.named_parameters() if ".kappa." in name or ".alpha." in name]
-    counts = [sum(parameter.numel() for parameter in model.parameters()) for model in (ours, theirs)]
-    assert counts[0] - sum(value.numel() for value in weights) == counts[1]
     assert sum(value.numel() for value in weights) == 192
+    assert test_presets.parameters(ours) - 192 == test_presets.parameters(theirs)
 
 
 def test_weights_off_the_simplex_are_refused(build) -> None:
