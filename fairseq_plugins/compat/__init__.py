@@ -25,7 +25,7 @@ def apply() -> None:
     checkpoints.broadcast_plain_configuration()
     checkpoints.unpack_archives_inside_their_folder()
     distributed.follow_torchrun()
-    distributed.refuse_to_train_side_by_side()
+    distributed.join_the_others_under_hydra()
     distributed.train_on_processors()
     distributed.wrap_models_on_processors()
     interactive.translate_every_line()

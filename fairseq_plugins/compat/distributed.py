@@ -6,11 +6,11 @@ import contextlib
 import functools
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from fairseq import checkpoint_utils
 from fairseq.dataclass.configs import DistributedTrainingConfig
 from fairseq.distributed import utils as distributed_utils
 from fairseq.models import distributed_fairseq_model
@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 from torch.multiprocessing.spawn import spawn
 
-__all__ = ["follow_torchrun", "refuse_to_train_side_by_side", "train_on_processors", "wrap_models_on_processors"]
+__all__ = ["follow_torchrun", "join_the_others_under_hydra", "train_on_processors", "wrap_models_on_processors"]
 
 SET_BY_TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 
@@ -81,24 +81,23 @@ def follow_torchrun() -> None:
     distributed_utils.infer_init_method = infer_init_method
 
 
-def refuse_to_train_side_by_side() -> None:
+def join_the_others_under_hydra() -> None:
     """``fairseq-hydra-train`` decides how many processes there are before it imports the plugin.
 
-    Where it was wrong, the last moment to say so is before anything is written. The probe is whether it was.
+    Where it has overlooked torchrun's, which is the probe, training begins by joining them.
     """
-    verify = checkpoint_utils.verify_checkpoint_directory
+    train: Any = sys.modules.get("fairseq_cli.train")
+    if train is None:
+        return
+    add = train.add_defaults
 
-    @functools.wraps(verify)
-    def verify_checkpoint_directory(save_dir: str) -> None:
-        count = processes_of_torchrun()
-        if count > 1 and not torch.distributed.is_initialized():
-            raise RuntimeError(
-                f"torchrun has started {count} processes, and each would train alone and write over the checkpoints "
-                f"of the others in {save_dir}; give distributed_training.distributed_world_size={count}"
-            )
-        verify(save_dir)
+    @functools.wraps(add)
+    def add_defaults(cfg: Any) -> None:
+        add(cfg)
+        if processes_of_torchrun() > 1 and not torch.distributed.is_initialized():
+            distributed_utils.call_main(cfg, lambda _: None)
 
-    checkpoint_utils.verify_checkpoint_directory = verify_checkpoint_directory
+    train.add_defaults = add_defaults
 
 
 def wants_a_gpu_for_each(infer: Callable[..., None]) -> bool:

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from fairseq import checkpoint_utils
 
 from tests import faults
 from tests.commands import ROOT
@@ -32,6 +31,7 @@ def save_checkpoint(cfg, trainer, *more):
     return save(cfg, trainer, *more)
 checkpoint_utils.save_checkpoint = save_checkpoint
 """
+TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +53,17 @@ def options(data: Path, architecture: str) -> list[object]:
     return words
 
 
-@contextlib.contextmanager
-def launched(launcher: str, processes: int, words: list[object], save: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Training that is started as users do, and that does not outlive the test."""
+def command(launcher: str, processes: int, words: list[object], save: Path) -> list[object]:
     train = ["fairseq_cli.train", *words, "--save-dir", save]
-    command = {
-        "torchrun": ["torch.distributed.run", "--standalone", "--nproc-per-node", processes, "-m", *train],
+    return {
+        "torchrun": [*TORCHRUN, processes, "-m", *train],
         "fairseq": [*train, "--distributed-world-size", processes],
     }[launcher]
+
+
+@contextlib.contextmanager
+def launched(command: list[object], save: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Training that is started as users do, and that does not outlive the test."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     with (save / "log").open("w") as log:
         words = [sys.executable, "-W", "ignore", "-m", *map(str, command)]
@@ -117,10 +120,33 @@ def test_several_processes_train_as_one(
     single, several = folders(tmp_path)
     words = [*options(data, architecture), "--max-update", 9]
     parallel = [*words, "--ddp-backend", backend, "--user-dir", user_dir]
-    with launched(launcher, processes, parallel, several) as training:
+    with launched(command(launcher, processes, parallel, several), several) as training:
         expected = faults.finish(faults.start([*words, "--update-freq", processes], single), single)
         assert training.wait(timeout=300) == 0, (several / "log").read_text()[-6000:]
     assert_trained_as_one(several, processes, expected["model"])
+
+
+def test_hydra_under_torchrun(data: Path, user_dir: Path, tmp_path: Path) -> None:
+    """fairseq-hydra-train believes to be the only process until it imports the plugin."""
+    single, several = folders(tmp_path)
+    (tmp_path / "recipe.yaml").write_text(f"""\
+# @package _group_
+common: {{user_dir: {user_dir}, log_format: json}}
+task: {{_name: translation, data: {data}}}
+model: {{_name: convs2s_tiny, dropout: 0}}
+criterion: {{_name: cross_entropy}}
+optimizer: {{_name: nag, momentum: 0.99}}
+lr_scheduler: {{_name: anneal_after_plateau}}
+dataset: {{max_tokens: 20, num_workers: 0}}
+optimization: {{lr: [0.25], clip_norm: 0.1, max_update: 9}}
+checkpoint: {{save_dir: {several}, no_epoch_checkpoints: true}}
+""")
+    recipe = ["--config-dir", tmp_path, "--config-name", "recipe", f"hydra.run.dir={tmp_path / 'hydra'}"]
+    with launched([*TORCHRUN, 2, "-m", "fairseq_cli.hydra_train", *recipe], several) as training:
+        words = [*options(data, "convs2s_tiny"), "--max-update", 9, "--update-freq", 2]
+        expected = faults.finish(faults.start(words, single), single)
+        assert training.wait(timeout=300) == 0, (several / "log").read_text()[-6000:]
+    assert_trained_as_one(several, 2, expected["model"])
 
 
 def test_ranks_that_are_started_one_by_one(data: Path, user_dir: Path, tmp_path: Path) -> None:
@@ -156,7 +182,7 @@ def test_a_killed_rank_ends_the_other(killed: int, data: Path, tmp_path: Path) -
 @pytest.mark.parametrize("launcher", ["torchrun", "fairseq"])
 def test_a_killed_rank_ends_the_launcher(launcher: str, data: Path, user_dir: Path, tmp_path: Path) -> None:
     words = [*options(data, "convs2s_tiny"), "--max-update", 100_000, "--user-dir", user_dir]
-    with launched(launcher, 3, words, tmp_path) as training:
+    with launched(command(launcher, 3, words, tmp_path), tmp_path) as training:
         wait_for(tmp_path / "checkpoint_last.pt")
         children = Path(f"/proc/{training.pid}/task/{training.pid}/children").read_text().split()
         ranks = children[-3:]  # after the keeper of the semaphores, where there is one
@@ -172,13 +198,3 @@ def test_backends_that_take_gpus_are_refused(backend: str, data: Path, tmp_path:
     process.join()
     assert process.exitcode == 1
     assert f"ValueError: --ddp-backend {backend} takes GPUs" in (tmp_path / "log").read_text()
-
-
-def test_processes_of_torchrun_do_not_train_side_by_side(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What fairseq-hydra-train comes to, where it believes to be the only process."""
-    checkpoint_utils.verify_checkpoint_directory(str(tmp_path / "alone"))
-    for name, value in (("MASTER_ADDR", "localhost"), ("MASTER_PORT", "1"), ("RANK", "0"), ("WORLD_SIZE", "2")):
-        monkeypatch.setenv(name, value)
-    with pytest.raises(RuntimeError, match=r"torchrun has started 2 processes.*distributed_world_size=2"):
-        checkpoint_utils.verify_checkpoint_directory(str(tmp_path / "together"))
-    assert not (tmp_path / "together").exists()
