@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -78,15 +79,20 @@ def test_every_module_reads_literals_whenever_it_is_loaded() -> None:
     assert len(missing) <= 2
 
 
+def feature_extractor(spec: str) -> object:
+    """What the audio data sets make of the one that a configuration names; fairseq 0.12.2 has other names for it."""
+    if "feature_encoder_spec" in inspect.signature(RawAudioDataset).parameters:
+        return RawAudioDataset(16000, compute_mask=True, feature_encoder_spec=spec).feature_encoder_spec
+    options = {"compute_mask_indices": True, "encoder_embed_dim": 8, "conv_feature_layers": spec}
+    return RawAudioDataset(16000, **options)._conv_feature_layers
+
+
 def test_the_feature_extractor_of_a_checkpoint_is_not_run(tmp_path: Path) -> None:
     """The audio data sets get it from the configuration that a checkpoint brings along."""
-    sizes = {"sample_rate": 16000, "compute_mask": True, "feature_encoder_spec": code(tmp_path / "trace")}
     with pytest.raises(ValueError, match="not a literal"):
-        RawAudioDataset(**sizes)
+        feature_extractor(code(tmp_path / "trace"))
     assert not (tmp_path / "trace").exists()
-    assert (
-        RawAudioDataset(**sizes | {"feature_encoder_spec": "[(8, 3, 2)] * 2"}).feature_encoder_spec == [(8, 3, 2)] * 2
-    )
+    assert feature_extractor("[(8, 3, 2)] * 2") == [(8, 3, 2)] * 2
 
 
 def test_a_module_with_an_eval_of_its_own_keeps_it() -> None:
