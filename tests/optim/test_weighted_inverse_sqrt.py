@@ -13,16 +13,17 @@ from fairseq_plugins.optim.simplex_adam import FairseqSimplexAdam
 from fairseq_plugins.optim.weighted_inverse_sqrt import WeightedInverseSqrt
 
 
-def schedule(optimizer_class: type = FairseqSimplexAdam, **options: object) -> WeightedInverseSqrt:
+def schedule(
+    optimizer_class: type = FairseqSimplexAdam, dim: int | None = 256, layers: int | None = 4, **options: object
+) -> WeightedInverseSqrt:
     adam = OmegaConf.structured(SimplexAdamConfig)
     OmegaConf.update(adam, "lr", [1.0])
     OmegaConf.update(adam, "tpu", False)
     network, branch = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2))
     branch.param_group = SIMPLEX
-    cfg = OmegaConf.structured(WeightedInverseSqrtConfig)
-    for name, value in {"encoder_embed_dim": 256, "encoder_layers": 4, **options}.items():
-        OmegaConf.update(cfg, name, value)
-    return WeightedInverseSqrt(cfg, optimizer_class(adam, [network, branch]))
+    cfg = OmegaConf.create({"model": {"encoder_embed_dim": dim, "encoder_layers": layers}})
+    cfg.lr_scheduler = OmegaConf.structured(WeightedInverseSqrtConfig(**options))
+    return WeightedInverseSqrt(cfg.lr_scheduler, optimizer_class(adam, [network, branch]))
 
 
 def rates(made: WeightedInverseSqrt, update: int) -> tuple[float, float]:
@@ -52,7 +53,7 @@ def test_warm_ups_and_scales_are_options() -> None:
 
 def test_the_sizes_of_the_default_architecture() -> None:
     """hydra leaves them out of the configuration."""
-    made = schedule(encoder_embed_dim=None, encoder_layers=None)
+    made = schedule(dim=None, layers=None)
     assert rates(made, 10000) == pytest.approx((512**-0.5 / 100, (512 / 6) ** -0.5 / 100), rel=1e-9)
 
 
