@@ -127,7 +127,7 @@ def test_several_processes_train_as_one(
 
 
 def test_hydra_under_torchrun(data: Path, user_dir: Path, tmp_path: Path) -> None:
-    """fairseq-hydra-train believes to be the only process until it imports the plugin."""
+    """Later fairseq believes to be the only process until it imports the plugin; 0.12.2 wants GPUs until then."""
     single, several = folders(tmp_path)
     (tmp_path / "recipe.yaml").write_text(f"""\
 # @package _group_
@@ -140,6 +140,7 @@ lr_scheduler: {{_name: anneal_after_plateau}}
 dataset: {{max_tokens: 20, num_workers: 0}}
 optimization: {{lr: [0.25], clip_norm: 0.1, max_update: 9}}
 checkpoint: {{save_dir: {several}, no_epoch_checkpoints: true}}
+distributed_training: {{distributed_backend: gloo}}
 """)
     recipe = ["--config-dir", tmp_path, "--config-name", "recipe", f"hydra.run.dir={tmp_path / 'hydra'}"]
     with launched([*TORCHRUN, 2, "-m", "fairseq_cli.hydra_train", *recipe], several) as training:

@@ -73,6 +73,29 @@ def test_weights(mode: str, constraint: str) -> None:
     assert vector.weight.requires_grad == (mode == "learned")
 
 
+@pytest.mark.parametrize("mode", ["learned", "uniform", "random"])
+def test_both_constraints_start_with_the_same_weights(mode: str) -> None:
+    starts = []
+    for constraint in ("simplex", "softmax"):
+        torch.manual_seed(1)
+        starts.append(SimplexVector(5, mode, constraint)())
+    torch.testing.assert_close(*starts)
+
+
+def test_what_the_optimizer_is_told() -> None:
+    """The parameter is the point where it projects, and the point's logits where it does not."""
+    numbers = torch.tensor([0.2, 0.3, 0.5])
+    expected = {
+        "simplex": ("branch_simplex", numbers),
+        "softmax": ("branch_softmax", numbers.exp() / numbers.exp().sum()),
+    }
+    for constraint, (group, point) in expected.items():
+        vector = SimplexVector(3, "learned", constraint)
+        assert vector.weight.param_group == group
+        vector.weight.data = numbers
+        torch.testing.assert_close(vector.point(), point)
+
+
 @pytest.mark.parametrize("constraint", ["simplex", "softmax"])
 def test_resampled_weights_are_new_in_each_pass_of_training(constraint: str) -> None:
     vector = SimplexVector(5, "resampled", constraint).train()
@@ -80,6 +103,7 @@ def test_resampled_weights_are_new_in_each_pass_of_training(constraint: str) -> 
     assert not torch.equal(first, second)
     for weights in (first, second):
         assert float(weights.sum()) == pytest.approx(5, rel=1e-5)
+    assert vector.half()().dtype == torch.float16
 
 
 def test_leaving_the_simplex_is_noticed() -> None:
@@ -89,5 +113,5 @@ def test_leaving_the_simplex_is_noticed() -> None:
     check_simplex(model)
     for point in ([0.9, 0.5, 0.3, -0.7], [0.4, 0.4, 0.4, 0.4], [float("nan")] * 4):
         alpha.weight.data = torch.tensor(point)
-        with pytest.raises(ValueError, match="train with --optimizer simplex_adam"):
+        with pytest.raises(ValueError, match=r"^kappa and .* simplex_adam, .* or with --branch-constraint softmax$"):
             check_simplex(model)
