@@ -1,6 +1,7 @@
 """Unknown words of a translation, replaced by attention (Jean et al. 2015, arXiv 1412.2007; ConvS2S section 4.3).
 
 Each ``<unk>`` becomes what a dictionary has for the source word that it attends to most, or else a copy of that word.
+Attention that is always some words beside the right one is moved by an offset (Gehring et al. 2016, section 4.4).
 `compat` puts this in the place of fairseq's own.
 """
 
@@ -15,7 +16,7 @@ from fairseq.data import Dictionary
 from fairseq.tokenizer import tokenize_line
 from torch import Tensor
 
-__all__ = ["SourceWords", "keep_source_words", "read_translations", "replace_unknown_words"]
+__all__ = ["SourceWords", "keep_source_words", "moved", "read_translations", "replace_unknown_words"]
 
 
 class SourceWords(list[Any]):
@@ -25,21 +26,28 @@ class SourceWords(list[Any]):
         printed: fairseq's alignment; empty where nobody has asked for one.
         attention: (source tokens, target tokens).
         is_word: which of the source tokens are words, (source tokens).
+        offset: how many words behind the most attended one to look.
 
     Raises:
         ValueError: there is no attention.
     """
 
-    def __init__(self, printed: Any, attention: Tensor, is_word: Tensor) -> None:
+    def __init__(self, printed: Any, attention: Tensor, is_word: Tensor, offset: int = 0) -> None:
         super().__init__(printed)
         if not attention.numel():
             raise ValueError("--replace-unk needs the attention to the source, and the model reports none")
         words = is_word.nonzero().squeeze(1)
         self.length = len(words)
-        self.positions: list[int] = attention[words].argmax(dim=0).tolist() if self.length else []
+        attended = attention[words].argmax(dim=0).tolist() if self.length else []
+        self.positions = [moved(position, offset, self.length) for position in attended]
 
 
-def keep_source_words(task: Any, generator: Any) -> None:
+def moved(position: int, offset: int, length: int) -> int:
+    """The word so many words behind another, or the sentence's first or last one where there is none."""
+    return min(max(position + offset, 0), length - 1)
+
+
+def keep_source_words(task: Any, generator: Any, offset: int = 0) -> None:
     """Make ``generator`` align with `SourceWords`, and ``task`` keep the words that ``fairseq-interactive`` is given.
 
     The source dictionary learns those of a buffer that it does not know, until the next comes; models still read them
@@ -57,7 +65,7 @@ def keep_source_words(task: Any, generator: Any) -> None:
         are_words = torch.isin(source, specials.to(source.device), invert=True)
         for is_word, hypotheses in zip(are_words, found, strict=True):
             for hypo in hypotheses:
-                hypo["alignment"] = SourceWords(hypo["alignment"], hypo["attention"], is_word)
+                hypo["alignment"] = SourceWords(hypo["alignment"], hypo["attention"], is_word, offset)
         return found
 
     def learn_and_tokenize(lines: list[str], encode: Callable[[str], str]) -> Any:

@@ -117,7 +117,7 @@ def test_training_options() -> None:
 def test_vocabulary_selection() -> None:
     assert TASK_DATACLASS_REGISTRY["translation_fast"] is TranslationFastConfig
     added = set(options(TranslationFastConfig)) - set(options(TranslationConfig))
-    assert added == {"--candidates", "--candidates-per-word", "--frequent-candidates"}
+    assert added == {"--attention-offset", "--candidates", "--candidates-per-word", "--frequent-candidates"}
     assert "vocab_selection_cross_entropy" in CRITERION_DATACLASS_REGISTRY
 
 
@@ -126,5 +126,5 @@ def test_tools(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["--help"])
     shown = capsys.readouterr().out
     tools = ["user-dir", "import-fconv", "prepare", "own-data", "average", "lexicon", "plot-attention"]
-    tools += ["plot-branches", "score", "tune-length", "export-nbest"]
+    tools += ["plot-branches", "plot-loss", "score", "tune-length", "tune-offset", "export-nbest"]
     assert [name for name in tools if f"\n    {name}" not in shown] == []

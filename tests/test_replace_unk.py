@@ -19,6 +19,8 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from fairseq_plugins.compat import translation
+from fairseq_plugins.tools import tune_offset
+from fairseq_plugins.tools.generated import read_generated
 from fairseq_plugins.unknown_words import SourceWords, keep_source_words, read_translations, replace_unknown_words
 from tests.commands import QUIET, USER_DIR, hypotheses, run, save_model
 
@@ -171,6 +173,23 @@ def test_generate_replaces_what_the_alignment_says(
     assert not alignments(replaced)
 
 
+def test_an_offset_moves_what_is_replaced(corpus: Path, checkpoint, translations: Path, tmp_path: Path) -> None:
+    """As the tool that finds it foresees from the alignments alone."""
+    path = checkpoint("convs2s_tiny")
+    plain = tmp_path / "plain"
+    plain.write_text(generate(corpus, path, "--print-alignment"))
+    options = ["--task", "translation_fast", "--attention-offset", 1, "--replace-unk", translations]
+    found = hypotheses(generate(corpus, path, *options))
+    sources = [line.split() for line in (corpus / "test.src").read_text().splitlines()]
+    known = read_translations(str(translations))
+    for offset, equal in ((1, True), (0, False)):
+        foreseen = [
+            " ".join(tune_offset.replace(sentence, sources[sentence.number], offset, known))
+            for sentence in read_generated([plain])
+        ]
+        assert (foreseen == [found[number][0][1] for number in range(24)]) == equal
+
+
 @pytest.mark.parametrize("kind", ["hard", pytest.param("soft", marks=pytest.mark.slow)])
 def test_printed_alignments_stay(corpus: Path, checkpoint, translations: Path, kind: str) -> None:
     path = checkpoint("convs2s_tiny")
@@ -285,6 +304,14 @@ def test_only_words_are_attended_to(padding: str) -> None:
     (aligned,) = (hypo["alignment"] for hypo in found[0])
     assert aligned == [(0, 0)]
     assert (aligned.length, aligned.positions) == (2, [1, 1, 1])
+
+
+@pytest.mark.parametrize(("offset", "positions"), [(-1, [0, 0, 2]), (0, [0, 1, 3]), (2, [2, 3, 3])])
+def test_an_offset_stays_within_the_sentence(offset: int, positions: list[int]) -> None:
+    attention = torch.zeros(5, 3)
+    attention[[0, 1, 3], [0, 1, 2]] = 1
+    aligned = SourceWords([], attention, torch.tensor([True, True, True, True, False]), offset)
+    assert aligned.positions == positions
 
 
 def test_a_model_without_attention_is_refused() -> None:

@@ -164,7 +164,6 @@ def draw(path: Path, found: dict[tuple[str, str], Variances]) -> None:
     for panel in rows[-1]:
         panel.set(xlabel="layer", xticks=range(0, len(found[ENCODER, "as in the paper"]), 5))
     rows[0][0].legend()
-    figure.tight_layout()
     figure.savefig(path, dpi=80)
 
 

@@ -14,8 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
-import statistics
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +26,7 @@ from fairseq.checkpoint_utils import load_checkpoint_to_cpu
 from sacrebleu.metrics import BLEU, CHRF
 
 import fairseq_plugins  # noqa: F401  (its repairs of fairseq)
-from fairseq_plugins.tools.figure import new_figure
+from fairseq_plugins.tools.plot_loss import Point, draw, read_curve
 
 USER_DIR = Path(__file__).resolve().parents[2] / "user_dir"
 MODELS = {
@@ -43,10 +41,6 @@ RECIPE = """--encoder-layers 2 --decoder-layers 2 --encoder-embed-dim 128 --enco
     --branch-lr-scale 0.1 --branch-warmup-updates 40 --max-tokens 2000 --max-update 20000
     --validate-interval-updates 200 --save-interval-updates 200 --keep-interval-updates 1 --patience 5
     --no-epoch-checkpoints --log-format json --log-interval 100 --num-workers 0"""
-
-
-# Okabe and Ito's, which colour-blind readers can tell apart.
-COLOURS = {"transformer": "#0072b2", "weighted_transformer": "#d55e00"}
 
 
 class Cell(NamedTuple):
@@ -107,20 +101,6 @@ def run(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
     return json.loads(result.read_text())
 
 
-def read_curve(log: Path) -> list[tuple[int, float, float]]:
-    """Updates, validation loss (label-smoothed, in bits) and training loss since the validation before."""
-    training, curve = [], {}
-    for kind, text in re.findall(r"\| (train_inner|valid) \| (\{.*\})$", log.read_text(), flags=re.MULTILINE):
-        line = json.loads(text)
-        if kind == "train_inner":
-            training.append(float(line["loss"]))
-        else:
-            training = training or [float("nan")]
-            curve[int(line["valid_num_updates"])] = (float(line["valid_loss"]), statistics.mean(training))
-            training = []
-    return [(updates, *losses) for updates, losses in sorted(curve.items())]
-
-
 def score(generated: Path, reference: Path) -> dict[str, float]:
     """BLEU and chrF of what fairseq-generate wrote, ``D-<number>`` tab score tab text, in any order."""
     lines = (line.split("\t") for line in generated.read_text(encoding="utf-8").split("\n") if line.startswith("D-"))
@@ -168,28 +148,10 @@ def write(out: Path, results: dict[Cell, dict[str, Any]]) -> None:
         lines.append(f"| `{cell.model}` | {cell.seed} | {loss:.3f} | {updates} | {reached or '-'} | {scores} |")
     (out / "table.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     if final:
-        draw(out / "curves.png", final)
-
-
-def draw(output: Path, final: dict[Cell, dict[str, Any]]) -> None:
-    """Validation loss over updates, mean and spread of the seeds, and over training loss (the paper's figure 2)."""
-    figure = new_figure(10, 4)
-    left, right = figure.subplots(1, 2, sharey=True)
-    for model, colour in COLOURS.items():
-        curves = [found["curve"] for cell, found in final.items() if cell.model == model]
-        if not curves:
-            continue
-        common = sorted(set.intersection(*({point[0] for point in curve} for curve in curves)))
-        columns = [[point[1] for curve in curves for point in curve if point[0] == updates] for updates in common]
-        left.fill_between(common, [min(x) for x in columns], [max(x) for x in columns], color=colour, alpha=0.2, lw=0)
-        left.plot(common, [statistics.mean(x) for x in columns], color=colour, label=f"{model}, {len(curves)} seeds")
-        for curve in curves:
-            right.plot([point[2] for point in curve], [point[1] for point in curve], ".", color=colour, markersize=3)
-    best = min(best_loss(found)[1] for found in final.values())
-    left.set(xlabel="updates", ylabel="validation loss, bits", ylim=(best - 0.05, best + 1))
-    right.set(xlabel="training loss, bits", xlim=(best - 0.6, best + 1))
-    left.legend()
-    figure.savefig(output, dpi=150, bbox_inches="tight")
+        curves: dict[str, list[list[Point]]] = {}
+        for cell, found in final.items():
+            curves.setdefault(cell.model, []).append([Point(*point) for point in found["curve"]])
+        draw(curves, out / "curves.png")
 
 
 def main() -> None:

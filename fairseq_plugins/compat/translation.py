@@ -119,7 +119,7 @@ def replace_unknown_words_by_attention() -> None:
         generator = build(self, models, args, *more, **others)
         # --score-reference comes with a generator of another kind, which translates nothing.
         if getattr(args, "replace_unk", None) is not None and not getattr(args, "score_reference", False):
-            keep_source_words(self, generator)
+            keep_source_words(self, generator, getattr(getattr(self, "cfg", None), "attention_offset", 0))
         return generator
 
     @functools.wraps(post_process)

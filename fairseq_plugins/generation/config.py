@@ -31,7 +31,14 @@ class TranslationFastConfig(TranslationConfig):
     cpu_dtype: ChoiceEnum(list(PRECISIONS)) = field(  # type: ignore[valid-type]
         default="float32",
         metadata={
-            "help": "translating on a processor, precision of products with the weights of this plugin's models; "
-            "where the processor has no instructions for it, float32"
+            "help": "translating on a processor, precision of products with the weights of this plugin's models; where "
+            "the processor has no instructions for it, float32; in int8 a batch shares its rounding of inputs"
+        },
+    )
+    attention_offset: int = field(
+        default=0,
+        metadata={
+            "help": "with --replace-unk: replace an unknown word by the one so many words behind the source word that "
+            "it attends to most; `fairseq-plugins tune-offset` finds the best"
         },
     )

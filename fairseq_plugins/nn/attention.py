@@ -55,6 +55,11 @@ class AttentionHeads(nn.Module):
         active = self.training or self.dropout.apply_during_inference
         return join_heads(attend(q, keys, values, bias, causal, self.dropout.p if active else 0.0))
 
+    def weights(self, x: Tensor, source: Tensor, bias: Tensor | None = None) -> Tensor:
+        """What `forward` averages with when it is not causal, (B, h, T, S)."""
+        keys, _ = self.project(source)
+        return attention_weights(split_heads(self.query(x), self.heads), keys.transpose(2, 3), bias)
+
     def project(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of what is attended to, each (B, h, S, v)."""
         keys, values = self.key_value(source).chunk(2, dim=-1)

@@ -14,9 +14,11 @@ from fairseq_plugins.tools import (
     own_data,
     plot_attention,
     plot_branches,
+    plot_loss,
     prepare,
     score,
     tune_length,
+    tune_offset,
     user_dir,
 )
 
@@ -31,8 +33,10 @@ _COMMANDS = {
     "lexicon": (lexicon, "find the translations of each source word in a parallel text"),
     "plot-attention": (plot_attention, "draw what a translation attends to"),
     "plot-branches": (plot_branches, "draw how the branches' weights of a Weighted Transformer develop"),
+    "plot-loss": (plot_loss, "draw the losses of trainings, out of fairseq's logs"),
     "score": (score, "print BLEU or ROUGE of translations"),
     "tune-length": (tune_length, "find the best length penalty for n-best lists, without decoding again"),
+    "tune-offset": (tune_offset, "find where to look for what an unknown word stands for"),
     "export-nbest": (export_nbest, "write n-best lists in the format of Moses"),
 }
 

@@ -1,7 +1,8 @@
 """What fairseq-generate and fairseq-interactive print: the n-best list of each sentence.
 
 For each sentence there are a line S (source) and perhaps one T (reference), and for each hypothesis the lines H (score
-and words), D (score and detokenised text) and P (the scores of its tokens).  All else, as the log, is passed over.
+and words), D (score and detokenised text), P (the scores of its tokens) and, with ``--print-alignment``, A.  All else,
+as the log, is passed over.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-__all__ = ["LARGEST", "Hypothesis", "Sentence", "read_generated"]
+__all__ = ["LARGEST", "Hypothesis", "Sentence", "read_generated", "read_text"]
 
 LARGEST = 10  # length penalty; powers of lengths have limits
 
@@ -27,12 +28,14 @@ class Hypothesis:
         text: the same, detokenised where fairseq was told how.
         log_probability: log p(words | source) in nats, to 4 decimals per token.
         length: number of tokens generated, the end of the sentence included.
+        alignment: of each word, the source word that it attends to most; None where fairseq was not asked for it.
     """
 
     words: str
     text: str
     log_probability: float
     length: int
+    alignment: list[int] | None
 
     def score(self, lenpen: float) -> float:
         """What fairseq compares hypotheses by: log p(y|x) / |y|^lenpen, in nats."""
@@ -74,12 +77,26 @@ def read_generated(paths: Iterable[Path]) -> list[Sentence]:
     return [found[number] for number in sorted(found)]
 
 
+def read_text(path: Path, sentences: Sequence[Sentence]) -> list[str]:
+    """The lines of a file.
+
+    Raises:
+        ValueError: there is not one for each sentence.
+        OSError: the file cannot be read.
+    """
+    with path.open(encoding="utf-8", newline="\n") as lines:
+        text = [line.removesuffix("\n").removesuffix("\r") for line in lines]
+    if [sentence.number for sentence in sentences] != list(range(len(text))):
+        raise ValueError(f"{path} has {len(text)} lines, and {len(sentences)} sentences were translated")
+    return text
+
+
 def _read_lines(path: Path) -> Iterator[_Line]:
     # Text may hold any other character that Python takes for the end of a line; at its end a carriage return belongs
     # to the line's.
     with path.open(encoding="utf-8", newline="\n") as lines:
         for count, line in enumerate(lines, start=1):
-            if match := re.fullmatch(r"([STHDP])-(\d+)\t([^\n]*?)\r?(\n?)", line):
+            if match := re.fullmatch(r"([STHDPA])-(\d+)\t([^\n]*?)\r?(\n?)", line):
                 kind, number, text, end = match.groups()
                 if not end:
                     raise ValueError(f"{path}, line {count}: the file is cut off")
@@ -88,16 +105,16 @@ def _read_lines(path: Path) -> Iterator[_Line]:
 
 def _read_sentence(lines: Sequence[_Line]) -> Sentence:
     reference = next((line.text for line in lines if line.kind == "T"), None)
-    hypotheses = [line for line in lines if line.kind in "HDP"]
-    if not hypotheses or [line.kind for line in hypotheses] != ["H", "D", "P"] * (len(hypotheses) // 3):
+    kinds = "".join(line.kind for line in lines)
+    if not re.fullmatch(r"[ST]*(HDPA?)+", kinds):
         raise ValueError(
             f"{lines[-1].place}: sentence {lines[-1].number} ends without all lines H, D, P of a hypothesis"
         )
-    triples = zip(hypotheses[::3], hypotheses[1::3], hypotheses[2::3], strict=True)
-    return Sentence(lines[0].number, reference, [_read_hypothesis(*triple) for triple in triples])
+    hypotheses = [_read_hypothesis(*lines[slice(*found.span())]) for found in re.finditer("HDPA?", kinds)]
+    return Sentence(lines[0].number, reference, hypotheses)
 
 
-def _read_hypothesis(words: _Line, text: _Line, positions: _Line) -> Hypothesis:
+def _read_hypothesis(words: _Line, text: _Line, positions: _Line, alignment: _Line | None = None) -> Hypothesis:
     try:
         scores = [float(score) for score in positions.text.split()]
         if any(map(math.isnan, scores)):
@@ -109,8 +126,15 @@ def _read_hypothesis(words: _Line, text: _Line, positions: _Line) -> Hypothesis:
         text=text.text.partition("\t")[2],
         log_probability=math.fsum(scores) * math.log(2),
         length=len(scores),
+        alignment=_read_alignment(alignment.text) if alignment else None,
     )
     # A word may hold other blanks than the one between words, as a no-break space.
     if len(scores) <= len(list(filter(None, hypothesis.words.split(" ")))):  # the end of the sentence has one too
         raise ValueError(f"{positions.place}: fewer scores than {words.place} has tokens")
     return hypothesis
+
+
+def _read_alignment(text: str) -> list[int] | None:
+    """Source words of ``source-target source-target ...``; None for a soft alignment, which is made of numbers."""
+    pairs = [re.fullmatch(r"(\d+)-\d+", pair) for pair in text.split()]
+    return None if None in pairs else [int(pair[1]) for pair in pairs if pair]

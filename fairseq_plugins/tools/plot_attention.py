@@ -1,7 +1,8 @@
-"""``fairseq-plugins plot-attention``: a picture of what a translation attends to, for any model that reports it."""
+"""``fairseq-plugins plot-attention``: what each decoder layer attends to in a translation (ConvS2S, appendix C)."""
 
 from __future__ import annotations
 
+import math
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from subword_nmt.apply_bpe import BPE
 from torch import Tensor
 
 from fairseq_plugins.tools.figure import new_figure
+from fairseq_plugins.tools.layer_attention import attention_by_layer
 
 __all__ = ["add_arguments", "run"]
 
@@ -43,30 +45,39 @@ def run(args: Namespace) -> None:
     if args.bpe_codes is not None:
         with args.bpe_codes.open(encoding="utf-8") as codes:
             sentence = BPE(codes).process_line(sentence)
-    models, _, task = load_model_ensemble_and_task([str(args.path)], arg_overrides={"data": args.data})
-    source, target, attention = translate(task, models, sentence, args.beam)
-    draw(source, target, attention, args.output)
+    (model,), _, task = load_model_ensemble_and_task([str(args.path)], arg_overrides={"data": args.data})
+    source, target, layers = translate(task, model, sentence, args.beam)
+    draw(source, target, layers, args.output)
     print(f"{' '.join(source)}\n{' '.join(target)}\n{args.output}")
 
 
 def translate(
-    task: FairseqTask, models: Sequence[BaseFairseqModel], sentence: str, beam: int
-) -> tuple[list[str], list[str], Tensor]:
-    """The tokens of a sentence, those of its best translation, and the attention (source tokens, target tokens)."""
+    task: FairseqTask, model: BaseFairseqModel, sentence: str, beam: int
+) -> tuple[list[str], list[str], dict[str, Tensor]]:
+    """Find the best translation of a sentence.
+
+    Returns:
+        source tokens, target tokens, and the attention of each layer (source tokens, target tokens), by its name; or
+        that which the model reports, where its layers' are not known.
+    """
     tokens = task.source_dictionary.encode_line(sentence, add_if_not_exist=False).long()
     if len(tokens) < 2:  # the end-of-sentence mark is one
         raise ValueError("the sentence is empty")
-    longest = min(model.max_positions()[0] for model in models)
+    longest = model.max_positions()[0]
     if len(tokens) > longest:
         raise ValueError(f"the sentence has {len(tokens)} tokens, and the model takes {longest}")
     dataset = task.build_dataset_for_inference([tokens], [len(tokens)])
-    # The models are not prepared for inference, which would switch their attention off; for the same reason the plain
+    sample = dataset.collater([dataset[0]])
+    # The model is not prepared for inference, which would switch its attention off; for the same reason the plain
     # generator, whatever the task would choose.
-    generator = task.build_generator(models, Namespace(beam=beam), seq_gen_cls=SequenceGenerator)
-    best = task.inference_step(generator, models, dataset.collater([dataset[0]]))[0][0]
-    if best["attention"].numel() == 0:
-        raise ValueError("the model reports no attention")
-    return symbols(task.source_dictionary, tokens), symbols(task.target_dictionary, best["tokens"]), best["attention"]
+    generator = task.build_generator([model], Namespace(beam=beam), seq_gen_cls=SequenceGenerator)
+    best = task.inference_step(generator, [model], sample)[0][0]
+    layers = {f"layer {number}": a for number, a in attention_by_layer(model, sample, best["tokens"]).items()}
+    if not layers:
+        if best["attention"].numel() == 0:
+            raise ValueError("the model reports no attention")
+        layers = {"attention": best["attention"]}
+    return symbols(task.source_dictionary, tokens), symbols(task.target_dictionary, best["tokens"]), layers
 
 
 def symbols(dictionary: Dictionary, tokens: Tensor) -> list[str]:
@@ -74,12 +85,21 @@ def symbols(dictionary: Dictionary, tokens: Tensor) -> list[str]:
     return [dictionary[token] for token in tokens.tolist()]
 
 
-def draw(source: Sequence[str], target: Sequence[str], attention: Tensor, output: Path) -> None:
-    """Source tokens from left to right, target tokens downwards, and the darker a cell the stronger the attention."""
-    figure = new_figure(1 + 0.35 * len(source), 1 + 0.35 * len(target))
-    axes = figure.add_subplot()
-    axes.imshow(attention.T.float().cpu().numpy(), cmap="Greys", vmin=0)
-    axes.xaxis.tick_top()
-    axes.set_xticks(range(len(source)), source, rotation=90, parse_math=False)
-    axes.set_yticks(range(len(target)), target, parse_math=False)
-    figure.savefig(output, dpi=150, bbox_inches="tight")
+def draw(source: Sequence[str], target: Sequence[str], layers: dict[str, Tensor], output: Path) -> None:
+    """A panel for each layer, source tokens downwards and target tokens from left to right, darker where it attends."""
+    columns = math.ceil(math.sqrt(len(layers)))
+    rows = math.ceil(len(layers) / columns)
+    figure = new_figure(1.5 + columns * (0.3 + 0.18 * len(target)), 1 + rows * (0.3 + 0.18 * len(source)))
+    panels = figure.subplots(rows, columns, squeeze=False).flat
+    strongest = max(float(attention.max()) for attention in layers.values())
+    for number, ((name, attention), panel) in enumerate(zip(layers.items(), panels, strict=False)):
+        image = panel.imshow(attention.cpu().numpy(), cmap="Greys", vmin=0, vmax=strongest)
+        panel.set_title(name, fontsize="medium")
+        panel.set_xticks(range(len(target)), target, rotation=90, fontsize="small", parse_math=False)
+        panel.set_yticks(range(len(source)), source, fontsize="small", parse_math=False)
+        # Words stand at the left and at the bottom of the grid.
+        panel.tick_params(labelleft=number % columns == 0, labelbottom=number + columns >= len(layers))
+    for panel in panels:
+        panel.remove()
+    figure.colorbar(image, ax=figure.axes, label="attention")
+    figure.savefig(output)

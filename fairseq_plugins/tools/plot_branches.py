@@ -1,19 +1,22 @@
-"""``fairseq-plugins plot-branches``: how κ and α of a Weighted Transformer's layer develop (the paper's Figure 3)."""
+"""``fairseq-plugins plot-branches``: how κ and α of a Weighted Transformer's layers develop (the paper's Figure 3)."""
 
 from __future__ import annotations
 
+import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from fairseq.checkpoint_utils import load_checkpoint_to_cpu
 from torch import Tensor
 
-from fairseq_plugins.tools.figure import new_figure
+from fairseq_plugins.tools.figure import line_styles, new_figure
 
 __all__ = ["add_arguments", "run"]
+
+_GREEK = {"kappa": "κ", "alpha": "α"}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -25,9 +28,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="CHECKPOINT",
         help="checkpoints of one training, or the folder that holds them (--save-interval-updates makes them)",
     )
-    parser.add_argument(
-        "--layer", default="encoder.0", metavar="SIDE.N", help="encoder.N or decoder.N, from 0 (default: %(default)s)"
-    )
+    parser.add_argument("--layer", metavar="SIDE.N", help="encoder.N or decoder.N, from 0 (default: all layers)")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="picture to write: .png, .pdf, .svg")
 
 
@@ -38,7 +39,7 @@ def run(args: Namespace) -> None:
         ValueError: a checkpoint is missing, has no such layer, or matplotlib is not installed.
     """
     updates, vectors = read(list_files(args.checkpoints), args.layer)
-    draw(updates, vectors, args.layer, args.output)
+    draw(updates, vectors, args.output)
     print(f"{len(updates)} checkpoints, updates {updates[0]} to {updates[-1]}\n{args.output}")
 
 
@@ -53,22 +54,28 @@ def list_files(paths: Sequence[Path]) -> list[Path]:
     return files
 
 
-def read(files: Sequence[Path], layer: str) -> tuple[list[int], dict[str, Tensor]]:
-    """The updates of the checkpoints, in order, and κ and α at each of them, (updates, M)."""
-    points: dict[int, dict[str, Tensor]] = {}
-    side, _, number = layer.partition(".")
-    prefix = f"{side}.layers.{number}.branches."
+class Vector(NamedTuple):
+    """The place of a κ or an α in the model."""
+
+    side: str
+    layer: int
+    name: str
+
+
+def read(files: Sequence[Path], layer: str | None) -> tuple[list[int], dict[Vector, Tensor]]:
+    """The updates of the checkpoints, in order, and κ and α of a layer or of all at each of them, (updates, M)."""
+    points: dict[int, dict[Vector, Tensor]] = {}
     for file in files:
         state = load_checkpoint_to_cpu(str(file))
-        found = {
-            vector: state["model"][f"{prefix}{vector}.weight"].float()
-            for vector in ("kappa", "alpha")
-            if f"{prefix}{vector}.weight" in state["model"]
-        }
+        found = {}
+        for parameter, value in state["model"].items():
+            match = re.fullmatch(r"(encoder|decoder)\.layers\.(\d+)\.branches\.(kappa|alpha)\.weight", parameter)
+            if match and layer in (None, f"{match[1]}.{match[2]}"):
+                point = torch.softmax(value.float(), dim=0) if softmax(state) else value.float()
+                found[Vector(match[1], int(match[2]), match[3])] = point
         if not found:
-            raise ValueError(f"{file} has no branch weights for layer {layer!r} (such as encoder.0 or decoder.5)")
-        if softmax(state):
-            found = {vector: torch.softmax(value, dim=0) for vector, value in found.items()}
+            wanted = "" if layer is None else f" for layer {layer!r} (such as encoder.0 or decoder.5)"
+            raise ValueError(f"{file} has no branch weights{wanted}")
         points[state["optimizer_history"][-1]["num_updates"]] = found
     updates = sorted(points)
     return updates, {
@@ -81,14 +88,22 @@ def softmax(state: dict[str, Any]) -> bool:
     return str(getattr(state["cfg"]["model"], "branch_constraint", "simplex")) == "softmax"
 
 
-def draw(updates: Sequence[int], vectors: dict[str, Tensor], layer: str, output: Path) -> None:
-    """One panel for each vector, one line for each branch."""
-    figure = new_figure(5 * len(vectors), 3.5)
-    panels = figure.subplots(1, len(vectors), sharey=True, squeeze=False)[0]
-    for panel, (vector, values) in zip(panels, vectors.items(), strict=True):
-        panel.plot(updates, values.numpy(), marker="." if len(updates) < 50 else None)
-        panel.set_title(f"{vector}, {layer}")
-        panel.set_xlabel("updates")
-        panel.set_ylim(bottom=0)
-    panels[-1].legend([f"branch {branch + 1}" for branch in range(values.size(1))], fontsize="small")
-    figure.savefig(output, dpi=150, bbox_inches="tight")
+def draw(updates: Sequence[int], vectors: dict[Vector, Tensor], output: Path) -> None:
+    """A row for each layer, a column for each side's κ and α, one line for each branch; dotted where all are equal."""
+    kinds = list(dict.fromkeys((vector.side, vector.name) for vector in vectors))
+    layers = sorted({vector.layer for vector in vectors})
+    figure = new_figure(0.5 + 2.5 * len(kinds), 0.9 + 1.8 * len(layers))
+    panels = figure.subplots(len(layers), len(kinds), sharex=True, sharey=True, squeeze=False)
+    for (side, layer, name), values in vectors.items():
+        panel = panels[layers.index(layer)][kinds.index((side, name))]
+        panel.axhline(1 / values.size(1), color="grey", linestyle=":", linewidth=1)
+        for branch, line in enumerate(values.t()):
+            marker = "." if len(updates) < 20 else None
+            panel.plot(updates, line.numpy(), **line_styles(branch), linewidth=1.2, marker=marker)
+        panel.set_title(f"{_GREEK[name]}, {side}.{layer}", fontsize="medium")
+    panels[0][0].set_ylim(0, 1.05 * max(float(values.max()) for values in vectors.values()))
+    figure.supxlabel("updates", fontsize="medium")
+    lines = panels[0][0].lines[1:]
+    names = [f"branch {branch + 1}" for branch in range(len(lines))]
+    figure.legend(lines, names, loc="outside upper center", ncols=min(len(lines), 2 * len(kinds)), fontsize="small")
+    figure.savefig(output)

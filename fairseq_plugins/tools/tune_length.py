@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sacrebleu.metrics.bleu import BLEU
 
-from fairseq_plugins.tools.generated import LARGEST, Sentence, read_generated
+from fairseq_plugins.tools.generated import LARGEST, Sentence, read_generated, read_text
 
 __all__ = ["add_arguments", "run"]
 
@@ -60,7 +60,7 @@ def run(args: Namespace) -> None:
     if args.reference is None:
         references, tokenizer = printed_references(sentences)
     else:
-        references, tokenizer = read_references(args.reference, sentences), "13a"
+        references, tokenizer = read_text(args.reference, sentences), "13a"
     metric = BLEU(tokenize=tokenizer, references=[references], force=True)
     bleu = {}
     print("alpha    BLEU  length")
@@ -84,12 +84,3 @@ def printed_references(sentences: Sequence[Sentence]) -> tuple[list[str], str]:
         raise ValueError(f"{len(sentences) - len(references)} sentences have no reference (T- line): give --reference")
     detokenised = any(hyp.text != hyp.words for sentence in sentences for hyp in sentence.hypotheses)
     return references, "13a" if detokenised else "none"
-
-
-def read_references(path: Path, sentences: Sequence[Sentence]) -> list[str]:
-    """The lines of a file, of which there must be one for each sentence."""
-    with path.open(encoding="utf-8", newline="\n") as lines:
-        references = [line.removesuffix("\n").removesuffix("\r") for line in lines]
-    if [sentence.number for sentence in sentences] != list(range(len(references))):
-        raise ValueError(f"{path} has {len(references)} lines, and {len(sentences)} sentences were translated")
-    return references

@@ -13,7 +13,8 @@ from fairseq_plugins.tools import cli, plot_branches
 
 def save(folder: Path, update: int, constraint: str = "simplex") -> Path:
     point = torch.tensor([0.5, 0.3, 0.2]) if update < 5 else torch.tensor([0.7, 0.3, 0.0])
-    model = {f"encoder.layers.1.branches.{vector}.weight": point for vector in ("kappa", "alpha")}
+    layers = ("encoder.layers.1", "decoder.layers.10")
+    model = {f"{layer}.branches.{vector}.weight": point for layer in layers for vector in ("kappa", "alpha")}
     path = folder / f"checkpoint_1_{update}.pt"
     args = Namespace(arch="weighted_transformer", task="translation", criterion="cross_entropy")
     args.branch_constraint = constraint
@@ -27,13 +28,20 @@ def test_checkpoints_come_in_the_order_of_their_updates(tmp_path: Path) -> None:
         save(tmp_path, update)
     updates, vectors = plot_branches.read(plot_branches.list_files([tmp_path]), "encoder.1")
     assert updates == [2, 4, 10]
-    assert list(vectors) == ["kappa", "alpha"]
-    torch.testing.assert_close(vectors["kappa"][[0, 2]], torch.tensor([[0.5, 0.3, 0.2], [0.7, 0.3, 0.0]]))
+    assert list(vectors) == [("encoder", 1, "kappa"), ("encoder", 1, "alpha")]
+    torch.testing.assert_close(vectors["encoder", 1, "kappa"][[0, 2]], torch.tensor([[0.5, 0.3, 0.2], [0.7, 0.3, 0.0]]))
+
+
+def test_all_layers_are_there_unless_one_is_named(tmp_path: Path) -> None:
+    _, vectors = plot_branches.read([save(tmp_path, 2)], None)
+    assert [(side, layer) for side, layer, _ in vectors] == [("encoder", 1)] * 2 + [("decoder", 10)] * 2
+    _, vectors = plot_branches.read([save(tmp_path, 2)], "decoder.10")
+    assert {vector.layer for vector in vectors} == {10}
 
 
 def test_logits_are_shown_as_the_weights_they_stand_for(tmp_path: Path) -> None:
     _, vectors = plot_branches.read([save(tmp_path, 2, "softmax")], "encoder.1")
-    torch.testing.assert_close(vectors["alpha"][0], torch.tensor([0.5, 0.3, 0.2]).softmax(dim=0))
+    torch.testing.assert_close(vectors["encoder", 1, "alpha"][0], torch.tensor([0.5, 0.3, 0.2]).softmax(dim=0))
 
 
 @pytest.mark.parametrize("kind", ["png", "svg"])
@@ -42,7 +50,7 @@ def test_a_picture_is_written(tmp_path: Path, kind: str, capsys: pytest.CaptureF
     save(tmp_path, 2)
     save(tmp_path, 7)
     output = tmp_path / f"picture.{kind}"
-    cli.main(["plot-branches", str(tmp_path), "--layer", "encoder.1", "--output", str(output)])
+    cli.main(["plot-branches", str(tmp_path), "--output", str(output)])
     assert output.stat().st_size > 1000
     assert "2 checkpoints, updates 2 to 7" in capsys.readouterr().out
 

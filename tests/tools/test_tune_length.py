@@ -152,6 +152,7 @@ def test_a_no_break_space_separates_no_words(toy: Path) -> None:
         (TOY + TOY_1 + TOY, "sentence 0 comes a second time"),
         (TOY.replace("-1.0000 -1.0000", "-1.0000"), "line 6: fewer scores than"),
         (TOY.replace("-1.0000 -1.0000", "-1.0000 x"), "line 6: could not convert string to float: 'x'"),
+        (TOY + "A-0\t0-0\nA-0\t0-0\n", "line 11: sentence 0 ends without all lines H, D, P"),
         (TOY.replace("T-0", "U-0"), "1 sentences have no reference"),
     ],
     ids=lambda value: value if value.isprintable() else "",

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from fairseq_plugins.models.incremental import IncrementalDecoder
 from fairseq_plugins.models.weighted_transformer.layers import DecoderLayer
 from fairseq_plugins.models.weighted_transformer.stepwise import WeightedTransformerDecoding
-from fairseq_plugins.nn.attention import attention_weights, split_heads
 from fairseq_plugins.nn.embedding import InputEmbedding
 from fairseq_plugins.nn.source import Source
 
@@ -55,9 +54,7 @@ class WeightedTransformerDecoder(IncrementalDecoder):
         attention = None
         if self.wants_attention:
             heads = cast(DecoderLayer, layer).source_attention
-            q = split_heads(heads.query(query), heads.heads)
-            keys, _ = heads.project(source.keys)
-            attention = attention_weights(q, keys.transpose(2, 3), source.bias.unsqueeze(1)).mean(dim=1)
+            attention = heads.weights(query, source.keys, source.bias.unsqueeze(1)).mean(dim=1)
         return x, {"attn": [attention]}
 
     def output_layer(self, features: Tensor, **unused: object) -> Tensor:

@@ -1,0 +1,129 @@
+"""``fairseq-plugins plot-loss``: how the losses of trainings fall, out of fairseq's logs (``--log-format json``).
+
+On the left validation loss and, paler, training loss over the updates; on the right the one over the other (Ahmed et
+al. 2017, figure 2).  Logs of one setting with several seeds are one line, their mean, within a band from the lowest to
+the highest.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fairseq_plugins.tools.figure import line_styles, new_figure
+
+__all__ = ["Point", "add_arguments", "draw", "read_curve", "run"]
+
+
+class Point(NamedTuple):
+    """What a validation has found, in bits per token as fairseq logs it, and the training since the one before."""
+
+    updates: int
+    validation: float
+    training: float  # nan where the log does not say
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument("logs", nargs="*", type=Path, metavar="LOG", help="log of a training, which gets its own line")
+    parser.add_argument(
+        "--run",
+        nargs="+",
+        action="append",
+        default=[],
+        metavar=("NAME", "LOG"),
+        help="logs of one setting with several seeds, which get one line and a band; may be given again",
+        dest="runs",
+    )
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="picture to write: .png, .pdf, .svg")
+
+
+def run(args: Namespace) -> None:
+    """Draw the curves, and print the best validation of each run.
+
+    Raises:
+        ValueError: there is no log, one has no validation, those of a run have none in common, or matplotlib is not
+            installed.
+        OSError: a log cannot be read.
+    """
+    runs = {str(log): [read_curve(log)] for log in args.logs}
+    for name, *logs in args.runs:
+        if not logs:
+            raise ValueError(f"--run {name}: give the run's logs behind its name")
+        runs[name] = [read_curve(Path(log)) for log in logs]
+    if not runs:
+        raise ValueError("there is no log to draw: give LOG ... or --run NAME LOG ...")
+    draw(runs, args.output)
+    for name, curves in runs.items():
+        best = [min(curve, key=lambda point: point.validation) for curve in curves]
+        print(f"{name}: " + ", ".join(f"{point.validation:.3f} at update {point.updates}" for point in best))
+    print(args.output)
+
+
+def read_curve(log: Path) -> list[Point]:
+    """The validations in a log, of which the later ones count where a training was resumed.
+
+    Raises:
+        ValueError: there is none.
+        OSError: the log cannot be read.
+    """
+    training: list[float] = []
+    curve: dict[int, Point] = {}
+    for text in re.findall(r"\{\"epoch\".*\}$", log.read_text(encoding="utf-8", errors="replace"), flags=re.MULTILINE):
+        line = json.loads(text)
+        if "valid_loss" in line:
+            mean = statistics.fmean(training) if training else math.nan
+            updates = int(line["valid_num_updates"])
+            curve[updates] = Point(updates, float(line["valid_loss"]), mean)
+            training = []
+        elif "train_loss" in line:  # of an epoch, behind its validation; for logs in which nothing else is
+            last = curve.get(int(line["train_num_updates"]))
+            if last is not None and math.isnan(last.training):
+                curve[last.updates] = last._replace(training=float(line["train_loss"]))
+        elif "loss" in line:
+            training.append(float(line["loss"]))
+    if not curve:
+        raise ValueError(f"{log}: no validation there; fairseq-train writes them with --log-format json")
+    return [curve[updates] for updates in sorted(curve)]
+
+
+def draw(runs: Mapping[str, Sequence[Sequence[Point]]], output: Path) -> None:
+    """Both pictures, of the curves of each run's seeds.
+
+    Raises:
+        ValueError: the seeds of a run were never validated after equally many updates.
+    """
+    figure = new_figure(9, 3.8)
+    left, right = figure.subplots(1, 2, sharey=True)
+    settled: list[Point] = []  # behind the first fifth, in which losses fall too far to show
+    for number, (name, curves) in enumerate(runs.items()):
+        style = line_styles(number)
+        label = name if len(curves) == 1 else f"{name}, {len(curves)} seeds"
+        common = sorted(set.intersection(*({point.updates for point in curve} for curve in curves)))
+        if not common:
+            raise ValueError(f"{name}: there is no update at which all of its trainings were validated")
+        by_update = [[point for curve in curves for point in curve if point.updates == updates] for updates in common]
+        for kind, more in (("validation", {"label": label}), ("training", {"alpha": 0.4, "linewidth": 1})):
+            values = [[getattr(point, kind) for point in points] for points in by_update]
+            left.plot(common, [statistics.fmean(each) for each in values], **{**style, **more})
+            if kind == "validation" and len(curves) > 1:
+                band = {"color": style["color"], "alpha": 0.2, "linewidth": 0}
+                left.fill_between(common, [min(each) for each in values], [max(each) for each in values], **band)
+        for curve in curves:
+            training, validation = ([getattr(point, kind) for point in curve] for kind in ("training", "validation"))
+            right.plot(training, validation, ".", color=style["color"], markersize=4)
+            settled += [point for point in curve if point.updates >= curve[-1].updates / 5]
+    losses = [loss for _, *both in settled for loss in both if not math.isnan(loss)]
+    limits = (min(losses) - 0.05, max(losses) + 0.05)
+    left.set(xlabel="updates", ylabel="validation loss (pale: training)", ylim=limits)
+    right.set(xlabel="training loss", ylabel="validation loss", xlim=limits)
+    left.legend(fontsize="small")
+    for panel in (left, right):
+        panel.grid(alpha=0.3)
+    figure.savefig(output)

@@ -1,0 +1,111 @@
+"""``fairseq-plugins tune-offset``: where to look for what an unknown word stands for, from a development set.
+
+Some models attend to the word beside the one that they translate (Gehring et al. 2016, section 4.4).  Unknown words of
+translations that fairseq-generate has made with ``--print-alignment`` are replaced anew with each offset; nothing is
+decoded.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fairseq.data import Dictionary
+from fairseq.tokenizer import tokenize_line
+from sacrebleu.metrics.bleu import BLEU
+
+from fairseq_plugins.tools.generated import Sentence, read_generated, read_text
+from fairseq_plugins.unknown_words import moved, read_translations
+
+__all__ = ["add_arguments", "run"]
+
+_UNKNOWN = Dictionary().unk_string()
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument(
+        "generated",
+        nargs="+",
+        type=Path,
+        metavar="GENERATED",
+        help="output of fairseq-generate --print-alignment, without --replace-unk, or of its shards",
+    )
+    for side, text in (("source", "what was translated"), ("reference", "its right translations")):
+        words = f"{text}, in the words of the model's text, one sentence per line"
+        parser.add_argument(f"--{side}", type=Path, required=True, metavar="FILE", help=words)
+    parser.add_argument(
+        "--dictionary", metavar="FILE", help="what --replace-unk will be given (default: nothing, words are copied)"
+    )
+    parser.add_argument(
+        "--offsets",
+        nargs="+",
+        type=int,
+        metavar="N",
+        default=list(range(-3, 4)),
+        help="words behind the most attended one to try (default: -3 to 3)",
+    )
+
+
+def run(args: Namespace) -> None:
+    """Print how many unknown words are replaced rightly, and BLEU, for each offset.
+
+    Of offsets that are as good the one nearest to 0 is recommended.
+
+    Raises:
+        ValueError: the translations or texts cannot be read, do not fit together, or leave nothing to replace.
+    """
+    sentences = read_generated(args.generated)
+    sources, references = (
+        [tokenize_line(line) for line in read_text(path, sentences)] for path in (args.source, args.reference)
+    )
+    translations = read_translations(args.dictionary) or {}
+    unknown = sum(translation(sentence).count(_UNKNOWN) for sentence in sentences)
+    if not unknown:
+        raise ValueError("there is no unknown word in the translations")
+    metric = BLEU(tokenize="none", references=[[" ".join(words) for words in references]], force=True)
+    right = {}
+    print("offset  right          BLEU")
+    for offset in args.offsets:
+        replaced = [
+            replace(sentence, source, offset, translations) for sentence, source in zip(sentences, sources, strict=True)
+        ]
+        right[offset] = sum(map(count_right, map(translation, sentences), replaced, references))
+        bleu = metric.corpus_score(list(map(" ".join, replaced)), None).score
+        print(f"{offset:+6d}  {right[offset]:5d} {right[offset] / unknown:7.1%}  {bleu:5.2f}")
+    best = min(right, key=lambda offset: (-right[offset], abs(offset)))
+    print(f"best for {unknown} unknown words in {len(sentences)} sentences: --attention-offset {best}")
+
+
+def translation(sentence: Sentence) -> list[str]:
+    """The words of its best hypothesis."""
+    return tokenize_line(sentence.hypotheses[0].words)
+
+
+def replace(sentence: Sentence, source: Sequence[str], offset: int, translations: Mapping[str, str]) -> list[str]:
+    """The translation with its unknown words replaced, as `replace_unknown_words` does it.
+
+    Raises:
+        ValueError: its alignment is not there, or not one of these words.
+    """
+    words, alignment = translation(sentence), sentence.hypotheses[0].alignment
+    if alignment is None:
+        raise ValueError(f"sentence {sentence.number} has no alignment (A- line): fairseq-generate --print-alignment")
+    if len(alignment) != len(words) or max(alignment, default=-1) >= len(source):
+        raise ValueError(
+            f"the alignment of sentence {sentence.number} is not one of its {len(source)} source and {len(words)} "
+            "target words: the text is to be as the model reads it, and translated without --remove-bpe"
+        )
+    copied = [source[moved(position, offset, len(source))] for position in alignment]
+    return [
+        translations.get(copy, copy) if word == _UNKNOWN else word for word, copy in zip(words, copied, strict=True)
+    ]
+
+
+def count_right(before: Sequence[str], after: Sequence[str], reference: Sequence[str]) -> int:
+    """How many unknown words became one of the reference's that the translation did not have yet."""
+    found = Counter(new for old, new in zip(before, after, strict=True) if old == _UNKNOWN)
+    missing = Counter(reference) - Counter(before)
+    return (found & missing).total()

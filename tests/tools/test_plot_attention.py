@@ -1,0 +1,89 @@
+"""What each decoder layer attends to, and its picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fairseq.models import BaseFairseqModel
+from torch import Tensor
+
+from fairseq_plugins.tools.layer_attention import attention_by_layer
+from fairseq_plugins.tools.plot_attention import draw
+from tests.conftest import ARCHITECTURES
+from tests.generation.fairseq_models import fairseq_model
+
+LAYERS = {"decoder_layers": "[(16, 3)] * 3", "decoder_attention": "[True, False, True]"}
+
+
+@pytest.fixture
+def decode(sentences: Callable[..., Tensor]) -> Callable[[BaseFairseqModel], tuple[dict[int, Tensor], Tensor]]:
+    """Each layer's attention for a sentence of five tokens in seven, and what the model reports; both (S, T)."""
+    source, target = sentences([5]), sentences([7], seed=2)
+    net_input = {"src_tokens": source, "src_lengths": torch.tensor([5])}
+
+    def decode(model: BaseFairseqModel) -> tuple[dict[int, Tensor], Tensor]:
+        found = attention_by_layer(model, {"net_input": net_input}, target[0])
+        for attention in found.values():
+            assert attention.shape == (5, 7)
+            torch.testing.assert_close(attention.sum(dim=0), torch.ones(7))
+        with torch.no_grad():
+            _, extra = model(**net_input, prev_output_tokens=target.roll(1, dims=1))
+        reported: Any = extra if torch.is_tensor(extra) else extra["attn"][0]
+        return found, reported[0].t()
+
+    return decode
+
+
+def test_convs2s_has_attention_in_some_layers(build, decode) -> None:
+    found, reported = decode(build("convs2s_tiny", **LAYERS))
+    assert list(found) == [1, 3]
+    assert not torch.allclose(found[1], found[3])
+    torch.testing.assert_close((found[1] + found[3]) / 2, reported)
+
+
+def test_the_lstm_decoder_has_one(build, decode) -> None:
+    found, reported = decode(build("conv_encoder_tiny", decoder_layers=2))
+    torch.testing.assert_close(found, {1: reported})
+
+
+def test_the_weighted_transformer_reports_its_last_layer(build, decode) -> None:
+    model = build("weighted_transformer_tiny", decoder_layers=3)
+    found, _ = decode(model)
+    assert list(found) == [1, 2, 3]
+    for layers in (3, 2, 1):
+        model.decoder.layers = model.decoder.layers[:layers]
+        torch.testing.assert_close(found[layers], decode(model)[1])
+
+
+def test_models_fairseq_model(task, decode) -> None:
+    found, reported = decode(fairseq_model("fconv", task))
+    torch.testing.assert_close(torch.stack(list(found.values())).mean(dim=0), reported)
+    found, reported = decode(fairseq_model("transformer_tiny", task))
+    assert list(found) == [1, 2]
+    torch.testing.assert_close(found[2], reported)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_nothing_stays_in_the_model(build, decode, architecture: str) -> None:
+    model = build(architecture)
+    decode(model)
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_an_unknown_kind_has_none(task, decode) -> None:
+    found, _ = decode(fairseq_model("lstm", task))
+    assert found == {}
+
+
+@pytest.mark.parametrize(("layers", "kind"), [(1, "svg"), (5, "png")])
+def test_a_picture_is_drawn(tmp_path: Path, layers: int, kind: str) -> None:
+    """With a place left over in the grid, and words that look like formulas."""
+    pytest.importorskip("matplotlib")
+    output = tmp_path / f"picture.{kind}"
+    attention = {f"layer {number}": torch.rand(2, 3) for number in range(layers)}
+    draw(["$x^$", "b"], ["c", "$", "e"], attention, output)
+    assert output.stat().st_size > 1000

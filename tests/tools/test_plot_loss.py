@@ -1,0 +1,78 @@
+"""Curves out of fairseq's logs."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from fairseq_plugins.tools import cli
+from fairseq_plugins.tools.plot_loss import Point, read_curve
+
+
+def log(path: Path, *lines: tuple[str, dict], hydra: bool = False) -> Path:
+    """A log as fairseq-train writes it, or as fairseq-hydra-train does."""
+    form = "[2026-01-01 00:00:00,000][%s][INFO] - %s" if hydra else "2026-01-01 00:00:00 | INFO | %s | %s"
+    noise = [("fairseq_cli.train", "{'_name': None}"), ("fairseq.trainer", "NOTE: {half} a"), ("valid", '{"epoch": 1')]
+    text = [form % line for line in noise]
+    text += [form % (name, json.dumps({"epoch": 1, **values})) for name, values in lines]
+    path.write_text("\n".join(text) + "\n", encoding="utf-8")
+    return path
+
+
+def inner(loss: float) -> tuple[str, dict]:
+    return "train_inner", {"update": 0.5, "loss": str(loss), "num_updates": "1"}
+
+
+def valid(updates: int, loss: float) -> tuple[str, dict]:
+    return "valid", {"valid_loss": str(loss), "valid_num_updates": str(updates)}
+
+
+def epoch(updates: int, loss: float) -> tuple[str, dict]:
+    return "train", {"train_loss": str(loss), "train_num_updates": str(updates)}
+
+
+@pytest.mark.parametrize("hydra", [False, True])
+def test_training_loss_is_the_mean_since_the_validation_before(tmp_path: Path, hydra: bool) -> None:
+    lines = [inner(9), inner(7), valid(100, 6.5), epoch(100, 7.7), inner(5), valid(200, 4)]
+    assert read_curve(log(tmp_path / "log", *lines, hydra=hydra)) == [Point(100, 6.5, 8), Point(200, 4, 5)]
+
+
+def test_of_epochs_alone(tmp_path: Path) -> None:
+    """And of neither, at the end."""
+    *points, last = read_curve(
+        log(tmp_path / "log", valid(8, 6), epoch(8, 7), valid(16, 5), epoch(16, 6), valid(20, 4))
+    )
+    assert points == [Point(8, 6, 7), Point(16, 5, 6)]
+    assert last[:2] == (20, 4)
+    assert math.isnan(last.training)
+
+
+def test_what_was_trained_again_counts_as_the_second_time(tmp_path: Path) -> None:
+    lines = [inner(9), valid(100, 6), inner(8), valid(200, 5), inner(7.5), valid(200, 4.5), inner(7), valid(300, 4)]
+    assert read_curve(log(tmp_path / "log", *lines)) == [Point(100, 6, 9), Point(200, 4.5, 7.5), Point(300, 4, 7)]
+
+
+def test_a_picture_of_runs_and_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    one = log(tmp_path / "one", valid(100, 6), inner(5), valid(200, 5), valid(300, 5.5))
+    two = log(tmp_path / "two", inner(9), valid(100, 6), valid(200, 4))
+    output = tmp_path / "picture.svg"
+    cli.main(["plot-loss", str(one), "--run", "both", str(one), str(two), "--output", str(output)])
+    assert output.stat().st_size > 1000
+    best = f"{one}: 5.000 at update 200\nboth: 5.000 at update 200, 4.000 at update 200\n{output}\n"
+    assert capsys.readouterr().out == best
+
+
+def test_what_cannot_be_drawn_is_named(tmp_path: Path) -> None:
+    one, two, empty = log(tmp_path / "one", valid(1, 6)), log(tmp_path / "two", valid(2, 6)), log(tmp_path / "empty")
+    for arguments, message in (
+        ([], "no log to draw"),
+        (["--run", "name"], "--run name: give the run's logs"),
+        ([empty], "no validation there; fairseq-train writes them with --log-format json"),
+        (["--run", "name", one, two], "no update at which all"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            cli.main(["plot-loss", *map(str, arguments), "--output", str(tmp_path / "x.png")])
