@@ -40,6 +40,7 @@ def apply() -> None:
     training.finish_the_epoch_on_resume()
     training.keep_the_batches_on_resume()
     training.remember_lost_patience()
+    training.forget_the_training_before()
     training.leave_a_finished_training_alone()
     training.restore_numpy_compat()
     translation.load_models_by_themselves()

@@ -15,12 +15,14 @@ import numpy as np
 from fairseq import checkpoint_utils
 from fairseq.data import FairseqDataset, bucket_pad_length_dataset, data_utils
 from fairseq.data.audio import raw_audio_dataset
+from fairseq.dataclass.configs import CheckpointConfig
 from fairseq.tasks import FairseqTask
 from fairseq.trainer import Trainer
 
 __all__ = [
     "find_buckets_with_numpy_2",
     "finish_the_epoch_on_resume",
+    "forget_the_training_before",
     "keep_the_batches_on_resume",
     "keep_the_last_batch",
     "leave_a_finished_training_alone",
@@ -134,6 +136,38 @@ def remember_lost_patience() -> None:
         return extra_state, epoch_itr
 
     Trainer.save_checkpoint, checkpoint_utils.load_checkpoint = save_checkpoint, load_checkpoint
+
+
+def remembers_another_training(load: Callable[..., Any]) -> bool:
+    """Probe: whether the best validation of one training is still there when ``load`` has begun the next."""
+    save = checkpoint_utils.save_checkpoint
+    save.best = 0.0
+    trainer = SimpleNamespace(
+        checkpoint_suffix="",
+        load_checkpoint=lambda *_, **__: None,
+        get_train_iterator=lambda **_: SimpleNamespace(epoch=1),
+        lr_step=lambda _: None,
+    )
+    load(CheckpointConfig(), trainer)
+    return vars(save).pop("best", None) is not None
+
+
+def forget_the_training_before() -> None:
+    """Of several trainings in a process (``fairseq-hydra-train --multirun``) each takes the best validation of those
+    before for its own: it saves no ``checkpoint_best.pt`` until it is better, and loses its patience early.
+    """
+    load = checkpoint_utils.load_checkpoint
+    if not remembers_another_training(inspect.unwrap(load)):
+        return
+
+    @functools.wraps(load)
+    def load_checkpoint(cfg: Any, trainer: Any, **passthrough: Any) -> Any:
+        for memory in (vars(checkpoint_utils.save_checkpoint), lost_patience()):
+            for name in ("best", "num_runs"):
+                memory.pop(name, None)
+        return load(cfg, trainer, **passthrough)
+
+    checkpoint_utils.load_checkpoint = load_checkpoint
 
 
 def trains_before_it_counts() -> bool:

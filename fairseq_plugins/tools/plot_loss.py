@@ -14,11 +14,11 @@ import statistics
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fairseq_plugins.tools.figure import line_styles, new_figure
 
-__all__ = ["Point", "add_arguments", "draw", "read_curve", "run"]
+__all__ = ["Point", "add_arguments", "draw", "read_curve", "read_log", "run"]
 
 
 class Point(NamedTuple):
@@ -66,6 +66,16 @@ def run(args: Namespace) -> None:
     print(args.output)
 
 
+def read_log(log: Path) -> list[dict[str, Any]]:
+    """What fairseq-train or fairseq-hydra-train has written with ``--log-format json``, line by line.
+
+    Raises:
+        OSError: the log cannot be read.
+    """
+    text = log.read_text(encoding="utf-8", errors="replace")
+    return [json.loads(line) for line in re.findall(r"\{\"epoch\".*\}$", text, flags=re.MULTILINE)]
+
+
 def read_curve(log: Path) -> list[Point]:
     """The validations in a log, of which the later ones count where a training was resumed.
 
@@ -75,8 +85,7 @@ def read_curve(log: Path) -> list[Point]:
     """
     training: list[float] = []
     curve: dict[int, Point] = {}
-    for text in re.findall(r"\{\"epoch\".*\}$", log.read_text(encoding="utf-8", errors="replace"), flags=re.MULTILINE):
-        line = json.loads(text)
+    for line in read_log(log):
         if "valid_loss" in line:
             mean = statistics.fmean(training) if training else math.nan
             updates = int(line["valid_num_updates"])

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fairseq import checkpoint_utils
 from fairseq.data import FairseqDataset
 from fairseq.tasks import FairseqTask
 
+from fairseq_plugins.compat import training
 from tests import faults
 
 
@@ -85,6 +87,22 @@ def test_a_finished_training_is_left_alone(data: Path, tmp_path: Path) -> None:
     assert (tmp_path / "checkpoint_last.pt").read_bytes() == before
     assert updates(first) == 4
     assert updates(train(data, tmp_path, "--max-update", 6)) == 6
+
+
+def test_the_next_training_of_a_process_starts_afresh() -> None:
+    load = checkpoint_utils.load_checkpoint
+    assert training.remembers_another_training(inspect.unwrap(load))
+    began = []
+
+    def begin(cfg: object, trainer: object) -> None:
+        began.append(dict(vars(checkpoint_utils.save_checkpoint)))
+
+    def repaired(cfg: object, trainer: object) -> None:
+        del checkpoint_utils.save_checkpoint.best
+
+    assert training.remembers_another_training(begin)
+    assert began == [{"best": 0.0}]
+    assert not training.remembers_another_training(repaired)
 
 
 def test_patience_outlives_the_process(data: Path, tmp_path: Path) -> None:

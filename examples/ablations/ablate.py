@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+"""Fill the papers' tables: train every cell with every seed for so many updates, by ``fairseq-hydra-train --multirun``.
+
+``ablate.py FAMILY OUT --data DATA_BIN [-- hydra override ...]``: binary data, and a folder for all that is made.
+Called again it goes on: finished trainings are not repeated, a stopped one goes on from its last checkpoint.  After
+every training ``OUT/FAMILY.md``, the tables, is written anew, and after those of a seed a picture of each; what has not
+been trained is shown as not filled.  All cells are trained with the first seed before the second.
+
+Words behind ``--`` go to hydra: other options for all cells, or ``hydra/launcher=joblib hydra.launcher.n_jobs=4``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+import sys
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+from tables import FAMILIES, Family
+
+import fairseq_plugins  # noqa: F401  (its repairs of fairseq)
+from fairseq_plugins.tools.fairseq_command import fairseq_lines
+from fairseq_plugins.tools.figure import new_figure
+from fairseq_plugins.tools.plot_loss import read_log
+
+HERE = Path(__file__).resolve().parent
+
+
+class Result(NamedTuple):
+    """The best validation of a training; BLEU where ``task.eval_bleu`` asks for it."""
+
+    perplexity: float
+    bleu: float | None
+
+
+def write_configuration(folder: Path, family: str, width: int) -> None:
+    """The recipe and a group of hydra's with a file for each cell, all as wide as ``width``."""
+
+    def write(path: Path, text: str) -> None:
+        path.write_text(re.sub(r"\b(\d*)W\b", lambda found: str(int(found[1] or 1) * width), text), encoding="utf-8")
+
+    (folder / "cell").mkdir(parents=True, exist_ok=True)
+    write(folder / f"{family}.yaml", (HERE / "config" / f"{family}.yaml").read_text(encoding="utf-8"))
+    for name, changes in FAMILIES[family].cells.items():
+        write(folder / "cell" / f"{name}.yaml", f"# @package _global_\n{yaml.safe_dump(changes)}")
+
+
+def train(args: argparse.Namespace, cells: list[str], seed: int) -> Iterator[str]:
+    """Train cells with a seed; gives the lines that fairseq prints."""
+    every = max(1, args.updates // 10)
+    overrides = [
+        f"common.user_dir={HERE.parents[1] / 'user_dir'}",
+        f"task.data={args.data.resolve()}",
+        f"optimization.max_update={args.updates}",
+        f"dataset.validate_interval_updates={every}",
+        f"checkpoint.save_interval_updates={every}",
+        "checkpoint.keep_interval_updates=1",
+        *args.overrides,
+    ]
+    keys = [override.partition("=")[0].lstrip("+~") for override in overrides]
+    where = [
+        f"hydra.sweep.dir={args.out.resolve() / args.family}",
+        "hydra.sweep.subdir=${hydra.job.override_dirname}",
+        f"hydra.job.config.override_dirname.exclude_keys=[{','.join(key for key in keys if '/' not in key)}]",
+    ]
+    config = ["--config-dir", args.out.resolve() / "config", "--config-name", args.family]
+    return fairseq_lines(
+        "hydra-train", "--multirun", *config, f"+cell={','.join(cells)}", f"common.seed={seed}", *overrides, *where
+    )
+
+
+def result(args: argparse.Namespace, cell: str, seed: int) -> Result | None:
+    """What a training has come to; None where it has not been trained to the end."""
+    log = args.out / args.family / f"+cell={cell},common.seed={seed}" / "hydra_train.log"
+    lines = [line for line in read_log(log) if "valid_loss" in line] if log.exists() else []
+    if all(int(line["valid_num_updates"]) < args.updates for line in lines):
+        return None
+    best = min(lines, key=lambda line: float(line["valid_loss"]))
+    return Result(float(best["valid_ppl"]), float(best["valid_bleu"]) if "valid_bleu" in best else None)
+
+
+def report(args: argparse.Namespace, known: set[tuple[str, int]], pictures: bool = False) -> None:
+    """Write the tables, perhaps draw them, and print a line for each training that was not known to be finished."""
+    family: Family = FAMILIES[args.family]
+    results = {(cell, seed): result(args, cell, seed) for cell in family.cells for seed in args.seeds}
+    finished = {place: found for place, found in results.items() if found is not None}
+    for (cell, seed), found in finished.items():
+        if (cell, seed) not in known:
+            print(f"{cell}, seed {seed}: validation perplexity {found.perplexity:.2f}", flush=True)
+    known.update(finished)
+    lines = [f"{args.updates} updates, layers as wide as {args.width}, seeds {', '.join(map(str, args.seeds))}."]
+    for number, (title, cells) in enumerate(family.tables.items()):
+        lines += ["", f"## {title}", ""]
+        lines += ["| | validation perplexity | lowest to highest | BLEU | seeds |", "|---" * 5 + "|"]
+        found_by_cell = {
+            cell: [finished[cell, seed] for seed in args.seeds if (cell, seed) in finished] for cell in cells
+        }
+        for cell, found in found_by_cell.items():
+            lines.append(f"| {cell} | {' | '.join(columns(found))} | {len(found)} of {len(args.seeds)} |")
+        if pictures:
+            draw(args.out / f"{args.family}-{number + 1}.png", title, found_by_cell)
+    (args.out / f"{args.family}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def columns(found: list[Result]) -> Iterator[str]:
+    """Mean and spread of the perplexity, and mean BLEU."""
+    perplexities = [each.perplexity for each in found]
+    scores = [each.bleu for each in found if each.bleu is not None]
+    yield f"{statistics.fmean(perplexities):.2f}" if found else "not filled"
+    yield f"{min(perplexities):.2f} to {max(perplexities):.2f}" if len(found) > 1 else ""
+    yield f"{statistics.fmean(scores):.1f}" if scores else ""
+
+
+def draw(output: Path, title: str, found_by_cell: dict[str, list[Result]]) -> None:
+    """A row for each cell with a dot for each seed, and a bar at their mean."""
+    figure = new_figure(7, 1 + 0.25 * len(found_by_cell))
+    axes = figure.add_subplot()
+    for row, found in enumerate(found_by_cell.values()):
+        perplexities = [each.perplexity for each in found]
+        axes.plot(perplexities, [row] * len(found), "o", color="#0072b2", markersize=5)
+        if found:
+            axes.plot(statistics.fmean(perplexities), row, "|", color="black", markersize=14)
+    rows = [cell if found else f"{cell} (not filled)" for cell, found in found_by_cell.items()]
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set(xlabel="validation perplexity", title=title, ylim=(len(rows) - 0.5, -0.5))
+    axes.grid(alpha=0.3)
+    figure.savefig(output)
+
+
+def main() -> None:
+    own, overrides = sys.argv[1:], []
+    if "--" in own:
+        own, overrides = own[: own.index("--")], own[own.index("--") + 1 :]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("family", choices=FAMILIES, help="whose tables")
+    parser.add_argument("out", type=Path, help="folder for everything that is made")
+    parser.add_argument("--data", type=Path, required=True, help="binary data, made with --joined-dictionary")
+    parser.add_argument("--tables", nargs="+", metavar="WORD", help="only those with such a word in their title")
+    parser.add_argument("--updates", type=int, default=2000, help="of each training (default: %(default)s)")
+    parser.add_argument(
+        "--width", type=int, default=128, help="of the layers; the papers have 512 (default: %(default)s)"
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2], help="(default: 1 2)")
+    args = parser.parse_args(own)
+    args.overrides = overrides
+    tables = FAMILIES[args.family].tables
+    wanted = [title for title in tables if not args.tables or set(args.tables) & set(re.findall(r"\w+", title))]
+    cells = list(dict.fromkeys(cell for title in wanted for cell in tables[title]))
+    if not cells:
+        parser.error(f"--tables: none of {', '.join(map(repr, tables))} has such a word")
+
+    write_configuration(args.out / "config", args.family, args.width)
+    known: set[tuple[str, int]] = set()
+    report(args, known)
+    for seed in args.seeds:
+        left = [cell for cell in cells if (cell, seed) not in known]
+        last: deque[str] = deque(maxlen=30)
+        try:
+            for line in train(args, left, seed) if left else ():
+                last.append(line)
+                if "done training" in line:
+                    report(args, known)
+        except ValueError as error:
+            sys.exit(f"{''.join(last)}{error}")
+        report(args, known, pictures=True)
+    print(args.out / f"{args.family}.md")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""The cells of the papers' tables: what each changes in the recipe of its family, ``config/FAMILY.yaml``.
+
+A cell that several tables share is trained once.  W is the width of the layers.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any, NamedTuple
+
+__all__ = ["FAMILIES", "Family"]
+
+Cell = dict[str, dict[str, Any]]
+
+
+class Family(NamedTuple):
+    """Cells by name, and the names in each table."""
+
+    cells: dict[str, Cell]
+    tables: dict[str, list[str]]
+
+
+def model(**options: Any) -> Cell:
+    return {"model": options}
+
+
+def layers(kernel: int, number: int) -> str:
+    return f"[(W, {kernel})] * {number}"
+
+
+def attend(*numbers: int) -> Cell:
+    """Attention in some of five decoder layers, numbered from 1."""
+    return model(decoder_attention=str([number in numbers for number in range(1, 6)]))
+
+
+ATTENDING = [(1, 2, 3, 4), (1, 2, 3), (1, 2), (1, 3, 5), (1,), (2,), (3,), (4,), (5,)]
+KERNELS = (3, 5, 7)
+
+# Section 5.4: 13 encoder layers of kernel 3 and 5 decoder layers of kernel 5, which is "base".
+CONVS2S = Family(
+    cells={
+        "base": {},
+        "no-source-positions": model(no_encoder_positional_embeddings=True),
+        "no-target-positions": model(no_decoder_positional_embeddings=True),
+        "no-positions": model(no_encoder_positional_embeddings=True, no_decoder_positional_embeddings=True),
+        **{f"attention-{'-'.join(map(str, numbers))}": attend(*numbers) for numbers in ATTENDING},
+        **{
+            f"encoder-kernel{kernel}-layers{number}": model(encoder_layers=layers(kernel, number))
+            for kernel, number in product(KERNELS, (1, 3, 5, 9, 13))
+            if (kernel, number) != (3, 13) and (number >= 5 or kernel == 3)
+        },
+        **{
+            f"decoder-kernel{kernel}-layers{number}": model(decoder_layers=layers(kernel, number))
+            for kernel, number in product(KERNELS, (1, 3, 5, 7))
+            if (kernel, number) != (5, 5) and (number >= 3 or kernel == 5)
+        },
+    },
+    tables={
+        "Table 4: position embeddings": ["base", "no-source-positions", "no-target-positions", "no-positions"],
+        "Table 5: decoder layers with attention": ["base"]
+        + [f"attention-{'-'.join(map(str, numbers))}" for numbers in ATTENDING],
+        "Table 7: kernel and depth of the encoder": [
+            "base" if (kernel, number) == (3, 13) else f"encoder-kernel{kernel}-layers{number}"
+            for kernel, number in product(KERNELS, (5, 9, 13))
+        ],
+        "Table 8: kernel and depth of the decoder": [
+            "base" if (kernel, number) == (5, 5) else f"decoder-kernel{kernel}-layers{number}"
+            for kernel, number in product(KERNELS, (3, 5, 7))
+        ],
+        "Figure 2: depth": [f"encoder-kernel3-layers{number}" for number in (1, 3, 5, 9)]
+        + ["base"]
+        + [f"decoder-kernel5-layers{number}" for number in (1, 3, 7)],
+    },
+)
+
+
+def transformer(number: int) -> Cell:
+    """fairseq's, of the same sizes and with the learning rates of the other for W = 128; its options are nested."""
+    side = {"embed_dim": "W", "ffn_embed_dim": "4W", "layers": number, "attention_heads": 8}
+    return {
+        "model": {"_name": "transformer", "share_all_embeddings": True, "encoder": side, "decoder": side},
+        "criterion": {"_name": "label_smoothed_cross_entropy"},
+        "lr_scheduler": {"_name": "inverse_sqrt", "warmup_updates": 400},
+        "optimization": {"lr": [0.0044]},
+    }
+
+
+def weighted(number: int = 2, **options: Any) -> Cell:
+    sizes = {"encoder_embed_dim": "W", "encoder_ffn_embed_dim": "4W", "encoder_layers": number}
+    branches = {"branch_lr_scale": 0.1, "branch_warmup_updates": 40}
+    return {
+        "model": {"_name": "weighted_transformer", "encoder_attention_heads": 8, **sizes, **options},
+        "criterion": {"_name": "weighted_label_smoothed_cross_entropy"},
+        "lr_scheduler": {"_name": "weighted_inverse_sqrt", "warmup_updates": 400, **branches},
+    }
+
+
+WEIGHTED_TRANSFORMER = Family(
+    cells={
+        **{f"transformer-layers{number}": transformer(number) for number in (2, 4, 8)},
+        **{f"weighted-layers{number}": weighted(number) for number in (2, 4, 8)},
+        "softmax": weighted(branch_constraint="softmax"),
+        **{weights: weighted(branch_weights=weights) for weights in ("uniform", "random", "resampled")},
+        **{f"gate-top{kept}": weighted(branch_gating_topk=kept) for kept in (1, 2, 4)},
+    },
+    tables={
+        "Table 2: beside the Transformer": [
+            f"{kind}-layers{number}" for number in (2, 4, 8) for kind in ("transformer", "weighted")
+        ],
+        "Table 3 and sections 3, 4.4, 4.5: κ and α in training": [
+            *("weighted-layers2", "softmax", "uniform", "random", "resampled", "gate-top1", "gate-top2", "gate-top4"),
+        ],
+    },
+)
+
+
+def stacks(attention: int, aggregation: int, **options: Any) -> Cell:
+    return model(encoder_layers=layers(3, attention), aggregation_layers=layers(3, aggregation), **options)
+
+
+DEPTHS = (1, 3, 6, 9)
+
+CONV_ENCODER = Family(
+    cells={
+        "pooling": model(encoder_type="pooling"),
+        "pooling-no-positions": model(encoder_type="pooling", no_encoder_positional_embeddings=True),
+        "bilstm": model(encoder_type="bilstm"),
+        "bilstm-layers2": model(encoder_type="bilstm", encoder_lstm_layers=2),
+        "one-stack": model(single_stack=True),
+        "no-positions": model(no_encoder_positional_embeddings=True),
+        "stacks-8-4": stacks(8, 4),
+        "stacks-15-5": stacks(15, 5),
+        **{f"stacks-{depth}-3": stacks(depth, 3) for depth in DEPTHS},
+        **{f"stacks-{depth}-3-no-residual": stacks(depth, 3, no_residual=True) for depth in DEPTHS},
+    },
+    tables={
+        "Table 1: encoders": [
+            *("pooling", "pooling-no-positions", "bilstm", "bilstm-layers2", "stacks-6-3", "one-stack", "no-positions"),
+            *("stacks-8-4", "stacks-15-5"),
+        ],
+        "Figure 2: depth, with and without residual connections": [
+            f"stacks-{depth}-3{end}" for depth in DEPTHS for end in ("", "-no-residual")
+        ],
+    },
+)
+
+FAMILIES = {"convs2s": CONVS2S, "weighted_transformer": WEIGHTED_TRANSFORMER, "conv_encoder": CONV_ENCODER}

@@ -1,0 +1,92 @@
+"""Every cell of the papers' tables in miniature, by the command that fills them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fairseq import checkpoint_utils
+
+from tests.commands import ROOT
+
+ABLATIONS = ROOT / "examples" / "ablations"
+UPDATES = 2
+
+
+def ablate(data: Path, out: Path, family: str, *options: object) -> subprocess.CompletedProcess[str]:
+    command = [ABLATIONS / "ablate.py", family, out, "--data", data, "--updates", UPDATES, "--width", 8, *options]
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", *map(str, command), "--", "dataset.max_tokens=400"],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def trainings(out: Path, family: str) -> Iterator[tuple[str, list[dict], Path]]:
+    """Cell and seed, what its validations logged, and its folder."""
+    for folder in sorted((out / family).glob("+cell=*")):
+        log = (folder / "hydra_train.log").read_text()
+        lines = map(json.loads, re.findall(r"\[valid\]\[INFO\] - (\{.*\})", log))
+        yield folder.name.removeprefix("+cell="), list(lines), folder
+
+
+FAMILIES = [
+    "convs2s",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("conv_encoder", "weighted_transformer")),
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_tables_are_filled(data: Path, tmp_path: Path, family: str) -> None:
+    result = ablate(data, tmp_path, family, "--seeds", 1)
+    assert result.returncode == 0, (result.stdout + result.stderr)[-4000:]
+    tables = (tmp_path / f"{family}.md").read_text()
+    assert "not filled" not in tables
+    perplexities = {}
+    for name, validations, folder in trainings(tmp_path, family):
+        assert int(validations[-1]["valid_num_updates"]) == UPDATES
+        best = min(validations, key=lambda line: float(line["valid_loss"]))
+        perplexities[name.removesuffix(",common.seed=1")] = f"{float(best['valid_ppl']):.2f}"
+        # Also of those that are not the first of their process.
+        state = checkpoint_utils.load_checkpoint_to_cpu(str(folder / "checkpoints" / "checkpoint_best.pt"))
+        assert state["extra_state"]["best"] == pytest.approx(float(best["valid_loss"]), abs=1e-3)
+    rows = re.findall(r"^\| ([\w-]+) \| ([\d.]+) \|", tables, flags=re.MULTILINE)
+    assert len(rows) >= len(perplexities) > 10
+    assert dict(rows) == perplexities
+    assert len(set(perplexities.values())) > len(perplexities) * 0.8, "cells that do not differ change nothing"
+    assert len(list(tmp_path.glob(f"{family}-*.png"))) == tables.count("## ")
+
+
+def test_a_second_call_fills_what_is_left(data: Path, tmp_path: Path) -> None:
+    first = ablate(data, tmp_path, "convs2s", "--tables", 4, "--seeds", 1)
+    assert first.returncode == 0, first.stderr[-4000:]
+    table = (tmp_path / "convs2s.md").read_text()
+    assert table.count("| 1 of 1 |") == 4 + 4  # the base of the other tables too
+    assert "| attention-5 | not filled |  |  | 0 of 1 |" in table
+    before = {name: (folder / "hydra_train.log").read_bytes() for name, _, folder in trainings(tmp_path, "convs2s")}
+    second = ablate(data, tmp_path, "convs2s", "--tables", 4, "--seeds", 1, 2)
+    assert second.returncode == 0, second.stderr[-4000:]
+    assert "no-positions,common.seed=2" not in before
+    assert len(list(trainings(tmp_path, "convs2s"))) == 8
+    for name, log in before.items():
+        assert (tmp_path / "convs2s" / f"+cell={name}" / "hydra_train.log").read_bytes() == log
+    shown = re.findall(r"^\S+, seed \d", second.stdout, flags=re.MULTILINE)
+    assert len(shown) == len(set(shown)) == 8
+    assert re.search(
+        r"^\| base \| [\d.]+ \| [\d.]+ to [\d.]+ \|  \| 2 of 2 \|$", (tmp_path / "convs2s.md").read_text(), re.M
+    )
+
+
+def test_an_unknown_table_is_named(data: Path, tmp_path: Path) -> None:
+    result = ablate(data, tmp_path, "convs2s", "--tables", 6)
+    assert result.returncode == 2
+    assert "none of 'Table 4: position embeddings'" in result.stderr
