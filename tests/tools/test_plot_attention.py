@@ -59,7 +59,7 @@ def test_the_weighted_transformer_reports_its_last_layer(build, decode) -> None:
         torch.testing.assert_close(found[layers], decode(model)[1])
 
 
-def test_models_fairseq_model(task, decode) -> None:
+def test_models_of_fairseq(task, decode) -> None:
     found, reported = decode(fairseq_model("fconv", task))
     torch.testing.assert_close(torch.stack(list(found.values())).mean(dim=0), reported)
     found, reported = decode(fairseq_model("transformer_tiny", task))
