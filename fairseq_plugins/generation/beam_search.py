@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 from fairseq.data import Dictionary
-from fairseq.models import BaseFairseqModel
+from fairseq.models import BaseFairseqModel, FairseqDecoder
+from fairseq.models.transformer import TransformerModelBase
 from fairseq.search import BeamSearch
 from fairseq.sequence_generator import (
     EnsembleModel,
@@ -30,6 +31,7 @@ from fairseq_plugins.nn.packing import Packing
 __all__ = ["Ensemble", "FastBeamSearch", "FastBeamSearchWithAlignment", "best_words"]
 
 _BLOCK = 64
+_SOFTMAX_OF_MODELS = (BaseFairseqModel.get_normalized_probs, TransformerModelBase.get_normalized_probs)
 
 
 class FastBeamSearch(SequenceGenerator):
@@ -61,8 +63,9 @@ class FastBeamSearch(SequenceGenerator):
     ) -> list[list[dict[str, Tensor]]]:
         """As fairseq's."""
         with self.packing.for_batch():
-            if prefix_tokens is None and constraints is None and self._is_plain():
-                return self._beam_search(sample["net_input"], self.eos if bos_token is None else bos_token)
+            net_input = sample["net_input"]
+            if prefix_tokens is None and constraints is None and "src_tokens" in net_input and self._is_plain():
+                return self._beam_search(net_input, self.eos if bos_token is None else bos_token)
             return super()._generate(sample, prefix_tokens, constraints, bos_token)
 
     def _is_plain(self) -> bool:
@@ -74,6 +77,8 @@ class FastBeamSearch(SequenceGenerator):
             and self.repeat_ngram_blocker is None
             and not self.match_source_len
             and 2 * self.beam_size < self.vocab_size
+            and isinstance(self.model, Ensemble)
+            and self.model.has_encoder()
             and self.model.has_incremental_states()
             and _has_plain_softmax(self.model.single_model)
         )
@@ -103,11 +108,8 @@ class FastBeamSearch(SequenceGenerator):
             scores, words, parents = beams.meet(step, scores, words)
             is_end = words.eq(self.eos) & scores.ne(-torch.inf)
             ended = is_end[:, :k].tolist()
-            if any(map(any, ended)):
-                for number, hypothesis in beams.end(step, ended, scores, parents, self.eos):
-                    if self.normalize_scores:
-                        hypothesis["score"] /= (step + 1) ** self.len_penalty
-                    beams.finished[number].append(hypothesis)
+            power = self.len_penalty if self.normalize_scores else 0
+            beams.end(step, ended, scores / (step + 1) ** power, scores, parents, self.eos)
             stay = beams.unfinished()
             if not stay or step == longest:
                 break
@@ -115,6 +117,10 @@ class FastBeamSearch(SequenceGenerator):
             self.model.reorder_incremental_state(states, rows)
             if len(stay) < len(ended):
                 encoded = self.model.reorder_encoder_out(encoded, rows)
+        if not all(beams.finished):
+            raise RuntimeError(
+                "a sentence has no translation: all words are forbidden, or their scores are not numbers"
+            )
         return [sorted(each, key=lambda hypothesis: -float(hypothesis["score"])) for each in beams.finished]
 
     def _best_words(self, lprobs: Tensor, step: int, ends: bool) -> tuple[Tensor, Tensor]:
@@ -125,17 +131,18 @@ class FastBeamSearch(SequenceGenerator):
             step: which.
             ends: whether all hypotheses have to end.
         """
-        if ends:
-            lprobs, words = lprobs[:, self.eos : self.eos + 1], self.eos
-            return lprobs.nan_to_num(nan=-torch.inf), torch.full_like(lprobs, words, dtype=torch.long)
         lprobs[:, self.pad] = -torch.inf
         lprobs[:, self.unk] -= self.unk_penalty
         if step < self.min_len:
             lprobs[:, self.eos] = -torch.inf
         if self.token_indices_to_suppress is not None:
             lprobs[:, self.token_indices_to_suppress] = -torch.inf
-        best, words = best_words(lprobs, 2 * self.beam_size)
-        return best.nan_to_num(nan=-torch.inf), words
+        if ends:
+            best = lprobs[:, self.eos : self.eos + 1]
+            words = torch.full_like(best, self.eos, dtype=torch.long)
+        else:
+            best, words = best_words(lprobs, 2 * self.beam_size)
+        return best.masked_fill(best.isnan(), -torch.inf), words
 
 
 class FastBeamSearchWithAlignment(SequenceGeneratorWithAlignment, FastBeamSearch):
@@ -168,7 +175,7 @@ class _Beams:
         if attention is None:
             return
         if self.attention is None:
-            self.attention = attention.new_zeros(len(attention), self.totals.size(1), attention.size(1))
+            self.attention = self.totals.new_zeros(len(attention), self.totals.size(1), attention.size(1))
         self.attention[:, step] = attention
 
     def meet(self, step: int, scores: Tensor, words: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -187,15 +194,18 @@ class _Beams:
         return scores, words.view(len(self.numbers), -1).gather(1, at), at.div(size, rounding_mode="floor")
 
     def end(
-        self, step: int, ended: list[list[bool]], scores: Tensor, parents: Tensor, eos: int
-    ) -> list[tuple[int, dict[str, Tensor]]]:
-        """The hypotheses that end among the k best, up to k of a sentence, each with the sentence's number."""
-        places, columns = [], []
+        self, step: int, ended: list[list[bool]], normalized: Tensor, scores: Tensor, parents: Tensor, eos: int
+    ) -> None:
+        """Finish the hypotheses that end among the k best, up to k of a sentence."""
+        places: list[int] = []
+        columns: list[int] = []
         for place, row in enumerate(ended):
             which = [column for column, end in enumerate(row) if end]
             which = which[: self.beam - len(self.finished[self.numbers[place]])]
             places += [place] * len(which)
             columns += which
+        if not places:
+            return
         at = torch.tensor(places, device=scores.device), torch.tensor(columns, device=scores.device)
         rows = at[0] * self.beam + parents[at]
         tokens = self.tokens[rows, 1 : step + 2]
@@ -207,19 +217,16 @@ class _Beams:
         attention = torch.empty(len(rows), 0)
         if self.attention is not None:
             attention = self.attention[rows, : step + 1].transpose(1, 2)
-        return [
-            (
-                self.numbers[place],
+        for i, (place, score) in enumerate(zip(places, normalized[at], strict=True)):
+            self.finished[self.numbers[place]].append(
                 {
                     "tokens": tokens[i],
-                    "score": totals[i, step],
+                    "score": score,
                     "attention": attention[i],
                     "alignment": torch.empty(0),
                     "positional_scores": each[i],
-                },
+                }
             )
-            for i, place in enumerate(places)
-        ]
 
     def unfinished(self) -> list[int]:
         """The places of the sentences to go on with; gaps are filled from the end.
@@ -227,7 +234,7 @@ class _Beams:
         A GPU, which computes a few more rows in the same time, goes on with all until half of them have finished.
         """
         stay = [place for place, number in enumerate(self.numbers) if len(self.finished[number]) < self.beam]
-        if self.tokens.is_cuda and 2 * len(stay) > len(self.numbers):
+        if self.tokens.device.type != "cpu" and 2 * len(stay) > len(self.numbers):
             return list(range(len(self.numbers)))
         gaps = sorted(set(range(len(stay))) - set(stay))
         last = stay[len(stay) - len(gaps) :]
@@ -279,11 +286,13 @@ class Ensemble(EnsembleModelWithAlignment):
         self, tokens: Tensor, encoded: list[Any], states: list[dict[str, Any]]
     ) -> tuple[Tensor, Tensor | None]:
         """Tokens (R, T) to the logits of the next words (R, V) and its attention (R, S), or None."""
-        logits, extra = self.single_model.decoder.forward(
+        logits, *extra = self.single_model.decoder.forward(
             self._spelled_out(tokens), encoder_out=encoded[0], incremental_state=states[0]
         )
-        attention = extra["attn"] if isinstance(extra, dict) else extra
-        if isinstance(attention, list):
+        attention = extra[0] if extra else None
+        if isinstance(attention, dict):
+            attention = attention["attn"]
+        if isinstance(attention, list | tuple):
             attention = attention[0] if attention else None
         return logits[:, -1], None if attention is None else attention[:, -1]
 
@@ -299,7 +308,7 @@ def best_words(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """
     size = scores.size(1)
     blocks = size // _BLOCK
-    if scores.is_cuda or blocks <= 2 * count:
+    if scores.device.type != "cpu" or blocks <= 2 * count:
         return scores.topk(count)
     whole = scores[:, : blocks * _BLOCK].unflatten(1, (blocks, _BLOCK))
     kept = whole.amax(dim=2).topk(count, sorted=False)[1].unsqueeze(2)
@@ -311,8 +320,11 @@ def best_words(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _has_plain_softmax(model: BaseFairseqModel) -> bool:
-    """Whether the model's probabilities are the softmax of what its decoder returns."""
-    if getattr(model.decoder, "adaptive_softmax", None) is not None:
-        return False
-    logits = torch.arange(6.0).view(1, 1, 6)
-    return torch.equal(model.get_normalized_probs((logits, None), log_probs=True), logits.log_softmax(dim=-1))
+    """Whether the model's probabilities are the softmax of what its decoder returns, by fairseq's own methods."""
+    decoder = model.decoder
+    return (
+        getattr(decoder, "adaptive_softmax", None) is None
+        and type(model).get_normalized_probs in _SOFTMAX_OF_MODELS
+        and type(decoder).get_normalized_probs is FairseqDecoder.get_normalized_probs
+        and type(decoder).get_normalized_probs_scriptable is FairseqDecoder.get_normalized_probs_scriptable
+    )

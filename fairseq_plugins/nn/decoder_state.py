@@ -37,7 +37,7 @@ class Kept:
 
         On the CPU only sentences with a new place are copied, within the memory of x.
         """
-        if x.is_cuda:  # where nobody may look at which those are
+        if x.device.type != "cpu":  # where nobody may look at which those are
             return x.index_select(0, self.sentences)
         places, sentences = self._moved
         x.index_copy_(0, places, x.index_select(0, sentences))

@@ -30,9 +30,9 @@ _CURRENT: ContextVar[Packing | None] = ContextVar("packing", default=None)
 class Packing:
     """The weights of the models that one generator translates with, packed.
 
-    Nothing in it is ever stale: a packed weight is found by what the weight does to a vector, which is computed anew
-    for each batch.  So a weight that has changed in any way is packed again, unless its products are the same numbers.
-    What a batch does not use is forgotten.
+    A packed weight is found by what the weight does to a vector, which is computed anew for each batch.  So a weight
+    that has changed in any way is packed again, unless its products with that vector are the same numbers: a change
+    that is lost in the rounding of a row's sum.  What a batch does not use is forgotten.
 
     Args:
         precision: one of `PRECISIONS`.  Where the processor has no instructions for it, it is float32, with a warning.

@@ -19,7 +19,7 @@ from fairseq.sequence_scorer import SequenceScorer
 from fairseq.token_generation_constraints import pack_constraints
 from torch import Tensor
 
-from fairseq_plugins.generation.beam_search import FastBeamSearch, FastBeamSearchWithAlignment
+from fairseq_plugins.generation.beam_search import FastBeamSearch, FastBeamSearchWithAlignment, _Beams
 from fairseq_plugins.generation.candidates import Candidates
 from fairseq_plugins.generation.config import TranslationFastConfig
 from fairseq_plugins.generation.search import CandidateSearch, CandidateSearchWithAlignment
@@ -134,6 +134,60 @@ def test_what_is_left_to_fairseq(build, dictionary, sentences, monkeypatch, mode
     monkeypatch.setattr(SequenceGenerator, "_generate", lambda *_: left.append(mode) or [])
     generate(FastBeamSearch, [build(ARCHITECTURES[0])], dictionary, sentences(LENGTHS), **MODES[mode])
     assert left == ([] if mode in PLAIN else [mode])
+
+
+def test_sentences_that_have_finished_may_stay(model: Model, dictionary, sentences, monkeypatch) -> None:
+    """As on a GPU, until half have: what ends after them is not theirs any more."""
+    every = [*LENGTHS, *LENGTHS, *LENGTHS]
+    source = sentences(sorted(every, reverse=True), left_pad=True)
+    monkeypatch.setattr(
+        _Beams,
+        "unfinished",
+        lambda self: [place for place in range(len(self.numbers)) if any(len(each) < 4 for each in self.finished)],
+    )
+    actual = generate(FastBeamSearch, [model()], dictionary, source, max_len_b=20)
+    assert_same(actual, generate(SequenceGenerator, [model()], dictionary, source, max_len_b=20), tolerance=2e-6)
+
+
+@pytest.mark.parametrize("min_len", [0, 1, 3])
+def test_fewer_possible_words_than_hypotheses(model: Model, dictionary, sentences, min_len: int) -> None:
+    """What is forbidden is no hypothesis, not even a bad one."""
+    possible = {2, 9, 21}
+    names = [dictionary[word] for word in range(len(dictionary)) if word not in possible and word != dictionary.unk()]
+    options = {"tokens_to_suppress": names, "unk_penalty": math.inf, "min_len": min_len, "beam_size": 4}
+    source = sentences(LENGTHS, left_pad=True)
+    actual = generate(FastBeamSearch, [model()], dictionary, source, **options)
+    expected = generate(SequenceGenerator, [model()], dictionary, source, **options)
+    assert all(set(beam["tokens"].tolist()) <= possible for beam in chain(*actual))
+    assert_same([[beams[0]] for beams in actual], [[beams[0]] for beams in expected], tolerance=2e-6)
+    assert [len(beams) for beams in actual] == [len(beams) for beams in expected]
+
+
+def test_a_model_with_probabilities_of_its_own(build, architecture: str, dictionary, sentences) -> None:
+    def own() -> Any:
+        model = build(architecture)
+
+        class Own(type(model)):  # type: ignore[misc]
+            def get_normalized_probs(self, decoder_out: Any, log_probs: bool, sample: Any) -> Tensor:
+                lprobs = super().get_normalized_probs(decoder_out, log_probs, sample)
+                lprobs[..., 20] += 20
+                return lprobs
+
+        model.__class__ = Own
+        return model
+
+    source = sentences(LENGTHS, left_pad=True)
+    actual = generate(FastBeamSearch, [own()], dictionary, source)
+    assert_same(actual, generate(SequenceGenerator, [own()], dictionary, source), tolerance=2e-6)
+    plain = generate(SequenceGenerator, [build(architecture)], dictionary, source)
+    assert plain[0][0]["tokens"].tolist() != actual[0][0]["tokens"].tolist()
+
+
+def test_a_sentence_without_any_translation_is_an_error(build, dictionary, sentences) -> None:
+    model, source = build("weighted_transformer_tiny"), sentences(LENGTHS)
+    model.encoder.embedding.words.weight.data[source[0, 0]] = math.nan
+    with pytest.raises(RuntimeError, match="a sentence has no translation"):
+        generate(FastBeamSearch, [model], dictionary, source)
 
 
 @pytest.mark.parametrize("mode", MODES)
