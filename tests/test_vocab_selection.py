@@ -128,6 +128,10 @@ def test_generate(data: Path, trained: tuple[Path, str], selection: list[object]
     assert_only_candidates(data, found)
     plain = [generate(data, path, "--task", task) for task in ("translation", "translation_fast")]
     assert plain[0] == plain[1] != found
+    lower = generate(data, path, "--task", "translation_fast", "--cpu-dtype", "bfloat16")
+    assert [[score for score, _ in lower[number]] for number in lower] == [
+        [pytest.approx(score, abs=0.3) for score, _ in plain[0][number]] for number in lower
+    ]
 
 
 @pytest.mark.parametrize(
