@@ -47,6 +47,8 @@ class Packing:
         self._pack = pack
         self._products: dict[object, Product] = {}
         self._before: dict[object, Product] = {}
+        # Of this batch, whose weights stay as they are; they are kept, so that no other tensor gets the same id.
+        self._seen: dict[int, tuple[Tensor, Tensor | None, Product]] = {}
         self._has_warned = False
 
     @contextmanager
@@ -58,13 +60,19 @@ class Packing:
             yield
         finally:
             _CURRENT.reset(token)
-            self._before = {}
+            self._before, self._seen = {}, {}
         if not self._products and self.precision != "float32" and not self._has_warned:
             self._has_warned = True
             logger.warning(f"{self.precision} changes nothing here: it is for float32 models of this plugin on a CPU")
 
     def product(self, weight: Tensor, bias: Tensor | None) -> Product:
-        """The map ``x -> x Wᵀ + b`` with the weight, (O, K), and bias, (O,), as they are now."""
+        """The map ``x -> x Wᵀ + b`` with the weight, (O, K), and bias, (O,), as they are in this batch."""
+        seen = self._seen.get(id(weight))
+        if seen is None or seen[1] is not bias:
+            seen = self._seen[id(weight)] = weight, bias, self._find(weight, bias)
+        return seen[2]
+
+    def _find(self, weight: Tensor, bias: Tensor | None) -> Product:
         bias = None if bias is None else bias.detach().clone()  # a parameter may be overwritten
         key = (weight.shape, _fingerprint(weight), None if bias is None else bias.numpy().tobytes())
         product = self._products.get(key) or self._before.get(key) or self._pack(weight.detach(), bias)

@@ -5,7 +5,6 @@ V outputs, K inputs, n selected outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from torch.nn.utils.parametrizations import _WeightNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from fairseq_plugins.nn.linear import FastLinear, linear
-from fairseq_plugins.nn.packing import current_packing
 
 __all__ = ["SelectedRows"]
 
@@ -42,18 +40,13 @@ class SelectedRows(nn.Module):
         weight, *magnitude = (part.index_select(0, rows) for part in _parts(linear))
         if magnitude:
             weight = torch._weight_norm(weight, magnitude[0], 0)
-        self.product: Callable[[Tensor], Tensor] | None = None
         bias: Any = linear.bias
         self.register_buffer("weight", weight, persistent=False)
         self.register_buffer("bias", None if bias is None else bias.index_select(0, rows), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., K) -> (..., n)."""
-        if (packing := current_packing(self.weight)) is None:
-            return linear(x, self.weight, self.bias)
-        if self.product is None:  # at each call the packing would look whether the weight is still the same
-            self.product = packing.product(self.weight, self.bias)
-        return self.product(x)
+        return linear(x, self.weight, self.bias)
 
 
 def _parts(module: nn.Module) -> tuple[Tensor, ...]:

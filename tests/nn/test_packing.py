@@ -88,6 +88,18 @@ def test_what_is_packed_is_kept_as_long_as_it_is_used() -> None:
 
 
 @torch.no_grad()
+def test_a_weight_is_looked_at_once_in_a_batch() -> None:
+    """However often a module multiplies with it, at each step for instance; another bias is another map."""
+    (weight, bias), x = layer(), torch.randn(64, 64, 64)
+    packing = Packing()
+    for _ in range(2):
+        with packing.for_batch(), Operators() as operators:
+            for each in (bias, bias, bias + 1):
+                torch.testing.assert_close(linear(x, weight, each), F.linear(x, weight, each), rtol=1e-4, atol=1e-4)
+        assert operators.count("aten.mv") + operators.count("aten.addmv_") == 2
+
+
+@torch.no_grad()
 def test_only_within_a_batch() -> None:
     (weight, bias), packing, x = layer(), Packing(), torch.randn(4, 64, 64)
     with packing.for_batch(), Operators() as operators:
