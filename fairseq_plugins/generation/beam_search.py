@@ -26,11 +26,11 @@ from fairseq.sequence_generator import (
 )
 from torch import Tensor
 
+from fairseq_plugins.generation.best_words import best_words
 from fairseq_plugins.nn.packing import Packing
 
-__all__ = ["Ensemble", "FastBeamSearch", "FastBeamSearchWithAlignment", "best_words"]
+__all__ = ["Ensemble", "FastBeamSearch", "FastBeamSearchWithAlignment"]
 
-_BLOCK = 64
 _SOFTMAX_OF_MODELS = (BaseFairseqModel.get_normalized_probs, TransformerModelBase.get_normalized_probs)
 
 
@@ -108,8 +108,7 @@ class FastBeamSearch(SequenceGenerator):
             scores, words, parents = beams.meet(step, scores, words)
             is_end = words.eq(self.eos) & scores.ne(-torch.inf)
             ended = is_end[:, :k].tolist()
-            power = self.len_penalty if self.normalize_scores else 0
-            beams.end(step, ended, scores / (step + 1) ** power, scores, parents, self.eos)
+            beams.end(step, ended, scores, parents, self.eos, self.len_penalty if self.normalize_scores else 0)
             stay = beams.unfinished()
             if not stay or step == longest:
                 break
@@ -194,7 +193,7 @@ class _Beams:
         return scores, words.view(len(self.numbers), -1).gather(1, at), at.div(size, rounding_mode="floor")
 
     def end(
-        self, step: int, ended: list[list[bool]], normalized: Tensor, scores: Tensor, parents: Tensor, eos: int
+        self, step: int, ended: list[list[bool]], scores: Tensor, parents: Tensor, eos: int, len_penalty: float
     ) -> None:
         """Finish the hypotheses that end among the k best, up to k of a sentence."""
         places: list[int] = []
@@ -217,11 +216,12 @@ class _Beams:
         attention = torch.empty(len(rows), 0)
         if self.attention is not None:
             attention = self.attention[rows, : step + 1].transpose(1, 2)
-        for i, (place, score) in enumerate(zip(places, normalized[at], strict=True)):
+        final = totals[:, step] / (step + 1) ** len_penalty
+        for i, place in enumerate(places):
             self.finished[self.numbers[place]].append(
                 {
                     "tokens": tokens[i],
-                    "score": score,
+                    "score": final[i],
                     "attention": attention[i],
                     "alignment": torch.empty(0),
                     "positional_scores": each[i],
@@ -254,19 +254,19 @@ class _Beams:
         rank = is_end * is_end.size(1) + torch.arange(is_end.size(1), device=scores.device)
         chosen = rank.topk(self.beam, dim=1, largest=False)[1]
         rows = (places.unsqueeze(1) * self.beam + parents.gather(1, chosen)).flatten()
-        self.tokens = self._continue(self.tokens, rows, step + 1, words.gather(1, chosen))
-        self.totals = self._continue(self.totals, rows, step, scores.gather(1, chosen))
+        self.tokens = _move(self.tokens, rows, step + 1)
+        self.tokens[:, step + 1] = words.gather(1, chosen).flatten()
+        self.totals = _move(self.totals, rows, step)
+        self.totals[:, step] = scores.gather(1, chosen).flatten()
         if self.attention is not None:
-            self.attention = self.attention.index_select(0, rows)
+            self.attention = _move(self.attention, rows, step + 1)
         return rows
 
-    @staticmethod
-    def _continue(past: Tensor, rows: Tensor, length: int, last: Tensor) -> Tensor:
-        """``past`` (R, T), of which so many columns are filled, in the new order and with another column."""
-        past[: len(rows), :length] = past[rows, :length]
-        past = past[: len(rows)]
-        past[:, length] = last.flatten()
-        return past
+
+def _move(past: Tensor, rows: Tensor, length: int) -> Tensor:
+    """``past`` (R, T, ...), of which so many columns are filled, in the new order, in its own memory."""
+    past[: len(rows), :length] = past[rows, :length]
+    return past[: len(rows)]
 
 
 class Ensemble(EnsembleModelWithAlignment):
@@ -298,25 +298,6 @@ class Ensemble(EnsembleModelWithAlignment):
 
     def _spelled_out(self, tokens: Tensor) -> Tensor:
         return tokens if self.words is None else self.words[tokens]
-
-
-def best_words(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The best of each row, as `torch.topk`: (R, V) to scores and words, (R, count) each.
-
-    On the CPU the best of each block of words is found first, by a pass that is as fast as memory; only the words of
-    the best ``count`` blocks can be among the best ``count``.
-    """
-    size = scores.size(1)
-    blocks = size // _BLOCK
-    if scores.device.type != "cpu" or blocks <= 2 * count:
-        return scores.topk(count)
-    whole = scores[:, : blocks * _BLOCK].unflatten(1, (blocks, _BLOCK))
-    kept = whole.amax(dim=2).topk(count, sorted=False)[1].unsqueeze(2)
-    words = (kept * _BLOCK + torch.arange(_BLOCK)).flatten(1)
-    rest = torch.arange(blocks * _BLOCK, size).expand(len(scores), -1)
-    words = torch.cat([words, rest], dim=1)
-    best, at = scores.gather(1, words).topk(count)
-    return best, words.gather(1, at)
 
 
 def _has_plain_softmax(model: BaseFairseqModel) -> bool:

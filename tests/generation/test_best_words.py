@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fairseq_plugins.generation.beam_search import best_words
+from fairseq_plugins.generation.best_words import best_words
 
 
 @pytest.mark.parametrize("count", [1, 2, 10])
