@@ -28,7 +28,9 @@ from fairseq.models.fconv import FConvModel
 from fairseq.modules import LinearizedConvolution
 from fairseq.sequence_generator import SequenceGenerator
 from turns import (
+    build,
     compare,
+    fconv_and_convs2s,
     machine,
     make_dictionary,
     multiply_adds,
@@ -40,8 +42,6 @@ from turns import (
 )
 
 from fairseq_plugins.generation.beam_search import FastBeamSearch
-from fairseq_plugins.models.convs2s.from_fconv import convert_options, convert_parameters
-from fairseq_plugins.models.convs2s.model import ConvS2SModel
 from fairseq_plugins.nn.packing import PRECISIONS
 
 OPTIONS = (
@@ -56,26 +56,6 @@ OPTIONS = (
     ("steps", 25, "decoder steps"),
 )
 CONVS2S, WEIGHTED = "convs2s", "weighted_transformer_small"
-
-
-def build_convolutional(args: Namespace, dictionary: Dictionary) -> tuple[FConvModel, FConvModel, ConvS2SModel]:
-    """A random fconv twice, and a convs2s with the same weights."""
-    layers = f"[({args.width}, {args.kernel})] * {args.layers}"
-    options = Namespace(
-        arch="fconv_wmt_en_ro",
-        encoder_layers=layers,
-        decoder_layers=layers,
-        max_source_positions=1024,
-        max_target_positions=1024,
-    )
-    ARCH_CONFIG_REGISTRY[options.arch](options)
-    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
-    shipped, cached = (FConvModel.build_model(options, task) for _ in range(2))
-    parameters = shipped.state_dict()
-    cached.load_state_dict(parameters)
-    ours = ConvS2SModel.build_model(Namespace(**convert_options(options, parameters)), task)
-    ours.load_state_dict(convert_parameters(parameters))
-    return shipped, cached, ours
 
 
 def transformer_options(architecture: str, args: Namespace) -> Namespace:
@@ -139,7 +119,11 @@ def ctranslate2_runs(
 def main() -> None:
     args = parse_options(__doc__, OPTIONS)
     dictionary = make_dictionary(args.vocabulary)
-    shipped, cached, convs2s = build_convolutional(args, dictionary)
+    layers = f"[({args.width}, {args.kernel})] * {args.layers}"
+    sizes = {"encoder_layers": layers, "decoder_layers": layers}
+    shipped, convs2s = fconv_and_convs2s("fconv_wmt_en_ro", dictionary, **sizes)
+    cached = build("fconv_wmt_en_ro", dictionary, **sizes)[1]
+    cached.load_state_dict(shipped.state_dict())
     task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
     theirs, weighted = (
         ARCH_MODEL_REGISTRY[name].build_model(transformer_options(name, args), task)

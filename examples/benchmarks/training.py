@@ -10,21 +10,15 @@ from __future__ import annotations
 
 import statistics
 import sys
-from argparse import Namespace
 from functools import partial
-from types import SimpleNamespace
 
 import torch
 from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
-from fairseq.data import Dictionary
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, BaseFairseqModel
-from fairseq.models.fconv import FConvModel
+from fairseq.models import BaseFairseqModel
 from fairseq.optim.adam import Adam
 from torch import Tensor
-from turns import machine, make_dictionary, parse_options, random_sentences, ratio, take_turns
+from turns import build, fconv_and_convs2s, machine, make_dictionary, parse_options, random_sentences, ratio, take_turns
 
-from fairseq_plugins.models.convs2s.from_fconv import convert_options, convert_parameters
-from fairseq_plugins.models.convs2s.model import ConvS2SModel
 from fairseq_plugins.nn.branched_block import BranchedBlock
 
 OPTIONS = (
@@ -33,24 +27,6 @@ OPTIONS = (
     ("length", 25, "longest sentence, in tokens"),
 )
 Batch = tuple[Tensor, Tensor, Tensor]
-
-
-def build(architecture: str, dictionary: Dictionary, **sizes: object) -> tuple[Namespace, BaseFairseqModel]:
-    """A random model of a registered architecture, and its options."""
-    options = Namespace(arch=architecture, max_source_positions=1024, max_target_positions=1024, **sizes)
-    ARCH_CONFIG_REGISTRY[architecture](options)
-    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
-    return options, ARCH_MODEL_REGISTRY[architecture].build_model(options, task)
-
-
-def build_convolutional(architecture: str, dictionary: Dictionary) -> tuple[FConvModel, ConvS2SModel]:
-    """A random fconv, and a convs2s with the same weights."""
-    options, theirs = build(architecture, dictionary)
-    parameters = theirs.state_dict()
-    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
-    ours = ConvS2SModel.build_model(Namespace(**convert_options(options, parameters)), task)
-    ours.load_state_dict(convert_parameters(parameters))
-    return theirs, ours
 
 
 def loss_of(model: BaseFairseqModel, batch: Batch) -> Tensor:
@@ -106,8 +82,8 @@ def main() -> None:
     wrong = False
     shared = {"share_all_embeddings": True, "attention_dropout": 0.1}
     for name, pair in {
-        "fconv_iwslt_de_en, an update": lambda: build_convolutional("fconv_iwslt_de_en", dictionary),
-        "fconv_wmt_en_ro (20+20 layers of 512), an update": lambda: build_convolutional("fconv_wmt_en_ro", dictionary),
+        "fconv_iwslt_de_en, an update": lambda: fconv_and_convs2s("fconv_iwslt_de_en", dictionary),
+        "fconv_wmt_en_ro (20+20 layers of 512), an update": lambda: fconv_and_convs2s("fconv_wmt_en_ro", dictionary),
         "transformer (6+6 layers of 512/2048), an update": lambda: (
             build("transformer", dictionary, **shared)[1],
             build("weighted_transformer_small", dictionary, **shared)[1],

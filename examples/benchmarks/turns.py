@@ -8,15 +8,19 @@ import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
+from types import SimpleNamespace
 from typing import Any
 
 import fairseq
 import torch
 from fairseq.data import Dictionary
-from fairseq.models import BaseFairseqModel
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, BaseFairseqModel
+from fairseq.models.fconv import FConvModel
 from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
 
+from fairseq_plugins.models.convs2s.from_fconv import convert_options, convert_parameters
+from fairseq_plugins.models.convs2s.model import ConvS2SModel
 from fairseq_plugins.nn.step_linear import step_linear
 
 
@@ -42,6 +46,24 @@ def make_dictionary(size: int) -> Dictionary:
     for index in range(size - len(dictionary)):
         dictionary.add_symbol(f"w{index}")
     return dictionary
+
+
+def build(architecture: str, dictionary: Dictionary, **sizes: object) -> tuple[Namespace, BaseFairseqModel]:
+    """A random model of a registered architecture, and its options."""
+    options = Namespace(arch=architecture, max_source_positions=1024, max_target_positions=1024, **sizes)
+    ARCH_CONFIG_REGISTRY[architecture](options)
+    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    return options, ARCH_MODEL_REGISTRY[architecture].build_model(options, task)
+
+
+def fconv_and_convs2s(architecture: str, dictionary: Dictionary, **sizes: object) -> tuple[FConvModel, ConvS2SModel]:
+    """A random fconv, and a convs2s with the same weights."""
+    options, theirs = build(architecture, dictionary, **sizes)
+    parameters = theirs.state_dict()
+    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    ours = ConvS2SModel.build_model(Namespace(**convert_options(options, parameters)), task)
+    ours.load_state_dict(convert_parameters(parameters))
+    return theirs, ours
 
 
 def random_sentences(dictionary: Dictionary, sentences: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
