@@ -15,7 +15,8 @@ from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
 from fairseq_plugins.models.exporting import NoTorchScript
-from fairseq_plugins.nn.decoder_state import RowOrder
+from fairseq_plugins.nn.decoder_state import Kept, RowOrder
+from fairseq_plugins.nn.embedding import InputEmbedding
 from fairseq_plugins.nn.source import Source
 from fairseq_plugins.nn.step_linear import step_linear
 
@@ -39,7 +40,14 @@ class IncrementalDecoder(NoTorchScript, FairseqIncrementalDecoder):
 
     Args:
         dictionary: target words.
+
+    Attributes:
+        embedding: of target words.
+        output_projection: from features to logits.
     """
+
+    embedding: InputEmbedding
+    output_projection: nn.Linear
 
     def __init__(self, dictionary: Dictionary) -> None:
         super().__init__(dictionary)
@@ -56,8 +64,8 @@ class IncrementalDecoder(NoTorchScript, FairseqIncrementalDecoder):
         """Logits over the vocabulary: (..., width) -> (..., V)."""
 
     @abstractmethod
-    def start(self, encoder_out: Source, rows: int) -> StepwiseDecoding:
-        """The state of a batch of R rows before its first step."""
+    def start(self, encoder_out: Source, rows: int, longest: int | None = None) -> StepwiseDecoding:
+        """The state of a batch of R rows before its first step; see `StepwiseDecoding`."""
 
     def forward(
         self,
@@ -108,15 +116,18 @@ class StepwiseDecoding:
     It lives as long as the batch, so nothing in it outlasts a change of the model's weights.
 
     Args:
-        output_projection: from features to logits.
+        decoder: which.
         encoder_out: the encoder's result.
         rows: R.
+        longest: when given, no more steps than these will be made and no row will leave, and all tensors of the state
+            keep their shapes and places in memory.
 
     Raises:
         ValueError: there are not equally many rows for each sentence.
     """
 
-    def __init__(self, output_projection: nn.Linear, encoder_out: Source, rows: int) -> None:
+    def __init__(self, decoder: IncrementalDecoder, encoder_out: Source, rows: int, longest: int | None) -> None:
+        self.fixed = longest is not None
         self.source, self.beam = encoder_out.group()
         if len(self.source.keys) * self.beam != rows:
             raise ValueError(
@@ -124,11 +135,32 @@ class StepwiseDecoding:
             )
         self.order = RowOrder(rows, self.beam)
         self.steps = 0
-        self.output_layer = step_linear(output_projection.weight, output_projection.bias, rows)
+        self.position = torch.zeros(1, dtype=torch.long, device=self.source.keys.device)  # as many, on the device
+        self.check_length = decoder.embedding.check_length
+        projection = decoder.output_projection
+        self.output_layer = step_linear(projection.weight, projection.bias, rows)
 
     @abstractmethod
-    def step(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
-        """One token per row, (R,), to features (R, width) and the reported attention, (R, S) or None."""
+    def step(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """One step, which looks at no number on the device.
+
+        Args:
+            tokens: one for each row, (R,).
+            order: the row before that each row continues, (R,); None when nothing moved.
+
+        Returns:
+            features (R, width) and the reported attention, (R, S) or None.
+        """
+
+    @abstractmethod
+    def keep(self, kept: Kept) -> None:
+        """Go on with these sentences only, which the next order is of."""
+
+    def advance(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """`step`, and on to the next position."""
+        result = self.step(tokens, order)
+        self.position.add_(1)
+        return result
 
     @torch.no_grad()
     def decode(self, prev_output_tokens: Tensor) -> tuple[Tensor, dict[str, list[Tensor | None]]]:
@@ -150,7 +182,11 @@ class StepwiseDecoding:
             )
         features, attention = [], []
         for step in range(self.steps, length):
-            x, a = self.step(prev_output_tokens[:, step])
+            self.check_length(step + 1)
+            order, kept = self.order.take()
+            if kept is not None:
+                self.keep(kept)
+            x, a = self.advance(prev_output_tokens[:, step], order)
             self.steps += 1
             features.append(x)
             attention.append(a)

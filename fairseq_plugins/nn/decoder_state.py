@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 __all__ = ["Ancestry", "Kept", "Past", "RowOrder", "Window"]
 
+_NOBODY = -1
 _BROKEN = "rows may change places only within their sentence, and sentences only when others leave"
 
 
@@ -103,10 +105,12 @@ class Window:
         width: w, inputs that the convolution sees.
         dim: C, width of an input.
         like: a tensor of the wanted type and device.
+        fixed: whether the state stays in its place in memory; then no row may leave.
     """
 
-    def __init__(self, rows: int, width: int, dim: int, like: Tensor) -> None:
+    def __init__(self, rows: int, width: int, dim: int, like: Tensor, fixed: bool = False) -> None:
         self.dim = dim
+        self.fixed = fixed
         self.past = like.new_zeros(rows, (width - 1) * dim)
 
     def push(self, x: Tensor, order: Tensor | None) -> Tensor:
@@ -121,7 +125,10 @@ class Window:
         """
         past = self.past if order is None else self.past.index_select(0, order)
         window = torch.cat([past, x], dim=1)
-        self.past = window[:, self.dim :]
+        if self.fixed:
+            self.past.copy_(window[:, self.dim :])
+        else:
+            self.past = window[:, self.dim :]
         return window
 
 
@@ -134,59 +141,72 @@ class Ancestry:
     Args:
         sentences: B.
         beam: k.
+        room: steps that there is memory for.
         device: where the rows are.
+        fixed: as of `Window`.
     """
 
-    def __init__(self, sentences: int, beam: int, device: torch.device) -> None:
-        self.beam = beam
+    def __init__(self, sentences: int, beam: int, room: int, device: torch.device, fixed: bool = False) -> None:
+        self.fixed = fixed
         self.own = torch.arange(beam, device=device)
-        self.table = torch.empty(sentences, beam, 0, dtype=torch.long, device=device)
+        self.table = torch.full((sentences, beam, room), _NOBODY, device=device)
 
-    def step(self, order: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    def step(self, order: Tensor | None, position: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Begin a step.
 
         Args:
             order: the earlier row that each row continues, (R,); None when nothing moved.
+            position: of the step, from zero, (1,).
             dtype: of the scores.
 
         Returns:
-            what is added to the scores of a row for the k·t keys so far, minus infinity where they are not its
-            ancestors', (B, 1, k, t·k); None where each sentence has one row, which sees everything.
+            the places of the step's keys among the k·room keys of a sentence, (k,), and what is added to the scores of
+            a row: minus infinity where there is no key yet or another row's ancestor's, (B, 1, k, room·k).
         """
-        table = self.table
+        beam, room = self.table.shape[1:]
         if order is not None:
-            table = table.flatten(0, 1).index_select(0, order).view(-1, self.beam, table.size(2))
-        self.table = torch.cat([table, self.own.expand(len(table), 1, -1).transpose(1, 2)], dim=2)
-        if self.beam == 1:
-            return None
+            table = self.table.flatten(0, 1).index_select(0, order).view(-1, beam, room)
+            if self.fixed:
+                self.table.copy_(table)
+            else:
+                self.table = table
+        self.table.index_copy_(2, position, self.own.view(beam, 1).expand(len(self.table), -1, 1))
         mask = self.table.unsqueeze(3) != self.own
         bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(mask, float("-inf"))
-        return bias.flatten(2).unsqueeze(1)
+        return position * beam + self.own, bias.flatten(2).unsqueeze(1)
+
+    def grow(self, steps: int) -> None:
+        """Make room for so many more steps."""
+        self.table = F.pad(self.table, (0, steps), value=_NOBODY)
 
 
 class Past:
-    """Keys and values of earlier steps, k of each for a step and sentence, in memory that doubles when it is full."""
+    """Keys and values of earlier steps, k of each for a step and sentence.
 
-    def __init__(self) -> None:
-        self.length = 0
+    Args:
+        keys: of the source, as columns, (B, h, v, S), whose type, device and other sizes they have.
+        places: keys that there is memory for.
+    """
 
-    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the keys and values of a step, each (B, h, k, v).
+    def __init__(self, keys: Tensor, places: int) -> None:
+        sentences, heads, width, _ = keys.shape
+        # Nobody looks at a place before it is filled, but what is there is multiplied with zero.
+        self.keys = keys.new_zeros(sentences, heads, width, places)
+        self.values = keys.new_zeros(sentences, heads, places, width)
+
+    def put(self, keys: Tensor, values: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Put the keys and values of a step, each (B, h, k, v), into these places, (k,).
 
         Returns:
-            all keys so far, as columns, (B, h, v, t·k), and all values, (B, h, t·k, v).
+            the keys of all places, as columns, (B, h, v, room·k), and the values, (B, h, room·k, v).
         """
-        start, self.length = self.length, self.length + keys.size(2)
-        if start == 0:
-            sentences, heads, beam, width = keys.shape
-            self.keys = keys.new_empty(sentences, heads, width, 16 * beam)
-            self.values = keys.new_empty(sentences, heads, 16 * beam, width)
-        elif self.length > self.keys.size(3):
-            self.keys = torch.cat([self.keys, torch.empty_like(self.keys)], dim=3)
-            self.values = torch.cat([self.values, torch.empty_like(self.values)], dim=2)
-        self.keys[:, :, :, start : self.length] = keys.transpose(2, 3)
-        self.values[:, :, start : self.length] = values
-        return self.keys[:, :, :, : self.length], self.values[:, :, : self.length]
+        self.keys.index_copy_(3, places, keys.transpose(2, 3))
+        self.values.index_copy_(2, places, values)
+        return self.keys, self.values
+
+    def grow(self, places: int) -> None:
+        """Make room for so many more keys."""
+        self.keys, self.values = F.pad(self.keys, (0, places)), F.pad(self.values, (0, 0, 0, places))
 
     def keep(self, kept: Kept) -> None:
         """Go on with these sentences only."""

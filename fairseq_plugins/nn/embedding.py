@@ -62,17 +62,28 @@ class InputEmbedding(nn.Module):
         if self.positional:
             if tokens.size(1) > self.max_positions:
                 # Batches may be padded beyond their longest sentence, so count before refusing.
-                self._check_length(int(tokens.ne(self.padding_idx).sum(dim=1).max()))
+                self.check_length(int(tokens.ne(self.padding_idx).sum(dim=1).max()))
             x = x + F.embedding(utils.make_positions(tokens, self.padding_idx), self._rows(), self.padding_idx)
         return self.dropout(x)
 
-    def step(self, tokens: Tensor, step: int) -> Tensor:
-        """Embed one token per row, all of them at position ``step`` (from zero): (rows,) -> (rows, f)."""
+    def step(self, tokens: Tensor, position: Tensor) -> Tensor:
+        """Embed one token per row, all of them at ``position``, (1,), from zero: (rows,) -> (rows, f).
+
+        `check_length` is left to the caller, who knows the position without looking at the device.
+        """
         x = self._embed_words(tokens)
         if self.positional:
-            self._check_length(step + 1)
-            x = x + self._rows()[self.padding_idx + 1 + step]
+            x = x + self._rows().index_select(0, position + (self.padding_idx + 1))
         return self.dropout(x)
+
+    def check_length(self, length: int) -> None:
+        """Refuse sentences of so many tokens if there are not as many positions.
+
+        Raises:
+            ValueError: there are not.
+        """
+        if self.positional and length > self.max_positions:
+            raise ValueError(f"a sentence of {length} tokens is longer than the model's {self.max_positions} positions")
 
     def _embed_words(self, tokens: Tensor) -> Tensor:
         x: Tensor = self.words(tokens)
@@ -80,10 +91,6 @@ class InputEmbedding(nn.Module):
 
     def _rows(self) -> Tensor:
         return self.table if self.positions is None else self.positions.weight
-
-    def _check_length(self, length: int) -> None:
-        if length > self.max_positions:
-            raise ValueError(f"a sentence of {length} tokens is longer than the model's {self.max_positions} positions")
 
 
 def pretrained_embedding(dictionary: Dictionary, dim: int, path: str | None, option: str) -> nn.Embedding:

@@ -54,7 +54,7 @@ def test_weighted_transformer(build, sentences, words: int) -> None:
     for layer in state.layers:
         kept += [layer.source_keys, layer.source_values, layer.past.keys, layer.past.values]
     assert numbers(*kept) == SENTENCES * words * per_source + SENTENCES * BEAM * 2 * layers * dim * capacity
-    assert state.ancestry.table.numel() == SENTENCES * BEAM * STEPS
+    assert state.ancestry.table.numel() == SENTENCES * BEAM * capacity
 
 
 def test_conv_encoder(build, sentences) -> None:

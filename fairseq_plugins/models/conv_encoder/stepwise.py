@@ -30,36 +30,37 @@ class ConvEncoderDecoding(StepwiseDecoding):
         decoder: the decoder.
         encoder_out: the encoder's result.
         rows: R.
+        longest: as of `StepwiseDecoding`.
     """
 
     @torch.no_grad()
-    def __init__(self, decoder: LSTMDecoder, encoder_out: Source, rows: int) -> None:
-        super().__init__(decoder.output_projection, encoder_out, rows)
+    def __init__(self, decoder: LSTMDecoder, encoder_out: Source, rows: int, longest: int | None) -> None:
+        super().__init__(decoder, encoder_out, rows, longest)
         self.decoder = decoder
         self.to_embedding = step_linear(decoder.to_embedding.weight, decoder.to_embedding.bias, rows)
         self.attention = ProjectedAttention(decoder.attentive, self.source)
         attentive = decoder.attentive
-        self.lstms = [_StepLSTM(attentive.input.weight, attentive.recurrent.weight, attentive.input.bias, rows)]
+        self.lstms = [
+            _StepLSTM(attentive.input.weight, attentive.recurrent.weight, attentive.input.bias, rows, self.fixed)
+        ]
         for lstm in cast("list[nn.LSTM]", decoder.upper):
             weight_input, weight_state, *biases = cast("list[Tensor]", lstm.all_weights[0])
-            self.lstms.append(_StepLSTM(weight_input, weight_state, biases[0] + biases[1], rows))
+            self.lstms.append(_StepLSTM(weight_input, weight_state, biases[0] + biases[1], rows, self.fixed))
 
-    def step(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+    def step(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """One token per row, (R,), to features (R, f) and the attention (R, S)."""
-        order, kept = self.order.take()
-        if kept is not None:
-            self.attention.keep(kept)
-        if order is not None:
-            for lstm in self.lstms:
-                lstm.reorder(order)
         decoder, (first, *upper) = self.decoder, self.lstms
 
-        g_and_h = first.join(decoder.embedding.step(tokens, self.steps))
+        g_and_h = first.join(decoder.embedding.step(tokens, self.position), order)
         conditional_input, a = self.attention(self.by_sentence(g_and_h))
         h = first.step(g_and_h, conditional_input.flatten(0, 1))
         for lstm in upper:
-            h = lstm.step(lstm.join(decoder.dropout(h)))
+            h = lstm.step(lstm.join(decoder.dropout(h), order))
         return decoder.dropout(self.to_embedding(h)), a.flatten(0, 1) if decoder.wants_attention else None
+
+    def keep(self, kept: Kept) -> None:
+        """Go on with these sentences only."""
+        self.attention.keep(kept)
 
 
 class ProjectedAttention:
@@ -91,23 +92,29 @@ class ProjectedAttention:
 
 
 class _StepLSTM:
-    """State of one LSTM, and its step as one product."""
+    """State of one LSTM, and its step as one product; a fixed state stays in its place in memory."""
 
-    def __init__(self, weight_input: Tensor, weight_state: Tensor, bias: Tensor, rows: int) -> None:
+    def __init__(self, weight_input: Tensor, weight_state: Tensor, bias: Tensor, rows: int, fixed: bool) -> None:
+        self.fixed = fixed
         self.gates = step_linear(torch.cat([weight_input, weight_state], dim=1), bias, rows)
         self.h = weight_state.new_zeros(rows, weight_state.size(1))
         self.cell = torch.zeros_like(self.h)
 
-    def reorder(self, order: Tensor) -> None:
-        """Row i continues row ``order[i]``."""
-        self.h, self.cell = self.h.index_select(0, order), self.cell.index_select(0, order)
-
-    def join(self, x: Tensor) -> Tensor:
-        """Inputs (R, width) beside the states, (R, width + H)."""
+    def join(self, x: Tensor, order: Tensor | None) -> Tensor:
+        """Inputs (R, width) beside the states in the new order, (R, width + H)."""
+        if order is not None:
+            self._go_on(self.h.index_select(0, order), self.cell.index_select(0, order))
         return torch.cat([x, self.h], dim=1)
 
     def step(self, joined: Tensor, gates: Tensor | None = None) -> Tensor:
         """What `join` gives, and what is added to the gates (R, 4H), to the next states (R, H)."""
         own = self.gates(joined)
-        self.h, self.cell = lstm_cell(own if gates is None else own.add_(gates), self.cell)
+        self._go_on(*lstm_cell(own if gates is None else own.add_(gates), self.cell))
         return self.h
+
+    def _go_on(self, h: Tensor, cell: Tensor) -> None:
+        if self.fixed:
+            self.h.copy_(h)
+            self.cell.copy_(cell)
+        else:
+            self.h, self.cell = h, cell

@@ -38,13 +38,14 @@ class ConvS2SDecoding(StepwiseDecoding):
         decoder: the decoder, prepared for inference or in the middle of training.
         encoder_out: the encoder's result.
         rows: R.
+        longest: as of `StepwiseDecoding`.
     """
 
     @torch.no_grad()
-    def __init__(self, decoder: ConvS2SDecoder, encoder_out: Source, rows: int) -> None:
+    def __init__(self, decoder: ConvS2SDecoder, encoder_out: Source, rows: int, longest: int | None) -> None:
         if has_weight_norm(decoder):
             decoder = without_weight_norm(decoder, decoder.dictionary)
-        super().__init__(decoder.output_projection, encoder_out, rows)
+        super().__init__(decoder, encoder_out, rows, longest)
         self.decoder = decoder
         self.from_embedding, self.to_embedding = (
             step_linear(part.weight, part.bias, rows) for part in (decoder.from_embedding, decoder.to_embedding)
@@ -58,7 +59,7 @@ class ConvS2SDecoding(StepwiseDecoding):
                 projected = ProjectedAttention(attention, self.source)
             self.layers.append(
                 _Layer(
-                    window=Window(rows, width, dim, like=convolution.weight),
+                    window=Window(rows, width, dim, like=convolution.weight, fixed=self.fixed),
                     convolution=step_linear(convolution.matrix, convolution.bias, rows),
                     attention=attention,
                     projected=projected,
@@ -67,14 +68,11 @@ class ConvS2SDecoding(StepwiseDecoding):
             )
         self.attending = sum(layer.attention is not None for layer in self.layers)
 
-    def step(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+    def step(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """One token per row, (R,), to features (R, out_embed_dim) and the averaged attention (R, S)."""
-        order, kept = self.order.take()
-        if kept is not None:
-            self._keep(kept)
         decoder, source = self.decoder, self.source
 
-        g = decoder.embedding.step(tokens, self.steps)
+        g = decoder.embedding.step(tokens, self.position)
         h = self.from_embedding(g)
         g = self.by_sentence(g)
         gz = torch.baddbmm(source.bias, g, source.keys.transpose(1, 2), alpha=SQRT_HALF)  # (B, k, S)
@@ -94,7 +92,7 @@ class ConvS2SDecoding(StepwiseDecoding):
         average = None if total is None else total.flatten(0, 1) / self.attending
         return decoder.dropout(self.to_embedding(h)), average
 
-    def _keep(self, kept: Kept) -> None:
+    def keep(self, kept: Kept) -> None:
         """Go on with these sentences only."""
         self.source = self.source.select(kept.sentences)
         for layer in self.layers:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["WeightedTransformerDecoding"]
 
+_ROOM = 16  # steps that there is memory for at the start, and at least how many are added when it is full
+
 
 class WeightedTransformerDecoding(StepwiseDecoding):
     """The decoding of one batch.
@@ -31,46 +33,56 @@ class WeightedTransformerDecoding(StepwiseDecoding):
         decoder: the decoder.
         encoder_out: the encoder's result.
         rows: R.
+        longest: as of `StepwiseDecoding`.
     """
 
     @torch.no_grad()
-    def __init__(self, decoder: WeightedTransformerDecoder, encoder_out: Source, rows: int) -> None:
-        super().__init__(decoder.output_projection, encoder_out, rows)
+    def __init__(
+        self, decoder: WeightedTransformerDecoder, encoder_out: Source, rows: int, longest: int | None
+    ) -> None:
+        super().__init__(decoder, encoder_out, rows, longest)
         self.decoder = decoder
-        self.ancestry = Ancestry(len(self.source.keys), self.beam, self.source.keys.device)
+        self.room = _ROOM if longest is None else longest
+        self.ancestry = Ancestry(len(self.source.keys), self.beam, self.room, self.source.keys.device, self.fixed)
         self.layers = [
-            _Layer(layer, self.source, rows, self.beam) for layer in cast("list[DecoderLayer]", decoder.layers)
+            _Layer(layer, self.source, rows, self.beam, self.room)
+            for layer in cast("list[DecoderLayer]", decoder.layers)
         ]
 
-    def step(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+    def step(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """One token per row, (R,), to features (R, d) and the last layer's attention (R, S)."""
-        order, kept = self.order.take()
-        if kept is not None:
-            self._keep(kept)
-        past_bias = self.ancestry.step(order, self.source.keys.dtype)
+        if not self.fixed and self.steps == self.room:
+            self._grow(max(_ROOM, self.room // 4))
+        places, past_bias = self.ancestry.step(order, self.position, self.source.keys.dtype)
         source_bias = self.source.bias.unsqueeze(1)
 
-        x = self.by_sentence(self.decoder.embedding.step(tokens, self.steps))
+        x = self.by_sentence(self.decoder.embedding.step(tokens, self.position))
         for layer in self.layers:
-            x, query = layer.step(x, past_bias, source_bias)
+            x, query = layer.step(x, places, past_bias, source_bias)
         attention = None
         if self.decoder.wants_attention:
             attention = attention_weights(query, layer.source_keys, source_bias).mean(dim=1).flatten(0, 1)
         return x.flatten(0, 1), attention
 
-    def _keep(self, kept: Kept) -> None:
+    def keep(self, kept: Kept) -> None:
         """Go on with these sentences only."""
         self.source = self.source.select(kept.sentences)
         for layer in self.layers:
             layer.keep(kept)
 
+    def _grow(self, steps: int) -> None:
+        """Make room for so many more steps."""
+        self.room += steps
+        self.ancestry.grow(steps)
+        for layer in self.layers:
+            layer.past.grow(steps * self.beam)
+
 
 class _Layer:
     """One layer at decoding time: its state, and its weights as steps want them."""
 
-    def __init__(self, module: DecoderLayer, source: Source, rows: int, beam: int) -> None:
+    def __init__(self, module: DecoderLayer, source: Source, rows: int, beam: int, room: int) -> None:
         self.module = module
-        self.past = Past()
         own, other, out = module.self_attention, module.source_attention, module.self_attention_out
         self.query_key_value = step_linear(
             torch.cat([own.query.weight, own.key_value.weight]), torch.cat([own.query.bias, own.key_value.bias]), rows
@@ -79,6 +91,7 @@ class _Layer:
         self.source_query = step_linear(other.query.weight, other.query.bias, rows)
         keys, values = other.project(source.keys)
         self.source_keys = keys.transpose(2, 3).contiguous()  # as columns, (B, h, v, S)
+        self.past = Past(self.source_keys, room * beam)
 
         branches = module.branches
         folded = branches.fold()
@@ -91,7 +104,7 @@ class _Layer:
         self.source_values = torch.cat([values, values @ folded.first], dim=-1) if moves else values.contiguous()
         self.own_first = None if moves else folded.first
 
-    def step(self, x: Tensor, past_bias: Tensor | None, source_bias: Tensor) -> tuple[Tensor, Tensor]:
+    def step(self, x: Tensor, places: Tensor, past_bias: Tensor, source_bias: Tensor) -> tuple[Tensor, Tensor]:
         """As `DecoderLayer.forward`, with beams in the place of time: x is (B, k, d).
 
         Returns:
@@ -99,7 +112,7 @@ class _Layer:
         """
         module, heads = self.module, self.module.self_attention.heads
         q, k, v = (split_heads(part, heads) for part in self.query_key_value(x).chunk(3, dim=-1))
-        keys, values = self.past.append(k, v)
+        keys, values = self.past.put(k, v, places)
         out = self.self_attention_out(
             join_heads(attend_step(q, keys, values, past_bias, module.self_attention.dropout))
         )
