@@ -10,6 +10,7 @@ which the last ones fill.  The host looks at the device once in a step, for the 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,9 +28,13 @@ from fairseq.sequence_generator import (
 from torch import Tensor
 
 from fairseq_plugins.generation.best_words import best_words
+from fairseq_plugins.generation.compiled_steps import CompiledSteps
+from fairseq_plugins.models.incremental import IncrementalDecoder
 from fairseq_plugins.nn.packing import Packing
 
 __all__ = ["Ensemble", "FastBeamSearch", "FastBeamSearchWithAlignment"]
+
+logger = logging.getLogger(__name__)
 
 _SOFTMAX_OF_MODELS = (BaseFairseqModel.get_normalized_probs, TransformerModelBase.get_normalized_probs)
 
@@ -41,6 +46,7 @@ class FastBeamSearch(SequenceGenerator):
         models: the ensemble.
         tgt_dict: target words.
         cpu_dtype: precision of matrix products on the CPU, one of `fairseq_plugins.nn.packing.PRECISIONS`.
+        compile_steps: whether the steps of this plugin's decoders are compiled.
         options: fairseq's.
     """
 
@@ -49,10 +55,14 @@ class FastBeamSearch(SequenceGenerator):
         models: Sequence[BaseFairseqModel] | EnsembleModel,
         tgt_dict: Dictionary,
         cpu_dtype: str = "float32",
+        compile_steps: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(Ensemble(models.models if isinstance(models, EnsembleModel) else models), tgt_dict, **options)
         self.packing = Packing(cpu_dtype)
+        self.compiled = CompiledSteps() if compile_steps else None
+        if compile_steps and not (self._is_plain() and isinstance(self.model.single_model.decoder, IncrementalDecoder)):
+            logger.warning("steps are not compiled: that is for plain beam search with one model of this plugin")
 
     def _generate(
         self,
@@ -90,8 +100,12 @@ class FastBeamSearch(SequenceGenerator):
         k = self.beam_size
         beams = _Beams(source, k, longest, bos, self.pad)
         encoded = self.model.forward_encoder(net_input)
-        encoded = self.model.reorder_encoder_out(encoded, torch.arange(len(beams.tokens), device=source.device) // k)
         states: list[dict[str, Any]] = [{}]
+        decoder = self.model.single_model.decoder
+        if self.compiled is not None and isinstance(decoder, IncrementalDecoder):
+            decoder.begin(states[0], self.compiled.start(decoder, encoded[0], k, steps=longest + 1))
+            beams.keeps_all = True
+        encoded = self.model.reorder_encoder_out(encoded, torch.arange(len(beams.tokens), device=source.device) // k)
         lprobs: Tensor | None = None
         for step in range(longest + 1):
             logits, attention = self.model.forward_logits(beams.tokens[:, : step + 1], encoded, states)
@@ -157,7 +171,12 @@ class _Beams:
         longest: steps before the last one, in which every hypothesis ends.
         bos: first word.
         pad: padding.
+
+    Attributes:
+        keeps_all: whether sentences that have finished stay in the batch.
     """
+
+    keeps_all = False
 
     def __init__(self, source: Tensor, beam: int, longest: int, bos: int, pad: int) -> None:
         self.beam = beam
@@ -234,7 +253,7 @@ class _Beams:
         A GPU, which computes a few more rows in the same time, goes on with all until half of them have finished.
         """
         stay = [place for place, number in enumerate(self.numbers) if len(self.finished[number]) < self.beam]
-        if self.tokens.device.type != "cpu" and 2 * len(stay) > len(self.numbers):
+        if stay and (self.keeps_all or (self.tokens.device.type != "cpu" and 2 * len(stay) > len(self.numbers))):
             return list(range(len(self.numbers)))
         gaps = sorted(set(range(len(stay))) - set(stay))
         last = stay[len(stay) - len(gaps) :]

@@ -35,6 +35,13 @@ class TranslationFastConfig(TranslationConfig):
             "the processor has no instructions for it, float32; in int8 a batch shares its rounding of inputs"
         },
     )
+    compile_steps: bool = field(
+        default=False,
+        metadata={
+            "help": "compile the decoding steps of this plugin's models (torch.compile), on a GPU into CUDA graphs; "
+            "the first batch of each size then takes long"
+        },
+    )
     attention_offset: int = field(
         default=0,
         metadata={

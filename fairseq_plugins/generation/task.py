@@ -89,6 +89,7 @@ class TranslationFastTask(TranslationTask):
             if aligns:
                 extra["print_alignment"] = args.print_alignment
             extra["cpu_dtype"] = str(self.cfg.cpu_dtype)
+            extra["compile_steps"] = self.cfg.compile_steps
             if self.candidates is None:
                 seq_gen_cls = FastBeamSearchWithAlignment if aligns else FastBeamSearch
             else:

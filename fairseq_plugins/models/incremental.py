@@ -94,6 +94,10 @@ class IncrementalDecoder(NoTorchScript, FairseqIncrementalDecoder):
             self.set_incremental_state(incremental_state, _STATE, decoding)
         return decoding.decode(prev_output_tokens)
 
+    def begin(self, incremental_state: dict[str, Any], decoding: Any) -> None:
+        """Decode a batch by a state that is not of `start`'s making, but has its ``decode`` and ``order``."""
+        self.set_incremental_state(incremental_state, _STATE, decoding)
+
     @property
     def wants_attention(self) -> bool:
         """Whether anybody may look at the attention: not in training, nor when prepared without it."""
@@ -127,6 +131,7 @@ class StepwiseDecoding:
     """
 
     def __init__(self, decoder: IncrementalDecoder, encoder_out: Source, rows: int, longest: int | None) -> None:
+        self.decoder = decoder
         self.fixed = longest is not None
         self.source, self.beam = encoder_out.group()
         if len(self.source.keys) * self.beam != rows:

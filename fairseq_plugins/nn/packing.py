@@ -10,19 +10,22 @@ N rows, K inputs, O outputs.
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
-__all__ = ["PRECISIONS", "Packing", "current_packing", "has_onednn", "pack_float32"]
+__all__ = ["PRECISIONS", "PackedLinear", "Packing", "current_packing", "has_onednn"]
 
 logger = logging.getLogger(__name__)
 
 Product = Callable[[Tensor], Tensor]
+Pack = Callable[[Tensor, Tensor | None], Product]
 
 _CURRENT: ContextVar[Packing | None] = ContextVar("packing", default=None)
 
@@ -39,16 +42,14 @@ class Packing:
     """
 
     def __init__(self, precision: str = "float32") -> None:
-        pack, is_supported = PRECISIONS[precision]
-        if not is_supported():
+        if not PRECISIONS[precision][1]():
             logger.warning(f"this processor or torch has no fast {precision} products: float32 is used")
-            precision, pack = "float32", pack_float32
+            precision = "float32"
         self.precision = precision
-        self._pack = pack
-        self._products: dict[object, Product] = {}
-        self._before: dict[object, Product] = {}
+        self._products: dict[object, PackedLinear] = {}
+        self._before: dict[object, PackedLinear] = {}
         # Of this batch, whose weights stay as they are; they are kept, so that no other tensor gets the same id.
-        self._seen: dict[int, tuple[Tensor, Tensor | None, Product]] = {}
+        self._seen: dict[int, tuple[Tensor, Tensor | None, PackedLinear]] = {}
         self._has_warned = False
 
     @contextmanager
@@ -65,17 +66,16 @@ class Packing:
             self._has_warned = True
             logger.warning(f"{self.precision} changes nothing here: it is for float32 models of this plugin on a CPU")
 
-    def product(self, weight: Tensor, bias: Tensor | None) -> Product:
+    def product(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
         """The map ``x -> x Wᵀ + b`` with the weight, (O, K), and bias, (O,), as they are in this batch."""
         seen = self._seen.get(id(weight))
         if seen is None or seen[1] is not bias:
             seen = self._seen[id(weight)] = weight, bias, self._find(weight, bias)
         return seen[2]
 
-    def _find(self, weight: Tensor, bias: Tensor | None) -> Product:
-        bias = None if bias is None else bias.detach().clone()  # a parameter may be overwritten
-        key = (weight.shape, _fingerprint(weight), None if bias is None else bias.numpy().tobytes())
-        product = self._products.get(key) or self._before.get(key) or self._pack(weight.detach(), bias)
+    def _find(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
+        key = (weight.shape, _fingerprint(weight), None if bias is None else bias.detach().numpy().tobytes())
+        product = self._products.get(key) or self._before.get(key) or PackedLinear(weight, bias, self.precision)
         self._products[key] = product
         return product
 
@@ -106,8 +106,41 @@ def has_onednn() -> bool:
     )
 
 
-def pack_float32(weight: Tensor, bias: Tensor | None) -> Product:
-    """The map of a float32 weight."""
+class PackedLinear:
+    """The map ``x -> x Wᵀ + b``, (..., K) -> (..., O), with the weight as it is now.
+
+    A compiled program calls it as an operator, by a number that it reads when it runs: so a program serves all weights
+    of a shape, and what is inside needs no compiler.
+
+    Args:
+        weight: (O, K), float32.
+        bias: (O,), or None.
+        precision: one of `PRECISIONS`, which the processor has.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, precision: str = "float32") -> None:
+        pack, _ = PRECISIONS[precision]
+        self._product = pack(weight.detach(), None if bias is None else bias.detach().clone())  # it may be overwritten
+        self.outputs = len(weight)
+        self.number = torch.tensor(next(_NUMBERS))
+        _NUMBERED[int(self.number)] = self
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            y: Tensor = torch.ops.fairseq_plugins.packed_linear(x, self.number, self.outputs)
+            return y
+        return self._product(x)
+
+
+_NUMBERS = itertools.count()
+_NUMBERED: WeakValueDictionary[int, PackedLinear] = WeakValueDictionary()
+_OPERATORS = torch.library.Library("fairseq_plugins", "DEF")
+_OPERATORS.define("packed_linear(Tensor x, Tensor number, SymInt outputs) -> Tensor")
+_OPERATORS.impl("packed_linear", lambda x, number, _: _NUMBERED[number.item()]._product(x), "CPU")
+_OPERATORS.impl("packed_linear", lambda x, _, outputs: x.new_empty(*x.shape[:-1], outputs), "Meta")
+
+
+def _pack_float32(weight: Tensor, bias: Tensor | None) -> Product:
     packed = torch.ops.mkldnn._reorder_linear_weight(weight)
     return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
 
@@ -145,8 +178,8 @@ def _has_int8() -> bool:
     return torch.cpu._is_vnni_supported() and {"onednn", "x86"} <= set(torch.backends.quantized.supported_engines)
 
 
-PRECISIONS: dict[str, tuple[Callable[[Tensor, Tensor | None], Product], Callable[[], bool]]] = {
-    "float32": (pack_float32, lambda: True),
+PRECISIONS: dict[str, tuple[Pack, Callable[[], bool]]] = {
+    "float32": (_pack_float32, lambda: True),
     "bfloat16": (_pack_bfloat16, _has_bfloat16),
     "int8": (_pack_int8, _has_int8),
 }

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property
+from copy import copy
+from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 __all__ = ["Source", "padding_bias"]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Source:
     """The encoder's output for B sentences of up to S tokens.
 
@@ -20,26 +21,25 @@ class Source:
         values: (B, S, f), what is averaged.
         padding_mask: (B, S), true where there is no token.
         rows: the sentence of each decoder row, (rows,); None while each sentence has exactly one row.
+        bias: `padding_bias` of the source, (B, 1, S).
+        sqrt_lengths: √m, with m the true length of each sentence, (B, 1, 1).
     """
 
     keys: Tensor
     values: Tensor
     padding_mask: Tensor
     rows: Tensor | None = None
+    bias: Tensor = field(init=False)
+    sqrt_lengths: Tensor = field(init=False)
 
-    @cached_property
-    def sqrt_lengths(self) -> Tensor:
-        """√m, with m the true length of each sentence, (B, 1, 1)."""
-        return self.padding_mask.logical_not().sum(dim=1).to(self.keys.dtype).sqrt().view(-1, 1, 1)
-
-    @cached_property
-    def bias(self) -> Tensor:
-        """`padding_bias` of the source."""
-        return padding_bias(self.padding_mask, self.keys.dtype)
+    def __post_init__(self) -> None:
+        self.bias = padding_bias(self.padding_mask, self.keys.dtype)
+        lengths = self.padding_mask.logical_not().sum(dim=1)
+        self.sqrt_lengths = lengths.to(self.keys.dtype).sqrt().view(-1, 1, 1)
 
     def reorder(self, new_order: Tensor) -> Source:
         """Rows in a new order.  Nothing is copied: only the index is composed."""
-        return replace(self, rows=new_order if self.rows is None else self.rows.index_select(0, new_order))
+        return self._of_rows(new_order if self.rows is None else self.rows.index_select(0, new_order))
 
     def select(self, sentences: Tensor) -> Source:
         """Only the given sentences, one row each."""
@@ -48,6 +48,16 @@ class Source:
     def expand(self) -> Source:
         """One entry per row, copied where rows share a sentence."""
         return self if self.rows is None else self.select(self.rows)
+
+    def pad(self, sentences: int, length: int) -> Source:
+        """So many sentences of such a length; what is added is padding, or sentences of zeros.
+
+        Their positions are not masked, so that attention to them is a number.
+        """
+        before, words = self.padding_mask.shape
+        more = (0, 0, 0, length - words, 0, sentences - before)
+        mask = F.pad(F.pad(self.padding_mask, (0, length - words), value=True), (0, 0, 0, sentences - before))
+        return Source(F.pad(self.keys, more), F.pad(self.values, more), mask)
 
     def group(self) -> tuple[Source, int]:
         """One entry per sentence, and k, how many rows each has.
@@ -66,7 +76,12 @@ class Source:
         if together.device.type == "cpu" and not together:
             return self.expand(), 1
         torch._assert_async(together, "on a GPU decoder rows are k for each sentence, in the order of the sentences")
-        return replace(self, rows=None), beam
+        return self._of_rows(None), beam
+
+    def _of_rows(self, rows: Tensor | None) -> Source:
+        other = copy(self)
+        other.rows = rows
+        return other
 
 
 def padding_bias(padding_mask: Tensor, dtype: torch.dtype) -> Tensor:

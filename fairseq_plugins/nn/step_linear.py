@@ -8,7 +8,7 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_plugins.nn.packing import can_pack, current_packing, pack_float32
+from fairseq_plugins.nn.packing import PackedLinear, can_pack, current_packing
 
 __all__ = ["step_linear"]
 
@@ -25,5 +25,5 @@ def step_linear(weight: Tensor, bias: Tensor | None, rows: int) -> Callable[[Ten
         return packing.product(weight, bias)
     # One row is a matrix-vector product, which reads the weight as it lies; packing costs as much as about three steps.
     if rows > 1 and can_pack(weight):
-        return pack_float32(weight.detach(), bias)
+        return PackedLinear(weight, bias)
     return partial(F.linear, weight=weight, bias=bias)

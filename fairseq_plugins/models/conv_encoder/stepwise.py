@@ -36,7 +36,6 @@ class ConvEncoderDecoding(StepwiseDecoding):
     @torch.no_grad()
     def __init__(self, decoder: LSTMDecoder, encoder_out: Source, rows: int, longest: int | None) -> None:
         super().__init__(decoder, encoder_out, rows, longest)
-        self.decoder = decoder
         self.to_embedding = step_linear(decoder.to_embedding.weight, decoder.to_embedding.bias, rows)
         self.attention = ProjectedAttention(decoder.attentive, self.source)
         attentive = decoder.attentive

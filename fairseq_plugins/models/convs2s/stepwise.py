@@ -46,7 +46,6 @@ class ConvS2SDecoding(StepwiseDecoding):
         if has_weight_norm(decoder):
             decoder = without_weight_norm(decoder, decoder.dictionary)
         super().__init__(decoder, encoder_out, rows, longest)
-        self.decoder = decoder
         self.from_embedding, self.to_embedding = (
             step_linear(part.weight, part.bias, rows) for part in (decoder.from_embedding, decoder.to_embedding)
         )

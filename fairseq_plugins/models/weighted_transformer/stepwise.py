@@ -41,7 +41,6 @@ class WeightedTransformerDecoding(StepwiseDecoding):
         self, decoder: WeightedTransformerDecoder, encoder_out: Source, rows: int, longest: int | None
     ) -> None:
         super().__init__(decoder, encoder_out, rows, longest)
-        self.decoder = decoder
         self.room = _ROOM if longest is None else longest
         self.ancestry = Ancestry(len(self.source.keys), self.beam, self.room, self.source.keys.device, self.fixed)
         self.layers = [

@@ -1,0 +1,156 @@
+"""Decoding steps that `torch.compile` has made one program, on a GPU a CUDA graph.
+
+Batches of about one shape share a program: their sentences and lengths are rounded up, and what is added is masked.
+Everything that a step reads and writes has its place from the first step on, so that on a GPU nothing but the replay of
+a graph is asked of the device.
+
+B sentences, k hypotheses (rows) for each, R = B·k rows, S source positions, T steps.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fairseq_plugins.models.incremental import IncrementalDecoder, StepwiseDecoding
+from fairseq_plugins.nn.decoder_state import RowOrder
+from fairseq_plugins.nn.source import Source
+
+__all__ = ["CompiledDecoding", "CompiledSteps", "take_over", "tensors_of"]
+
+_LENGTHS = 32  # lengths are rounded up to a multiple
+_PROGRAMS = 64  # sizes that programs are kept for; torch gives up where there are more
+
+
+class CompiledSteps:
+    """The decodings of one generator, whose steps are compiled."""
+
+    def __init__(self) -> None:
+        self._captured: dict[tuple[int, ...], StepwiseDecoding] = {}
+
+    @torch.no_grad()
+    def start(self, decoder: IncrementalDecoder, encoder_out: Source, beam: int, steps: int) -> CompiledDecoding:
+        """Begin a batch.
+
+        Args:
+            decoder: a decoder of this plugin.
+            encoder_out: the encoder's result, one entry for each of B sentences.
+            beam: k.
+            steps: T, the most that will be made.
+        """
+        sentences, length = encoder_out.padding_mask.shape
+        shape = 1 << (sentences - 1).bit_length(), _round_up(length), _round_up(steps)
+        padded = encoder_out.pad(*shape[:2])
+        rows = torch.arange(shape[0] * beam, device=padded.keys.device).div(beam, rounding_mode="floor")
+        decoding = decoder.start(padded.reorder(rows), len(rows), longest=shape[2])
+        if padded.keys.is_cuda:
+            decoding = self._in_place((*shape, beam), decoding)
+        return CompiledDecoding(decoding, sentences * beam, length)
+
+    def _in_place(self, shape: tuple[int, ...], decoding: StepwiseDecoding) -> StepwiseDecoding:
+        """The decoding in the memory of an earlier one of that shape, which a captured graph reads and writes."""
+        captured = self._captured.get(shape)
+        if captured is None or not take_over(captured, decoding):
+            captured = self._captured[shape] = decoding
+            for tensor in tensors_of(captured):
+                torch._dynamo.mark_static_address(tensor)
+        return captured
+
+
+class CompiledDecoding:
+    """One batch, some of whose rows and source positions are not there.
+
+    Args:
+        decoding: of fixed state.
+        rows: R, which are the first.
+        source_length: S.
+    """
+
+    def __init__(self, decoding: StepwiseDecoding, rows: int, source_length: int) -> None:
+        self.decoding = decoding
+        self.rows = rows
+        self.source_length = source_length
+        self.all_rows = torch.arange(decoding.order.rows, device=decoding.position.device)
+        self.order = RowOrder(rows, decoding.beam)
+
+    @torch.no_grad()
+    def decode(self, prev_output_tokens: Tensor) -> tuple[Tensor, dict[str, list[Tensor | None]]]:
+        """As `StepwiseDecoding.decode`, one token at a time.
+
+        Raises:
+            RuntimeError: rows have left.
+            ValueError: there is not exactly one new token, or it lies beyond the model's positions.
+        """
+        decoding, length = self.decoding, prev_output_tokens.size(1)
+        if length != decoding.steps + 1:
+            raise ValueError(
+                f"compiled steps are made one by one: {decoding.steps} were made, {length} tokens are given"
+            )
+        decoding.check_length(length)
+        order, kept = self.order.take()
+        if kept is not None:
+            raise RuntimeError("compiled steps keep the rows of sentences that have ended")
+        missing = len(self.all_rows) - self.rows
+        tokens = F.pad(prev_output_tokens[:, -1], (0, missing))
+        order = self.all_rows if order is None else torch.cat([order, self.all_rows[self.rows :]])
+        features, attention = _compiled(tokens.is_cuda)(decoding, tokens, order)
+        decoding.steps += 1
+        logits = decoding.output_layer(features[: self.rows].unsqueeze(1))
+        if attention is not None:
+            attention = attention[: self.rows, : self.source_length].unsqueeze(1)
+        return logits, {"attn": [attention]}
+
+
+@functools.cache
+def _compiled(captures: bool) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """`StepwiseDecoding.advance`, compiled for the sizes of each batch that has others than those before."""
+    torch._dynamo.config.cache_size_limit = max(_PROGRAMS, torch._dynamo.config.cache_size_limit)
+    mode = "reduce-overhead" if captures else None
+    return torch.compile(StepwiseDecoding.advance, fullgraph=True, dynamic=False, mode=mode)
+
+
+def _round_up(length: int) -> int:
+    return -(-length // _LENGTHS) * _LENGTHS
+
+
+def take_over(old: StepwiseDecoding, new: StepwiseDecoding) -> bool:
+    """Make the old decoding the new one by copying into its memory, unless the model's weights lie elsewhere by now.
+
+    Returns:
+        whether that was done; else the old one is of no use any more.
+    """
+    if old.decoder is not new.decoder:
+        return False
+    old.output_layer, old.steps = new.output_layer, new.steps  # no part of a step; among candidates of other sizes
+    own = (*new.decoder.parameters(), *new.decoder.buffers())
+    weights = {each.untyped_storage().data_ptr() for each in own}
+    pairs = list(zip(tensors_of(old), tensors_of(new), strict=True))
+    moved = [(mine, other) for mine, other in pairs if mine.data_ptr() != other.data_ptr()]
+    if any(each.untyped_storage().data_ptr() in weights for pair in moved for each in pair):
+        return False
+    for mine, other in moved:
+        mine.copy_(other)
+    return True
+
+
+def tensors_of(part: Any) -> Iterator[Tensor]:
+    """All tensors of a decoding's state and weights, in an order that is the same for all decodings of a model."""
+    match part:
+        case Tensor():
+            yield part
+        case Source():
+            yield from (part.keys, part.values, part.padding_mask, part.bias, part.sqrt_lengths)
+        case list() | tuple():
+            for each in part:
+                yield from tensors_of(each)
+        case functools.partial():
+            yield from tensors_of(list(part.keywords.values()))
+        case nn.Module() | RowOrder():
+            pass
+        case _ if type(part).__module__.startswith(__name__.split(".")[0]):
+            yield from tensors_of(list(vars(part).values()))
