@@ -117,7 +117,8 @@ def test_training_options() -> None:
 def test_vocabulary_selection() -> None:
     assert TASK_DATACLASS_REGISTRY["translation_fast"] is TranslationFastConfig
     added = set(options(TranslationFastConfig)) - set(options(TranslationConfig))
-    names = ["attention-offset", "candidates", "candidates-per-word", "cpu-dtype", "frequent-candidates"]
+    names = ["attention-offset", "candidates", "candidates-per-word", "compile-steps", "cpu-dtype"]
+    names += ["frequent-candidates"]
     assert added == {f"--{name}" for name in names}
     assert "vocab_selection_cross_entropy" in CRITERION_DATACLASS_REGISTRY
 

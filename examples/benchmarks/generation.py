@@ -42,7 +42,7 @@ from turns import (
 )
 
 from fairseq_plugins.generation.beam_search import FastBeamSearch
-from fairseq_plugins.nn.packing import PRECISIONS
+from fairseq_plugins.nn.packing import PRECISIONS, Packing
 
 OPTIONS = (
     ("layers", 20, "convolutional layers in encoder and decoder"),
@@ -148,7 +148,7 @@ def main() -> None:
         runs[name] = partial(SequenceGenerator([model], dictionary, **options).generate, None, sample)
         if name in (CONVS2S, WEIGHTED):
             for precision in [name for name, (_, is_supported) in PRECISIONS.items() if is_supported()]:
-                generator = FastBeamSearch([model], dictionary, cpu_dtype=precision, **options)
+                generator = FastBeamSearch([model], dictionary, packing=Packing(precision), **options)
                 runs[f"{name}, translation_fast, {precision}"] = partial(generator.generate, None, sample)
     cache_linearized_weights(cached)
     rate = product_rate(rows=args.sentences * args.beam)

@@ -45,8 +45,8 @@ class FastBeamSearch(SequenceGenerator):
     Args:
         models: the ensemble.
         tgt_dict: target words.
-        cpu_dtype: precision of matrix products on the CPU, one of `fairseq_plugins.nn.packing.PRECISIONS`.
-        compile_steps: whether the steps of this plugin's decoders are compiled.
+        packing: of the models' weights; by default in float32.
+        compiled: what compiles the steps of this plugin's decoders, if they are to be compiled.
         options: fairseq's.
     """
 
@@ -54,14 +54,14 @@ class FastBeamSearch(SequenceGenerator):
         self,
         models: Sequence[BaseFairseqModel] | EnsembleModel,
         tgt_dict: Dictionary,
-        cpu_dtype: str = "float32",
-        compile_steps: bool = False,
+        packing: Packing | None = None,
+        compiled: CompiledSteps | None = None,
         **options: Any,
     ) -> None:
         super().__init__(Ensemble(models.models if isinstance(models, EnsembleModel) else models), tgt_dict, **options)
-        self.packing = Packing(cpu_dtype)
-        self.compiled = CompiledSteps() if compile_steps else None
-        if compile_steps and not (self._is_plain() and isinstance(self.model.single_model.decoder, IncrementalDecoder)):
+        self.packing = packing or Packing()
+        self.compiled = compiled
+        if compiled and not (self._is_plain() and isinstance(self.model.single_model.decoder, IncrementalDecoder)):
             logger.warning("steps are not compiled: that is for plain beam search with one model of this plugin")
 
     def _generate(

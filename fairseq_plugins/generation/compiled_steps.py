@@ -98,6 +98,8 @@ class CompiledDecoding:
         missing = len(self.all_rows) - self.rows
         tokens = F.pad(prev_output_tokens[:, -1], (0, missing))
         order = self.all_rows if order is None else torch.cat([order, self.all_rows[self.rows :]])
+        if tokens.is_cuda:  # what the step before has returned is not needed any more
+            torch.compiler.cudagraph_mark_step_begin()
         features, attention = _compiled(tokens.is_cuda)(decoding, tokens, order)
         decoding.steps += 1
         logits = decoding.output_layer(features[: self.rows].unsqueeze(1))

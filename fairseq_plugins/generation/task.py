@@ -13,8 +13,10 @@ from fairseq.tasks.translation import TranslationTask
 
 from fairseq_plugins.generation.beam_search import FastBeamSearch, FastBeamSearchWithAlignment
 from fairseq_plugins.generation.candidates import Candidates
+from fairseq_plugins.generation.compiled_steps import CompiledSteps
 from fairseq_plugins.generation.config import TranslationFastConfig
 from fairseq_plugins.generation.search import CandidateSearch, CandidateSearchWithAlignment
+from fairseq_plugins.nn.packing import Packing
 
 __all__ = ["TranslationFastTask"]
 
@@ -52,6 +54,15 @@ class TranslationFastTask(TranslationTask):
             cfg.candidates, self.src_dict, self.tgt_dict, cfg.candidates_per_word, cfg.frequent_candidates
         )
 
+    # One for all generators of the task: fairseq's Python interface makes a new one for each call.
+    @functools.cached_property
+    def _packing(self) -> Packing:
+        return Packing(str(self.cfg.cpu_dtype))
+
+    @functools.cached_property
+    def _compiled(self) -> CompiledSteps | None:
+        return CompiledSteps() if self.cfg.compile_steps else None
+
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of the task."""
         state = dict(super().state_dict())
@@ -88,8 +99,7 @@ class TranslationFastTask(TranslationTask):
             aligns = bool(getattr(args, "print_alignment", None))  # fairseq looks only where no class is given
             if aligns:
                 extra["print_alignment"] = args.print_alignment
-            extra["cpu_dtype"] = str(self.cfg.cpu_dtype)
-            extra["compile_steps"] = self.cfg.compile_steps
+            extra |= {"packing": self._packing, "compiled": self._compiled}
             if self.candidates is None:
                 seq_gen_cls = FastBeamSearchWithAlignment if aligns else FastBeamSearch
             else:

@@ -32,21 +32,20 @@ class FastLinear(nn.Linear):
         return linear(x, self.weight, self.bias)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, once: bool = False) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x Wᵀ + b``, as `torch.nn.functional.linear`.
 
     Args:
         x: (..., K).
         weight: (O, K).
         bias: (O,), or None.
-        once: whether the weight is made for this product alone, and not worth packing.
 
     Returns:
         (..., O).
     """
     if x.numel() * weight.size(0) < _SMALL or weight.dtype != x.dtype or not prefers_onednn(x):
         return F.linear(x, weight, bias)
-    if not once and (packing := current_packing(weight)) is not None:
+    if (packing := current_packing(weight)) is not None:
         return packing.product(weight, bias)(x)
     y: Tensor = _OneDNNLinear.apply(x.flatten(0, -2), weight, bias)
     return y if x.dim() == 2 else y.view(*x.shape[:-1], -1)  # a view could not be overwritten without copies

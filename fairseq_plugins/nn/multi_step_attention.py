@@ -73,10 +73,10 @@ class ProjectedAttention:
         w_d, b_d = attention.in_projection.weight, attention.in_projection.bias
         w_o, b_o = attention.out_projection.weight, attention.out_projection.bias
         # As columns, (B, C, S), and laid out so: a product of the few rows of a step then takes a fraction of the time.
-        self.keys = linear(source.keys, (w_d * SQRT_HALF).t(), once=True).transpose(1, 2).contiguous()
+        self.keys = linear(source.keys, w_d.t()).transpose(1, 2).contiguous()
         self.score_bias = (torch.matmul(source.keys, b_d) * SQRT_HALF).unsqueeze(1)  # (B, 1, S)
         # The weights of an average sum to one, so what is added to each value is added to the average.
-        values = linear(source.values, w_o, once=True) * source.sqrt_lengths
+        values = linear(source.values, w_o) * source.sqrt_lengths
         self.values = (values + b_o) * SQRT_HALF  # (B, S, C)
 
     def keep(self, kept: Kept) -> None:
@@ -90,5 +90,5 @@ class ProjectedAttention:
             h: (B, k, C).
             gz: √½ g·z, minus infinity at padding, (B, k, S).
         """
-        a = softmax(torch.baddbmm(gz + self.score_bias, h, self.keys))
+        a = softmax(torch.baddbmm(gz + self.score_bias, h, self.keys, alpha=SQRT_HALF))
         return torch.baddbmm(h, a, self.values, beta=SQRT_HALF), a

@@ -37,7 +37,7 @@ def assert_same(expected: Any, actual: Any) -> None:
 def check_searches(model: Any, dictionary: Any, batches: list[torch.Tensor], steps: int) -> None:
     """The first batch compiles, the others are of its shape."""
     options = {"beam_size": BEAM, "max_len_b": steps}
-    compiled = FastBeamSearch([model], dictionary, compile_steps=True, **options)
+    compiled = FastBeamSearch([model], dictionary, compiled=CompiledSteps(), **options)
     expected = SequenceGenerator([model], dictionary, **options)
     assert_same(translate(expected, batches[0]), translate(compiled, batches[0]))
     with torch._dynamo.config.patch(error_on_recompile=True):

@@ -24,7 +24,7 @@ from fairseq_plugins.generation.candidates import Candidates
 from fairseq_plugins.generation.config import TranslationFastConfig
 from fairseq_plugins.generation.search import CandidateSearch, CandidateSearchWithAlignment
 from fairseq_plugins.generation.task import TranslationFastTask
-from fairseq_plugins.nn.packing import PRECISIONS
+from fairseq_plugins.nn.packing import PRECISIONS, Packing
 from tests.conftest import ARCHITECTURES
 from tests.generation.fairseq_models import FAIRSEQ_MODELS, fairseq_model
 from tests.models.test_generation import MODES
@@ -387,6 +387,18 @@ def test_generator_of_the_task(
         assert generator.extract_alignment is chosen[args["print_alignment"]]
 
 
+def test_generators_of_a_task_share_what_takes_long_to_make(build, dictionary, caplog) -> None:
+    """fairseq's Python interface makes a generator for each call."""
+    task = TranslationFastTask(TranslationFastConfig(compile_steps=True), dictionary, dictionary)
+    model = build(ARCHITECTURES[0])
+    one, other = (task.build_generator([model], Namespace(beam=3)) for _ in range(2))
+    assert one.packing is other.packing
+    assert one.compiled is other.compiled is not None
+    assert "not compiled" not in caplog.text
+    task.build_generator([model, model], Namespace(beam=3))
+    assert "steps are not compiled: that is for plain beam search" in caplog.text
+
+
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
 def test_lower_precision(build, architecture: str, dictionary, sentences, precision: str) -> None:
     """All products with weights go through it, but those that are made once for a sentence."""
@@ -394,7 +406,7 @@ def test_lower_precision(build, architecture: str, dictionary, sentences, precis
         pytest.skip(f"this processor has no {precision}")
     source = sentences([60, 40, 60, 20])
     with Operators() as operators:
-        actual = generate(FastBeamSearch, [build(architecture)], dictionary, source, cpu_dtype=precision)
+        actual = generate(FastBeamSearch, [build(architecture)], dictionary, source, packing=Packing(precision))
     name = {"bfloat16": "mkldnn._linear_pointwise", "int8": "quantized.linear_dynamic"}[precision]
     steps = max(len(beam["tokens"]) for beam in chain(*actual))
     assert operators.count(name) >= 2 * steps
@@ -409,9 +421,9 @@ def test_weights_that_change_in_the_middle_of_training(
     source = sentences(LENGTHS)
     sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(dictionary.pad()).sum(dim=1)}}
     trained, other = build(architecture, 1), build(architecture, 2)
-    generator = FastBeamSearch([trained], dictionary, cpu_dtype=precision, beam_size=4, max_len_b=12)
+    generator = FastBeamSearch([trained], dictionary, packing=Packing(precision), beam_size=4, max_len_b=12)
     generator.generate([trained], sample)
     for parameter, value in zip(trained.parameters(), other.parameters(), strict=True):
         parameter.data.copy_(value.data)
     actual = generator.generate([trained], sample)
-    assert_same(actual, generate(FastBeamSearch, [other], dictionary, source, cpu_dtype=precision), tolerance=0)
+    assert_same(actual, generate(FastBeamSearch, [other], dictionary, source, packing=Packing(precision)), tolerance=0)

@@ -44,8 +44,9 @@ def check_past(decoding, reference, tokens: torch.Tensor, source: Source) -> Non
     reference.decoder(tokens, source)
     for hook in hooks:
         hook.remove()
-    sentences, beam, steps = decoding.ancestry.table.shape
-    places = decoding.ancestry.table + torch.arange(steps) * beam  # (B, k, t)
+    table = decoding.ancestry.table[:, :, : tokens.size(1)]  # the rest is room for more
+    sentences, beam, steps = table.shape
+    places = table + torch.arange(steps) * beam  # (B, k, t)
     for layer, module, x in zip(decoding.layers, reference.decoder.layers, seen, strict=True):
         heads = module.self_attention.heads
         past = (layer.past.keys.transpose(2, 3), layer.past.values)
