@@ -18,6 +18,7 @@ from contextvars import ContextVar
 from weakref import WeakValueDictionary
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 __all__ = ["PRECISIONS", "PackedLinear", "Packing", "current_packing", "has_onednn"]
@@ -51,6 +52,10 @@ class Packing:
         # Of this batch, whose weights stay as they are; they are kept, so that no other tensor gets the same id.
         self._seen: dict[int, tuple[Tensor, Tensor | None, PackedLinear]] = {}
         self._has_warned = False
+
+    def __reduce__(self) -> tuple[type[Packing], tuple[str]]:
+        """A copy, in this process or another, packs for itself."""
+        return Packing, (self.precision,)
 
     @contextmanager
     def for_batch(self) -> Iterator[None]:
@@ -153,7 +158,12 @@ def _pack_bfloat16(weight: Tensor, bias: Tensor | None) -> Product:
 
 
 def _pack_int8(weight: Tensor, bias: Tensor | None) -> Product:
-    """Weights are rounded to 255 steps for each output, inputs to 256 for each product; outputs are float32."""
+    """Weights are rounded to 255 steps for each output, inputs to 256 for each product; outputs are float32.
+
+    Rows of inputs that are not finite have no such steps, nor would the others of their product: they stay in float32.
+    """
+    if not weight.isfinite().all():
+        return _pack_float32(weight, bias)
     scale = weight.abs().amax(dim=1).clamp_(min=torch.finfo(torch.float32).tiny) / 127
     steps = (weight / scale.unsqueeze(1)).round_().to(torch.int8)
     zero = torch.zeros(len(scale), dtype=torch.long)
@@ -166,7 +176,17 @@ def _pack_int8(weight: Tensor, bias: Tensor | None) -> Product:
         packed = torch.ops.quantized.linear_prepack(quantised, bias)
     finally:
         quantized.engine = before
-    return lambda x: torch.ops.quantized.linear_dynamic(x, packed)
+
+    def multiply(x: Tensor) -> Tensor:
+        if x.sum().isfinite():
+            return torch.ops.quantized.linear_dynamic(x, packed)
+        finite = x.isfinite().all(dim=-1)
+        y = torch.ops.quantized.linear_dynamic(x.where(finite.unsqueeze(-1), 0), packed)
+        rounded, offset = torch.ops.quantized.linear_unpack(packed)
+        y[~finite] = F.linear(x[~finite], rounded.dequantize(), offset)
+        return y
+
+    return multiply
 
 
 def _has_bfloat16() -> bool:

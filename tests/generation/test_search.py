@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from argparse import Namespace
 from collections.abc import Callable
@@ -427,3 +428,11 @@ def test_weights_that_change_in_the_middle_of_training(
         parameter.data.copy_(value.data)
     actual = generator.generate([trained], sample)
     assert_same(actual, generate(FastBeamSearch, [other], dictionary, source, packing=Packing(precision)), tolerance=0)
+
+
+def test_a_generator_that_was_used_can_be_copied(build, architecture: str, dictionary, sentences) -> None:
+    source, model = sentences(LENGTHS), build(architecture)
+    generator = FastBeamSearch([model], dictionary, beam_size=4, max_len_b=12)
+    sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(dictionary.pad()).sum(dim=1)}}
+    expected = generator.generate([model], sample)
+    assert_same(copy.deepcopy(generator).generate([model], sample), expected, tolerance=0)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import math
+import pickle
 from collections.abc import Callable
 
 import pytest
@@ -141,3 +144,37 @@ def test_a_precision_that_changes_nothing_is_told_once(caplog) -> None:
             with packing.for_batch():
                 pass
     assert caplog.text.count("changes nothing here") == (SUPPORTED[-1] != "float32")
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda packing: pickle.loads(pickle.dumps(packing))])
+@pytest.mark.parametrize("precision", SUPPORTED)
+@torch.no_grad()
+def test_a_copy_packs_for_itself(precision: str, copied: Callable[[Packing], Packing]) -> None:
+    (weight, bias), x, packing = layer(), torch.randn(5, 64), Packing(precision)
+    with packing.for_batch():
+        expected = step_linear(weight, bias, 5)(x)
+    packing = copied(packing)
+    with packing.for_batch(), Operators() as operators:
+        assert torch.equal(step_linear(weight, bias, 5)(x), expected)
+    assert operators.count(PACKS) + operators.count("quantized.linear_prepack") == 1
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("precision", SUPPORTED)
+@torch.no_grad()
+def test_what_is_not_finite_is_seen_and_stays_where_it_is(precision: str, broken: float) -> None:
+    """As in float32: a row of the input spoils its own outputs, a row of the weight its own."""
+    generator = torch.Generator().manual_seed(1)
+    x, weight = torch.randn(2, 5, 64, generator=generator), torch.rand(96, 64, generator=generator) + 0.5
+    weight[::2] *= -1
+    whole, spoilt, spoilt_weight = x.clone(), x.clone(), weight.clone()
+    whole[1, 2] = 0
+    spoilt[1, 2, 7] = broken
+    spoilt_weight[3, 4] = broken
+    with Packing(precision).for_batch():
+        expected, actual = (step_linear(weight, None, 10)(each) for each in (whole, spoilt))
+        of_weight = step_linear(spoilt_weight, None, 10)(x)
+    torch.testing.assert_close(actual[1, 2], F.linear(spoilt, weight)[1, 2], equal_nan=True)
+    actual[1, 2] = expected[1, 2]
+    torch.testing.assert_close(actual, expected)
+    assert torch.equal(of_weight.isfinite(), F.linear(x, spoilt_weight).isfinite())
