@@ -5,5 +5,5 @@ source=de target=en
 prepare --words
 train
 prepare_unknown_words
-generate test --beam 5 --source-lang de --target-lang en "${unknown[@]}"
+generate test --beam 10 --source-lang de --target-lang en "${unknown[@]}"
 score test --detokenise en --reference "$out/test.reference" --tokenised "$out/tmp/test.en"

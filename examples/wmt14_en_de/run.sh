@@ -3,7 +3,7 @@
 source "$(dirname "$0")/../experiment.sh"
 source=en target=de
 case $recipe in
-    convs2s)  # the length penalty is tuned on newstest2015 (ConvS2S, section 4.4)
+    convs2s)  # the length penalty is tuned on newstest2015 (ConvS2S, section 4.3)
         prepare
         train
         beam=(--beam 5 --remove-bpe --tokenizer moses --source-lang en --target-lang de)
