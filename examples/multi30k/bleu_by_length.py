@@ -11,6 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from fairseq.data.data_utils import infer_language_pair
 from sacrebleu import corpus_bleu
 
 
@@ -25,8 +26,8 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=4, help="number of groups (default: %(default)s)")
     args = parser.parse_args()
 
-    settings = (args.prepared / "settings").read_text()
-    source = lines(args.prepared / "tok" / f"test.{settings[:2]}")
+    source_lang, _ = infer_language_pair(args.prepared / "data-bin")
+    source = lines(args.prepared / "tmp" / f"test.{source_lang}")
     reference, hypotheses = lines(args.prepared / "test.reference"), lines(args.hypotheses)
     if not len(source) == len(reference) == len(hypotheses):
         sys.exit(f"{len(source)} sources, {len(reference)} references and {len(hypotheses)} translations")

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 from fairseq.data import Dictionary
+from fairseq.data.data_utils import infer_language_pair
 
 import fairseq_plugins  # noqa: F401  (its repairs of fairseq)
 from fairseq_plugins.generation.candidates import Candidates
@@ -62,14 +63,12 @@ def main() -> None:
     parser.add_argument("--frequent", type=int, nargs="+", default=[0, 1000], help="numbers of frequent words to try")
     args = parser.parse_args()
 
-    source_lang = (args.prepared / "settings").read_text()[:2]
-    target_lang = {"en": "de", "de": "en"}[source_lang]
-    bpe = args.prepared / "bpe"
+    source_lang, target_lang = infer_language_pair(args.prepared / "data-bin")
     if not args.lexicon.exists():
-        sides = ["--source", bpe / f"train.{source_lang}", "--target", bpe / f"train.{target_lang}"]
+        sides = ["--source", args.prepared / f"train.{source_lang}", "--target", args.prepared / f"train.{target_lang}"]
         subprocess.run(["fairseq-plugins", "lexicon", *map(str, sides), "--output", str(args.lexicon)], check=True)
     dictionary = Dictionary.load(str(args.prepared / "data-bin" / f"dict.{target_lang}.txt"))  # of both languages
-    source, target = (encode(bpe / f"test.{language}", dictionary) for language in (source_lang, target_lang))
+    source, target = (encode(args.prepared / f"test.{language}", dictionary) for language in (source_lang, target_lang))
 
     print(f"{'K':>4}{'frequent':>10}{'candidates':>12}{'coverage':>10}{'BLEU':>7}")
     print(f"{'':4}{'':10}{len(dictionary):12}{100:10.2f}{bleu(args.prepared, args.out):7.1f}", flush=True)
