@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from http import HTTPStatus
 from pathlib import Path
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 from tqdm import tqdm
@@ -32,8 +32,9 @@ def download(url: str, path: Path, checksum: str | None = None) -> None:
     partial = path.with_name(path.name + ".partial")
     try:
         _fetch(url, partial)
-    except HTTPError as error:
-        if error.code != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:  # which says that nothing is left to fetch
+    except URLError as error:
+        # That answer says that nothing is left to fetch.
+        if not (isinstance(error, HTTPError) and error.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE):
             raise OSError(f"{url}: {error}") from error
     if checksum is not None:
         algorithm, _, expected = checksum.partition(":")

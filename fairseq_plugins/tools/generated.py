@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
+from fairseq_plugins.tools import parallel_text
+from fairseq_plugins.tools.parallel_text import decoded
+
 __all__ = ["LARGEST", "Hypothesis", "Sentence", "read_generated", "read_text"]
 
 LARGEST = 10  # length penalty; powers of lengths have limits
@@ -63,7 +66,7 @@ def read_generated(paths: Iterable[Path]) -> list[Sentence]:
     """The sentences of all files, by number.
 
     Raises:
-        ValueError: a file is cut off, has lost lines or holds no translations, or a sentence comes twice.
+        ValueError: a file is not UTF-8, cut off, has lost lines or holds no translations, or a sentence comes twice.
         OSError: a file cannot be read.
     """
     found: dict[int, Sentence] = {}
@@ -81,11 +84,10 @@ def read_text(path: Path, sentences: Sequence[Sentence]) -> list[str]:
     """The lines of a file.
 
     Raises:
-        ValueError: there is not one for each sentence.
+        ValueError: there is not one for each sentence, or one is not UTF-8.
         OSError: the file cannot be read.
     """
-    with path.open(encoding="utf-8", newline="\n") as lines:
-        text = [line.removesuffix("\n").removesuffix("\r") for line in lines]
+    text = list(parallel_text.read_text(path, ""))
     if [sentence.number for sentence in sentences] != list(range(len(text))):
         raise ValueError(f"{path} has {len(text)} lines, and {len(sentences)} sentences were translated")
     return text
@@ -94,8 +96,8 @@ def read_text(path: Path, sentences: Sequence[Sentence]) -> list[str]:
 def _read_lines(path: Path) -> Iterator[_Line]:
     # Text may hold any other character that Python takes for the end of a line; at its end a carriage return belongs
     # to the line's.
-    with path.open(encoding="utf-8", newline="\n") as lines:
-        for count, line in enumerate(lines, start=1):
+    with path.open("rb") as file:
+        for count, line in enumerate(decoded(file, path), start=1):
             if match := re.fullmatch(r"([STHDPA])-(\d+)\t([^\n]*?)\r?(\n?)", line):
                 kind, number, text, end = match.groups()
                 if not end:

@@ -28,6 +28,8 @@ USER_DIR = Path(fairseq_plugins.__file__).parent
 # Later fairseqs leave a last batch out that is no multiple of 8 sentences, in validation and generation too.
 ALL_SENTENCES = ["--required-batch-size-multiple", "1"]
 
+PATIENCE = 5  # epochs
+
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The command's arguments."""
@@ -65,7 +67,13 @@ def run(args: Namespace) -> None:
     binary = prepare(corpus, args.output, Path(), workers=args.workers)
     model = args.output / args.arch
     if not (model / "finished").exists():
-        settings = training_settings(family, *count(args.output / f"train.{corpus.target}"))
+        pairs, tokens = count(args.output / f"train.{corpus.target}")
+        settings = training_settings(family, pairs, tokens)
+        print(
+            f"\nTraining on {pairs} sentence pairs, until validation has not improved for {PATIENCE} epochs. "
+            "A training that is stopped goes on with the same call.",
+            file=sys.stderr,
+        )
         own = ["--user-dir", USER_DIR, "--arch", args.arch, "--save-dir", model, *ALL_SENTENCES, *settings.split()]
         fairseq("train", binary, *own, *shlex.split(args.train))
         (model / "finished").touch()
@@ -81,7 +89,8 @@ def run(args: Namespace) -> None:
     bpe = ["--bpe", "subword_nmt", "--bpe-codes", args.output / "code"]
     if args.translate is None:
         words = ["fairseq-interactive", binary, *decoding, *bpe]
-        print(f"\nTo translate what you type:\n\n$ {shlex.join(map(str, words))}", file=sys.stderr)
+        print("\nFor translations, the same call with --translate FILE, or by hand:", file=sys.stderr)
+        print(f"\n$ {shlex.join(map(str, words))}", file=sys.stderr)
     else:
         translate(args.translate, [binary, *decoding, *bpe])
 
@@ -90,7 +99,7 @@ def describe(args: Namespace) -> Corpus:
     """The corpus that the options name, with as many merges as its size bears.
 
     Raises:
-        ValueError: a language is missing, or folders hold different files.
+        ValueError: a language is missing, folders hold different files, or files different numbers of lines.
     """
     languages = (
         args.source_lang or language_of(args.source, "--source-lang"),
@@ -99,20 +108,39 @@ def describe(args: Namespace) -> Corpus:
     if languages[0] == languages[1]:
         raise ValueError(f"source and target language are both {languages[0]}: give --source-lang and --target-lang")
     train = pair_up(args.source, args.target)
-    pairs = sum(1 for source, _ in train for _ in parallel_text.read_text(Path(source.path), languages[0]))
+    valid, test = (pair_up(*texts) if texts else () for texts in (args.valid, args.test))
+    pairs, *_ = (count_pairs(texts, languages) for texts in (train, valid, test))
     if pairs < 20:
         raise ValueError(f"{args.source} has {pairs} sentences, too few to learn from")
     return Corpus(
         *languages,
         train=train,
-        valid=pair_up(*args.valid) if args.valid else (),
-        tests=(pair_up(*args.test),) if args.test else (),
+        valid=valid,
+        tests=(test,) if test else (),
         # 1 % for validation; of a small text up to a tenth, until there are enough to go by.
         valid_every=pairs // min(max(pairs // 100, 200), 3000, pairs // 10),
         tokenise={},
         # 6000 and 10 000 are those of examples/multi30k (29 000 pairs) and fairseq's IWSLT'14 (160 000).
         merges=2000 if pairs < 20_000 else 6000 if pairs < 100_000 else 10_000 if pairs < 1_000_000 else 40_000,
     )
+
+
+def count_pairs(texts: Texts, languages: tuple[str, str]) -> int:
+    """How many sentences the texts have in each of two languages.
+
+    Raises:
+        ValueError: in one they have more, or a line is not UTF-8.
+    """
+    pairs = 0
+    for text in texts:
+        lines = [
+            sum(1 for _ in parallel_text.read_text(Path(file.path), language))
+            for file, language in zip(text, languages, strict=True)
+        ]
+        if lines[0] != lines[1]:
+            raise ValueError(f"{text[0].path} has {lines[0]} lines and {text[1].path} {lines[1]}: line must match line")
+        pairs += lines[0]
+    return pairs
 
 
 def language_of(path: Path, option: str) -> str:
@@ -168,13 +196,13 @@ def training_settings(family: str, pairs: int, tokens: int) -> str:
         settings += f" --lr-scheduler weighted_inverse_sqrt --warmup-updates {warmup}"
         settings += f" --branch-lr-scale 0.1 --branch-warmup-updates {warmup // 10}"
     else:
-        settings += " --criterion label_smoothed_cross_entropy --optimizer adam"
+        settings += " --criterion label_smoothed_cross_entropy --optimizer adam --adam-betas (0.9,0.98)"
         settings += f" --lr {0.04 / warmup**0.5:.2g} --lr-scheduler inverse_sqrt --warmup-updates {warmup}"
     if torch.cuda.is_available():
         settings += " --fp16 --fp16-no-flatten-grads" if family == "weighted_transformer" else " --fp16"
     if epoch > 5000:  # what is lost by a stop
         settings += " --save-interval-updates 5000 --keep-interval-updates 1"
-    return f"{settings} --patience 5 --no-epoch-checkpoints --log-format simple --log-interval 100"
+    return f"{settings} --patience {PATIENCE} --no-epoch-checkpoints --log-format simple --log-interval 100"
 
 
 def translate(text: str, options: list[object]) -> None:
@@ -185,7 +213,9 @@ def translate(text: str, options: list[object]) -> None:
     )
     for line in fairseq_lines("interactive", *options, *batches, "--input", text, stdin=None):
         if match := re.fullmatch(r"([A-Z])-\d+\t(.*)\n", line):
-            if match[1] == "D":
-                print(match[2].partition("\t")[2], flush=True)
+            if match[1] == "S":
+                blank = not match[2]  # of which models make something up
+            elif match[1] == "D":
+                print("" if blank else match[2].partition("\t")[2], flush=True)
         else:
             print(line, end="", file=sys.stderr)

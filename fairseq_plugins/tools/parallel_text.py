@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -22,8 +23,8 @@ from subword_nmt.learn_bpe import learn_bpe
 from tqdm import tqdm
 
 __all__ = [
-    "apply_codes", "clean", "concatenate", "each_line", "learn_codes", "moses", "read_pairs", "read_text", "split",
-    "writing",
+    "apply_codes", "clean", "concatenate", "decoded", "each_line", "learn_codes", "moses", "read_pairs", "read_text",
+    "split", "writing",
 ]  # fmt: skip
 
 BLOCK = 100_000  # lines that are handed to the workers at a time
@@ -43,6 +44,19 @@ def writing(path: Path) -> Iterator[TextIO]:
     unfinished.replace(path)
 
 
+def decoded(file: Iterable[bytes], path: Path) -> Iterator[str]:
+    """The lines of a file with their ends.
+
+    Raises:
+        ValueError: one is not UTF-8.
+    """
+    for number, line in enumerate(file, start=1):
+        try:
+            yield line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}, line {number} is not UTF-8: {error}") from error
+
+
 def read_text(path: Path, language: str) -> Iterator[str]:
     """The sentences of a file, gzipped or not, in the format that its name tells.
 
@@ -59,7 +73,7 @@ def read_text(path: Path, language: str) -> Iterator[str]:
             if name.endswith(".tmx"):
                 yield from _units(file, language)
                 return
-            lines = (line.decode("utf-8").rstrip("\r\n") for line in file)
+            lines = (line.rstrip("\r\n") for line in decoded(file, path))
             if name.endswith((".sgm", ".xml")):
                 for line in lines:
                     if match := re.search(r"<seg[^>]*>(.*?)</seg>", line):
@@ -70,7 +84,7 @@ def read_text(path: Path, language: str) -> Iterator[str]:
                         yield re.sub("</?(title|description)>", "", line)
             else:
                 yield from lines
-        except (UnicodeDecodeError, ElementTree.ParseError, gzip.BadGzipFile, EOFError) as error:
+        except (ElementTree.ParseError, gzip.BadGzipFile, zlib.error, EOFError) as error:
             raise ValueError(f"{path}: {error}") from error
 
 

@@ -17,6 +17,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacremoses import MosesDetokenizer
 
 from fairseq_plugins.tools.generated import Hypothesis, read_generated
+from fairseq_plugins.tools.parallel_text import read_text
 
 __all__ = ["add_arguments", "run"]
 
@@ -80,8 +81,12 @@ def run(args: Namespace) -> None:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a text."""
-    return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    """The lines of a text.
+
+    Raises:
+        ValueError: one is not UTF-8.
+    """
+    return list(read_text(path, ""))
 
 
 def best_hypotheses(paths: Sequence[Path], references: Sequence[Sequence[str]]) -> list[Hypothesis]:

@@ -60,8 +60,9 @@ def test_from_two_files_to_translations(texts: Path, tmp_path: Path) -> None:
     translations = first.stdout.splitlines()
     assert len(translations) == 7
 
-    second = own(*call, "--translate", "-", stdin=(texts / "test.en").read_text())
-    assert second.stdout.splitlines() == translations
+    sentences = (texts / "test.en").read_text()
+    second = own(*call, "--translate", "-", stdin=f"\n{sentences} \n")
+    assert second.stdout.splitlines() == ["", *translations, ""]  # models make something up of nothing
     assert "$ fairseq-train" not in second.stderr
 
     result = run(*[shown[-1][0].removeprefix("fairseq-"), *shown[-1][1:]])
@@ -103,7 +104,11 @@ def test_what_is_chosen_by_the_size(tmp_path: Path, pairs: int, every: int, merg
     ("family", "size", "options"),
     [
         # As examples/multi30k/conv_encoder.sh.
-        ("convs2s", (29_000, 420_000), "--max-tokens 1500 --dropout 0.2 --clip-norm 1 --lr 0.004 --warmup-updates 100"),
+        (
+            "convs2s",
+            (29_000, 420_000),
+            "--max-tokens 1500 --dropout 0.2 --clip-norm 1 --adam-betas (0.9,0.98) --lr 0.004 --warmup-updates 100",
+        ),
         ("transformer", (4_500_000, 130_000_000), "--max-tokens 4000 --dropout 0.1 --lr 0.00063 --warmup-updates 4000"),
         ("weighted_transformer", (29_000, 420_000), "--optimizer simplex_adam --warmup-updates 400"),
     ],
@@ -117,14 +122,20 @@ def test_a_wrong_call_gets_a_clear_error(texts: Path, tmp_path: Path) -> None:
     (tmp_path / "few.en").write_text("x\n")
     (tmp_path / "few.de").write_text("x\n")
     (tmp_path / "text.txt").write_text("x\n")
+    (tmp_path / "short.en").write_text("x\n" * 299)
+    (tmp_path / "latin1.en").write_bytes(b"x\n\xdf\n")
+    english = str(texts / "train.en")
     german, out = str(texts / "train.de"), str(tmp_path / "out")
     for words, message in (
-        ([str(texts / "train.en"), german, out, "--arch", "nothing"], "there is no such architecture"),
+        ([english, german, out, "--arch", "nothing"], "there is no such architecture"),
         ([str(tmp_path / "text.txt"), german, out], "give --source-lang"),
         ([str(texts), german, out, "--source-lang", "en"], "two files or two folders"),
         ([german, german, out], "are both de"),
         ([str(tmp_path / "few.en"), str(tmp_path / "few.de"), out], "too few to learn from"),
         ([str(tmp_path / "no.en"), german, out], "does not exist"),
+        ([str(tmp_path / "short.en"), german, out], f"short.en has 299 lines and {german} 300"),
+        ([english, german, out, "--test", english, str(texts / "test.de")], "train.en has 300 lines and"),
+        ([str(tmp_path / "latin1.en"), german, out], "latin1.en, line 2 is not UTF-8"),
     ):
         with pytest.raises(SystemExit, match=re.escape(message)):
             cli.main(["own-data", *words])

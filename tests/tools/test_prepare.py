@@ -89,6 +89,9 @@ def test_a_wrong_file_is_refused_and_not_continued(server: Server, tmp_path: Pat
     download(url(server), tmp_path / "file.bin", SHA256)
     with pytest.raises(OSError, match="404"):
         download(url(server, "nothing"), tmp_path / "nothing")
+    nobody = "http://127.0.0.1:1/file.bin"
+    with pytest.raises(OSError, match=f"{nobody}: .*refused"):
+        download(nobody, tmp_path / "nothing")
 
 
 def test_a_download_that_was_stopped_at_its_very_end(server: Server, tmp_path: Path) -> None:

@@ -91,8 +91,13 @@ def test_rouge_is_that_of_rouge_score(
             assert float(found[f"{name} {part}"]) == pytest.approx(expected, abs=0.005)
 
 
-def test_what_does_not_fit_is_refused(files: dict[str, str]) -> None:
+def test_what_does_not_fit_is_refused(files: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="1 sentences were translated, and a reference has 3 lines"):
         cli.main(["score", "--generated", files["shard1"], "--reference", files["first"]])
+    latin1 = tmp_path / "latin1"
+    latin1.write_bytes(b"x\n\xdf\n")
+    for generated, reference in ((latin1, files["first"]), (files["other"], latin1)):
+        with pytest.raises(SystemExit, match="latin1, line 2 is not UTF-8"):
+            cli.main(["score", "--generated", str(generated), "--reference", str(reference)])
     with pytest.raises(SystemExit, match="go with --rouge"):
         cli.main(["score", "--generated", files["other"], "--reference", files["first"], files["second"]])
