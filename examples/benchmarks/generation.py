@@ -28,32 +28,35 @@ from fairseq.models.fconv import FConvModel
 from fairseq.modules import LinearizedConvolution
 from fairseq.sequence_generator import SequenceGenerator
 from turns import (
+    JSON,
+    SIZES,
     build,
     compare,
+    convert_for_ctranslate2,
+    describe_sizes,
     fconv_and_convs2s,
     machine,
     make_dictionary,
     multiply_adds,
     parse_options,
+    prepare,
     product_rate,
     random_sentences,
     ratio,
     take_turns,
+    write_json,
 )
 
 from fairseq_plugins.generation.beam_search import FastBeamSearch
 from fairseq_plugins.nn.packing import PRECISIONS, Packing
 
 OPTIONS = (
-    ("layers", 20, "convolutional layers in encoder and decoder"),
-    ("width", 512, "units of each"),
-    ("kernel", 3, "kernel width"),
-    ("transformer-layers", 6, "layers of 512/2048 in encoder and decoder of both Transformers"),
-    ("vocabulary", 40000, "target words"),
+    *SIZES,
     ("sentences", 16, "sentences in a batch"),
     ("source-length", 25, "longest source sentence, in tokens"),
     ("beam", 5, "beam size"),
     ("steps", 25, "decoder steps"),
+    JSON,
 )
 CONVS2S, WEIGHTED = "convs2s", "weighted_transformer_small"
 
@@ -72,12 +75,6 @@ def transformer_options(architecture: str, args: Namespace) -> Namespace:
     return options
 
 
-def prepare(model: BaseFairseqModel, beam: int) -> BaseFairseqModel:
-    """What fairseq-generate does to a model before it translates."""
-    model.make_generation_fast_(beamable_mm_beam_size=beam, need_attn=False)
-    return model.eval()
-
-
 def cache_linearized_weights(model: FConvModel) -> None:
     """The repair: keep what ``_get_linearized_weight`` computes."""
     for module in model.modules():
@@ -90,7 +87,6 @@ def ctranslate2_runs(
 ) -> dict[str, Callable[[], Any]]:
     """The same Transformer in CTranslate2's precisions, each as a call that translates the sentences."""
     import ctranslate2  # noqa: PLC0415  (an optional contestant)
-    from ctranslate2.converters import FairseqConverter  # noqa: PLC0415
 
     words = [dictionary.string(sentence).split() for sentence in source]
     runs = {}
@@ -100,7 +96,7 @@ def ctranslate2_runs(
         checkpoint = Path(folder) / "model.pt"
         settings = {**vars(options), "task": "translation", "source_lang": "en", "target_lang": "de"}
         torch.save({"args": Namespace(**settings), "model": model.state_dict()}, checkpoint)
-        FairseqConverter(str(checkpoint), folder, unsafe_deserialization=True).convert(str(Path(folder) / "converted"))
+        convert_for_ctranslate2(checkpoint, Path(folder), Path(folder) / "converted")
         for precision in ("float32", "int8"):
             translator = ctranslate2.Translator(
                 str(Path(folder) / "converted"), compute_type=precision, intra_threads=args.threads
@@ -154,16 +150,15 @@ def main() -> None:
     rate = product_rate(rows=args.sentences * args.beam)
     seconds, hypotheses = take_turns(runs, args.rounds)
 
-    print(
-        f"convs2s and fconv: {args.layers}+{args.layers} layers of {args.width}, kernel {args.kernel}; Transformers: "
-    )
-    print(f"{args.transformer_layers}+{args.transformer_layers} layers of 512/2048; vocabulary {args.vocabulary}")
+    print(describe_sizes(args))
     print(f"{args.sentences} sentences, beam {args.beam}, {args.steps} steps, source of {args.source_length} tokens")
     print(f"{machine(args)}; a float32 product of the decoder runs at {rate / 1e9:.0f} GFLOPS\n")
     print("| | seconds | products alone | times as fast as fconv, as shipped | hypotheses equal | score differs |")
     print("|---|---|---|---|---|---|")
-    wrong = []
+    rows, wrong = [], []
     for name in runs:
+        faster = ratio(seconds["fconv, as shipped"], seconds[name])
+        row = {"contestant": name, "seconds": seconds[name], "times as fast as fconv, as shipped": faster}
         alone, check = "", "|"
         if "CTranslate2" not in name:
             reference = CONVS2S if "conv" in name else WEIGHTED if name.startswith(WEIGHTED) else name
@@ -171,11 +166,12 @@ def main() -> None:
             check = f"{equal} of {pairs} | {difference:.1e}"
             if equal < pairs and not name.endswith(("bfloat16", "int8")):
                 wrong.append(name)
-            alone = f"{multiply_adds(runs[name]) * 2 / rate:.2f}"
-        print(
-            f"| {name} | {statistics.median(seconds[name]):.3f} | {alone} | "
-            f"{ratio(seconds['fconv, as shipped'], seconds[name]):.2f} | {check} |"
-        )
+            products = multiply_adds(runs[name]) * 2 / rate
+            alone = f"{products:.2f}"
+            row |= {"products alone": products, "equal": equal, "of": pairs, "scores differ by": difference}
+        print(f"| {name} | {statistics.median(seconds[name]):.3f} | {alone} | {faster:.2f} | {check} |")
+        rows.append(row)
+    write_json(args, rows)
     if wrong:
         sys.exit(f"hypotheses of {wrong} differ: the speeds above mean nothing")
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import platform
 import statistics
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +25,15 @@ from tqdm import tqdm
 from fairseq_plugins.models.convs2s.from_fconv import convert_options, convert_parameters
 from fairseq_plugins.models.convs2s.model import ConvS2SModel
 from fairseq_plugins.nn.step_linear import step_linear
+
+JSON = ("json", "", "also write all figures, machine and options to this file")
+SIZES = (
+    ("layers", 20, "convolutional layers in encoder and decoder"),
+    ("width", 512, "units of each"),
+    ("kernel", 3, "kernel width"),
+    ("transformer-layers", 6, "layers of 512/2048 in encoder and decoder of both Transformers"),
+    ("vocabulary", 40000, "words"),
+)
 
 
 def parse_options(description: str | None, options: Iterable[tuple[str, int | str, str]]) -> Namespace:
@@ -50,7 +62,7 @@ def make_dictionary(size: int) -> Dictionary:
 
 def build(architecture: str, dictionary: Dictionary, **sizes: object) -> tuple[Namespace, BaseFairseqModel]:
     """A random model of a registered architecture, and its options."""
-    options = Namespace(arch=architecture, max_source_positions=1024, max_target_positions=1024, **sizes)
+    options = Namespace(**{"arch": architecture, "max_source_positions": 1024, "max_target_positions": 1024, **sizes})
     ARCH_CONFIG_REGISTRY[architecture](options)
     task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
     return options, ARCH_MODEL_REGISTRY[architecture].build_model(options, task)
@@ -66,6 +78,12 @@ def fconv_and_convs2s(architecture: str, dictionary: Dictionary, **sizes: object
     return theirs, ours
 
 
+def prepare(model: BaseFairseqModel, beam: int) -> None:
+    """What fairseq-generate does to a model before it translates."""
+    model.make_generation_fast_(beamable_mm_beam_size=beam, need_attn=False)
+    model.eval()
+
+
 def random_sentences(dictionary: Dictionary, sentences: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
     """A batch of three quarters to the whole of the length, ended and padded on the right, and the lengths."""
     tokens = torch.randint(dictionary.nspecial, len(dictionary), (sentences, length))
@@ -77,16 +95,16 @@ def random_sentences(dictionary: Dictionary, sentences: int, length: int) -> tup
 
 
 def take_turns(
-    contestants: Mapping[str, Callable[[], Any]], rounds: int
+    contestants: Mapping[str, Callable[[], Any]], rounds: int, warm_up: int = 1
 ) -> tuple[dict[str, list[float]], dict[str, Any]]:
-    """Seconds of each contestant in each round, after one round of warming up, and what it returned last."""
+    """Seconds of each contestant in each round, after rounds of warming up, and what it returned last."""
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     results = {}
-    for turn in tqdm(range(rounds + 1), desc="rounds", leave=False):
+    for turn in tqdm(range(-warm_up, rounds), desc="rounds", leave=False):
         for name, run in contestants.items():
             start = time.perf_counter()
             results[name] = run()
-            if turn > 0:
+            if turn >= 0:
                 seconds[name].append(time.perf_counter() - start)
     return seconds, results
 
@@ -146,10 +164,51 @@ def without_state(model: BaseFairseqModel) -> Callable[..., Any]:
     return lambda tokens, encoder_out, incremental_state=None: forward(tokens, encoder_out)
 
 
+def convert_for_ctranslate2(checkpoint: Path, dictionaries: Path, output: Path) -> None:
+    """A checkpoint of fairseq's transformer in the format of CTranslate2, which must be installed."""
+    from ctranslate2.converters import FairseqConverter  # noqa: PLC0415  (an optional contestant)
+
+    FairseqConverter(str(checkpoint), str(dictionaries), unsafe_deserialization=True).convert(str(output))
+
+
+def describe_sizes(args: Namespace) -> str:
+    """What the options of `SIZES` say."""
+    return (
+        f"convs2s and fconv: {args.layers}+{args.layers} layers of {args.width}, kernel {args.kernel}; Transformers: "
+        f"{args.transformer_layers}+{args.transformer_layers} layers of 512/2048; vocabulary {args.vocabulary}"
+    )
+
+
 def machine(args: Namespace) -> str:
     """What a figure must be read with."""
     return (
-        f"{platform.processor() or platform.machine()} ({torch.backends.cpu.get_cpu_capability()}), "
+        f"{_processor()} ({torch.backends.cpu.get_cpu_capability()}), "
         f"{args.threads} threads, torch {torch.__version__}, fairseq {fairseq.__version__}; "
         f"median of {args.rounds} turns"
     )
+
+
+def _processor() -> str:
+    """Its name, as far as the system tells."""
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        for line in information.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def write_json(args: Namespace, rows: list[dict[str, Any]]) -> None:
+    """The rows of a table, options and machine to the file of ``--json``, if there is one."""
+    if args.json:
+        system = {
+            "processor": _processor(),
+            "capability": torch.backends.cpu.get_cpu_capability(),
+            "cores": os.cpu_count(),
+            "system": platform.platform(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "fairseq": fairseq.__version__,
+        }
+        found = {"date": time.strftime("%Y-%m-%d"), "machine": system, "options": vars(args), "rows": rows}
+        Path(args.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -1,67 +1,89 @@
-"""What decoding keeps for a batch is what docs/decoding.md says."""
+"""What decoding keeps for a sentence is what docs/decoding.md says: O(S), and O(T) where keys and values are kept."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
-SENTENCES, BEAM, WORDS, STEPS = 2, 3, 7, 5
-
-
-def numbers(*tensors: torch.Tensor) -> int:
-    """Kept in all, with what a view leaves out; a tensor that is kept under two names counts once."""
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
-    return sum(storage.nbytes() for storage in storages.values()) // tensors[0].element_size()
+BEAM = 3
+ROOT_OF_LENGTH = 1
 
 
-@torch.no_grad()
-def decoding(build: Any, sentences: Any, architecture: str, words: int, **options: Any) -> Any:
-    """The state after some steps."""
-    model = build(architecture, **options)
-    model.make_generation_fast_()
-    source = sentences([words] * SENTENCES)
-    rows = torch.arange(SENTENCES, device=source.device).repeat_interleave(BEAM)
-    encoded = model.encoder.reorder_encoder_out(model.encoder(source), rows)
-    state: dict[str, Any] = {}
-    model.decoder(sentences([STEPS] * SENTENCES * BEAM), encoded, incremental_state=state)
-    return model.decoder.get_incremental_state(state, "decoding")
+def tensors(kept: Any) -> Iterator[Tensor]:
+    """Those that an object and its parts hold, without those of modules and the packed weights of functions."""
+    if isinstance(kept, Tensor):
+        yield kept
+    elif isinstance(kept, dict):
+        yield from tensors(list(kept.values()))
+    elif isinstance(kept, (list, tuple)):
+        for part in kept:
+            yield from tensors(part)
+    elif hasattr(kept, "__dict__") and not isinstance(kept, nn.Module):
+        yield from tensors(vars(kept))
 
 
-@pytest.mark.parametrize("projected", [True, False])
-def test_convs2s(build, sentences, projected: bool) -> None:
+def numbers(kept: Any) -> int:
+    """How many in all, with what a view leaves out; what is kept under two names counts once."""
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() // tensor.element_size()
+        for tensor in tensors(kept)
+        if tensor.is_floating_point()
+    }
+    return sum(storages.values())
+
+
+@pytest.fixture
+def kept(build, sentences) -> Callable[..., int]:
+    """``kept(architecture, words, steps, option=value, ...)``: numbers for a sentence of so many words."""
+
+    @torch.no_grad()
+    def kept(architecture: str, words: int, steps: int, **options: Any) -> int:
+        model = build(architecture, **options)
+        model.make_generation_fast_()
+        found = []
+        for count in (2, 3):  # the difference is one sentence, without what is kept for all together
+            source = sentences([words] * count)
+            rows = torch.arange(count, device=source.device).repeat_interleave(BEAM)
+            encoded = model.encoder.reorder_encoder_out(model.encoder(source), rows)
+            state: dict[str, Any] = {}
+            tokens = sentences([steps] * count * BEAM)
+            for step in range(steps):
+                model.decoder(tokens[:, : step + 1], encoded, incremental_state=state)
+            found.append(numbers(state))
+        return found[1] - found[0]
+
+    return kept
+
+
+@pytest.mark.parametrize("steps", [5, 40])
+@pytest.mark.parametrize("words", [3, 30])
+def test_convs2s(kept, words: int, steps: int) -> None:
     layers, width, kernel, embedding = 2, 40, 3, 12
-    words = 3 if projected else 30
     sizes = {f"{side}_embed_dim": embedding for side in ("encoder", "decoder", "decoder_out")}
-    stack = f"[({width}, {kernel})] * {layers}"
-    state = decoding(build, sentences, "convs2s_tiny", words, decoder_layers=stack, **sizes)
-    per_source = 2 * embedding + (layers * (2 * width + 1) if projected else 0)
-    kept = [state.source.keys, state.source.values]
-    for layer in state.layers:
-        kept.append(layer.window.past)
-        if layer.projected is not None:
-            kept += [layer.projected.keys, layer.projected.score_bias, layer.projected.values]
-    assert numbers(*kept) == SENTENCES * words * per_source + SENTENCES * BEAM * layers * kernel * width
+    found = kept("convs2s_tiny", words, steps, decoder_layers=f"[({width}, {kernel})] * {layers}", **sizes)
+    projected = layers * (2 * width + 1) if words * (width - embedding) < width * embedding else 0
+    bias = 1
+    assert found == words * (2 * embedding + bias + projected) + ROOT_OF_LENGTH + BEAM * layers * kernel * width
 
 
+@pytest.mark.parametrize(("steps", "capacity"), [(5, 16), (40, 48)])
 @pytest.mark.parametrize("words", [7, 40])
-def test_weighted_transformer(build, sentences, words: int) -> None:
-    state = decoding(build, sentences, "weighted_transformer_tiny", words)
-    layers, dim, inner, capacity = 2, 128, 512, 16
-    per_source = dim + layers * (2 * dim + (inner if words < dim // 4 else 0))
-    kept = [state.source.keys, state.source.values]
-    for layer in state.layers:
-        kept += [layer.source_keys, layer.source_values, layer.past.keys, layer.past.values]
-    assert numbers(*kept) == SENTENCES * words * per_source + SENTENCES * BEAM * 2 * layers * dim * capacity
-    assert state.ancestry.table.numel() == SENTENCES * BEAM * capacity
+def test_weighted_transformer(kept, words: int, steps: int, capacity: int) -> None:
+    layers, dim, inner, bias = 2, 128, 512, 1
+    per_source = dim + bias + layers * (2 * dim + (inner if words < dim // 4 else 0))
+    found = kept("weighted_transformer_tiny", words, steps)
+    assert found == words * per_source + ROOT_OF_LENGTH + BEAM * 2 * layers * dim * capacity
 
 
-def test_conv_encoder(build, sentences) -> None:
-    state = decoding(build, sentences, "conv_encoder_tiny", WORDS, decoder_layers=2)
+@pytest.mark.parametrize("steps", [5, 40])
+@pytest.mark.parametrize("words", [7, 40])
+def test_conv_encoder(kept, words: int, steps: int) -> None:
     lstms, embedding, hidden = 2, 128, 256
-    per_source = 2 * embedding + embedding + 5 * hidden + 1
-    projected = state.attention
-    kept = [state.source.keys, state.source.values, projected.keys, projected.bias, projected.values]
-    kept += [part for lstm in state.lstms for part in (lstm.h, lstm.cell)]
-    assert numbers(*kept) == SENTENCES * WORDS * per_source + SENTENCES * BEAM * lstms * 2 * hidden
+    bias, projected_bias = 1, 1
+    per_source = 2 * embedding + bias + embedding + 5 * hidden + projected_bias
+    found = kept("conv_encoder_tiny", words, steps, decoder_layers=lstms)
+    assert found == words * per_source + ROOT_OF_LENGTH + BEAM * lstms * 2 * hidden
