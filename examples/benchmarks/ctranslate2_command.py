@@ -1,0 +1,37 @@
+"""A contestant of newstest.py: CTranslate2 in a process of its own, with the batches and output of fairseq-generate.
+
+ctranslate2_command.py MODEL TEXT PRECISION BEAM BATCH_SIZE THREADS
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.modules["torch"] = None  # type: ignore[assignment]  # it takes torch along where it can, and translates without
+
+import ctranslate2  # noqa: E402
+
+
+def main() -> None:
+    model, text, precision, *numbers = sys.argv[1:]
+    beam, batch_size, threads = map(int, numbers)
+    translator = ctranslate2.Translator(model, compute_type=precision, intra_threads=threads)
+    sentences = [line.split() for line in Path(text).read_text(encoding="utf-8").split("\n")[:-1]]
+    by_length = sorted(range(len(sentences)), key=lambda number: len(sentences[number]))
+    for start in range(0, len(sentences), batch_size):
+        batch = by_length[start : start + batch_size]
+        length = len(sentences[batch[-1]])
+        results = translator.translate_batch(
+            [sentences[number] for number in batch],
+            beam_size=beam,
+            return_scores=True,
+            min_decoding_length=length,
+            max_decoding_length=length,
+        )
+        for number, result in zip(batch, results, strict=True):
+            print(f"H-{number}\t{result.scores[0]}\t{' '.join(result.hypotheses[0])}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+#!/usr/bin/env python3
+"""Time fairseq-generate as a whole, start-up included, on the sentences of a text: greedy, and with a beam.
+
+As table 3 of Gehring et al. 2017, with random weights: fairseq's fconv, convs2s with the same weights, fairseq's
+transformer, the Weighted Transformer, ours also with the task translation_fast in each precision that the processor
+has, and the transformer's weights in CTranslate2 where that package is installed.  Their commands take turns.  None of
+the models ever ends a sentence, so that each translation is as long as the longest source of its batch, and all make
+equally many tokens of equal batches.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from argparse import Namespace
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq.checkpoint_utils import load_checkpoint_to_cpu
+from fairseq.data import Dictionary
+from turns import (
+    JSON,
+    SIZES,
+    build,
+    convert_for_ctranslate2,
+    describe_sizes,
+    machine,
+    parse_options,
+    ratio,
+    take_turns,
+    write_json,
+)
+
+import fairseq_plugins
+from fairseq_plugins.nn.packing import PRECISIONS
+from fairseq_plugins.tools import import_fconv
+from fairseq_plugins.tools.fairseq_command import fairseq
+from fairseq_plugins.tools.parallel_text import read_text
+
+OPTIONS = (
+    ("input", "", "text to translate, plain or gzipped, one sentence of words between spaces a line"),
+    ("sentences", 0, "only the first so many (0: all)"),
+    *SIZES,
+    ("batch-size", 128, "sentences in a batch, which have similar lengths"),
+    ("beams", "1,5", "beam sizes"),
+    JSON,
+)
+USER_DIR = Path(fairseq_plugins.__file__).parent
+FCONV, CONVS2S, TRANSFORMER, WEIGHTED = "fconv", "convs2s", "transformer", "weighted_transformer_small"
+
+# A process's peak counts in what the one that starts it holds, so a small one does.
+_MEASURE = """
+import json, resource, subprocess, sys
+with open(sys.argv[1], "wb") as output:
+    status = subprocess.call(sys.argv[2:], stdout=output)
+usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(json.dumps([usage.ru_maxrss, usage.ru_utime + usage.ru_stime]))
+sys.exit(status)
+"""
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A command that translates the text.
+
+    Attributes:
+        command: its words.
+        beside: the contestant whose translations its own are compared with, if any.
+        exact: whether they have to be the same.
+    """
+
+    command: list[str]
+    beside: str
+    exact: bool
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command did: its peak memory in GB, seconds of all cores, and score and words of each translation."""
+
+    peak: float
+    processor: float
+    translations: dict[int, tuple[float, str]]
+
+    @property
+    def tokens(self) -> int:
+        """Of all translations, ends included."""
+        return sum(len(words.split()) + 1 for _, words in self.translations.values())
+
+
+def make_data(args: Namespace, folder: Path) -> Dictionary:
+    """The text in fairseq's binary form, and its dictionary."""
+    dictionary = Dictionary()
+    with (folder / "test.en").open("w", encoding="utf-8", newline="\n") as file:
+        for line in islice(read_text(Path(args.input), "en"), args.sentences or None):
+            dictionary.encode_line(line, append_eos=False)
+            file.write(line + "\n")
+    dictionary.finalize(nwords=args.vocabulary, padding_factor=args.vocabulary)
+    for language in ("en", "de"):
+        dictionary.save(str(folder / f"dict.{language}.txt"))
+    texts = ["--testpref", folder / "test", "--only-source", "--srcdict", folder / "dict.en.txt"]
+    fairseq("preprocess", "-s", "en", "-t", "de", *texts, "--destdir", folder / "data-bin")
+    (folder / "dict.de.txt").rename(folder / "data-bin" / "dict.de.txt")
+    return dictionary
+
+
+def make_models(args: Namespace, dictionary: Dictionary, folder: Path) -> None:
+    """Checkpoints of all models."""
+    layers = f"[({args.width}, {args.kernel})] * {args.layers}"
+    save(FCONV, "fconv_wmt_en_ro", dictionary, folder, encoder_layers=layers, decoder_layers=layers)
+    torch.save(import_fconv.convert(load_checkpoint_to_cpu(str(folder / FCONV))), folder / CONVS2S)
+    depth = args.transformer_layers
+    for name in (TRANSFORMER, WEIGHTED):
+        save(name, name, dictionary, folder, encoder_layers=depth, decoder_layers=depth, share_all_embeddings=True)
+
+
+def save(name: str, architecture: str, dictionary: Dictionary, folder: Path, **sizes: object) -> None:
+    """A checkpoint of a random model, as fairseq's trainer writes it."""
+    options, model = build(architecture, dictionary, **sizes)
+    parameters = model.state_dict()
+    for output in ("decoder.fc3.weight_g", "decoder.output_projection.weight"):
+        if output in parameters:
+            parameters[output][dictionary.eos()] = 0  # of thousands of logits zero is never among the best
+    settings = {**vars(options), "task": "translation", "data": "", "source_lang": "en", "target_lang": "de"}
+    history = [{"num_updates": 1, "optimizer_name": "adam", "lr_scheduler_state": {}, "criterion_name": "x"}]
+    state = {"args": Namespace(**settings), "model": parameters, "optimizer_history": history, "extra_state": {}}
+    torch.save(state, folder / name)
+
+
+def contestants(args: Namespace, folder: Path, beam: int) -> dict[str, Contestant]:
+    """All commands, by what stands in the table."""
+    generate = [sys.executable, "-W", "ignore", "-m", "fairseq_cli.generate", str(folder / "data-bin")]
+    generate += ["--user-dir", str(USER_DIR), "-s", "en", "-t", "de", "--beam", str(beam)]
+    generate += ["--batch-size", str(args.batch_size), "--required-batch-size-multiple", "1"]
+    generate += ["--max-len-a", "1", "--max-len-b=-1"]  # as many words as the longest source
+    found = {}
+    for name, beside in ((FCONV, FCONV), (CONVS2S, FCONV), (TRANSFORMER, TRANSFORMER), (WEIGHTED, WEIGHTED)):
+        command = [*generate, "--path", str(folder / name), "--task"]
+        found[name] = Contestant([*command, "translation"], beside, exact=True)
+        if name in (CONVS2S, WEIGHTED):
+            for precision in [precision for precision, (_, is_supported) in PRECISIONS.items() if is_supported()]:
+                found[f"{name}, translation_fast, {precision}"] = Contestant(
+                    [*command, "translation_fast", "--cpu-dtype", precision], beside, exact=precision == "float32"
+                )
+    if find_spec("ctranslate2"):
+        script = Path(__file__).with_name("ctranslate2_command.py")
+        for precision in ("float32", "int8"):
+            command = [sys.executable, script, folder / "ctranslate2", folder / "test.en"]
+            command += [precision, beam, args.batch_size, args.threads]
+            found[f"CTranslate2, {precision}"] = Contestant([str(word) for word in command], "", exact=False)
+    return found
+
+
+def run(command: list[str], output: Path, threads: int) -> Result:
+    """Run a command in a process of its own."""
+    finished = subprocess.run(
+        [sys.executable, "-S", "-c", _MEASURE, str(output), *command],
+        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if finished.returncode:
+        sys.exit(f"{' '.join(command)} failed:\n{finished.stderr[-3000:]}")
+    kilobytes, processor = json.loads(finished.stdout)
+    translations = {}
+    with output.open(encoding="utf-8", newline="\n") as lines:
+        for line in lines:
+            if line.startswith("H-"):
+                name, score, words = line.rstrip("\n").split("\t")
+                translations[int(name[2:])] = float(score), words
+    return Result(kilobytes / 2**20, processor, translations)
+
+
+def compare(result: Result, other: Result) -> tuple[int, float]:
+    """How many translations are equal, and the largest difference of scores."""
+    pairs = [(ours, other.translations[number]) for number, ours in result.translations.items()]
+    return sum(ours[1] == theirs[1] for ours, theirs in pairs), max(abs(ours[0] - theirs[0]) for ours, theirs in pairs)
+
+
+def measure(args: Namespace, folder: Path, beam: int) -> list[dict[str, Any]]:
+    """A row of the table for each contestant."""
+    entrants = contestants(args, folder, beam)
+    runs = {name: partial(run, entrant.command, folder / "output", args.threads) for name, entrant in entrants.items()}
+    seconds, results = take_turns(runs, args.rounds, warm_up=0)
+    rows = []
+    for name, result in results.items():
+        row = {
+            "beam": beam,
+            "contestant": name,
+            "sentences": len(result.translations),
+            "tokens": result.tokens,
+            "seconds": seconds[name],
+            "times as fast as fconv": ratio(seconds[FCONV], seconds[name]),
+            "processor seconds": result.processor,
+            "peak GB": result.peak,
+            "failed": result.tokens != results[FCONV].tokens,
+        }
+        if beside := entrants[name].beside:
+            same, difference = compare(result, results[beside])
+            row |= {"beside": beside, "equal": same, "scores differ by": difference}
+            row["failed"] |= entrants[name].exact and same < len(result.translations)
+        rows.append(row)
+    return rows
+
+
+def main() -> None:
+    args = parse_options(__doc__, OPTIONS)
+    if not args.input:
+        sys.exit("--input FILE: the text to translate")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_models(args, make_data(args, folder), folder)
+        if find_spec("ctranslate2"):
+            convert_for_ctranslate2(folder / TRANSFORMER, folder / "data-bin", folder / "ctranslate2")
+        rows = [row for beam in args.beams.split(",") for row in measure(args, folder, int(beam))]
+    print_table(args, rows)
+    write_json(args, rows)
+    if failed := [f"{row['contestant']}, beam {row['beam']}" for row in rows if row["failed"]]:
+        sys.exit(f"translations of {failed} are not what they must be: the figures above mean nothing")
+
+
+def print_table(args: Namespace, rows: list[dict[str, Any]]) -> None:
+    """All rows, and what they must be read with."""
+    print(describe_sizes(args))
+    print(f"{rows[0]['sentences']} sentences, {rows[0]['tokens']} tokens out, batches of {args.batch_size}")
+    print(f"{machine(args)}\n")
+    print("| beam | | seconds | times as fast as fconv | processor seconds | tokens per second | peak GB | equal |")
+    print("|---|---|---|---|---|---|---|---|")
+    for row in rows:
+        seconds = statistics.median(row["seconds"])
+        print(
+            f"| {row['beam']} | {row['contestant']} | {seconds:.1f} | {row['times as fast as fconv']:.2f} | "
+            f"{row['processor seconds']:.1f} | {row['tokens'] / seconds:.0f} | {row['peak GB']:.2f} | "
+            + (f"{row['equal']} of {row['sentences']} |" if "equal" in row else "|")
+        )
+
+
+if __name__ == "__main__":
+    main()

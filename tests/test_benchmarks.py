@@ -1,0 +1,74 @@
+"""The benchmarks in miniature: they run, their checks pass, and what they count is what there was to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.commands import ROOT
+
+TINY = ["--layers", 1, "--vocabulary", 60, "--sentences", 2, "--beam", 2, "--source-length", 5]
+FAST = "translation_fast, float32"
+
+
+def bench(script: str, folder: Path, *options: object) -> dict[str, Any]:
+    """What a script writes to ``--json``."""
+    path = folder / "figures.json"
+    command = [ROOT / "examples" / "benchmarks" / script, *options, "--rounds", 1, "--threads", 1, "--json", path]
+    finished = subprocess.run(
+        [sys.executable, "-W", "ignore", *map(str, command)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stdout[-1000:] + finished.stderr[-3000:]
+    figures: dict[str, Any] = json.loads(path.read_text())
+    assert figures["options"]["rounds"] == 1
+    assert figures["machine"]["torch"]
+    for row in figures["rows"]:  # all of them are in the table
+        assert f"| {row['contestant']} |" in finished.stdout
+    return figures
+
+
+def test_generation(tmp_path: Path) -> None:
+    sizes = ["--width", 16, "--transformer-layers", 1, "--steps", 4]
+    rows = {row["contestant"]: row for row in bench("generation.py", tmp_path, *TINY, *sizes)["rows"]}
+    for name in ("convs2s", "weighted_transformer_small"):
+        for contestant in (name, f"{name}, {FAST}"):
+            assert rows[contestant]["equal"] == rows[contestant]["of"] == 2 * 2
+
+
+def test_step_time(tmp_path: Path) -> None:
+    rows = bench("step_time.py", tmp_path, *TINY, "--length", 32)["rows"]
+    assert [row["contestant"] for row in rows] == ["fconv", "convs2s", "transformer", "weighted_transformer_small"]
+    assert all(list(row["milliseconds"]) == ["16", "32"] for row in rows)
+
+
+@pytest.mark.slow
+def test_newstest(tmp_path: Path) -> None:
+    """Each sentence of a batch gets a translation as long as its longest one."""
+    random.seed(1)
+    lengths = [random.randint(1, 12) for _ in range(11)]
+    lines = [" ".join(random.choices("abcdefgh", k=length)) + "\n" for length in [*lengths, 1]]
+    (tmp_path / "text").write_text("".join(lines))
+    sizes = ["--layers", 1, "--width", 16, "--transformer-layers", 1, "--vocabulary", 60]
+    options = ["--input", tmp_path / "text", "--sentences", len(lengths), "--batch-size", 4, "--beams", 2]
+    rows = bench("newstest.py", tmp_path, *options, *sizes)["rows"]
+    ordered = sorted(lengths)
+    batches = [ordered[start : start + 4] for start in range(0, len(ordered), 4)]
+    expected = sum((batch[-1] + 1) * len(batch) for batch in batches)
+    names = {row["contestant"] for row in rows}
+    assert {"fconv", "convs2s", "transformer", f"convs2s, {FAST}"} < names
+    for row in rows:
+        assert (row["beam"], row["sentences"], row["tokens"]) == (2, len(lengths), expected)
+        assert row["processor seconds"] > 0
+        assert 0.1 < row["peak GB"] < 2 or row["contestant"].startswith("CTranslate2")
