@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -82,32 +78,3 @@ def test_convolutions_through_windows(calls: list[int], kernel: int, causal: boo
     assert calls
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours.double(), theirs.double(), rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("processor", "capability", "expected"),
-    [
-        ("vendor_id\t: AuthenticAMD\n", "AVX512", True),
-        ("vendor_id\t: AuthenticAMD\n", "AVX2", False),
-        ("vendor_id\t: GenuineIntel\n", "AVX512", False),
-        ("", "AVX512", False),
-        ("Features\t: fp asimd\n", "DEFAULT", False),
-    ],
-)
-def test_a_processor_decides_and_no_clock(processor: str, capability: str, expected: bool, monkeypatch) -> None:
-    """A choice that is measured may be another one in the process that resumes a training."""
-    monkeypatch.setattr(module, "_processor", lambda: processor)
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
-    assert module._onednn_is_faster.__wrapped__() is expected
-
-
-@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch has no MKL")
-def test_onednn_is_chosen_where_mkl_says_that_it_uses_no_avx512() -> None:
-    script = "import torch; torch.ones(300, 300) @ torch.ones(300, 300)"
-    environment = {**os.environ, "MKL_VERBOSE": "1"}
-    command = [sys.executable, "-W", "ignore", "-c", script]
-    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-    assert "MKL_VERBOSE" in said
-    has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
-    assert module._onednn_is_faster() == (has_avx512 and "AVX-512" not in said)
