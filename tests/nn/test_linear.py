@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -78,3 +80,17 @@ def test_convolutions_through_windows(calls: list[int], kernel: int, causal: boo
     assert calls
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours.double(), theirs.double(), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("quotient", [0.5, 1.0])
+def test_other_work_on_the_machine_does_not_turn_the_choice(quotient: float, monkeypatch) -> None:
+    """Each library is undisturbed once in 32 turns."""
+    number = itertools.count()
+
+    def seconds(multiply: object) -> float:
+        turn = next(number) // 2
+        undisturbed, at = (quotient, 20) if multiply is module._onednn else (1.0, 11)
+        return undisturbed if turn == at else undisturbed * (2 + turn % 5)
+
+    monkeypatch.setattr(module, "_seconds", seconds)
+    assert module._onednn_is_faster.__wrapped__() is (quotient < 0.75)
