@@ -48,7 +48,8 @@ from turns import (
 )
 
 from fairseq_plugins.generation.beam_search import FastBeamSearch
-from fairseq_plugins.nn.packing import PRECISIONS, Packing
+from fairseq_plugins.nn.packed_linear import PRECISIONS
+from fairseq_plugins.nn.packing import Packing
 
 OPTIONS = (
     *SIZES,

@@ -41,7 +41,7 @@ from turns import (
 )
 
 import fairseq_plugins
-from fairseq_plugins.nn.packing import PRECISIONS
+from fairseq_plugins.nn.packed_linear import PRECISIONS
 from fairseq_plugins.tools import import_fconv
 from fairseq_plugins.tools.fairseq_command import fairseq
 from fairseq_plugins.tools.parallel_text import read_text

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from fairseq_plugins.nn.packing import can_pack, current_packing
+from fairseq_plugins.nn.packed_linear import can_pack
+from fairseq_plugins.nn.packing import current_packing
 
 __all__ = ["FastLinear", "linear", "prefers_onednn"]
 

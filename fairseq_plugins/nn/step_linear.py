@@ -8,7 +8,8 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_plugins.nn.packing import PackedLinear, can_pack, current_packing
+from fairseq_plugins.nn.packed_linear import PackedLinear, can_pack
+from fairseq_plugins.nn.packing import current_packing
 
 __all__ = ["step_linear"]
 

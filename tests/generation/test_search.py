@@ -25,7 +25,8 @@ from fairseq_plugins.generation.candidates import Candidates
 from fairseq_plugins.generation.config import TranslationFastConfig
 from fairseq_plugins.generation.search import CandidateSearch, CandidateSearchWithAlignment
 from fairseq_plugins.generation.task import TranslationFastTask
-from fairseq_plugins.nn.packing import PRECISIONS, Packing
+from fairseq_plugins.nn.packed_linear import PRECISIONS
+from fairseq_plugins.nn.packing import Packing
 from tests.conftest import ARCHITECTURES
 from tests.generation.fairseq_models import FAIRSEQ_MODELS, fairseq_model
 from tests.models.test_generation import MODES

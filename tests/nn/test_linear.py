@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from fairseq_plugins.nn import linear as module
 from fairseq_plugins.nn.gated_convolution import GatedConvolution
 from fairseq_plugins.nn.linear import FastLinear, linear
-from fairseq_plugins.nn.packing import has_onednn
+from fairseq_plugins.nn.packed_linear import has_onednn
 
 onednn = pytest.mark.skipif(not has_onednn(), reason="this torch has no oneDNN")
 

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 
 from fairseq_plugins.nn.linear import linear
-from fairseq_plugins.nn.packing import PRECISIONS, Packing, has_onednn
+from fairseq_plugins.nn.packed_linear import PRECISIONS, has_onednn
+from fairseq_plugins.nn.packing import Packing
 from fairseq_plugins.nn.step_linear import step_linear
 from tests.operators import Operators
 
