@@ -57,6 +57,10 @@ OPTIONS = (
 USER_DIR = Path(fairseq_plugins.__file__).parent
 FCONV, CONVS2S, TRANSFORMER, WEIGHTED = "fconv", "convs2s", "transformer", "weighted_transformer_small"
 
+# To a random model two words are equally likely up to the last digits now and then, and rounding decides.  In so small
+# a share of the sentences: with bfloat16, half of them change.
+TIES = 0.02
+
 # A process's peak counts in what the one that starts it holds, so a small one does.
 _MEASURE = """
 import json, resource, subprocess, sys
@@ -75,7 +79,7 @@ class Contestant:
     Attributes:
         command: its words.
         beside: the contestant whose translations its own are compared with, if any.
-        exact: whether they have to be the same.
+        exact: whether they have to be the same, but for `TIES`.
     """
 
     command: list[str]
@@ -129,7 +133,8 @@ def save(name: str, architecture: str, dictionary: Dictionary, folder: Path, **s
     parameters = model.state_dict()
     for output in ("decoder.fc3.weight_g", "decoder.output_projection.weight"):
         if output in parameters:
-            parameters[output][dictionary.eos()] = 0  # of thousands of logits zero is never among the best
+            # Of many logits zero is never among the best: no sentence ends, nor has a start within (not printed).
+            parameters[output][[dictionary.bos(), dictionary.eos()]] = 0
     settings = {**vars(options), "task": "translation", "data": "", "source_lang": "en", "target_lang": "de"}
     history = [{"num_updates": 1, "optimizer_name": "adam", "lr_scheduler_state": {}, "criterion_name": "x"}]
     state = {"args": Namespace(**settings), "model": parameters, "optimizer_history": history, "extra_state": {}}
@@ -208,7 +213,7 @@ def measure(args: Namespace, folder: Path, beam: int) -> list[dict[str, Any]]:
         if beside := entrants[name].beside:
             same, difference = compare(result, results[beside])
             row |= {"beside": beside, "equal": same, "scores differ by": difference}
-            row["failed"] |= entrants[name].exact and same < len(result.translations)
+            row["failed"] |= entrants[name].exact and same < (1 - TIES) * len(result.translations)
         rows.append(row)
     return rows
 
