@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from argparse import ArgumentParser
 from collections.abc import Iterator
 from functools import cache
@@ -167,3 +168,19 @@ def test_what_options_name_is_registered(page: Page) -> None:
             if name not in NAMES[option]:
                 wrong.append(f"--{option} {name}")
     assert wrong == []
+
+
+def test_the_front_page_says_what_the_page_of_speed_does() -> None:
+    """Its ratios are cells there, and its picture is drawn from cells there."""
+    script = runpy.run_path(str(ROOT / "examples" / "benchmarks" / "speed_figure.py"))
+    columns, table = script["read_table"](script["PAGE"].read_text(encoding="utf-8"))
+    for row, *_ in script["BARS"]:
+        cells = dict(zip(columns, table[row], strict=True))
+        assert 0 < float(cells["one sentence, seconds"]) < float(cells["seconds"]) < 10
+    front = (ROOT / "README.md").read_text(encoding="utf-8")
+    fast = "`convs2s`, `translation_fast`"
+    ratios = {column: [table[f"{fast}{end}"][columns.index(column)] for end in ("", ", `--cpu-dtype int8`")]
+              for column in ("beside fconv as shipped", "beside fconv")}  # fmt: skip
+    many, one = ratios.values()
+    assert f"| fairseq's fconv as shipped | {many[0]} | {many[1]} |" in front
+    assert f"| fconv; CTranslate2 | {one[0]}; 1.0 × | {one[1]}; 1.0 × |" in front

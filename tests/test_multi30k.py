@@ -1,0 +1,53 @@
+"""``examples/multi30k/prepare.py`` on a made-up miniature of the captions."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from fairseq.data import Dictionary, indexed_dataset
+from fairseq.data.encoders.moses_tokenizer import MosesTokenizer, MosesTokenizerConfig
+
+from tests.commands import ROOT
+
+TEXTS = {"en": "A well-known man's dog, no {}.\n", "de": "Hund Nr. {} eines bekannten Mannes \u2013 da.\n"}
+
+
+def prepare(*words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "ignore", ROOT / "examples" / "multi30k" / "prepare.py", *words]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, check=False)
+
+
+def test_from_captions_to_numbers(tmp_path: Path) -> None:
+    """Plain and gzipped text; what the numbers stand for are fairseq's own tokens of the text."""
+    data, out = tmp_path / "data", tmp_path / "out"
+    data.mkdir()
+    lines = {language: [text.format(number) for number in range(40)] for language, text in TEXTS.items()}
+    for name in ("train", "val", "test_2016_flickr"):
+        for language, text in lines.items():
+            content = "".join(text).encode()
+            path = data / f"{name}.{language}"
+            if name == "val":
+                path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(content))
+            else:
+                path.write_bytes(content)
+    result = prepare(data, out, "--merges", "20", "--source-lang", "de")
+    assert result.returncode == 0, result.stderr[-4000:]
+    assert (out / "test.reference").read_text() == "".join(lines["en"])
+    dictionary = Dictionary.load(str(out / "data-bin" / "dict.de.txt"))
+    for part in ("train", "valid", "test"):
+        for language, text in lines.items():
+            tokenizer = MosesTokenizer(MosesTokenizerConfig(source_lang=language))
+            numbers = indexed_dataset.make_dataset(str(out / "data-bin" / f"{part}.de-en.{language}"), impl="mmap")
+            found = [dictionary.string(row, bpe_symbol="subword_nmt") for row in numbers]
+            assert found == [tokenizer.encode(line.strip()) for line in text]
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    result = prepare(tmp_path, tmp_path / "out")
+    assert result.returncode == 1
+    assert "train.en is missing. The README beside this script" in result.stderr
