@@ -12,6 +12,7 @@ from fairseq_plugins.nn.layer_list import parse_attention, parse_convolutions
         "[(512, 3)] * 10 + [(768, 3)] * 3 + [(2048, 1)] * 2",
         "[(8, 3), (16, 2, 2), (8, 1, 0),]",
         "2 * [(8, 3), (16, 3)]",
+        "[(1, 1, 0)]",
         " [(8,3)]*2+([(4,1)]) ",
     ],
 )
