@@ -49,6 +49,7 @@ def test_rates(update: int, network: float, branches: float) -> None:
 def test_warm_ups_and_scales_are_options() -> None:
     made = schedule(warmup_updates=100, branch_warmup_updates=25, lr_scale=2.0, branch_lr_scale=0.5)
     assert rates(made, 50) == pytest.approx((2 * 50 * 100**-1.5 / 16, 0.5 * 50**-0.5 / 8), rel=1e-9)
+    assert rates(schedule(warmup_updates=1, branch_warmup_updates=1), 4) == pytest.approx((0.5 / 16, 0.5 / 8), rel=1e-9)
 
 
 def test_the_sizes_of_the_default_architecture() -> None:
@@ -58,7 +59,7 @@ def test_the_sizes_of_the_default_architecture() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match="needs --optimizer simplex_adam"):
+    with pytest.raises(ValueError, match=r"^--lr-scheduler weighted_inverse_sqrt needs --optimizer simplex_adam$"):
         schedule(FairseqAdam)
     with pytest.raises(ValueError, match="--branch-warmup-updates must be positive, but it is 0"):
         schedule(branch_warmup_updates=0)
