@@ -103,8 +103,10 @@ class FastBeamSearch(SequenceGenerator):
         states: list[dict[str, Any]] = [{}]
         decoder = self.model.single_model.decoder
         if self.compiled is not None and isinstance(decoder, IncrementalDecoder):
-            decoder.begin(states[0], self.compiled.start(decoder, encoded[0], k, steps=longest + 1))
-            beams.keeps_all = True
+            decoding = self.compiled.start(decoder, encoded[0], k, steps=longest + 1)
+            if decoding is not None:
+                decoder.begin(states[0], decoding)
+                beams.keeps_all = True
         encoded = self.model.reorder_encoder_out(encoded, torch.arange(len(beams.tokens), device=source.device) // k)
         lprobs: Tensor | None = None
         for step in range(longest + 1):

@@ -10,31 +10,41 @@ B sentences, k hypotheses (rows) for each, R = B·k rows, S source positions, T 
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_plugins.models.incremental import IncrementalDecoder, StepwiseDecoding
 from fairseq_plugins.nn.decoder_state import RowOrder
+from fairseq_plugins.nn.packed_linear import PackedLinear
 from fairseq_plugins.nn.source import Source
+from fairseq_plugins.nn.weight_norm import has_weight_norm
 
 __all__ = ["CompiledDecoding", "CompiledSteps", "take_over", "tensors_of"]
 
+logger = logging.getLogger(__name__)
+
 _LENGTHS = 32  # lengths are rounded up to a multiple
-_PROGRAMS = 64  # sizes that programs are kept for; torch gives up where there are more
+_SHAPES = 32  # that are compiled; batches of others are decoded without
+_CAPTURED = 8  # shapes whose memory is kept on a GPU
 
 
 class CompiledSteps:
-    """The decodings of one generator, whose steps are compiled."""
+    """The decodings of a task's generators, whose steps are compiled; one batch at a time."""
 
     def __init__(self) -> None:
+        self._shapes: set[tuple[int, ...]] = set()
         self._captured: dict[tuple[int, ...], StepwiseDecoding] = {}
 
+    def __reduce__(self) -> tuple[type[CompiledSteps], tuple[()]]:
+        """A copy captures for itself."""
+        return CompiledSteps, ()
+
     @torch.no_grad()
-    def start(self, decoder: IncrementalDecoder, encoder_out: Source, beam: int, steps: int) -> CompiledDecoding:
+    def start(self, decoder: IncrementalDecoder, encoder_out: Source, beam: int, steps: int) -> CompiledDecoding | None:
         """Begin a batch.
 
         Args:
@@ -42,24 +52,45 @@ class CompiledSteps:
             encoder_out: the encoder's result, one entry for each of B sentences.
             beam: k.
             steps: T, the most that will be made.
+
+        Returns:
+            None if it is not to be compiled: in the middle of training, where each batch has normalised weights of its
+            own, and when there have been too many shapes.
         """
         sentences, length = encoder_out.padding_mask.shape
-        shape = 1 << (sentences - 1).bit_length(), _round_up(length), _round_up(steps)
-        padded = encoder_out.pad(*shape[:2])
+        shape = 1 << (sentences - 1).bit_length(), _round_up(length)
+        if has_weight_norm(decoder) or not self._admits((*shape, beam)):
+            return None
+        padded = encoder_out.pad(*shape)
         rows = torch.arange(shape[0] * beam, device=padded.keys.device).div(beam, rounding_mode="floor")
-        decoding = decoder.start(padded.reorder(rows), len(rows), longest=shape[2])
         if padded.keys.is_cuda:
-            decoding = self._in_place((*shape, beam), decoding)
+            decoding = self.captured(decoder.start(padded.reorder(rows), len(rows), room=_round_up(steps)))
+        else:  # where to attend to steps that may come takes long, and state may move
+            decoding = decoder.start(padded.reorder(rows), len(rows), room=_LENGTHS)
         return CompiledDecoding(decoding, sentences * beam, length)
 
-    def _in_place(self, shape: tuple[int, ...], decoding: StepwiseDecoding) -> StepwiseDecoding:
+    def captured(self, decoding: StepwiseDecoding) -> StepwiseDecoding:
         """The decoding in the memory of an earlier one of that shape, which a captured graph reads and writes."""
-        captured = self._captured.get(shape)
+        shape = *decoding.source.padding_mask.shape, decoding.beam, decoding.room or 0
+        captured = self._captured.pop(shape, None)
         if captured is None or not take_over(captured, decoding):
-            captured = self._captured[shape] = decoding
+            captured = decoding
             for tensor in tensors_of(captured):
-                torch._dynamo.mark_static_address(tensor)
+                torch._dynamo.mark_static_address(tensor, guard=False)
+        self._captured[shape] = captured  # the last
+        if len(self._captured) > _CAPTURED:
+            del self._captured[next(iter(self._captured))]
         return captured
+
+    def _admits(self, shape: tuple[int, ...]) -> bool:
+        if len(self._shapes) == _SHAPES and shape not in self._shapes:
+            logger.warning(f"after {_SHAPES} shapes of batches no other is compiled: {shape} is decoded without")
+            return False
+        self._shapes.add(shape)
+        # For each thread, and for all generators and lengths of outputs together.
+        for limit in ("cache_size_limit", "accumulated_cache_size_limit"):
+            setattr(torch._dynamo.config, limit, max(1024, getattr(torch._dynamo.config, limit)))
+        return True
 
 
 class CompiledDecoding:
@@ -95,9 +126,12 @@ class CompiledDecoding:
         order, kept = self.order.take()
         if kept is not None:
             raise RuntimeError("compiled steps keep the rows of sentences that have ended")
-        missing = len(self.all_rows) - self.rows
-        tokens = F.pad(prev_output_tokens[:, -1], (0, missing))
-        order = self.all_rows if order is None else torch.cat([order, self.all_rows[self.rows :]])
+        if decoding.room is not None and decoding.room == decoding.steps:
+            decoding.grow(decoding.room)
+        others = self.all_rows[self.rows :]
+        # Not `F.pad`: of one token it would keep the stride, which grows, and a program is for the strides it has seen.
+        tokens = torch.cat([prev_output_tokens[:, -1], torch.zeros_like(others)])
+        order = self.all_rows if order is None else torch.cat([order, others])
         if tokens.is_cuda:  # what the step before has returned is not needed any more
             torch.compiler.cudagraph_mark_step_begin()
         features, attention = _compiled(tokens.is_cuda)(decoding, tokens, order)
@@ -110,8 +144,7 @@ class CompiledDecoding:
 
 @functools.cache
 def _compiled(captures: bool) -> Callable[..., tuple[Tensor, Tensor | None]]:
-    """`StepwiseDecoding.advance`, compiled for the sizes of each batch that has others than those before."""
-    torch._dynamo.config.cache_size_limit = max(_PROGRAMS, torch._dynamo.config.cache_size_limit)
+    """`StepwiseDecoding.advance`, compiled for each shape that it meets."""
     mode = "reduce-overhead" if captures else None
     return torch.compile(StepwiseDecoding.advance, fullgraph=True, dynamic=False, mode=mode)
 
@@ -128,7 +161,7 @@ def take_over(old: StepwiseDecoding, new: StepwiseDecoding) -> bool:
     """
     if old.decoder is not new.decoder:
         return False
-    old.output_layer, old.steps = new.output_layer, new.steps  # no part of a step; among candidates of other sizes
+    old.output_layer = new.output_layer  # no part of a step; among candidates of other sizes
     own = (*new.decoder.parameters(), *new.decoder.buffers())
     weights = {each.untyped_storage().data_ptr() for each in own}
     pairs = list(zip(tensors_of(old), tensors_of(new), strict=True))
@@ -137,6 +170,7 @@ def take_over(old: StepwiseDecoding, new: StepwiseDecoding) -> bool:
         return False
     for mine, other in moved:
         mine.copy_(other)
+    old.steps = new.steps
     return True
 
 
@@ -152,7 +186,7 @@ def tensors_of(part: Any) -> Iterator[Tensor]:
                 yield from tensors_of(each)
         case functools.partial():
             yield from tensors_of(list(part.keywords.values()))
-        case nn.Module() | RowOrder():
+        case nn.Module() | RowOrder() | PackedLinear():
             pass
         case _ if type(part).__module__.startswith(__name__.split(".")[0]):
             yield from tensors_of(list(vars(part).values()))

@@ -64,7 +64,7 @@ class IncrementalDecoder(NoTorchScript, FairseqIncrementalDecoder):
         """Logits over the vocabulary: (..., width) -> (..., V)."""
 
     @abstractmethod
-    def start(self, encoder_out: Source, rows: int, longest: int | None = None) -> StepwiseDecoding:
+    def start(self, encoder_out: Source, rows: int, room: int | None = None) -> StepwiseDecoding:
         """The state of a batch of R rows before its first step; see `StepwiseDecoding`."""
 
     def forward(
@@ -123,16 +123,17 @@ class StepwiseDecoding:
         decoder: which.
         encoder_out: the encoder's result.
         rows: R.
-        longest: when given, no more steps than these will be made and no row will leave, and all tensors of the state
-            keep their shapes and places in memory.
+        room: when given, no row will leave, and all tensors of the state keep their shapes and places in memory, until
+            there have been so many steps and `grow` has to be called.
 
     Raises:
         ValueError: there are not equally many rows for each sentence.
     """
 
-    def __init__(self, decoder: IncrementalDecoder, encoder_out: Source, rows: int, longest: int | None) -> None:
+    def __init__(self, decoder: IncrementalDecoder, encoder_out: Source, rows: int, room: int | None) -> None:
         self.decoder = decoder
-        self.fixed = longest is not None
+        self.fixed = room is not None
+        self.room: int | None = None  # steps that there is memory for, if steps add to the state
         self.source, self.beam = encoder_out.group()
         if len(self.source.keys) * self.beam != rows:
             raise ValueError(
@@ -160,6 +161,9 @@ class StepwiseDecoding:
     @abstractmethod
     def keep(self, kept: Kept) -> None:
         """Go on with these sentences only, which the next order is of."""
+
+    def grow(self, steps: int) -> None:
+        """Make room for so many more steps: nothing to do where steps add nothing to the state."""
 
     def advance(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """`step`, and on to the next position."""

@@ -57,7 +57,9 @@ class Source:
         before, words = self.padding_mask.shape
         more = (0, 0, 0, length - words, 0, sentences - before)
         mask = F.pad(F.pad(self.padding_mask, (0, length - words), value=True), (0, 0, 0, sentences - before))
-        return Source(F.pad(self.keys, more), F.pad(self.values, more), mask)
+        padded = F.pad(self.keys, more), F.pad(self.values, more), mask
+        # Where nothing is added, what comes back lies in memory as before.
+        return Source(*(part.clone(memory_format=torch.contiguous_format) for part in padded))
 
     def group(self) -> tuple[Source, int]:
         """One entry per sentence, and k, how many rows each has.

@@ -403,7 +403,7 @@ def test_generators_of_a_task_share_what_takes_long_to_make(build, dictionary, c
 
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
 def test_lower_precision(build, architecture: str, dictionary, sentences, precision: str) -> None:
-    """All products with weights go through it, but those that are made once for a sentence."""
+    """All products with weights go through it."""
     if not PRECISIONS[precision][1]():
         pytest.skip(f"this processor has no {precision}")
     source = sentences([60, 40, 60, 20])

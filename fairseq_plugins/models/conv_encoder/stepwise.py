@@ -30,12 +30,12 @@ class ConvEncoderDecoding(StepwiseDecoding):
         decoder: the decoder.
         encoder_out: the encoder's result.
         rows: R.
-        longest: as of `StepwiseDecoding`.
+        room: as of `StepwiseDecoding`.
     """
 
     @torch.no_grad()
-    def __init__(self, decoder: LSTMDecoder, encoder_out: Source, rows: int, longest: int | None) -> None:
-        super().__init__(decoder, encoder_out, rows, longest)
+    def __init__(self, decoder: LSTMDecoder, encoder_out: Source, rows: int, room: int | None) -> None:
+        super().__init__(decoder, encoder_out, rows, room)
         self.to_embedding = step_linear(decoder.to_embedding.weight, decoder.to_embedding.bias, rows)
         self.attention = ProjectedAttention(decoder.attentive, self.source)
         attentive = decoder.attentive

@@ -38,14 +38,14 @@ class ConvS2SDecoding(StepwiseDecoding):
         decoder: the decoder, prepared for inference or in the middle of training.
         encoder_out: the encoder's result.
         rows: R.
-        longest: as of `StepwiseDecoding`.
+        room: as of `StepwiseDecoding`.
     """
 
     @torch.no_grad()
-    def __init__(self, decoder: ConvS2SDecoder, encoder_out: Source, rows: int, longest: int | None) -> None:
+    def __init__(self, decoder: ConvS2SDecoder, encoder_out: Source, rows: int, room: int | None) -> None:
         if has_weight_norm(decoder):
             decoder = without_weight_norm(decoder, decoder.dictionary)
-        super().__init__(decoder, encoder_out, rows, longest)
+        super().__init__(decoder, encoder_out, rows, room)
         self.from_embedding, self.to_embedding = (
             step_linear(part.weight, part.bias, rows) for part in (decoder.from_embedding, decoder.to_embedding)
         )

@@ -33,15 +33,13 @@ class WeightedTransformerDecoding(StepwiseDecoding):
         decoder: the decoder.
         encoder_out: the encoder's result.
         rows: R.
-        longest: as of `StepwiseDecoding`.
+        room: as of `StepwiseDecoding`.
     """
 
     @torch.no_grad()
-    def __init__(
-        self, decoder: WeightedTransformerDecoder, encoder_out: Source, rows: int, longest: int | None
-    ) -> None:
-        super().__init__(decoder, encoder_out, rows, longest)
-        self.room = _ROOM if longest is None else longest
+    def __init__(self, decoder: WeightedTransformerDecoder, encoder_out: Source, rows: int, room: int | None) -> None:
+        super().__init__(decoder, encoder_out, rows, room)
+        self.room: int = _ROOM if room is None else room
         self.ancestry = Ancestry(len(self.source.keys), self.beam, self.room, self.source.keys.device, self.fixed)
         self.layers = [
             _Layer(layer, self.source, rows, self.beam, self.room)
@@ -51,7 +49,7 @@ class WeightedTransformerDecoding(StepwiseDecoding):
     def step(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """One token per row, (R,), to features (R, d) and the last layer's attention (R, S)."""
         if not self.fixed and self.steps == self.room:
-            self._grow(max(_ROOM, self.room // 4))
+            self.grow(max(_ROOM, self.room // 4))
         places, past_bias = self.ancestry.step(order, self.position, self.source.keys.dtype)
         source_bias = self.source.bias.unsqueeze(1)
 
@@ -69,7 +67,7 @@ class WeightedTransformerDecoding(StepwiseDecoding):
         for layer in self.layers:
             layer.keep(kept)
 
-    def _grow(self, steps: int) -> None:
+    def grow(self, steps: int) -> None:
         """Make room for so many more steps."""
         self.room += steps
         self.ancestry.grow(steps)
