@@ -163,9 +163,11 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="folder for everything that is made")
     parser.add_argument("--reference", type=Path, required=True, help="target text of the test part")
     parser.add_argument("--tokenizer", help="fairseq's name of the tokenizer to undo, such as moses")
-    parser.add_argument("--rates", type=float, nargs="+", default=[0.7, 1.4], help="--lr-scale (default: 0.7 1.4)")
+    parser.add_argument(
+        "--rates", type=float, nargs="+", default=[0.7, 1.0, 1.4], help="--lr-scale (default: 0.7 1 1.4)"
+    )
     parser.add_argument("--attention-dropouts", type=float, nargs="+", default=[0.0, 0.1], help="(default: 0 0.1)")
-    parser.add_argument("--grid-updates", type=int, default=1000, help="updates of each setting (default: 1000)")
+    parser.add_argument("--grid-updates", type=int, default=1600, help="updates of each setting (default: 1600)")
     parser.add_argument(
         "--seeds", type=int, nargs="+", default=[1, 2, 3], help="the first for the grid (default: 1 2 3)"
     )
