@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,17 @@ def test_generate(data: Path, trained: tuple[Path, str], selection: list[object]
     assert [[score for score, _ in lower[number]] for number in lower] == [
         [pytest.approx(score, abs=0.3) for score, _ in plain[0][number]] for number in lower
     ]
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler: g++")
+@pytest.mark.slow
+def test_generate_with_compiled_steps(data: Path, trained: tuple[Path, str], selection: list[object]) -> None:
+    path = trained[0] / "checkpoint_best.pt"
+    for more in (["--task", "translation_fast"], [*selection, *ONE_BY_ONE]):
+        expected, found = generate(data, path, *more), generate(data, path, *more, "--compile-steps")
+        assert [[text for _, text in found[number]] for number in found] == [
+            [text for _, text in expected[number]] for number in found
+        ]
 
 
 @pytest.mark.parametrize(
