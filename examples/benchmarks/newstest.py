@@ -89,7 +89,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Translation:
-    """Words, the log-probability of each and of the end, and their mean, in bits."""
+    """Words, the log-probability of each and of the end where it is told, and their mean, in bits."""
 
     words: list[str]
     scores: list[float]
@@ -198,9 +198,10 @@ def run(command: list[str], output: Path, threads: int) -> Result:
         for line in lines:
             if line.startswith("H-"):
                 name, score, words = line.rstrip("\n").split("\t")
-            elif line.startswith("P-"):  # follows
-                scores = [float(each) for each in line.split("\t")[1].split()]
-                translations[int(name[2:])] = Translation(words.split(), scores, float(score))
+                translations[int(name[2:])] = Translation(words.split(), [], float(score))
+            elif line.startswith("P-"):  # fairseq's alone
+                name, scores = line.split("\t")
+                translations[int(name[2:])].scores.extend(map(float, scores.split()))
     return Result(kilobytes / 2**20, processor, translations)
 
 
