@@ -106,7 +106,10 @@ class CompiledDecoding:
         self.decoding = decoding
         self.rows = rows
         self.source_length = source_length
+        self.steps = 0
         self.all_rows = torch.arange(decoding.order.rows, device=decoding.position.device)
+        self.missing = self.all_rows[rows:]
+        self.missing_tokens = torch.zeros_like(self.missing)
         self.order = RowOrder(rows, decoding.beam)
 
     @torch.no_grad()
@@ -118,24 +121,21 @@ class CompiledDecoding:
             ValueError: there is not exactly one new token, or it lies beyond the model's positions.
         """
         decoding, length = self.decoding, prev_output_tokens.size(1)
-        if length != decoding.steps + 1:
-            raise ValueError(
-                f"compiled steps are made one by one: {decoding.steps} were made, {length} tokens are given"
-            )
+        if length != self.steps + 1:
+            raise ValueError(f"compiled steps are made one by one: {self.steps} were made, {length} tokens are given")
         decoding.check_length(length)
         order, kept = self.order.take()
         if kept is not None:
             raise RuntimeError("compiled steps keep the rows of sentences that have ended")
-        if decoding.room is not None and decoding.room == decoding.steps:
+        if decoding.room is not None and decoding.room == self.steps:
             decoding.grow(decoding.room)
-        others = self.all_rows[self.rows :]
         # Not `F.pad`: of one token it would keep the stride, which grows, and a program is for the strides it has seen.
-        tokens = torch.cat([prev_output_tokens[:, -1], torch.zeros_like(others)])
-        order = self.all_rows if order is None else torch.cat([order, others])
+        tokens = torch.cat([prev_output_tokens[:, -1], self.missing_tokens])
+        order = self.all_rows if order is None else torch.cat([order, self.missing])
         if tokens.is_cuda:  # what the step before has returned is not needed any more
             torch.compiler.cudagraph_mark_step_begin()
         features, attention = _compiled(tokens.is_cuda)(decoding, tokens, order)
-        decoding.steps += 1
+        self.steps += 1
         logits = decoding.output_layer(features[: self.rows].unsqueeze(1))
         if attention is not None:
             attention = attention[: self.rows, : self.source_length].unsqueeze(1)
@@ -170,7 +170,6 @@ def take_over(old: StepwiseDecoding, new: StepwiseDecoding) -> bool:
         return False
     for mine, other in moved:
         mine.copy_(other)
-    old.steps = new.steps
     return True
 
 
