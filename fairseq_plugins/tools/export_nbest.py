@@ -9,20 +9,14 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from fairseq_plugins.tools.generated import LARGEST, read_generated
+from fairseq_plugins.tools.generated import LARGEST, add_generated, read_generated
 
 __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The command's arguments."""
-    parser.add_argument(
-        "generated",
-        nargs="+",
-        type=Path,
-        metavar="GENERATED",
-        help="output of fairseq-generate or fairseq-interactive, or of its shards",
-    )
+    add_generated(parser, "fairseq-generate or fairseq-interactive")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="list to write")
     parser.add_argument(
         "--lenpen", type=float, default=1.0, metavar="A", help="length penalty in the score (default: %(default)g)"

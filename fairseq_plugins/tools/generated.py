@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from argparse import ArgumentParser
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -17,7 +18,7 @@ from pathlib import Path
 from fairseq_plugins.tools import parallel_text
 from fairseq_plugins.tools.parallel_text import decoded
 
-__all__ = ["LARGEST", "Hypothesis", "Sentence", "read_generated", "read_text"]
+__all__ = ["LARGEST", "Hypothesis", "Sentence", "add_generated", "read_generated", "read_text"]
 
 LARGEST = 10  # length penalty; powers of lengths have limits
 
@@ -60,6 +61,13 @@ class _Line:
     kind: str
     number: int
     text: str
+
+
+def add_generated(parser: ArgumentParser, made_by: str) -> None:
+    """The argument of tools that read what a command, with these options, has printed."""
+    parser.add_argument(
+        "generated", nargs="+", type=Path, metavar="GENERATED", help=f"output of {made_by}, or of its shards"
+    )
 
 
 def read_generated(paths: Iterable[Path]) -> list[Sentence]:

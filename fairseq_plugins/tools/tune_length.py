@@ -12,20 +12,14 @@ from pathlib import Path
 
 from sacrebleu.metrics.bleu import BLEU
 
-from fairseq_plugins.tools.generated import LARGEST, Sentence, read_generated, read_text
+from fairseq_plugins.tools.generated import LARGEST, Sentence, add_generated, read_generated, read_text
 
 __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The command's arguments."""
-    parser.add_argument(
-        "generated",
-        nargs="+",
-        type=Path,
-        metavar="GENERATED",
-        help="output of fairseq-generate --nbest K, or of its shards",
-    )
+    add_generated(parser, "fairseq-generate --nbest K")
     parser.add_argument(
         "--reference",
         type=Path,

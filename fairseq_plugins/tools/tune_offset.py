@@ -16,7 +16,7 @@ from fairseq.data import Dictionary
 from fairseq.tokenizer import tokenize_line
 from sacrebleu.metrics.bleu import BLEU
 
-from fairseq_plugins.tools.generated import Sentence, read_generated, read_text
+from fairseq_plugins.tools.generated import Sentence, add_generated, read_generated, read_text
 from fairseq_plugins.unknown_words import moved, read_translations
 
 __all__ = ["add_arguments", "run"]
@@ -26,13 +26,7 @@ _UNKNOWN = Dictionary().unk_string()
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The command's arguments."""
-    parser.add_argument(
-        "generated",
-        nargs="+",
-        type=Path,
-        metavar="GENERATED",
-        help="output of fairseq-generate --print-alignment, without --replace-unk, or of its shards",
-    )
+    add_generated(parser, "fairseq-generate --print-alignment, without --replace-unk")
     for side, text in (("source", "what was translated"), ("reference", "its right translations")):
         words = f"{text}, in the words of the model's text, one sentence per line"
         parser.add_argument(f"--{side}", type=Path, required=True, metavar="FILE", help=words)
