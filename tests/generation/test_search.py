@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from argparse import Namespace
 from collections.abc import Callable
@@ -25,12 +24,9 @@ from fairseq_plugins.generation.candidates import Candidates
 from fairseq_plugins.generation.config import TranslationFastConfig
 from fairseq_plugins.generation.search import CandidateSearch, CandidateSearchWithAlignment
 from fairseq_plugins.generation.task import TranslationFastTask
-from fairseq_plugins.nn.packed_linear import PRECISIONS
-from fairseq_plugins.nn.packing import Packing
 from tests.conftest import ARCHITECTURES
 from tests.generation.fairseq_models import FAIRSEQ_MODELS, fairseq_model
 from tests.models.test_generation import MODES
-from tests.operators import Operators
 
 LENGTHS = [9, 6, 3, 1]  # fairseq's lstm wants them to fall
 PREFIX = torch.tensor([[7, 8, 9], [10, 1, 1], [12, 2, 1], [1, 1, 1]])  # one is a whole sentence
@@ -399,41 +395,3 @@ def test_generators_of_a_task_share_what_takes_long_to_make(build, dictionary, c
     assert "not compiled" not in caplog.text
     task.build_generator([model, model], Namespace(beam=3))
     assert "steps are not compiled: that is for plain beam search" in caplog.text
-
-
-@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
-def test_lower_precision(build, architecture: str, dictionary, sentences, precision: str) -> None:
-    """All products with weights go through it."""
-    if not PRECISIONS[precision][1]():
-        pytest.skip(f"this processor has no {precision}")
-    source = sentences([60, 40, 60, 20])
-    with Operators() as operators:
-        actual = generate(FastBeamSearch, [build(architecture)], dictionary, source, packing=Packing(precision))
-    name = {"bfloat16": "mkldnn._linear_pointwise", "int8": "quantized.linear_dynamic"}[precision]
-    steps = max(len(beam["tokens"]) for beam in chain(*actual))
-    assert operators.count(name) >= 2 * steps
-    assert operators.count("aten.addmm") == 0
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_weights_that_change_in_the_middle_of_training(
-    build, architecture: str, dictionary, sentences, precision: str
-) -> None:
-    """Behind torch's back, as optimizers in half precision and averages of weights change them."""
-    source = sentences(LENGTHS)
-    sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(dictionary.pad()).sum(dim=1)}}
-    trained, other = build(architecture, 1), build(architecture, 2)
-    generator = FastBeamSearch([trained], dictionary, packing=Packing(precision), beam_size=4, max_len_b=12)
-    generator.generate([trained], sample)
-    for parameter, value in zip(trained.parameters(), other.parameters(), strict=True):
-        parameter.data.copy_(value.data)
-    actual = generator.generate([trained], sample)
-    assert_same(actual, generate(FastBeamSearch, [other], dictionary, source, packing=Packing(precision)), tolerance=0)
-
-
-def test_a_generator_that_was_used_can_be_copied(build, architecture: str, dictionary, sentences) -> None:
-    source, model = sentences(LENGTHS), build(architecture)
-    generator = FastBeamSearch([model], dictionary, beam_size=4, max_len_b=12)
-    sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(dictionary.pad()).sum(dim=1)}}
-    expected = generator.generate([model], sample)
-    assert_same(copy.deepcopy(generator).generate([model], sample), expected, tolerance=0)

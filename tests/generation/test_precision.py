@@ -1,0 +1,52 @@
+"""The search with weights packed in each precision: through which products, never stale, and copied."""
+
+from __future__ import annotations
+
+import copy
+from itertools import chain
+
+import pytest
+
+from fairseq_plugins.generation.beam_search import FastBeamSearch
+from fairseq_plugins.nn.packed_linear import PRECISIONS
+from fairseq_plugins.nn.packing import Packing
+from tests.generation.test_search import LENGTHS, assert_same, generate
+from tests.operators import Operators
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+def test_lower_precision(build, architecture: str, dictionary, sentences, precision: str) -> None:
+    """All products with weights go through it."""
+    if not PRECISIONS[precision][1]():
+        pytest.skip(f"this processor has no {precision}")
+    source = sentences([60, 40, 60, 20])
+    with Operators() as operators:
+        actual = generate(FastBeamSearch, [build(architecture)], dictionary, source, packing=Packing(precision))
+    name = {"bfloat16": "mkldnn._linear_pointwise", "int8": "quantized.linear_dynamic"}[precision]
+    steps = max(len(beam["tokens"]) for beam in chain(*actual))
+    assert operators.count(name) >= 2 * steps
+    assert operators.count("aten.addmm") == 0
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_weights_that_change_in_the_middle_of_training(
+    build, architecture: str, dictionary, sentences, precision: str
+) -> None:
+    """Behind torch's back, as optimizers in half precision and averages of weights change them."""
+    source = sentences(LENGTHS)
+    sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(dictionary.pad()).sum(dim=1)}}
+    trained, other = build(architecture, 1), build(architecture, 2)
+    generator = FastBeamSearch([trained], dictionary, packing=Packing(precision), beam_size=4, max_len_b=12)
+    generator.generate([trained], sample)
+    for parameter, value in zip(trained.parameters(), other.parameters(), strict=True):
+        parameter.data.copy_(value.data)
+    actual = generator.generate([trained], sample)
+    assert_same(actual, generate(FastBeamSearch, [other], dictionary, source, packing=Packing(precision)), tolerance=0)
+
+
+def test_a_generator_that_was_used_can_be_copied(build, architecture: str, dictionary, sentences) -> None:
+    source, model = sentences(LENGTHS), build(architecture)
+    generator = FastBeamSearch([model], dictionary, beam_size=4, max_len_b=12)
+    sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(dictionary.pad()).sum(dim=1)}}
+    expected = generator.generate([model], sample)
+    assert_same(copy.deepcopy(generator).generate([model], sample), expected, tolerance=0)
