@@ -10,14 +10,16 @@ Every speed has its check: which hypotheses are those of the model in float32 un
 
 from __future__ import annotations
 
-import importlib.util
 import statistics
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from subprocess import PIPE, Popen
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,6 +61,7 @@ OPTIONS = (
     ("steps", 25, "decoder steps"),
     JSON,
 )
+PAUSE = 0.5  # seconds; CTranslate2's threads go on spinning for 0.2
 CONVS2S, WEIGHTED = "convs2s", "weighted_transformer_small"
 
 
@@ -83,34 +86,33 @@ def cache_linearized_weights(model: FConvModel) -> None:
             module._linearized_weight = module._get_linearized_weight()
 
 
+@contextmanager
 def ctranslate2_runs(
     model: BaseFairseqModel, options: Namespace, dictionary: Dictionary, source: torch.Tensor, args: Namespace
-) -> dict[str, Callable[[], Any]]:
+) -> Iterator[dict[str, Callable[[], None]]]:
     """The same Transformer in CTranslate2's precisions, each as a call that translates the sentences."""
-    import ctranslate2  # noqa: PLC0415  (an optional contestant)
-
-    words = [dictionary.string(sentence).split() for sentence in source]
-    runs = {}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         for language in ("en", "de"):
-            dictionary.save(str(Path(folder) / f"dict.{language}.txt"))
-        checkpoint = Path(folder) / "model.pt"
+            dictionary.save(str(folder / f"dict.{language}.txt"))
         settings = {**vars(options), "task": "translation", "source_lang": "en", "target_lang": "de"}
-        torch.save({"args": Namespace(**settings), "model": model.state_dict()}, checkpoint)
-        convert_for_ctranslate2(checkpoint, Path(folder), Path(folder) / "converted")
-        for precision in ("float32", "int8"):
-            translator = ctranslate2.Translator(
-                str(Path(folder) / "converted"), compute_type=precision, intra_threads=args.threads
-            )
-            runs[f"CTranslate2, {precision}"] = partial(
-                translator.translate_batch,
-                words,
-                beam_size=args.beam,
-                num_hypotheses=args.beam,
-                min_decoding_length=args.steps - 1,
-                max_decoding_length=args.steps - 1,
-            )
-    return runs
+        torch.save({"args": Namespace(**settings), "model": model.state_dict()}, folder / "model.pt")
+        convert_for_ctranslate2(folder / "model.pt", folder, folder / "converted")
+        (folder / "text").write_text(
+            "".join(dictionary.string(sentence) + "\n" for sentence in source), encoding="utf-8"
+        )
+        script = Path(__file__).with_name("ctranslate2_turns.py")
+        command = [sys.executable, script, folder / "converted", folder / "text", args.beam, args.steps, args.threads]
+        with Popen(list(map(str, command)), stdin=PIPE, stdout=PIPE, text=True, bufsize=1) as process:
+
+            def translate(precision: str) -> None:
+                assert process.stdin
+                assert process.stdout
+                process.stdin.write(precision + "\n")
+                if process.stdout.readline() != precision + "\n":
+                    sys.exit("CTranslate2 failed")
+
+            yield {f"CTranslate2, {precision}": partial(translate, precision) for precision in ("float32", "int8")}
 
 
 def main() -> None:
@@ -128,9 +130,6 @@ def main() -> None:
     )
     source, lengths = random_sentences(dictionary, args.sentences, args.source_length)
     runs: dict[str, Callable[[], Any]] = {}
-    if importlib.util.find_spec("ctranslate2"):
-        runs |= ctranslate2_runs(theirs.eval(), transformer_options("transformer", args), dictionary, source, args)
-
     # A random model hardly ever ends a sentence, so the longest length is also the length of every hypothesis.
     options = {"beam_size": args.beam, "max_len_b": args.steps - 1, "min_len": args.steps - 1}
     sample = {"net_input": {"src_tokens": source, "src_lengths": lengths}}
@@ -149,7 +148,11 @@ def main() -> None:
                 runs[f"{name}, translation_fast, {precision}"] = partial(generator.generate, None, sample)
     cache_linearized_weights(cached)
     rate = product_rate(rows=args.sentences * args.beam)
-    seconds, hypotheses = take_turns(runs, args.rounds)
+    with ExitStack() as stack:
+        if find_spec("ctranslate2"):
+            options = transformer_options("transformer", args)
+            runs |= stack.enter_context(ctranslate2_runs(theirs, options, dictionary, source, args))
+        seconds, hypotheses = take_turns(runs, args.rounds, pause=PAUSE if find_spec("ctranslate2") else 0)
 
     print(describe_sizes(args))
     print(f"{args.sentences} sentences, beam {args.beam}, {args.steps} steps, source of {args.source_length} tokens")

@@ -6,6 +6,8 @@ import json
 import os
 import platform
 import statistics
+import subprocess
+import sys
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Mapping
@@ -95,13 +97,21 @@ def random_sentences(dictionary: Dictionary, sentences: int, length: int) -> tup
 
 
 def take_turns(
-    contestants: Mapping[str, Callable[[], Any]], rounds: int, warm_up: int = 1
+    contestants: Mapping[str, Callable[[], Any]], rounds: int, warm_up: int = 1, pause: float = 0
 ) -> tuple[dict[str, list[float]], dict[str, Any]]:
-    """Seconds of each contestant in each round, after rounds of warming up, and what it returned last."""
+    """Seconds of each contestant in each round, after rounds of warming up, and what it returned last.
+
+    Args:
+        contestants: what is timed, by name.
+        rounds: how often.
+        warm_up: rounds before.
+        pause: seconds between two turns.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     results = {}
     for turn in tqdm(range(-warm_up, rounds), desc="rounds", leave=False):
         for name, run in contestants.items():
+            time.sleep(pause)
             start = time.perf_counter()
             results[name] = run()
             if turn >= 0:
@@ -166,9 +176,11 @@ def without_state(model: BaseFairseqModel) -> Callable[..., Any]:
 
 def convert_for_ctranslate2(checkpoint: Path, dictionaries: Path, output: Path) -> None:
     """A checkpoint of fairseq's transformer in the format of CTranslate2, which must be installed."""
-    from ctranslate2.converters import FairseqConverter  # noqa: PLC0415  (an optional contestant)
-
-    FairseqConverter(str(checkpoint), str(dictionaries), unsafe_deserialization=True).convert(str(output))
+    command = [sys.executable, "-m", "ctranslate2.converters.fairseq", "--unsafe_deserialization"]
+    command += ["--model_path", str(checkpoint), "--data_dir", str(dictionaries), "--output_dir", str(output)]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    if finished.returncode:
+        sys.exit(f"CTranslate2 cannot convert the Transformer:\n{finished.stderr[-3000:]}")
 
 
 def describe_sizes(args: Namespace) -> str:

@@ -10,6 +10,7 @@ from fairseq_plugins.compat import (
     checkpoints,
     distributed,
     interactive,
+    memory,
     options,
     resuming,
     saving,
@@ -29,6 +30,7 @@ def apply() -> None:
     distributed.train_on_processors()
     distributed.wrap_models_on_processors()
     interactive.translate_every_line()
+    memory.keep_freed_memory()
     options.read_options_without_eval()
     options.quote_file_names()
     options.show_help_of_all_options()

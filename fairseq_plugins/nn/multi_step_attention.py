@@ -76,8 +76,8 @@ class ProjectedAttention:
         self.keys = linear(source.keys, w_d.t()).transpose(1, 2).contiguous()
         self.score_bias = (torch.matmul(source.keys, b_d) * SQRT_HALF).unsqueeze(1)  # (B, 1, S)
         # The weights of an average sum to one, so what is added to each value is added to the average.
-        values = linear(source.values, w_o) * source.sqrt_lengths
-        self.values = (values + b_o) * SQRT_HALF  # (B, S, C)
+        values = linear(source.values, w_o)
+        self.values = torch.addcmul(b_o * SQRT_HALF, values, source.sqrt_lengths, value=SQRT_HALF)  # (B, S, C)
 
     def keep(self, kept: Kept) -> None:
         """Go on with these sentences only."""

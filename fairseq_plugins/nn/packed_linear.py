@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable
 from weakref import WeakValueDictionary
 
@@ -91,7 +92,7 @@ def _pack_int8(weight: Tensor, bias: Tensor | None) -> Product:
         quantized.engine = before
 
     def multiply(x: Tensor) -> Tensor:
-        if x.sum().isfinite():
+        if math.isfinite(x.sum().item()):
             return torch.ops.quantized.linear_dynamic(x, packed)
         finite = x.isfinite().all(dim=-1)
         y = torch.ops.quantized.linear_dynamic(x.where(finite.unsqueeze(-1), 0), packed)

@@ -56,6 +56,7 @@ CHANGES: dict[str, Callable[[torch.nn.Linear], object]] = {
     "of the data": lambda module: module.weight.data.copy_(layer(2)[0]),
     "of the bias": lambda module: module.bias.data.add_(0.01),
     "of the order of its rows": lambda module: module.weight.data.copy_(module.weight.data.flip(0)),
+    "of the order of its columns": lambda module: module.weight.data.copy_(module.weight.data.flip(1)),
     "of the whole": lambda module: module.load_state_dict(dict(zip(("weight", "bias"), layer(2), strict=True))),
 }
 
@@ -100,7 +101,7 @@ def test_a_weight_is_looked_at_once_in_a_batch() -> None:
         with packing.for_batch(), Operators() as operators:
             for each in (bias, bias, bias + 1):
                 torch.testing.assert_close(linear(x, weight, each), F.linear(x, weight, each), rtol=1e-4, atol=1e-4)
-        assert operators.count("aten.mv") + operators.count("aten.addmv_") == 2
+        assert operators.count("aten.sum") == 2
 
 
 @torch.no_grad()

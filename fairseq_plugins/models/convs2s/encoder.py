@@ -63,7 +63,7 @@ class ConvS2SEncoder(SourceEncoder):
             z = convolution(self.dropout(z.masked_fill(padding, 0)))
             z = shortcut(z, outputs)
             outputs.append(z)
-        z = self.to_embedding(z).masked_fill(padding, 0).transpose(0, 1)  # (B, S, f)
+        z = self.to_embedding(z).masked_fill(padding, 0).transpose(0, 1).contiguous()  # (B, S, f), read by every layer
 
         z = GradMultiply.apply(z, self.gradient_scale)
         return z, (z + e) * SQRT_HALF

@@ -1,0 +1,37 @@
+"""A contestant of generation.py: CTranslate2 in a process of its own, whose OpenMP would slow torch's down.
+
+ctranslate2_turns.py MODEL TEXT BEAM STEPS THREADS: each line of stdin names a precision in which the text is translated
+once more, as one batch; a line on stdout says that it has been.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.modules["torch"] = None  # type: ignore[assignment]  # it takes torch along where it can, and translates without
+
+import ctranslate2  # noqa: E402
+
+
+def main() -> None:
+    model, text, *numbers = sys.argv[1:]
+    beam, steps, threads = map(int, numbers)
+    sentences = [line.split() for line in Path(text).read_text(encoding="utf-8").splitlines()]
+    translators = {}
+    for line in sys.stdin:
+        precision = line.strip()
+        if precision not in translators:
+            translators[precision] = ctranslate2.Translator(model, compute_type=precision, intra_threads=threads)
+        translators[precision].translate_batch(
+            sentences,
+            beam_size=beam,
+            num_hypotheses=beam,
+            min_decoding_length=steps - 1,
+            max_decoding_length=steps - 1,
+        )
+        print(precision, flush=True)
+
+
+if __name__ == "__main__":
+    main()
