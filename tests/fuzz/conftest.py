@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ def within_limits() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file in a folder of its own, to be written again and again."""
-    return tmp_path_factory.mktemp("fuzz") / "file"
+def file() -> Iterator[Path]:
+    """A file in a folder of its own, to be written again and again: in memory, for a disk is waited for each time."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder, "file")

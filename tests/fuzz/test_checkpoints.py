@@ -8,6 +8,7 @@ import pickle
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,9 @@ from fairseq.data import Dictionary
 from fairseq.logging import meters
 from fairseq.models import ARCH_CONFIG_REGISTRY
 from fairseq.models.fconv import FConvModel
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fairseq_plugins.tools import import_fconv
-from tests.fuzz.texts import texts
+from tests.fuzz.texts import integer, number, several, text
 from tests.fuzz.trial import Trial, fuzz
 
 OPTIONS = {
@@ -49,11 +48,18 @@ OPCODES = [
     *(b"X" + len(text).to_bytes(4, "little") + text.encode() for text in ("", "0", "i8", "O8", "cpu", "storage", "x")),
     *(b"X\xff\xff\xff\x7fa", b"B\xff\xff\xff\x7fa"),  # more text than there is
 ]  # fmt: skip
-codes = st.sampled_from(OPCODES) | st.binary(max_size=4)
-changes = st.lists(
-    st.tuples(st.floats(0, 1), st.integers(0, 9), st.lists(codes, max_size=8).map(b"".join)), min_size=1, max_size=4
-)
-programs = st.lists(codes, max_size=20).map(lambda codes: b"\x80\x02" + b"".join(codes) + b".")
+
+
+def code(random: Random) -> bytes:
+    return random.choice(OPCODES) if random.random() < 0.8 else random.randbytes(random.randint(0, 4))
+
+
+def codes(random: Random, most: int) -> bytes:
+    return b"".join(several(random, code, 0, most))
+
+
+def program(random: Random) -> bytes:
+    return b"\x80\x02" + codes(random, 20) + b"."
 
 
 @pytest.fixture(scope="module")
@@ -78,11 +84,12 @@ def saved(state: object, **options: Any) -> bytes:
     return file.getvalue()
 
 
-def changed(data: bytes, changes: list[tuple[float, int, bytes]]) -> bytes:
-    """Some bytes replaced by others, at places given as fractions of the whole."""
-    for place, length, codes in changes:
-        position = int(place * len(data))
-        data = data[:position] + codes + data[position + length :]
+def changed(data: bytes, random: Random) -> bytes:
+    """Some bytes replaced by others."""
+    for _ in range(random.randint(1, 4)):
+        position, new = random.randint(0, len(data)), codes(random, 8)
+        end = position + random.choice([len(new), random.randint(0, 9)])
+        data = data[:position] + new + data[end:]
     return data
 
 
@@ -96,63 +103,59 @@ def with_pickle(archive: bytes, change: Callable[[bytes], bytes]) -> bytes:
     return file.getvalue()
 
 
-def hostile(state: dict[str, Any]) -> st.SearchStrategy[bytes]:
+Checkpoints = Callable[[Random], bytes]
+
+
+def hostile(state: dict[str, Any]) -> Checkpoints:
     """Checkpoints in both of torch's formats, damaged anywhere or in their pickle, or with a program for a pickle."""
     new, old = saved(state), saved(state, _use_new_zipfile_serialization=False)
-    return st.one_of(
-        changes.map(lambda changes: with_pickle(new, lambda data: changed(data, changes))),
-        programs.map(lambda program: with_pickle(new, lambda _: program)),
-        changes.map(lambda changes: changed(new, changes)),
-        changes.map(lambda changes: changed(old, changes)),
-        st.floats(0, 1).map(lambda end: new[: int(end * len(new))]),
-        programs,
-    )
+    kinds: list[Checkpoints] = [
+        lambda random: with_pickle(new, lambda data: changed(data, random)),
+        lambda random: with_pickle(new, lambda _: program(random)),
+        lambda random: changed(new, random),
+        lambda random: changed(old, random),
+        lambda random: new[: random.randint(0, len(new))],
+        program,
+    ]
+    return lambda random: random.choice(kinds)(random)
 
 
 def test_loading(state: dict[str, Any], file: Path) -> None:
     trial = Trial(checkpoint_utils.load_checkpoint_to_cpu, pickle.UnpicklingError, EOFError, OSError, RuntimeError)
     file.write_bytes(saved(state))
     assert trial(str(file)) is not None
+    damaged = hostile(state)
 
     @fuzz
-    @given(hostile(state))
-    def run(data: bytes) -> None:
-        file.write_bytes(data)
+    def run(random: Random) -> None:
+        file.write_bytes(damaged(random))
         trial(str(file))
 
-    run()
+
+TYPES = [torch.float32, torch.float16, torch.int64, torch.complex64, torch.bool]
+MODULES = "fc1 fc2 convolutions.0 embed_tokens embed_positions attention.0.in_projection projections.0 x"
+ENTRIES = ["cfg", "model", "args", "optimizer_history", "extra_state", "task_state", "x"]
 
 
-values = st.one_of(
-    *(texts, st.integers(), st.floats(), st.none(), st.booleans(), st.just({}), st.just("${x}")),
-    st.lists(st.integers(), max_size=3),
-)
-shapes = st.lists(st.integers(0, 5), min_size=1, max_size=4)
-kinds = st.sampled_from([torch.float32, torch.float16, torch.int64, torch.complex64, torch.bool])
-tensors = st.one_of(
-    st.builds(lambda shape, kind: torch.ones(shape, dtype=kind), shapes, kinds),
-    shapes.map(lambda shape: torch.ones(1).expand([10**4 * size for size in shape])),  # large on the outside only
-    st.just(torch.ones(2, 3).to_sparse()),
-    values,
-)
-modules = [
-    "fc1",
-    "fc2",
-    "convolutions.0",
-    "embed_tokens",
-    "embed_positions",
-    "attention.0.in_projection",
-    "projections.0",
-    "x",
-]
-names = st.builds(
-    "{}.{}.{}".format,
-    st.sampled_from(["encoder", "decoder", "x"]),
-    st.sampled_from(modules),
-    st.sampled_from(["weight", "weight_g", "weight_v", "bias"]),
-) | st.sampled_from(["", "x", "decoder.version", "decoder.", ".."])
-entries = st.sampled_from(["cfg", "model", "args", "optimizer_history", "extra_state", "task_state", "x"])
-options = st.dictionaries(st.sampled_from([*OPTIONS, "x", "_name", "decoder_attention"]), values, max_size=3)
+def value(random: Random) -> Any:
+    if random.random() < 0.5:
+        return random.choice([text, integer, number])(random)
+    return random.choice([None, True, False, {}, "${x}", several(random, integer, 0, 3)])
+
+
+def tensor(random: Random) -> Any:
+    shape = [random.randint(0, 5) for _ in range(random.randint(1, 4))]
+    if random.random() < 0.5:
+        return torch.ones(shape, dtype=random.choice(TYPES))
+    large = torch.ones(1).expand([10**4 * size for size in shape])  # on the outside only
+    return random.choice([large, torch.ones(2, 3).to_sparse(), value(random)])
+
+
+def name(random: Random) -> str:
+    if random.random() < 0.3:
+        return random.choice(["", "x", "decoder.version", "decoder.", ".."])
+    parts = ["encoder", "decoder", "x"], MODULES.split(), ["weight", "weight_g", "weight_v", "bias"]
+    return ".".join(map(random.choice, parts))
 
 
 def test_import_of_fconv(state: dict[str, Any], file: Path) -> None:
@@ -164,19 +167,23 @@ def test_import_of_fconv(state: dict[str, Any], file: Path) -> None:
         cfg = {**state["cfg"], "model": {**state["cfg"]["model"], **options}}
         return saved({**state, "cfg": cfg, "model": {**state["model"], **parameters}, **entries})
 
+    def some(random: Random) -> bytes:
+        options = random.choices([*OPTIONS, "x", "_name", "decoder_attention"], k=random.randint(0, 3))
+        entries = random.choices(ENTRIES, k=random.randint(0, 1))
+        return altered(
+            {option: value(random) for option in options},
+            dict(several(random, lambda random: (name(random), tensor(random)), 0, 3)),
+            {entry: value(random) for entry in entries},
+        )
+
     file.write_bytes(altered({}, {}, {}))
     trial(paths)
     assert new.exists()
-
-    parameters = st.dictionaries(names, tensors, max_size=3)
-    altered_files = st.builds(altered, options, parameters, st.dictionaries(entries, values, max_size=1))
+    damaged = hostile(state)
 
     @fuzz
-    @given(hostile(state) | altered_files)
-    def run(data: bytes) -> None:
+    def run(random: Random) -> None:
         new.unlink(missing_ok=True)
-        file.write_bytes(data)
+        file.write_bytes(random.choice([damaged, some])(random))
         trial(paths)
         assert not list(file.parent.glob("*.partial"))
-
-    run()

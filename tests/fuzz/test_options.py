@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fairseq_plugins.nn.layer_list import parse_attention, parse_convolutions
 from fairseq_plugins.nn.literal import literal
-from tests.fuzz.texts import DEEP, repeated, texts
+from tests.fuzz.texts import DEEP, repeated, text
 from tests.fuzz.trial import Trial, fuzz
 
 
@@ -28,19 +27,17 @@ def test_literals() -> None:
     trial = Trial(literal, ValueError)
 
     @fuzz
-    @given(texts)
-    def run(text: str) -> None:
-        value = trial(text)
+    def run(random: Random) -> None:
+        option = text(random)
+        value = trial(option)
         if value is not None:
-            assert ordered(value) == ordered(evaluated(text))
-
-    run()
+            assert ordered(value) == ordered(evaluated(option))
 
 
-@pytest.mark.parametrize("text", ["[(512, 3)] * 10**9", "[(512, 3)] * 1000000000", "[[0] * 1000] * 1000 * 1000"])
-def test_what_would_fill_the_memory(text: str) -> None:
-    assert Trial(literal, ValueError)(text) is None
-    assert Trial(parse_convolutions, ValueError)(text, "--encoder-layers") is None
+@pytest.mark.parametrize("option", ["[(512, 3)] * 10**9", "[(512, 3)] * 1000000000", "[[0] * 1000] * 1000 * 1000"])
+def test_what_would_fill_the_memory(option: str) -> None:
+    assert Trial(literal, ValueError)(option) is None
+    assert Trial(parse_convolutions, ValueError)(option, "--encoder-layers") is None
 
 
 @pytest.mark.parametrize("size", [99_000, 120_000, 10_000_000])
@@ -55,25 +52,22 @@ def test_layer_lists() -> None:
     trial = Trial(parse_convolutions, ValueError)
 
     @fuzz
-    @given(texts)
-    def run(text: str) -> None:
-        specs = trial(text, "--encoder-layers")
+    def run(random: Random) -> None:
+        option = text(random)
+        specs = trial(option, "--encoder-layers")
         if specs is not None:
-            assert [tuple(spec) for spec in specs] == [(*layer, 1)[:3] for layer in evaluated(text)]
+            assert [tuple(spec) for spec in specs] == [(*layer, 1)[:3] for layer in evaluated(option)]
             assert all(spec.width > 0 and spec.kernel > 0 and spec.residual >= 0 for spec in specs)
-
-    run()
 
 
 def test_attention() -> None:
     trial = Trial(parse_attention, ValueError)
 
     @fuzz
-    @given(texts | st.lists(st.booleans(), max_size=5).map(str), st.integers(1, 5))
-    def run(text: str, layers: int) -> None:
-        flags = trial(text, layers, "--decoder-attention")
+    def run(random: Random) -> None:
+        layers = random.randint(1, 5)
+        option = random.choice([text, lambda random: str(random.choices([True, False], k=layers))])(random)
+        flags = trial(option, layers, "--decoder-attention")
         if flags is not None:
             assert any(flags)
-            assert flags == ([True] * layers if evaluated(text) is True else evaluated(text))
-
-    run()
+            assert flags == ([True] * layers if evaluated(option) is True else evaluated(option))

@@ -3,28 +3,55 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 
 import pytest
 from fairseq.data import Dictionary
 from fairseq.tokenizer import tokenize_line
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fairseq_plugins.generation.candidates import Candidates
 from fairseq_plugins.tools import lexicon
 from fairseq_plugins.unknown_words import read_translations
+from tests.fuzz.texts import several
 from tests.fuzz.trial import Trial, fuzz
 
 KNOWN = ["a", "b", "ä", "0.5"]
 NUMBERS = ["0", "1", "0.5", "-1", "nan", "1e999"]
 WORDS = [*KNOWN, *NUMBERS, "<unk>", "</s>", "#fairseq:overwrite", "x" * 300, "漢"]
 SPACES = [" ", " ", " ", "\n", "\n", "\n", "\t", "\r", "\r\n", "\0", "\x1c", "\x85", "\u2028", "\xa0", "\ufeff", ""]
-words = st.sampled_from(WORDS)
-pieces = st.sampled_from(WORDS + SPACES).map(str.encode) | st.sampled_from([b"\xff", b"\xc3", b"\xed\xa0\x80"])
-lines = st.lists(st.lists(words, min_size=1, max_size=4).map(" ".join), max_size=6).map("\n".join).map(str.encode)
-files = st.lists(pieces, max_size=30).map(b"".join) | lines | st.binary(max_size=60)
-entries = st.builds("{} {} {}".format, words, words, st.sampled_from(NUMBERS))
-candidate_files = st.lists(entries, max_size=9).map("\n".join).map(str.encode) | files
+PIECES = [*map(str.encode, WORDS + SPACES), b"\xff", b"\xc3", b"\xed\xa0\x80"]
+
+
+def word(random: Random) -> str:
+    return random.choice(WORDS)
+
+
+def words(random: Random) -> str:
+    return " ".join(several(random, word, 1, 4))
+
+
+def pieces(random: Random) -> bytes:
+    return b"".join(random.choices(PIECES, k=random.randint(0, 30)))
+
+
+def lines(random: Random) -> bytes:
+    return "\n".join(several(random, words, 0, 6)).encode()
+
+
+def noise(random: Random) -> bytes:
+    return random.randbytes(random.randint(0, 60))
+
+
+def content(random: Random) -> bytes:
+    return random.choice([pieces, lines, noise])(random)
+
+
+def entry(random: Random) -> str:
+    return f"{word(random)} {word(random)} {random.choice(NUMBERS)}"
+
+
+def entries(random: Random) -> bytes:
+    return "\n".join(several(random, entry, 0, 9)).encode()
 
 
 def fairseq_words(path: Path) -> list[list[str]]:
@@ -38,20 +65,28 @@ def test_parallel_text(file: Path) -> None:
     trial = Trial(lambda: list(lexicon.read_pairs(file, other)), ValueError)
 
     @fuzz
-    @given(files, files)
-    def run(source: bytes, target: bytes) -> None:
+    def run(random: Random) -> None:
+        source = content(random)
         file.write_bytes(source)
-        other.write_bytes(target)
+        other.write_bytes(random.choice([content(random), source]))
         pairs = trial()
         if pairs is not None:
             assert pairs == [pair for pair in zip(fairseq_words(file), fairseq_words(other), strict=True) if pair[0]]
 
-    run()
+
+ENDS = [*"0" * 30, *"12" * 4, "9", "-1", "", "x", "²", "9" * 30]
 
 
-ends = st.sampled_from(["0", "1", "2", "9", "-1", "", "x", "²", "9" * 30])
-links = st.builds("{}-{}".format, ends, ends) | words
-alignments = st.lists(st.lists(links, max_size=3).map(" ".join), max_size=4).map("\n".join).map(str.encode) | files
+def link(random: Random) -> str:
+    return "-".join(random.choices(ENDS, k=2)) if random.random() < 0.95 else word(random)
+
+
+def links(random: Random) -> str:
+    return " ".join(several(random, link, 0, 3))
+
+
+def alignments(random: Random) -> bytes:
+    return "\n".join(several(random, links, *random.choice([(2, 2), (0, 4)]))).encode()
 
 
 def test_links(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,16 +99,14 @@ def test_links(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trial = Trial(lexicon.count_links, ValueError)
 
     @fuzz
-    @given(alignments, alignments)
-    def run(forward: bytes, reverse: bytes) -> None:
+    def run(random: Random) -> None:
+        forward, reverse = (random.choice([alignments, alignments, content])(random) for _ in range(2))
         (folder / "forward").write_bytes(forward)
         (folder / "reverse").write_bytes(reverse)
         found = trial(folder, 2)
         if found is not None:
             assert sum(counts.total() for counts in found.values()) == len(forward.split() + reverse.split())
             assert set("abcd") >= {*found} | {word for counts in found.values() for word in counts}
-
-    run()
 
 
 @pytest.fixture
@@ -91,31 +124,25 @@ def test_candidates(file: Path, dictionary: Dictionary) -> None:
     ordinary = range(dictionary.nspecial, len(dictionary))
 
     @fuzz
-    @given(candidate_files, files)
-    def run(candidates: bytes, frequent: bytes) -> None:
-        (folder / "candidates.txt").write_bytes(candidates)
-        (folder / "frequent.txt").write_bytes(frequent)
+    def run(random: Random) -> None:
+        (folder / "candidates.txt").write_bytes(random.choice([entries, content])(random))
+        (folder / "frequent.txt").write_bytes(content(random))
         found = trial()
         if found is not None:
             assert found.always.shape == (len(dictionary),)
             assert found.translations.shape == (len(dictionary), 2)
             assert set(found.translations.flatten().tolist()) <= {dictionary.pad(), *ordinary}
 
-    run()
-
 
 def test_dictionaries_of_unknown_words(file: Path) -> None:
     trial = Trial(read_translations, ValueError)
 
     @fuzz
-    @given(files)
-    def run(text: bytes) -> None:
-        file.write_bytes(text)
+    def run(random: Random) -> None:
+        file.write_bytes(content(random))
         found = trial(str(file))
         if found is not None:
             assert all(len(word.split()) == 1 for pair in found.items() for word in pair)
-
-    run()
 
 
 def load_dictionary(path: str) -> Dictionary | None:
@@ -132,11 +159,8 @@ def test_dictionaries_of_fairseq(file: Path) -> None:
     trial = Trial(load_dictionary)
 
     @fuzz
-    @given(files)
-    def run(text: bytes) -> None:
-        file.write_bytes(text)
+    def run(random: Random) -> None:
+        file.write_bytes(content(random))
         found = trial(str(file))
         if found is not None:
             assert len(found.symbols) == len(found.count) >= len(found.indices)
-
-    run()

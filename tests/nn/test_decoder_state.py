@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairseq_plugins.nn.decoder_state import RowOrder, Window
+from fairseq_plugins.nn.decoder_state import Ancestry, Kept, Past, RowOrder, Window
 from fairseq_plugins.nn.source import Source
 
 
@@ -118,3 +119,66 @@ def test_the_device_checks_orders_and_rows_without_being_waited_for() -> None:
         source = Source(keys, keys, torch.empty(3, 5, dtype=torch.bool)).reorder(torch.empty(6, dtype=torch.long))
         assert source.group()[1] == 2
     assert [(value.device.type, value.shape) for value in mode.asserted] == [("cuda", ())] * 3
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.data(), st.integers(1, 3), st.integers(1, 3), st.integers(1, 6), st.booleans())
+def test_a_row_looks_at_its_own_ancestors_alone(
+    data: st.DataObject, sentences: int, beam: int, steps: int, fixed: bool
+) -> None:
+    """Against the path of each row, written down: at every step the column that it, or its ancestor, had."""
+    ancestry = Ancestry(sentences, beam, 2, torch.device("cpu"), fixed)
+    paths: list[list[int]] = [[] for _ in range(sentences * beam)]
+    table, room = ancestry.table.data_ptr(), 2
+    for step in range(steps):
+        order = None
+        if step and data.draw(st.booleans()):
+            order = [s * beam + data.draw(st.integers(0, beam - 1)) for s in range(sentences) for _ in range(beam)]
+            paths = [list(paths[row]) for row in order]
+        if step == room:
+            ancestry.grow(3)
+            table, room = ancestry.table.data_ptr(), room + 3
+        for row, path in enumerate(paths):
+            path.append(row % beam)
+        places, bias = ancestry.step(
+            None if order is None else torch.tensor(order), torch.tensor([step]), torch.float16
+        )
+        expected = torch.full((sentences * beam, room, beam), -torch.inf, dtype=torch.float16)
+        for row, path in enumerate(paths):
+            for time, column in enumerate(path):
+                expected[row, time, column] = 0
+        assert places.tolist() == [step * beam + column for column in range(beam)]
+        assert bias.dtype == torch.float16
+        assert torch.equal(bias, expected.view(sentences, 1, beam, room * beam))
+        assert not fixed or ancestry.table.data_ptr() == table
+
+
+def test_a_fixed_window_stays_in_its_place() -> None:
+    torch.manual_seed(1)
+    fixed, other = (Window(rows=4, width=3, dim=2, like=torch.zeros(1), fixed=fixed) for fixed in (True, False))
+    place = fixed.past.data_ptr()
+    for order in (None, torch.tensor([1, 1, 2, 3]), torch.tensor([0, 1, 3, 2])):
+        x = torch.randn(4, 2)
+        assert torch.equal(fixed.push(x, order), other.push(x, order))
+        assert fixed.past.data_ptr() == place
+
+
+def test_the_state_is_where_the_rows_are() -> None:
+    """On a pretended GPU tensors of two devices cannot meet."""
+    with FakeTensorMode():
+        numbers = partial(torch.zeros, dtype=torch.long, device="cuda")
+        values = partial(torch.zeros, dtype=torch.float16, device="cuda")
+        ancestry, past = Ancestry(3, 2, 5, torch.device("cuda")), Past(values(3, 2, 7, 9), 10)
+        places, _ = ancestry.step(None, numbers(1), torch.float16)
+        keys, averaged = past.put(values(3, 2, 2, 7), values(3, 2, 2, 7), places)
+        past.keep(Kept(numbers(2)))
+        _, bias = ancestry.step(numbers(4), numbers(1), torch.float16)
+    state = [keys, averaged, past.keys, past.values, bias]
+    assert [tuple(x.shape) for x in state] == [
+        (3, 2, 7, 10),
+        (3, 2, 10, 7),
+        (2, 2, 7, 10),
+        (2, 2, 10, 7),
+        (2, 1, 2, 10),
+    ]
+    assert {(x.device.type, x.dtype) for x in state} == {("cuda", torch.float16)}
