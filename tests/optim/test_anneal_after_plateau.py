@@ -77,5 +77,5 @@ def test_resumes_without_validation(within: bool) -> None:
 
 
 def test_takes_one_rate() -> None:
-    with pytest.raises(ValueError, match="one learning rate"):
+    with pytest.raises(ValueError, match=r"^--lr-scheduler anneal_after_plateau takes one learning rate; see --lr-s"):
         schedule(lr=(0.25, 0.1))
