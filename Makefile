@@ -46,7 +46,7 @@ test: setup check  ## lint, types and all but the slow tests (PYTEST_ARGS= adds 
 test-matrix: setup  ## make test on Python 3.10, 3.11 and 3.12, as far as they are here
 	$(BIN)/nox
 
-fuzz: setup  ## hostile options and files, INPUTS= of each kind (100 000; hours)
+fuzz: setup  ## hostile options and files, INPUTS= of each kind (100 000; a quarter of an hour)
 	OMP_NUM_THREADS=1 FUZZ_INPUTS=$(INPUTS) $(BIN)/python -m pytest tests/fuzz --durations=0 $(PYTEST_ARGS)
 
 faults: setup  ## kill training 20 times for each family, resume it, and compare with an undisturbed one

@@ -44,6 +44,33 @@ def test_rows_that_are_no_beams(build, architecture, sentences, device) -> None:
     close(model.decoder(target, encoded, incremental_state={})[0], expected)
 
 
+@torch.no_grad()
+def test_rows_that_do_not_fit_the_source_are_refused(build, architecture, sentences) -> None:
+    model = build(architecture)
+    encoded = model.encoder(sentences([5, 3]))
+    with pytest.raises(ValueError, match=r"^5 target rows for an encoder's output of 2 x 1 rows$"):
+        model.decoder(sentences([4] * 5), encoded, incremental_state={})
+
+
+@torch.no_grad()
+def test_attention_is_told_where_somebody_may_look(build, architecture, sentences) -> None:
+    """Not in training, nor in a model prepared without it, which is fairseq's default; at once and in steps."""
+    model = build(architecture)
+    encoded, target = model.encoder(sentences([5, 3])), sentences([4, 4])
+
+    def told() -> list[bool]:
+        both = [model.decoder(target, encoded, incremental_state=state)[1]["attn"] for state in (None, {})]
+        assert all(attention is None or attention.shape == (2, 4, 5) for (attention,) in both)
+        return [attention is not None for (attention,) in both]
+
+    assert told() == [True, True]
+    model.train()
+    assert told() == [False, False]
+    model.eval()
+    model.decoder.make_generation_fast_()
+    assert told() == [False, False]
+
+
 def test_targets_padded_on_the_left_are_refused(task, architecture) -> None:
     args = Namespace(max_source_positions=8, max_target_positions=8)
     ARCH_CONFIG_REGISTRY[architecture](args)
