@@ -14,6 +14,7 @@ from fairseq import checkpoint_utils
 from fairseq.models import ARCH_CONFIG_REGISTRY
 from fairseq.models.fconv import FConvModel
 
+from fairseq_plugins.models.convs2s.from_fconv import convert_parameters
 from fairseq_plugins.tools import cli
 from tests.conftest import enliven
 from tests.models.test_generation import assert_same, generate
@@ -139,3 +140,19 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, data, fconv, capsys) -> Non
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("magnitude", "direction"),
+    [
+        (torch.ones(4, 1), torch.ones(20_000, 0, 20_000)),
+        (torch.ones(4, 1), torch.ones(1).expand(20_000, 1, 20_000)),
+        (torch.ones(1, 20_000), torch.ones(20_000, 1)),
+    ],
+    ids=["no numbers", "repeated ones", "two that stretch each other"],
+)
+def test_few_numbers_do_not_become_many(magnitude: torch.Tensor, direction: torch.Tensor) -> None:
+    """A file of a few kilobytes asked for gigabytes."""
+    parameters = {"encoder.fc1.weight_g": magnitude, "encoder.fc1.weight_v": direction}
+    with pytest.raises(ValueError, match="weight_v is no tensor that holds|a magnitude of"):
+        convert_parameters(parameters)

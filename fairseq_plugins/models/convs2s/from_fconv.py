@@ -45,9 +45,10 @@ def convert_parameters(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         ValueError: a parameter does not belong to an fconv model, or is no tensor that holds all of its numbers.
     """
     converted = {"version": torch.tensor(STATE_VERSION)}
-    for name, value in parameters.items():
+    for name, value in parameters.items():  # before any of them is computed with
         if not _is_whole(value):
             raise ValueError(f"{name} is no tensor that holds all of its numbers")
+    for name, value in parameters.items():
         if name == "decoder.version" or name.endswith("._linearized_weight"):
             continue
         side, _, rest = name.partition(".")
@@ -93,10 +94,10 @@ def _renamed(name: str, side: str, module: str) -> str:
 
 
 def _is_whole(value: Any) -> bool:
-    """A file may give a few numbers any shape, by saying that it repeats them."""
+    """A file may give a few numbers any shape, by saying that it repeats them, and none at all too."""
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
         return False
-    return value.numel() * value.element_size() <= value.untyped_storage().nbytes()
+    return 0 < value.numel() * value.element_size() <= value.untyped_storage().nbytes()
 
 
 def _normalised(target: str, magnitude: Tensor, direction: Tensor) -> dict[str, Tensor]:
@@ -104,6 +105,8 @@ def _normalised(target: str, magnitude: Tensor, direction: Tensor) -> dict[str, 
     weight_dim = 0 if direction.dim() == 2 else 2
     expected = [size if axis == weight_dim else 1 for axis, size in enumerate(direction.shape)]
     if list(magnitude.shape) != expected:
+        if torch.broadcast_shapes(magnitude.shape, direction.shape) != direction.shape:
+            raise ValueError(f"{target}: a magnitude of {[*magnitude.shape]} for a direction of {[*direction.shape]}")
         direction = folded_weight(magnitude, direction)
         others = [axis for axis in range(direction.dim()) if axis != weight_dim]
         magnitude = torch.linalg.vector_norm(direction, dim=others, keepdim=True)
