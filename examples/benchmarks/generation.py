@@ -103,14 +103,19 @@ def ctranslate2_runs(
         )
         script = Path(__file__).with_name("ctranslate2_turns.py")
         command = [sys.executable, script, folder / "converted", folder / "text", args.beam, args.steps, args.threads]
-        with Popen(list(map(str, command)), stdin=PIPE, stdout=PIPE, text=True, bufsize=1) as process:
+        with Popen(list(map(str, command)), stdin=PIPE, stdout=PIPE, bufsize=0) as process:
 
             def translate(precision: str) -> None:
                 assert process.stdin
                 assert process.stdout
-                process.stdin.write(precision + "\n")
-                if process.stdout.readline() != precision + "\n":
-                    sys.exit("CTranslate2 failed")
+                line = f"{precision}\n".encode()
+                try:
+                    process.stdin.write(line)
+                    answer = process.stdout.readline()
+                except BrokenPipeError:
+                    answer = b""
+                if answer != line:
+                    sys.exit("CTranslate2's process has failed")
 
             yield {f"CTranslate2, {precision}": partial(translate, precision) for precision in ("float32", "int8")}
 

@@ -13,6 +13,7 @@ import os
 __all__ = ["keep_freed_memory"]
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
+_SETTINGS = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"}
 
 
 def keep_freed_memory() -> None:
@@ -21,7 +22,7 @@ def keep_freed_memory() -> None:
     Blocks of many sizes then share one heap, with gaps between them, so that a process takes more memory at its peak.
     Where the C library is another one, or the environment has such settings of its own, all stays as it is.
     """
-    if {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES"} & os.environ.keys():
+    if _SETTINGS & os.environ.keys():
         return
     try:
         mallopt = ctypes.CDLL(None).mallopt

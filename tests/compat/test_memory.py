@@ -32,7 +32,7 @@ for megabytes in (64, 64, 32, 256, 64):
 
 def pages(**settings: str) -> list[int]:
     """Pages that the system has to bring for blocks of 64, 64, 32, 256 and 64 MiB, one after the other."""
-    environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     command = [sys.executable, "-W", "ignore", "-c", _PAGES]
     finished = subprocess.run(command, cwd=ROOT, env=environment | settings, capture_output=True, text=True, check=True)
     return list(map(int, finished.stdout.split()))
@@ -44,6 +44,7 @@ def test_the_system_brings_each_page_once() -> None:
     assert larger > 2 * first  # it has to ask for what it never had
 
 
-def test_settings_of_the_environment_hold() -> None:
-    first, again, *_ = pages(MALLOC_TRIM_THRESHOLD_="131072")
+@pytest.mark.parametrize("setting", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"])
+def test_settings_of_the_environment_hold(setting: str) -> None:
+    first, again, *_ = pages(**{setting: "131072"})
     assert again > first / 2
