@@ -105,7 +105,8 @@ def _normalised(target: str, magnitude: Tensor, direction: Tensor) -> dict[str, 
     weight_dim = 0 if direction.dim() == 2 else 2
     expected = [size if axis == weight_dim else 1 for axis, size in enumerate(direction.shape)]
     if list(magnitude.shape) != expected:
-        if torch.broadcast_shapes(magnitude.shape, direction.shape) != direction.shape:
+        sizes = zip(reversed(magnitude.shape), reversed(direction.shape), strict=False)
+        if magnitude.dim() > direction.dim() or any(mine not in (1, whole) for mine, whole in sizes):
             raise ValueError(f"{target}: a magnitude of {[*magnitude.shape]} for a direction of {[*direction.shape]}")
         direction = folded_weight(magnitude, direction)
         others = [axis for axis in range(direction.dim()) if axis != weight_dim]
