@@ -15,7 +15,7 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -90,7 +90,10 @@ def cache_linearized_weights(model: FConvModel) -> None:
 def ctranslate2_runs(
     model: BaseFairseqModel, options: Namespace, dictionary: Dictionary, source: torch.Tensor, args: Namespace
 ) -> Iterator[dict[str, Callable[[], None]]]:
-    """The same Transformer in CTranslate2's precisions, each as a call that translates the sentences."""
+    """The same Transformer in CTranslate2's precisions, each as a call that translates; none where it is not installed."""
+    if not find_spec("ctranslate2"):
+        yield {}
+        return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for language in ("en", "de"):
@@ -153,11 +156,9 @@ def main() -> None:
                 runs[f"{name}, translation_fast, {precision}"] = partial(generator.generate, None, sample)
     cache_linearized_weights(cached)
     rate = product_rate(rows=args.sentences * args.beam)
-    with ExitStack() as stack:
-        if find_spec("ctranslate2"):
-            options = transformer_options("transformer", args)
-            runs |= stack.enter_context(ctranslate2_runs(theirs, options, dictionary, source, args))
-        seconds, hypotheses = take_turns(runs, args.rounds, pause=PAUSE if find_spec("ctranslate2") else 0)
+    with ctranslate2_runs(theirs, transformer_options("transformer", args), dictionary, source, args) as others:
+        runs |= others
+        seconds, hypotheses = take_turns(runs, args.rounds, pause=PAUSE if others else 0)
 
     print(describe_sizes(args))
     print(f"{args.sentences} sentences, beam {args.beam}, {args.steps} steps, source of {args.source_length} tokens")
