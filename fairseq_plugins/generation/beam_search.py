@@ -113,8 +113,8 @@ class FastBeamSearch(SequenceGenerator):
             logits, attention = self.model.forward_logits(beams.tokens[:, : step + 1], encoded, states)
             beams.see(step, attention)
             if lprobs is None:
-                # Of such a size memory that is asked for at each step is given back in between, and the system's work
-                # with it takes longer than what is computed.
+                # Of such a size memory that is asked for at each step may go back to the system in between (see
+                # compat/memory.py), whose work with it takes longer than what is computed.
                 lprobs = torch.empty(logits.shape, device=logits.device)
             lprobs = lprobs[: len(logits)]
             if self.temperature != 1:

@@ -72,8 +72,8 @@ class Packing:
         return seen[2]
 
     def _find(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        low = None if bias is None else bias.detach().numpy().tobytes()
-        key = (weight.shape, weight.stride(), _fingerprint(weight.detach()), low)
+        offset = None if bias is None else bias.detach().numpy().tobytes()
+        key = (weight.shape, weight.stride(), _fingerprint(weight.detach()), offset)
         product = self._products.get(key) or self._before.get(key) or PackedLinear(weight, bias, self.precision)
         self._products[key] = product
         return product
