@@ -90,7 +90,7 @@ def cache_linearized_weights(model: FConvModel) -> None:
 def ctranslate2_runs(
     model: BaseFairseqModel, options: Namespace, dictionary: Dictionary, source: torch.Tensor, args: Namespace
 ) -> Iterator[dict[str, Callable[[], None]]]:
-    """The same Transformer in CTranslate2's precisions, each as a call that translates; none where it is not installed."""
+    """The same Transformer in CTranslate2's precisions, each as a call that translates; none where it is not there."""
     if not find_spec("ctranslate2"):
         yield {}
         return
