@@ -47,6 +47,24 @@ def test_from_captions_to_numbers(tmp_path: Path) -> None:
             assert found == [tokenizer.encode(line.strip()) for line in text]
 
 
+def test_captions_joined_to_long_lines(tmp_path: Path) -> None:
+    """Until there are enough words; what is left at the end is too short."""
+    data = tmp_path / "data"
+    data.mkdir()
+    lengths = [3, 4, 2, 5, 9, 1]
+    for name in ("train", "val", "test_2016_flickr"):
+        for language in ("en", "de"):
+            text = "".join(" ".join([f"{language}{number}"] * length) + "\n" for number, length in enumerate(lengths))
+            (data / f"{name}.{language}").write_text(text)
+    result = prepare(data, tmp_path / "out", "--merges", "5", "--join", 8)
+    assert result.returncode == 0, result.stderr[-4000:]
+    for part in ("train", "valid", "test"):
+        for language in ("en", "de"):
+            lines = (tmp_path / "out" / f"{part}.{language}").read_text().replace("@@ ", "").splitlines()
+            joined = [[0, 1, 2], [3, 4]]
+            assert lines == [" ".join(f"{language}{n}" for n in each for _ in range(lengths[n])) for each in joined]
+
+
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     result = prepare(tmp_path, tmp_path / "out")
     assert result.returncode == 1

@@ -90,6 +90,7 @@ def test_conv_encoder_options() -> None:
         "--encoder-hidden-size",
         "--encoder-layers",
         "--encoder-lstm-layers",
+        "--encoder-lstm-positional-embeddings",
         "--encoder-type",
         "--init-range",
         "--no-encoder-positional-embeddings",

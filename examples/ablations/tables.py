@@ -124,7 +124,10 @@ CONV_ENCODER = Family(
     cells={
         "pooling": model(encoder_type="pooling"),
         "pooling-no-positions": model(encoder_type="pooling", no_encoder_positional_embeddings=True),
+        "lstm": model(encoder_type="lstm"),
+        "lstm-positions": model(encoder_type="lstm", encoder_lstm_positional_embeddings=True),
         "bilstm": model(encoder_type="bilstm"),
+        "bilstm-positions": model(encoder_type="bilstm", encoder_lstm_positional_embeddings=True),
         "bilstm-layers2": model(encoder_type="bilstm", encoder_lstm_layers=2),
         "one-stack": model(single_stack=True),
         "no-positions": model(no_encoder_positional_embeddings=True),
@@ -135,8 +138,16 @@ CONV_ENCODER = Family(
     },
     tables={
         "Table 1: encoders": [
-            *("pooling", "pooling-no-positions", "bilstm", "bilstm-layers2", "stacks-6-3", "one-stack", "no-positions"),
-            *("stacks-8-4", "stacks-15-5"),
+            *(
+                "lstm-positions",
+                "lstm",
+                "bilstm-positions",
+                "bilstm",
+                "bilstm-layers2",
+                "pooling",
+                "pooling-no-positions",
+            ),
+            *("stacks-6-3", "no-positions", "one-stack", "stacks-8-4", "stacks-15-5"),
         ],
         "Figure 2: depth, with and without residual connections": [
             f"stacks-{depth}-3{end}" for depth in DEPTHS for end in ("", "-no-residual")

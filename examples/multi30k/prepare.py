@@ -4,7 +4,7 @@
 ``prepare.py DATA OUT`` reads ``{train,val,test_2016_flickr}.{en,de}`` from DATA (plain or gzipped) and leaves in OUT
 the tokenised text (``tmp/``), the BPE codes (``code``), the segmented text (``train.en``, ...), fairseq's binary data
 (``data-bin/``) and the untouched reference of the test part (``test.reference``).  A step whose result is already there
-is not repeated.
+is not repeated.  With ``--join N`` the captions are in ``joined/`` first, one behind the other until there are N words.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import sys
 from pathlib import Path
 
 from fairseq_plugins.tools.corpus import Corpus, File, Texts, prepare
+from fairseq_plugins.tools.parallel_text import read_text, writing
 
 LANGUAGES = ("en", "de")
+PARTS = ("train", "val", "test_2016_flickr")
 TERMS = "The README beside this script says where to get Multi30k."
 
 
@@ -26,18 +28,42 @@ def texts(folder: Path, name: str, languages: tuple[str, str]) -> Texts:
     return ((source, target),)
 
 
+def join(data: Path, joined: Path, words: int) -> None:
+    """Long lines out of short ones: captions are joined until the English ones have so many words."""
+    for name in PARTS:
+        if (joined / f"{name}.de").exists():
+            continue
+        (files,) = texts(data, name, LANGUAGES)
+        english, german = (list(read_text(data / file.path, "")) for file in files)
+        if len(english) != len(german):
+            raise ValueError(f"{name}: {len(english)} lines of English and {len(german)} of German")
+        with writing(joined / f"{name}.en") as source, writing(joined / f"{name}.de") as target:
+            first = 0
+            for end in range(1, len(english) + 1):
+                line = " ".join(english[first:end])
+                if len(line.split()) >= words:
+                    source.write(f"{line}\n")
+                    target.write(f"{' '.join(german[first:end])}\n")
+                    first = end
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, help="folder with the original text")
     parser.add_argument("out", type=Path, help="folder for everything that is made")
     parser.add_argument("--merges", type=int, default=6000, help="joint BPE merges (default: %(default)s)")
     parser.add_argument("--source-lang", default="en", choices=LANGUAGES, help="source language (default: %(default)s)")
+    parser.add_argument("--join", type=int, metavar="N", help="join captions to lines of N words and more")
     args = parser.parse_args()
     languages = LANGUAGES if args.source_lang == "en" else LANGUAGES[::-1]
-    train, valid, test = (texts(args.data, name, languages) for name in ("train", "val", "test_2016_flickr"))
-    corpus = Corpus(*languages, train, (test,), valid, tokenise={}, merges=args.merges, terms=TERMS)
+    data = args.data
     try:
-        print(f"{prepare(corpus, args.out, args.data, workers=2)}: {' -> '.join(languages)}")
+        if args.join is not None:
+            data = args.out / "joined"
+            join(args.data, data, args.join)
+        train, valid, test = (texts(data, name, languages) for name in PARTS)
+        corpus = Corpus(*languages, train, (test,), valid, tokenise={}, merges=args.merges, terms=TERMS)
+        print(f"{prepare(corpus, args.out, data, workers=2)}: {' -> '.join(languages)}")
     except (ValueError, OSError) as error:
         sys.exit(f"prepare.py: error: {error}")
 

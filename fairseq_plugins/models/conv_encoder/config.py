@@ -32,8 +32,8 @@ class ConvEncoderConfig(FairseqDataclass):
     dropout: Optional[float] = field(
         default=None, metadata={"help": "dropout on embeddings, decoder output and between LSTM layers"}
     )
-    encoder_type: Optional[ChoiceEnum(["convolutional", "pooling", "bilstm"])] = field(  # type: ignore[valid-type]
-        default=None, metadata={"help": "the encoder: section 3.2, section 3.1, or the baseline of section 2"}
+    encoder_type: Optional[ChoiceEnum(["convolutional", "pooling", "lstm", "bilstm"])] = field(  # type: ignore[valid-type]
+        default=None, metadata={"help": "the encoder: section 3.2, section 3.1, or the baselines of section 2"}
     )
     encoder_embed_dim: Optional[int] = field(
         default=None, metadata={"help": "width of source and target embeddings, and in front of the output layer"}
@@ -53,13 +53,16 @@ class ConvEncoderConfig(FairseqDataclass):
         default=False, metadata={"help": "convolutional: average the outputs of CNN-a, without a CNN-c (section 5.3)"}
     )
     no_encoder_positional_embeddings: bool = field(
-        default=False, metadata={"help": "convolutional and pooling: no position embeddings; bilstm never has them"}
+        default=False, metadata={"help": "convolutional and pooling: no position embeddings"}
     )
     pooling_width: int = field(default=5, metadata={"help": "pooling: k, words of an average; odd"})
     encoder_hidden_size: Optional[int] = field(
-        default=None, metadata={"help": "bilstm: units of an LSTM in each direction"}
+        default=None, metadata={"help": "lstm and bilstm: units of an LSTM, of bilstm in each direction"}
     )
-    encoder_lstm_layers: Optional[int] = field(default=None, metadata={"help": "bilstm: number of layers"})
+    encoder_lstm_layers: Optional[int] = field(default=None, metadata={"help": "lstm and bilstm: number of layers"})
+    encoder_lstm_positional_embeddings: bool = field(
+        default=False, metadata={"help": "lstm and bilstm: position embeddings too (table 1)"}
+    )
     decoder_hidden_size: Optional[int] = field(default=None, metadata={"help": "units of a decoder layer"})
     decoder_layers: Optional[int] = field(
         default=None, metadata={"help": "number of LSTM layers of the decoder, of which the first attends"}

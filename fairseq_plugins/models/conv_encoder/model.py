@@ -11,10 +11,10 @@ from fairseq.tasks import FairseqTask
 from omegaconf import DictConfig
 from torch import nn
 
-from fairseq_plugins.models.conv_encoder.bilstm import BiLSTMEncoder
 from fairseq_plugins.models.conv_encoder.config import DEFAULTS, ConvEncoderConfig
 from fairseq_plugins.models.conv_encoder.convolutional import Convolution, ConvolutionalEncoder
 from fairseq_plugins.models.conv_encoder.decoder import LSTMDecoder
+from fairseq_plugins.models.conv_encoder.lstm import LSTMEncoder
 from fairseq_plugins.models.conv_encoder.pooling import PoolingEncoder
 from fairseq_plugins.models.incremental import check_target_padding
 from fairseq_plugins.models.presets import fill_in
@@ -30,7 +30,7 @@ STATE_VERSION = 1
 
 @register_model("conv_encoder", dataclass=ConvEncoderConfig)
 class ConvEncoderModel(FairseqEncoderDecoderModel):
-    """An encoder without recurrence, or the BiLSTM that it is compared with, and an LSTM decoder."""
+    """An encoder without recurrence, or one of those that it is compared with, and an LSTM decoder."""
 
     def __init__(self, encoder: SourceEncoder, decoder: LSTMDecoder) -> None:
         super().__init__(encoder, decoder)
@@ -79,16 +79,23 @@ class ConvEncoderModel(FairseqEncoderDecoderModel):
 
 def _build_encoder(cfg: Namespace | DictConfig, dictionary: Dictionary) -> SourceEncoder:
     encoder_type = str(cfg.encoder_type)
-    positions = None if cfg.no_encoder_positional_embeddings or encoder_type == "bilstm" else "learned"
+    recurrent = encoder_type in ("lstm", "bilstm")
+    positional = cfg.encoder_lstm_positional_embeddings if recurrent else not cfg.no_encoder_positional_embeddings
 
     def embedding(owner: type) -> InputEmbedding:
-        return _embedding(cfg, dictionary, cfg.max_source_positions, positions, owner)
+        return _embedding(cfg, dictionary, cfg.max_source_positions, "learned" if positional else None, owner)
 
     if encoder_type == "pooling":
         return PoolingEncoder(dictionary, embedding(PoolingEncoder), cfg.pooling_width)
-    if encoder_type == "bilstm":
-        sizes = {"hidden_size": cfg.encoder_hidden_size, "layers": cfg.encoder_lstm_layers, "dropout": cfg.dropout}
-        return BiLSTMEncoder(dictionary, embedding(BiLSTMEncoder), **sizes)
+    if recurrent:
+        return LSTMEncoder(
+            dictionary,
+            embedding(LSTMEncoder),
+            hidden_size=cfg.encoder_hidden_size,
+            layers=cfg.encoder_lstm_layers,
+            dropout=cfg.dropout,
+            bidirectional=encoder_type == "bilstm",
+        )
 
     def stack(layers: str, option: str) -> list[ConvolutionSpec]:
         specs = parse_convolutions(layers, option)

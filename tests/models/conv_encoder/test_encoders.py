@@ -57,6 +57,14 @@ def pooled(e: torch.Tensor) -> torch.Tensor:
     return torch.stack([sum(e[max(j - 2, 0) : j + 3]) / 5 for j in range(len(e))])
 
 
+def lstm(encoder, e: torch.Tensor) -> torch.Tensor:
+    """From left to right, in each layer."""
+    x = e.unsqueeze(0)
+    for layer in encoder.stacks[0]:
+        x, _ = layer(x)
+    return encoder.to_embedding(x[0])
+
+
 def bilstm(encoder, e: torch.Tensor) -> torch.Tensor:
     """Section 2: the output of each layer is reversed before it is fed into the next, then the outputs are aligned."""
     outputs = []
@@ -77,7 +85,11 @@ OPTIONS = {
     "all kinds of layers": {"encoder_layers": "[(12, 3), (14, 2), (10, 4, 2), (10, 1, 3)]"},
     "no positions": {"no_encoder_positional_embeddings": True},
     "pooling": {"encoder_type": "pooling"},
+    "lstm": {"encoder_type": "lstm"},
+    "lstm, 2 layers": {"encoder_type": "lstm", "encoder_lstm_layers": 2},
+    "lstm, positions": {"encoder_type": "lstm", "encoder_lstm_positional_embeddings": True},
     "bilstm": {"encoder_type": "bilstm"},
+    "bilstm, positions": {"encoder_type": "bilstm", "encoder_lstm_positional_embeddings": True},
     "bilstm, 2 layers": {"encoder_type": "bilstm", "encoder_lstm_layers": 2},
     "bilstm, 3 layers": {"encoder_type": "bilstm", "encoder_lstm_layers": 3},
 }
@@ -93,8 +105,11 @@ def test_encoder(build, sentences, dictionary, name: str, left_pad: bool) -> Non
     for row, words in enumerate(batch):
         present = words.ne(dictionary.pad())
         e = embed(model, words[present])
+        assert encoder.embedding.positional == (name != "no positions" and ("lstm" not in name or "positions" in name))
         if "bilstm" in name:
             keys = values = bilstm(encoder, e)
+        elif "lstm" in name:
+            keys = values = lstm(encoder, e)
         elif name == "pooling":
             keys, values = pooled(e), e
         else:
@@ -114,7 +129,7 @@ def test_every_parameter_is_used(build, sentences, options: dict) -> None:
     assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
 
 
-@pytest.mark.parametrize("encoder", ["convolutional", "pooling", "bilstm"])
+@pytest.mark.parametrize("encoder", ["convolutional", "pooling", "lstm", "bilstm"])
 def test_autocast(build, sentences, encoder: str) -> None:
     """What --amp does, here in bfloat16: parameters stay in float32, products do not."""
     model = build("conv_encoder_tiny", encoder_type=encoder, decoder_layers=2).train()

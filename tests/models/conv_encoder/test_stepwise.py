@@ -14,7 +14,7 @@ from tests.models.stepwise import check_stepwise_equals_full, close, decodings
 def options(draw: st.DrawFn) -> dict:
     layers = st.lists(st.tuples(st.sampled_from([8, 12]), st.integers(1, 4), st.integers(0, 1)), min_size=1, max_size=3)
     return {
-        "encoder_type": draw(st.sampled_from(["convolutional", "pooling", "bilstm"])),
+        "encoder_type": draw(st.sampled_from(["convolutional", "pooling", "lstm", "bilstm"])),
         "encoder_layers": str(draw(layers)),
         "aggregation_layers": str(draw(layers)),
         "single_stack": draw(st.booleans()),

@@ -1,4 +1,4 @@
-"""The recurrent encoder that the paper compares with (Gehring et al. 2016, section 2, after Zhou et al. 2016)."""
+"""The recurrent encoders that the paper compares with (Gehring et al. 2016, section 2, after Zhou et al. 2016)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fairseq_plugins.models.source_encoder import SourceEncoder
 from fairseq_plugins.nn.embedding import InputEmbedding
 from fairseq_plugins.nn.linear import FastLinear
 
-__all__ = ["BiLSTMEncoder"]
+__all__ = ["LSTMEncoder"]
 
 
-class BiLSTMEncoder(SourceEncoder):
-    """Two stacks of LSTMs, one of which begins at the end; each layer reads its input in the other direction.
+class LSTMEncoder(SourceEncoder):
+    """A stack of LSTMs; or two, one of which begins at the end, and whose layers read by turns in either direction.
 
     Args:
         dictionary: source words.
@@ -23,22 +23,30 @@ class BiLSTMEncoder(SourceEncoder):
         hidden_size: units of an LSTM.
         layers: number of LSTMs in each stack.
         dropout: on the input of all layers but the first, and on the output.
+        bidirectional: two stacks.
     """
 
     def __init__(
-        self, dictionary: Dictionary, embedding: InputEmbedding, hidden_size: int, layers: int, dropout: float
+        self,
+        dictionary: Dictionary,
+        embedding: InputEmbedding,
+        hidden_size: int,
+        layers: int,
+        dropout: float,
+        bidirectional: bool,
     ) -> None:
         super().__init__(dictionary, embedding)
         self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
         embed_dim = embedding.words.embedding_dim
         sizes = [embed_dim] + [hidden_size] * (layers - 1)
         self.stacks = nn.ModuleList(
-            nn.ModuleList(nn.LSTM(size, hidden_size, batch_first=True) for size in sizes) for _ in range(2)
+            nn.ModuleList(nn.LSTM(size, hidden_size, batch_first=True) for size in sizes)
+            for _ in range(2 if bidirectional else 1)
         )
-        self.to_embedding = FastLinear(2 * hidden_size, embed_dim, bias=False)
+        self.to_embedding = FastLinear(len(self.stacks) * hidden_size, embed_dim, bias=False)
 
     def encode(self, e: Tensor, padding_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Top-level states of both stacks side by side, mapped to (B, S, f), as keys and as values.
+        """Top-level states of all stacks side by side, mapped to (B, S, f), as keys and as values.
 
         An LSTM gets its sentences from the first column on, so that padding comes when all has been read; reversing
         them by index then takes neither packed sequences nor a look at their lengths.
@@ -50,17 +58,16 @@ class BiLSTMEncoder(SourceEncoder):
         reverse = (last - column) % tokens.size(1)
 
         forward = _take(e, (first + column) % tokens.size(1))
-        x, y = forward, _take(forward, reverse)
-        layers = list(zip(*self.stacks, strict=True))
-        for layer, (one, other) in enumerate(layers):
-            if layer > 0:
-                x, y = _take(self.dropout(x), reverse), _take(self.dropout(y), reverse)
-            x, y = one(x)[0], other(y)[0]
-        if len(layers) % 2 == 0:
-            x = _take(x, reverse)
-        else:
-            y = _take(y, reverse)
-        z = self.dropout(self.to_embedding(torch.cat([x, y], dim=-1)))
+        tops = []
+        for start, stack in enumerate(self.stacks):
+            x, reversed_ = forward, False
+            for number, lstm in enumerate(stack.children()):
+                x = self.dropout(x) if number > 0 else x
+                backwards = len(self.stacks) == 2 and (start + number) % 2 == 1
+                x = lstm(_take(x, reverse) if backwards != reversed_ else x)[0]
+                reversed_ = backwards
+            tops.append(_take(x, reverse) if reversed_ else x)
+        z = self.dropout(self.to_embedding(torch.cat(tops, dim=-1)))
         z = _take(z, (column - first) % tokens.size(1))
         return z, z
 
