@@ -138,16 +138,16 @@ CONV_ENCODER = Family(
     },
     tables={
         "Table 1: encoders": [
+            *("lstm-positions", "lstm", "bilstm-positions", "bilstm", "bilstm-layers2"),
             *(
-                "lstm-positions",
-                "lstm",
-                "bilstm-positions",
-                "bilstm",
-                "bilstm-layers2",
                 "pooling",
                 "pooling-no-positions",
+                "stacks-6-3",
+                "no-positions",
+                "one-stack",
+                "stacks-8-4",
+                "stacks-15-5",
             ),
-            *("stacks-6-3", "no-positions", "one-stack", "stacks-8-4", "stacks-15-5"),
         ],
         "Figure 2: depth, with and without residual connections": [
             f"stacks-{depth}-3{end}" for depth in DEPTHS for end in ("", "-no-residual")
