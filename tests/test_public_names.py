@@ -119,7 +119,7 @@ def test_vocabulary_selection() -> None:
     assert TASK_DATACLASS_REGISTRY["translation_fast"] is TranslationFastConfig
     added = set(options(TranslationFastConfig)) - set(options(TranslationConfig))
     names = ["attention-offset", "candidates", "candidates-per-word", "compile-steps", "cpu-dtype"]
-    names += ["frequent-candidates"]
+    names += ["frequent-candidates", "word-penalty"]
     assert added == {f"--{name}" for name in names}
     assert "vocab_selection_cross_entropy" in CRITERION_DATACLASS_REGISTRY
 

@@ -47,6 +47,7 @@ class FastBeamSearch(SequenceGenerator):
         tgt_dict: target words.
         packing: of the models' weights; by default in float32.
         compiled: what compiles the steps of this plugin's decoders, if they are to be compiled.
+        word_penalty: w; hypotheses of a sentence are compared by log p(y|x) / |y|^lenpen + w |y|, in nats.
         options: fairseq's.
     """
 
@@ -56,11 +57,13 @@ class FastBeamSearch(SequenceGenerator):
         tgt_dict: Dictionary,
         packing: Packing | None = None,
         compiled: CompiledSteps | None = None,
+        word_penalty: float = 0.0,
         **options: Any,
     ) -> None:
         super().__init__(Ensemble(models.models if isinstance(models, EnsembleModel) else models), tgt_dict, **options)
         self.packing = packing or Packing()
         self.compiled = compiled
+        self.word_penalty = word_penalty
         if compiled and not (self._is_plain() and isinstance(self.model.single_model.decoder, IncrementalDecoder)):
             logger.warning("steps are not compiled: that is for plain beam search with one model of this plugin")
 
@@ -75,8 +78,15 @@ class FastBeamSearch(SequenceGenerator):
         with self.packing.for_batch():
             net_input = sample["net_input"]
             if prefix_tokens is None and constraints is None and "src_tokens" in net_input and self._is_plain():
-                return self._beam_search(net_input, self.eos if bos_token is None else bos_token)
-            return super()._generate(sample, prefix_tokens, constraints, bos_token)
+                finalized = self._beam_search(net_input, self.eos if bos_token is None else bos_token)
+            else:
+                finalized = super()._generate(sample, prefix_tokens, constraints, bos_token)
+        # What is still searched for is compared with what is as long, so that no penalty would change the search.
+        for hypotheses in finalized if self.word_penalty else ():
+            for hypothesis in hypotheses:
+                hypothesis["score"] = hypothesis["score"] + self.word_penalty * len(hypothesis["tokens"])
+            hypotheses.sort(key=lambda hypothesis: -float(hypothesis["score"]))
+        return finalized
 
     def _is_plain(self) -> bool:
         """Whether this is beam search over the softmax of one model's logits, and nothing else."""

@@ -42,6 +42,13 @@ class TranslationFastConfig(TranslationConfig):
             "the first batch of each size then takes long"
         },
     )
+    word_penalty: float = field(
+        default=0.0,
+        metadata={
+            "help": "added to a translation's score for each of its words, end included, in nats: above zero for "
+            "longer translations; `fairseq-plugins tune-length --word-penalties` finds the best"
+        },
+    )
     attention_offset: int = field(
         default=0,
         metadata={

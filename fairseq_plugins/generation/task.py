@@ -99,7 +99,7 @@ class TranslationFastTask(TranslationTask):
             aligns = bool(getattr(args, "print_alignment", None))  # fairseq looks only where no class is given
             if aligns:
                 extra["print_alignment"] = args.print_alignment
-            extra |= {"packing": self._packing, "compiled": self._compiled}
+            extra |= {"packing": self._packing, "compiled": self._compiled, "word_penalty": self.cfg.word_penalty}
             if self.candidates is None:
                 seq_gen_cls = FastBeamSearchWithAlignment if aligns else FastBeamSearch
             else:

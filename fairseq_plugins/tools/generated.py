@@ -41,9 +41,9 @@ class Hypothesis:
     length: int
     alignment: list[int] | None
 
-    def score(self, lenpen: float) -> float:
-        """What fairseq compares hypotheses by: log p(y|x) / |y|^lenpen, in nats."""
-        return self.log_probability / self.length**lenpen
+    def score(self, lenpen: float, word_penalty: float = 0.0) -> float:
+        """What fairseq compares hypotheses by, log p(y|x) / |y|^lenpen, and a penalty for each token, in nats."""
+        return self.log_probability / self.length**lenpen + word_penalty * self.length
 
 
 @dataclass(frozen=True)

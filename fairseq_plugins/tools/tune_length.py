@@ -1,13 +1,15 @@
 """``fairseq-plugins tune-length``: the length penalty with the best BLEU, from n-best lists of a development set.
 
-The hypotheses that fairseq-generate has found are compared anew by log p(y|x) / |y|^A for each A; nothing is decoded.
-(A search with ``--lenpen A`` may find others, so decode once more with the best.)
+The hypotheses that fairseq-generate has found are compared anew by log p(y|x) / |y|^A + W |y| for each A and W; nothing
+is decoded.  W, in nats, is what `translation_fast` adds for each word (``--word-penalty``).
 """
 
 from __future__ import annotations
 
+import math
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 from sacrebleu.metrics.bleu import BLEU
@@ -34,18 +36,29 @@ def add_arguments(parser: ArgumentParser) -> None:
         default=[tenths / 10 for tenths in range(21)],
         help="exponents to try (default: 0 to 2 by 0.1)",
     )
+    parser.add_argument(
+        "--word-penalties",
+        nargs="+",
+        type=float,
+        metavar="W",
+        default=[0.0],
+        help="penalties of a word to try with each exponent, in nats (default: 0)",
+    )
 
 
 def run(args: Namespace) -> None:
-    """Print BLEU, and the length of the translations relative to the references', for each exponent.
+    """Print BLEU, and the length of the translations relative to the references', for each exponent and penalty.
 
-    Of exponents with equally good translations the one nearest to fairseq's default, 1, is recommended.
+    Of equally good translations those with the exponent nearest to fairseq's default, 1, are recommended, and of those
+    the ones with the smallest penalty.
 
     Raises:
         ValueError: the lists or references cannot be read, do not fit together, or leave no choice.
     """
     if not all(abs(alpha) <= LARGEST for alpha in args.alphas):
         raise ValueError(f"--alphas: expected numbers between -{LARGEST} and {LARGEST}")
+    if not all(map(math.isfinite, args.word_penalties)):
+        raise ValueError("--word-penalties: expected numbers")
     sentences = read_generated(args.generated)
     if all(len(sentence.hypotheses) == 1 for sentence in sentences):
         raise ValueError(
@@ -57,18 +70,19 @@ def run(args: Namespace) -> None:
         references, tokenizer = read_text(args.reference, sentences), "13a"
     metric = BLEU(tokenize=tokenizer, references=[references], force=True)
     bleu = {}
-    print("alpha    BLEU  length")
-    for alpha in args.alphas:
-        score = metric.corpus_score(best_texts(sentences, alpha), None)
-        bleu[alpha] = score.score
-        print(f"{alpha:5g}  {score.score:6.2f}  {score.ratio:6.3f}")
-    best = min(bleu, key=lambda alpha: (-bleu[alpha], abs(alpha - 1)))
-    print(f"best of {len(sentences)} sentences: --lenpen {best:g}")
+    print("alpha  penalty    BLEU  length")
+    for alpha, penalty in product(args.alphas, args.word_penalties):
+        score = metric.corpus_score(best_texts(sentences, alpha, penalty), None)
+        bleu[alpha, penalty] = score.score
+        print(f"{alpha:5g}  {penalty:7g}  {score.score:6.2f}  {score.ratio:6.3f}")
+    alpha, penalty = min(bleu, key=lambda tried: (-bleu[tried], abs(tried[0] - 1), abs(tried[1])))
+    word_penalty = f" --task translation_fast --word-penalty {penalty:g}" if penalty else ""
+    print(f"best of {len(sentences)} sentences: --lenpen {alpha:g}{word_penalty}")
 
 
-def best_texts(sentences: Sequence[Sentence], alpha: float) -> list[str]:
+def best_texts(sentences: Sequence[Sentence], alpha: float, word_penalty: float = 0.0) -> list[str]:
     """The best hypothesis of each sentence; of equally good ones that which fairseq has put first."""
-    return [max(sentence.hypotheses, key=lambda hypothesis: hypothesis.score(alpha)).text for sentence in sentences]
+    return [max(sentence.hypotheses, key=lambda each: each.score(alpha, word_penalty)).text for sentence in sentences]
 
 
 def printed_references(sentences: Sequence[Sentence]) -> tuple[list[str], str]:

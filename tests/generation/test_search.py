@@ -121,6 +121,22 @@ def test_the_fast_search(model: Model, dictionary, sentences, mode: str) -> None
     assert_same(actual, generate(SequenceGenerator, [model()], dictionary, source, **MODES[mode]), tolerance=2e-6)
 
 
+@pytest.mark.parametrize("penalty", [0.3, -0.3])
+@pytest.mark.parametrize("mode", ["length from the source", "prefix"])
+def test_a_penalty_of_words(build, dictionary, sentences, mode: str, penalty: float) -> None:
+    """fairseq's hypotheses in another order, by a score that counts their words."""
+    source, options = sentences(LENGTHS), {**MODES[mode], "len_penalty": 0.7}
+    model = build(ARCHITECTURES[0])
+    actual = generate(FastBeamSearch, [model], dictionary, source, word_penalty=penalty, **options)
+    expected = generate(SequenceGenerator, [model], dictionary, source, **options)
+    assert any(len({len(hypothesis["tokens"]) for hypothesis in beams}) > 1 for beams in expected)
+    for beams in expected:
+        for hypothesis in beams:
+            hypothesis["score"] += penalty * hypothesis["tokens"].numel()
+        beams.sort(key=lambda hypothesis: hypothesis["score"].item(), reverse=True)
+    assert_same(actual, expected, tolerance=2e-6)
+
+
 PLAIN = ["beam", "greedy", "wide beam", "short", "length from the source", "minimum length", "suppressed words"]
 PLAIN += ["another first word", "penalty on unknown words"]
 
@@ -366,7 +382,7 @@ class Own(SequenceGenerator):
 def test_generator_of_the_task(
     build, dictionary, some, with_candidates: bool, args: Any, kwargs: Any, kind: type
 ) -> None:
-    task = TranslationFastTask(TranslationFastConfig(), dictionary, dictionary)
+    task = TranslationFastTask(TranslationFastConfig(word_penalty=0.25), dictionary, dictionary)
     assert task.candidates is None
     if with_candidates:
         task.candidates = some
@@ -378,6 +394,8 @@ def test_generator_of_the_task(
     assert extra == {"lm_model": None, "lm_weight": 0.5}
     if kind is not SequenceScorer:
         assert generator.beam_size == 3
+    if isinstance(generator, FastBeamSearch):
+        assert generator.word_penalty == 0.25
     if isinstance(generator, CandidateSearch):
         assert generator.candidates is some
     if isinstance(generator, SequenceGeneratorWithAlignment):

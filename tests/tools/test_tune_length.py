@@ -72,11 +72,28 @@ def test_the_table_and_the_best(toy: Path, capsys: pytest.CaptureFixture[str]) -
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 23
     assert [line.split()[0] for line in lines[1:-1]] == [f"{tenths / 10:g}" for tenths in range(21)]
-    assert lines[5].split() == ["0.4", "0.00", "0.250"]
-    assert lines[6].split() == ["0.5", "100.00", "1.000"]
+    assert lines[5].split() == ["0.4", "0", "0.00", "0.250"]
+    assert lines[6].split() == ["0.5", "0", "100.00", "1.000"]
     assert lines[-1] == "best of 2 sentences: --lenpen 1"  # of all that are as good, the nearest to fairseq's own
     tune(toy, "--alphas", 2, 1.5, 0)
     assert capsys.readouterr().out.endswith(": --lenpen 1.5\n")
+
+
+# The short one has log-probability -2 ln 2 and two tokens, the long one -3 ln 2 and five: a third of ln 2 each.
+PENALTY = math.log(2) / 3
+
+
+def test_a_penalty_of_words(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sentences = read_generated([toy])
+    assert best_texts(sentences, 0, PENALTY - 1e-6) == ["a", "a"]
+    assert best_texts(sentences, 0, PENALTY + 1e-6) == ["a b c d", "a b c d"]
+    tune(toy, "--alphas", 0, "--word-penalties", 0, 0.5, 0.3, -1)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:3] for line in lines[1:-1]] == [
+        *(["0", "0", "0.00"], ["0", "0.5", "100.00"], ["0", "0.3", "100.00"], ["0", "-1", "0.00"]),
+    ]
+    assert lines[-1] == "best of 2 sentences: --lenpen 0 --task translation_fast --word-penalty 0.3"
+    assert "--word-penalties: expected numbers" in refused(toy, "--word-penalties", "nan")
 
 
 def with_last_text(text: str) -> str:
@@ -92,7 +109,7 @@ def test_a_raw_reference_is_tokenised(toy: Path, capsys: pytest.CaptureFixture[s
     tune(toy, "--reference", reference, "--alphas", 1)
     expected = sacrebleu.corpus_bleu(["( a ) b ."], [["( a ) b !"]], tokenize="none", force=True)
     assert expected.sys_len == 5
-    assert capsys.readouterr().out.splitlines()[1] == f"    1  {expected.score:6.2f}   1.000"
+    assert capsys.readouterr().out.splitlines()[1] == f"    1        0  {expected.score:6.2f}   1.000"
 
 
 @pytest.mark.parametrize("words", ["a b c d", "(a) b."])
@@ -108,7 +125,7 @@ def test_printed_references_are_tokenised_if_fairseq_has_detokenised(
         if words == "(a) b."
         else sacrebleu.corpus_bleu(["( a ) b ."], [["( a ) b !"]], tokenize="none", force=True)
     )
-    assert capsys.readouterr().out.splitlines()[1] == f"    1  {expected.score:6.2f}   1.000"
+    assert capsys.readouterr().out.splitlines()[1] == f"    1        0  {expected.score:6.2f}   1.000"
 
 
 def test_shards_are_one_list(tmp_path: Path) -> None:
