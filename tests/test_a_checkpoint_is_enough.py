@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import shutil
 from pathlib import Path
 
@@ -81,7 +82,7 @@ def test_embeddings_are_those_of_the_checkpoint(data: Path, alone: Path) -> None
 
 
 def test_a_repaired_fairseq_is_left_alone() -> None:
-    load = checkpoint_utils.load_model_ensemble_and_task.__wrapped__
+    load = inspect.unwrap(checkpoint_utils.load_model_ensemble_and_task)
     assert translation.wants_embedding_files(load)
 
     def repaired(filenames: list[str], task: object, state: dict) -> object:

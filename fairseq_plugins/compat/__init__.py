@@ -46,6 +46,7 @@ def apply() -> None:
     training.leave_a_finished_training_alone()
     training.restore_numpy_compat()
     translation.load_models_by_themselves()
+    translation.leave_parameters_to_the_checkpoint()
     training.find_buckets_with_numpy_2()
     training.keep_the_last_batch()
     translation.use_no_fused_encoder_layer()

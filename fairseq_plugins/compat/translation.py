@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
+import inspect
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +20,12 @@ from fairseq.tasks import FairseqTask
 from omegaconf import OmegaConf
 from torch import Tensor
 
+from fairseq_plugins.nn.unfilled import filled_later
 from fairseq_plugins.unknown_words import keep_source_words, read_translations, replace_unknown_words
 
 __all__ = [
     "block_repeated_ngrams",
+    "leave_parameters_to_the_checkpoint",
     "load_models_by_themselves",
     "replace_unknown_words_by_attention",
     "use_no_fused_encoder_layer",
@@ -53,6 +57,24 @@ def load_models_by_themselves() -> None:
     ) -> Any:
         no_files = {"encoder_embed_path": None, "decoder_embed_path": None}
         return load(filenames, {**no_files, **(arg_overrides or {})}, *more, **others)
+
+    checkpoint_utils.load_model_ensemble_and_task = load_model_ensemble_and_task
+
+
+def leave_parameters_to_the_checkpoint() -> None:
+    """fairseq draws random numbers for all parameters of a model, and then loads the checkpoint over them.
+
+    This plugin's models are spared that, where the checkpoint has to hold every parameter.
+    """
+    load = checkpoint_utils.load_model_ensemble_and_task
+    signature = inspect.signature(load)
+
+    @functools.wraps(load)
+    def load_model_ensemble_and_task(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        with filled_later() if bound.arguments["strict"] else contextlib.nullcontext():
+            return load(*args, **kwargs)
 
     checkpoint_utils.load_model_ensemble_and_task = load_model_ensemble_and_task
 

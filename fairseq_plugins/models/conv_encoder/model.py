@@ -22,6 +22,7 @@ from fairseq_plugins.models.source_encoder import SourceEncoder
 from fairseq_plugins.models.state_version import check_version, register_version
 from fairseq_plugins.nn.embedding import InputEmbedding
 from fairseq_plugins.nn.layer_list import ConvolutionSpec, parse_convolutions
+from fairseq_plugins.nn.unfilled import unfilled_where_filled_later
 
 __all__ = ["ConvEncoderModel"]
 
@@ -37,6 +38,7 @@ class ConvEncoderModel(FairseqEncoderDecoderModel):
         register_version(self, STATE_VERSION)
 
     @classmethod
+    @unfilled_where_filled_later()
     def build_model(cls, cfg: Namespace | DictConfig, task: FairseqTask) -> ConvEncoderModel:
         """Build the model that the options describe.
 

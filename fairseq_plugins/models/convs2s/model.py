@@ -18,6 +18,7 @@ from fairseq_plugins.models.presets import fill_in
 from fairseq_plugins.models.state_version import check_version, register_version
 from fairseq_plugins.nn.embedding import InputEmbedding, pretrained_embedding
 from fairseq_plugins.nn.layer_list import parse_attention, parse_convolutions
+from fairseq_plugins.nn.unfilled import unfilled_where_filled_later
 from fairseq_plugins.nn.weight_norm import fold_weight_norm_, remove_weight_norm_
 
 __all__ = ["ConvS2SModel"]
@@ -34,6 +35,7 @@ class ConvS2SModel(FairseqEncoderDecoderModel):
         register_version(self, STATE_VERSION)
 
     @classmethod
+    @unfilled_where_filled_later()
     def build_model(cls, cfg: Namespace | DictConfig, task: FairseqTask) -> ConvS2SModel:
         """Build the model that the options describe.
 

@@ -21,6 +21,7 @@ from fairseq_plugins.models.weighted_transformer.encoder import WeightedTransfor
 from fairseq_plugins.nn.embedding import InputEmbedding
 from fairseq_plugins.nn.linear import FastLinear
 from fairseq_plugins.nn.simplex import SimplexVector, check_simplex
+from fairseq_plugins.nn.unfilled import unfilled_where_filled_later
 
 __all__ = ["WeightedTransformerModel"]
 
@@ -42,6 +43,7 @@ class WeightedTransformerModel(FairseqEncoderDecoderModel):
         self.register_buffer("branch_weights_version", torch.tensor(_MODES.index(branch_weights)))
 
     @classmethod
+    @unfilled_where_filled_later()
     def build_model(cls, cfg: Namespace | DictConfig, task: FairseqTask) -> WeightedTransformerModel:
         """Build the model that the options describe.
 
