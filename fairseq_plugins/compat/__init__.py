@@ -31,6 +31,7 @@ def apply() -> None:
     distributed.wrap_models_on_processors()
     interactive.translate_every_line()
     memory.keep_freed_memory()
+    memory.keep_few_products()
     options.read_options_without_eval()
     options.quote_file_names()
     options.show_help_of_all_options()
