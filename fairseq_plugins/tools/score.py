@@ -49,6 +49,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="XX",
         help="language of translations that are tokens, as --replace-unk leaves them",
     )
+    parser.add_argument(
+        "--lowercase", action="store_true", help="BLEU without case, of both texts (sacreBLEU's signature: case:lc)"
+    )
     parser.add_argument("--rouge", action="store_true", help="ROUGE-1, 2 and L: recall and F1")
     parser.add_argument("--bytes", type=int, metavar="N", help="with --rouge: of the first N bytes (DUC-2004: 75)")
 
@@ -72,7 +75,7 @@ def run(args: Namespace) -> None:
         if args.rouge:
             scores = rouge([hypothesis.text for hypothesis in best], references, args.bytes)
         else:
-            scores = bleu(best, references[0], tokens)
+            scores = bleu(best, references[0], tokens, lowercase=args.lowercase)
         for name, score in scores.items():
             found.setdefault(name, []).append(score)
     for name, values in found.items():
@@ -102,13 +105,15 @@ def best_hypotheses(paths: Sequence[Path], references: Sequence[Sequence[str]]) 
     return [sentence.hypotheses[0] for sentence in sentences]
 
 
-def bleu(best: Sequence[Hypothesis], reference: list[str], tokens: list[str] | None) -> dict[str, float]:
+def bleu(
+    best: Sequence[Hypothesis], reference: list[str], tokens: list[str] | None, *, lowercase: bool
+) -> dict[str, float]:
     """By name, which for sacreBLEU has its signature."""
-    metric = BLEU()
+    metric = BLEU(lowercase=lowercase)
     detokenised = metric.corpus_score([hypothesis.text for hypothesis in best], [reference]).score
     scores = {f"sacreBLEU ({metric.get_signature()})": detokenised}
     if tokens is not None:
-        plain = BLEU(tokenize="none", force=True)
+        plain = BLEU(lowercase=lowercase, tokenize="none", force=True)
         scores["tokenised BLEU"] = plain.corpus_score([hypothesis.words for hypothesis in best], [tokens]).score
     return scores
 

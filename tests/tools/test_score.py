@@ -49,6 +49,22 @@ def test_bleu_is_sacrebleus(files: dict[str, str], capsys: pytest.CaptureFixture
     assert expected != pytest.approx(float(value), abs=0.1)
 
 
+def test_without_case_it_is_sacrebleus_too(files: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A lower-cased translation of a cased reference, as IWSLT'14 has it."""
+    lower, upper = [line.lower() for line in TEXTS], [line.upper() for line in TOKENS]
+    run = ["--generated", generated(Path(files["first"]).with_name("lower"), [0, 1, 2], lower, upper)]
+    cased = sacrebleu.corpus_bleu(lower, [REFERENCES]).score
+    expected = sacrebleu.corpus_bleu(lower, [REFERENCES], lowercase=True).score
+    assert expected > cased + 1
+    cli.main(["score", *run, "--lowercase", "--reference", files["first"], "--tokenised", files["tokens"]])
+    detokenised, tokenised = capsys.readouterr().out.splitlines()
+    signature, _, value = detokenised.partition("): ")
+    assert float(value) == pytest.approx(expected, abs=0.005)
+    assert "|case:lc|" in signature
+    expected = sacrebleu.corpus_bleu(upper, [REFERENCE_TOKENS], lowercase=True, tokenize="none", force=True).score
+    assert float(tokenised.removeprefix("tokenised BLEU: ")) == pytest.approx(expected, abs=0.005)
+
+
 def test_tokens_are_detokenised(tmp_path: Path, files: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     """What --replace-unk leaves; of plain sentences the detokenised text is known."""
     run = ["--generated", generated(tmp_path / "tokens.txt", [0, 1, 2], TOKENS, TOKENS)]
