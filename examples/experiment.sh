@@ -1,21 +1,25 @@
 # What the experiments' run.sh share; sourced by them, with their own arguments:
 #
-#   [SEEDS="1 2 3"] [SHARDS=4] [WORKERS=8] [ORIG=DIR] run.sh RECIPE OUT [--smoke] [hydra override ...]
+#   [NAME=...] [SEEDS="1 2 3"] [SHARDS=4] [WORKERS=8] [ORIG=DIR] run.sh RECIPE OUT [--smoke] [hydra override ...]
 #
-# RECIPE is a configuration beside run.sh, without .yaml; OUT a folder for everything that is made.  Each seed is a training
-# of its own, and several also make an ensemble; SHARDS processes translate a test part; WORKERS prepare the text; ORIG has
-# the original files, if they are not to be downloaded.  With --smoke all runs on a made-up miniature, in a minute.  Each
-# command is shown before it runs; what an interrupted run has finished is not repeated, and a training goes on.
+# RECIPE is a configuration beside run.sh, without .yaml; OUT a folder for everything that is made.  Trainings and
+# translations are in OUT/NAME, which is the recipe's name unless given: a variant (model._name=...) wants one of its own.
+# Each seed is a training of its own, and several also make an ensemble; SHARDS processes translate a test part, on all
+# GPUs in turn; WORKERS prepare the text; ORIG has the original files, if they are not to be downloaded.  With --smoke all
+# runs on a made-up miniature, in a minute.  Each command is shown before it runs.  After a stop the same command goes on:
+# data that is prepared stays, a training continues, and translations are made anew.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 experiment=$(basename "$here")
-if [ $# -lt 2 ] || [ ! -f "$here/$1.yaml" ]; then
-    sed -n '3,8s/^# \{0,1\}//p' "$here/../experiment.sh"
+if [ $# -lt 2 ] || [ ! -f "$here/$1.yaml" ] || [[ $2 = -* ]]; then
+    sed -n '3,10s/^# \{0,1\}//p' "$here/../experiment.sh"
+    sed -n '3,/^source/s/^# //p' "$0"
     echo "RECIPE is one of: $(cd "$here" && echo *.yaml | sed 's/\.yaml//g')"
     exit 2
 fi >&2
 recipe=$1
+name=${NAME:-$recipe}
 mkdir -p "$2"
 out=$(cd "$2" && pwd)  # hydra changes the working folder
 shift 2
@@ -37,6 +41,8 @@ fi
 overrides+=("$@")
 seeds=${SEEDS:-1}
 checkpoint=checkpoint_best.pt
+all_gpus() { nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | paste -sd, -; }
+IFS=, read -ra gpus <<<"${CUDA_VISIBLE_DEVICES-$(all_gpus)}"
 export PYTHONWARNINGS=ignore  # fairseq uses its libraries in ways that they have come to warn of
 
 # Run a command after showing it as one would type it.
@@ -59,7 +65,7 @@ prepare() {
 train() {
     local seed save
     for seed in $seeds; do
-        save=$out/$recipe/seed$seed
+        save=$out/$name/seed$seed
         run fairseq-hydra-train --config-dir "$here" --config-name "$recipe" "task.data=$data" \
             "common.user_dir=$root/user_dir" "common.seed=$seed" "checkpoint.save_dir=$save" \
             "hydra.run.dir=$save/hydra" ${overrides[@]+"${overrides[@]}"}
@@ -73,18 +79,21 @@ generate() {
     local part=$1 seed path paths=
     shift
     for seed in $seeds; do
-        path=$out/$recipe/seed$seed/$checkpoint
+        path=$out/$name/seed$seed/$checkpoint
         paths=${paths:+$paths:}$path
-        translate "$part" "$path" "$out/$recipe/seed$seed" "$@"
+        translate "$part" "$path" "$out/$name/seed$seed" "$@"
     done
-    case $seeds in *' '*) translate "$part" "$paths" "$out/$recipe/ensemble" "$@" ;; esac
+    case $seeds in *' '*) translate "$part" "$paths" "$out/$name/ensemble" "$@" ;; esac
 }
 
 translate() {
-    local part=$1 path=$2 results=$3 shard pids=() pid
+    local part=$1 path=$2 results=$3 shard pids=() pid on=()
     shift 3
+    rm -f "$results"/shard*/"generate-$part.txt"  # there may have been more shards
     for ((shard = 0; shard < ${SHARDS:-1}; shard++)); do
-        run fairseq-generate "$data" --user-dir "$root/user_dir" --path "$path" --gen-subset "$part" \
+        # Without this all processes take the first GPU.
+        [ "${#gpus[@]}" -lt 2 ] || on=(env "CUDA_VISIBLE_DEVICES=${gpus[shard % ${#gpus[@]}]}")
+        run ${on[@]+"${on[@]}"} fairseq-generate "$data" --user-dir "$root/user_dir" --path "$path" --gen-subset "$part" \
             --distributed-world-size "${SHARDS:-1}" --distributed-rank "$shard" --required-batch-size-multiple 1 \
             --results-path "$results/shard$shard" ${small[@]+"${small[@]}"} "$@" &
         pids+=($!)
@@ -97,21 +106,24 @@ score() {
     local part=$1 seed generated=()
     shift
     for seed in $seeds; do
-        generated+=(--generated "$out/$recipe/seed$seed"/shard*/"generate-$part.txt")
+        generated+=(--generated "$out/$name/seed$seed"/shard*/"generate-$part.txt")
     done
     run fairseq-plugins score "${generated[@]}" "$@"
     case $seeds in
-        *' '*) run fairseq-plugins score --generated "$out/$recipe/ensemble"/shard*/"generate-$part.txt" "$@" ;;
+        *' '*) run fairseq-plugins score --generated "$out/$name/ensemble"/shard*/"generate-$part.txt" "$@" ;;
     esac
 }
 
-# Text and not numbers, in which the unknown words are, and a dictionary for them: sets `data` and `unknown`.
+# A dictionary for unknown words, made before the training: so a missing eflomal does not come out days later.
+align_words() {
+    lexicon=$out/lexicon
+    [ -f "$lexicon/dictionary.txt" ] || run fairseq-plugins lexicon --source "$out/tmp/train.$source" \
+        --target "$out/tmp/train.$target" --output "$lexicon"
+}
+
+# Text and not numbers, in which the unknown words are: sets `data` and `unknown`.
 prepare_unknown_words() {
-    local lexicon=$out/lexicon raw=$out/data-raw-words language prefixes
-    if [ ! -f "$lexicon/dictionary.txt" ]; then
-        run fairseq-plugins lexicon --source "$out/tmp/train.$source" --target "$out/tmp/train.$target" \
-            --output "$lexicon"
-    fi
+    local raw=$out/data-raw-words prefixes
     if [ ! -d "$raw" ]; then
         prefixes=$(cd "$out" && for file in test*.reference; do printf '%s,' "$out/tmp/${file%.reference}"; done)
         rm -rf "$raw.partial"

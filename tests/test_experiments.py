@@ -18,30 +18,52 @@ from omegaconf import OmegaConf
 from tests.commands import ROOT
 
 RECIPES = sorted(path.parent / path.stem for path in (ROOT / "examples").glob("*/*.yaml"))
-FAST = {"wmt14_en_de/convs2s"}  # the one that tunes a length penalty
+FAST = "wmt14_en_de/convs2s"  # the one that tunes a length penalty
+WORDS = "wmt16_en_ro/convs2s-words"
 NAMES = [f"{recipe.parent.name}/{recipe.name}" for recipe in RECIPES]
+
+
+def run(experiment: str, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Its run.sh."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    packages = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
+    return subprocess.run(
+        [ROOT / "examples" / experiment / "run.sh", *map(str, arguments)],
+        cwd=ROOT,
+        env={**os.environ, "PATH": path, "PYTHONPATH": packages, "OMP_NUM_THREADS": "1", **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
 
 
 @pytest.mark.parametrize(
     "recipe",
-    [pytest.param(name, marks=[] if name in FAST else [pytest.mark.slow]) for name in NAMES],
+    [pytest.param(name, marks=[] if name == FAST else [pytest.mark.slow]) for name in [*NAMES, WORDS]],
 )
 def test_from_the_data_to_the_score(recipe: str, tmp_path: Path) -> None:
     """With two seeds, hence an ensemble and a mean, and two shards, in one of the examples."""
     if recipe.startswith("gigaword"):
         pytest.importorskip("rouge_score")
     experiment, name = recipe.split("/")
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    packages = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": packages, "OMP_NUM_THREADS": "1"}
-    if recipe == "wmt16_en_ro/convs2s":
-        environment |= {"SEEDS": "1 2", "SHARDS": "2"}
-    command = [ROOT / "examples" / experiment / "run.sh", name, tmp_path / "out", "--smoke"]
-    result = subprocess.run(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-    )
+    variables = {FAST: {"NAME": "variant"}, WORDS: {"WORDS": "1", "SEEDS": "1 2", "SHARDS": "2"}}.get(recipe, {})
+    if recipe == WORDS:
+        variables["CUDA_VISIBLE_DEVICES"] = "98,99"  # there are none such: all runs on the processor
+    result = run(experiment, name.removesuffix("-words"), tmp_path / "out", "--smoke", **variables)
     assert result.returncode == 0, result.stdout[-6000:]
-    ensembles = 2 if recipe == "wmt16_en_ro/convs2s" else 1
+    assert (tmp_path / "out" / variables.get("NAME", name) / "seed1" / "checkpoint_last.pt").exists()
+    shown = re.findall(r"^\$ (?:env CUDA_VISIBLE_DEVICES=(\d+) )?(fairseq-\S+) (\S+)", result.stdout, re.MULTILINE)
+    order = [tool if command == "fairseq-plugins" else command for _, command, tool in shown]
+    if "lexicon" in order:
+        assert order.index("lexicon") < order.index("fairseq-hydra-train")
+    devices = [device for device, command, _ in shown if command == "fairseq-generate"]
+    assert set(devices) == ({"98", "99"} if recipe == WORDS else {""})
+    if recipe == FAST:  # the table, and what came of it
+        best = re.search(r"^best of 6 sentences: --lenpen (\S+)$", result.stdout, re.MULTILINE)
+        assert best is not None
+        assert f"--tokenizer moses --source-lang en --target-lang de --lenpen {best[1]}\n" in result.stdout
+    ensembles = 2 if recipe == WORDS else 1
     if experiment == "gigaword":
         wanted = {"rouge1 recall": 2, "rougeL F1": 2}
     else:
@@ -50,6 +72,20 @@ def test_from_the_data_to_the_score(recipe: str, tmp_path: Path) -> None:
     for text, count in wanted.items():
         assert len(re.findall(rf"^{re.escape(text)}", result.stdout, flags=re.MULTILINE)) == count
     assert (re.search(r"^sacreBLEU .* mean ", result.stdout, flags=re.MULTILINE) is not None) == (ensembles == 2)
+
+
+def test_what_comes_before_the_folder_is_refused(tmp_path: Path) -> None:
+    """With the usage, which names what only one of the experiments has."""
+    for arguments in (["convs2s", "--smoke", tmp_path / "out"], ["convs2s"], ["nothing", tmp_path / "out"]):
+        result = run("wmt16_en_ro", *arguments)
+        assert result.returncode == 2
+        assert re.search(r"^ *\[NAME=\.\.\.\] .* run\.sh RECIPE OUT \[--smoke\]", result.stdout)
+        assert "\nWORDS=1 trains" in result.stdout
+        assert result.stdout.endswith("RECIPE is one of: conv_encoder convs2s\n")
+    assert "set -euo" not in result.stdout
+    assert "made anew.\n" in result.stdout
+    assert list(tmp_path.iterdir()) == []
+    assert "WORDS" not in run("wmt14_en_de").stdout
 
 
 def commands(readme: Path) -> dict[str, list[str]]:

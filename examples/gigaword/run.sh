@@ -3,6 +3,7 @@
 source "$(dirname "$0")/../experiment.sh"
 source=article target=title
 prepare
+align_words
 train
 prepare_unknown_words
 # Section 4.1: at least 14 words.

@@ -3,7 +3,9 @@
 source "$(dirname "$0")/../experiment.sh"
 source=de target=en
 prepare --words
+align_words
 train
 prepare_unknown_words
 generate test --beam 10 --source-lang de --target-lang en "${unknown[@]}"
-score test --detokenise en --reference "$out/test.reference" --tokenised "$out/tmp/test.en"
+# The translations are in lower case, the reference is not.
+score test --lowercase --detokenise en --reference "$out/test.reference" --tokenised "$out/tmp/test.en"

@@ -8,14 +8,16 @@ case $recipe in
         train
         beam=(--beam 5 --remove-bpe --tokenizer moses --source-lang en --target-lang de)
         generate test1 "${beam[@]}" --nbest 5
-        first=${seeds%% *}
-        alpha=$(fairseq-plugins tune-length "$out/$recipe/seed$first"/shard*/generate-test1.txt \
-            --reference "$out/test1.reference" | sed -n 's/.*--lenpen //p')
+        first=$out/$name/seed${seeds%% *}  # its penalty serves all seeds
+        run fairseq-plugins tune-length "$first"/shard*/generate-test1.txt --reference "$out/test1.reference" |
+            tee "$first/tune-length"
+        alpha=$(sed -n 's/^best.*--lenpen //p' "$first/tune-length")
         generate test "${beam[@]}" --lenpen "$alpha"
         score test --reference "$out/test.reference" --tokenised "$out/tmp/test.de"
         ;;
     conv_encoder)  # words; newstest2015
         prepare --words
+        align_words
         train
         prepare_unknown_words
         generate test1 --beam 5 --source-lang en --target-lang de "${unknown[@]}"

@@ -6,6 +6,7 @@ decoding=(--beam 5 --remove-bpe --tokenizer moses) scoring=()
 case $recipe in
     conv_encoder)
         prepare --words
+        align_words
         train
         prepare_unknown_words
         decoding=(--beam 5 "${unknown[@]}") scoring=(--detokenise fr)

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# WMT'16 English-Romanian, from the data to the score; run.sh without arguments says how.  WORDS=1 trains ConvS2S on words.
+# WMT'16 English-Romanian, from the data to the score; run.sh without arguments says how.
+# WORDS=1 trains ConvS2S on words, and NAME is then convs2s-words unless given.
 source "$(dirname "$0")/../experiment.sh"
+name=${NAME:-$recipe${WORDS:+-words}}
 source=en target=ro
 case $recipe${WORDS:+-words} in
     convs2s)
@@ -10,6 +12,7 @@ case $recipe${WORDS:+-words} in
         ;;
     *)
         prepare --words
+        align_words
         train
         prepare_unknown_words
         decoding=("${unknown[@]}") scoring=(--detokenise ro)
