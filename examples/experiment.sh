@@ -3,11 +3,11 @@
 #   [NAME=...] [SEEDS="1 2 3"] [SHARDS=4] [WORKERS=8] [ORIG=DIR] run.sh RECIPE OUT [--smoke] [hydra override ...]
 #
 # RECIPE is a configuration beside run.sh, without .yaml; OUT a folder for everything that is made.  Trainings and
-# translations are in OUT/NAME, which is the recipe's name unless given: a variant (model._name=...) wants one of its own.
-# Each seed is a training of its own, and several also make an ensemble; SHARDS processes translate a test part, on all
-# GPUs in turn; WORKERS prepare the text; ORIG has the original files, if they are not to be downloaded.  With --smoke all
-# runs on a made-up miniature, in a minute.  Each command is shown before it runs.  After a stop the same command goes on:
-# data that is prepared stays, a training continues, and translations are made anew.
+# translations are in OUT/NAME, by default the recipe's name: a variant (model._name=...) wants one of its own.  Each
+# seed is a training of its own, and several also make an ensemble; SHARDS processes translate a test part, on all GPUs
+# in turn; WORKERS prepare the text; ORIG has the original files, if they are not to be downloaded.  With --smoke all
+# runs on a made-up miniature, in a minute.  Each command is shown before it runs.  After a stop the same command goes
+# on: data that is prepared stays, a training continues, and translations are made anew.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
@@ -45,11 +45,9 @@ all_gpus() { nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | pa
 IFS=, read -ra gpus <<<"${CUDA_VISIBLE_DEVICES-$(all_gpus)}"
 export PYTHONWARNINGS=ignore  # fairseq uses its libraries in ways that they have come to warn of
 
-# Run a command after showing it as one would type it.
+# Run a command after showing it as one would type it, in one piece, for shards show theirs at the same time.
 run() {
-    printf '\n$'
-    printf ' %q' "$@"
-    printf '\n'
+    printf '\n$%s\n' "$(printf ' %q' "$@")"
     "$@"
 }
 
@@ -93,9 +91,9 @@ translate() {
     for ((shard = 0; shard < ${SHARDS:-1}; shard++)); do
         # Without this all processes take the first GPU.
         [ "${#gpus[@]}" -lt 2 ] || on=(env "CUDA_VISIBLE_DEVICES=${gpus[shard % ${#gpus[@]}]}")
-        run ${on[@]+"${on[@]}"} fairseq-generate "$data" --user-dir "$root/user_dir" --path "$path" --gen-subset "$part" \
-            --distributed-world-size "${SHARDS:-1}" --distributed-rank "$shard" --required-batch-size-multiple 1 \
-            --results-path "$results/shard$shard" ${small[@]+"${small[@]}"} "$@" &
+        run ${on[@]+"${on[@]}"} fairseq-generate "$data" --user-dir "$root/user_dir" --path "$path" \
+            --gen-subset "$part" --distributed-world-size "${SHARDS:-1}" --distributed-rank "$shard" \
+            --required-batch-size-multiple 1 --results-path "$results/shard$shard" ${small[@]+"${small[@]}"} "$@" &
         pids+=($!)
     done
     for pid in "${pids[@]}"; do wait "$pid"; done

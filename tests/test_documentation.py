@@ -29,8 +29,8 @@ FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?:\A|\n\n)((?:    .*(?:\n|\Z)|\n(?=    ))+)")
 SPAN = re.compile(r"(`+)(.+?)\1", re.DOTALL)
 LINK = re.compile(r"\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)\)")
-# Options of pip and hydra.
-FOREIGN = {"--nnodes", "--no-build-isolation", "--config-dir", "--config-name"}
+# Options of pip, hydra and sacreBLEU.
+FOREIGN = {"--echo", "--nnodes", "--no-build-isolation", "--config-dir", "--config-name"}
 NAMES = {
     "arch": ARCH_MODEL_REGISTRY,
     "criterion": CRITERION_REGISTRY,
