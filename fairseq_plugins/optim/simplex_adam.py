@@ -84,6 +84,10 @@ class SimplexAdam(Adam):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """One update."""
+        loss = None
+        if closure is not None:  # it may want gradients, and to clear those of all groups
+            with torch.enable_grad():
+                loss = closure()
         groups = self.param_groups
         active = []
         for group in groups:
@@ -94,7 +98,7 @@ class SimplexAdam(Adam):
         # fairseq's step goes through `param_groups`; not even momentum may move what is frozen.
         try:
             self.param_groups = [group for group in active if group["name"] != SIMPLEX]
-            loss = super().step(closure)
+            super().step()
         finally:
             self.param_groups = groups
         for group in active:
