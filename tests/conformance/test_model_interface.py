@@ -29,18 +29,22 @@ def test_normalised_probabilities(build, architecture, sentences, log_probs: boo
     torch.testing.assert_close(found.double(), expected.log() if log_probs else expected, rtol=1e-4, atol=1e-5)
 
 
+@torch.no_grad()
 def test_the_longest_sentences(build, architecture, sentences) -> None:
-    """`max_positions` is what still works, and one token more is refused by number."""
+    """`max_positions` is what still works, in steps too, and one token more is refused by number."""
     model = build(architecture, max_source_positions=12, max_target_positions=9)
     assert model.max_positions() == (12, 9)
     assert model.max_decoder_positions() == 9
     model(sentences([12]), None, sentences([9]))
+    model.decoder(sentences([9]), model.encoder(sentences([12])), incremental_state={})
     if model.encoder.embedding.positional:
         with pytest.raises(ValueError, match="13 tokens is longer than the model's 12 positions"):
             model(sentences([13]), None, sentences([9]))
     if model.decoder.embedding.positional:
         with pytest.raises(ValueError, match="10 tokens is longer than the model's 9 positions"):
             model(sentences([12]), None, sentences([10]))
+        with pytest.raises(ValueError, match="10 tokens is longer than the model's 9 positions"):
+            model.decoder(sentences([10]), model.encoder(sentences([12])), incremental_state={})
 
 
 @torch.no_grad()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import locale
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -104,6 +106,24 @@ def test_odd_words(tmp_path: Path) -> None:
     assert found.tolist() == list(range(8))
 
 
+def test_files_are_utf8_wherever_they_are_read(write: Write) -> None:
+    """Not in the encoding of the user's language, which may be any."""
+    folder, before = write("cat Gebäude 1\n"), locale.setlocale(locale.LC_CTYPE)
+    locale.setlocale(locale.LC_CTYPE, "C")
+    try:
+        assert candidates(folder, ["cat </s>"], frequent=0) == ["Gebäude"]
+    finally:
+        locale.setlocale(locale.LC_CTYPE, before)
+
+
+def test_how_much_was_read_is_logged(write: Write, caplog: pytest.LogCaptureFixture) -> None:
+    """Four special symbols and two words; `the`, `house` and `cat` of the four symbols and four words of the source."""
+    folder = write()
+    with caplog.at_level(logging.INFO):
+        read(folder, frequent=2)
+    assert caplog.messages == [f"{folder}: 6 words are always candidates, 3 of 8 source words bring others"]
+
+
 def test_masks_are_new(write: Write) -> None:
     """Who adds words to one batch's candidates does not add them to the next one's."""
     made, tokens = read(write()), torch.tensor([[4, 2]])
@@ -155,16 +175,22 @@ def test_missing(write: Write, name: str) -> None:
         read(folder)
 
 
-@pytest.mark.parametrize("options", [{"per_word": 0}, {"frequent": -1}])
-def test_options_out_of_range(write: Write, options: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    ("options", "found"), [({"per_word": 0}, "0 and 1"), ({"frequent": -1}, "2 and -1"), ({"per_word": -1}, "-1 and 1")]
+)
+def test_options_out_of_range(write: Write, options: dict[str, int], found: str) -> None:
     with pytest.raises(
-        ValueError, match="--candidates-per-word must be positive and --frequent-candidates not negative"
+        ValueError,
+        match=f"^--candidates-per-word must be positive and --frequent-candidates not negative, but they are {found}$",
     ):
         read(write(), **options)
 
 
-def test_special_symbols_elsewhere(write: Write) -> None:
+@pytest.mark.parametrize("symbol", ["bos", "pad", "eos", "unk"])
+@pytest.mark.parametrize("index", [4, 6])
+def test_special_symbols_elsewhere(write: Write, symbol: str, index: int) -> None:
+    """Those of a dictionary of fairseq are the words 0 to 3."""
     target = dictionary(TARGET)
-    target.eos_index = 6
+    setattr(target, f"{symbol}_index", index)
     with pytest.raises(ValueError, match="begins with its special symbols"):
         Candidates.read(write(), dictionary(SOURCE), target, 2, 1)

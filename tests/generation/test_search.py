@@ -14,10 +14,11 @@ import torch
 from fairseq import search, utils
 from fairseq.data import Dictionary
 from fairseq.models import BaseFairseqModel
-from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithAlignment
+from fairseq.sequence_generator import EnsembleModel, SequenceGenerator, SequenceGeneratorWithAlignment
 from fairseq.sequence_scorer import SequenceScorer
 from fairseq.token_generation_constraints import pack_constraints
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fairseq_plugins.generation.beam_search import FastBeamSearch, FastBeamSearchWithAlignment, _Beams
 from fairseq_plugins.generation.candidates import Candidates
@@ -34,6 +35,7 @@ OTHER_MODES = {
     "prefix with an end": {"prefix_tokens": PREFIX},
     "suppressed words": {"tokens_to_suppress": ("w7", "w8", "w30")},
     "another first word": {"bos_token": 8},
+    "as long as positions allow": {"max_len": 7, "min_len": 6},
     "penalty on unknown words": {"unk_penalty": 2, "len_penalty": 0.5, "temperature": 1.3},
     "many ordered constraints": {
         "constraints": pack_constraints(
@@ -138,7 +140,7 @@ def test_a_penalty_of_words(build, dictionary, sentences, mode: str, penalty: fl
 
 
 PLAIN = ["beam", "greedy", "wide beam", "short", "length from the source", "minimum length", "suppressed words"]
-PLAIN += ["another first word", "penalty on unknown words"]
+PLAIN += ["another first word", "penalty on unknown words", "as long as positions allow"]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -163,6 +165,28 @@ def test_sentences_that_have_finished_may_stay(model: Model, dictionary, sentenc
     assert_same(actual, generate(SequenceGenerator, [model()], dictionary, source, max_len_b=20), tolerance=2e-6)
 
 
+@pytest.mark.parametrize(
+    ("device", "finished", "stay"),
+    [
+        ("cpu", [2, 0, 1, 1], [3, 1, 2]),
+        ("cpu", [2, 2, 0, 2], [2]),
+        ("cpu", [0, 1, 1, 2], [0, 1, 2]),
+        ("cuda", [2, 0, 1, 1], [0, 1, 2, 3]),
+        ("cuda", [2, 0, 2, 1], [3, 1]),
+        ("cuda", [2, 2, 2, 2], []),
+    ],
+)
+def test_which_sentences_go_on(device: str, finished: list[int], stay: list[int]) -> None:
+    """Of four with two hypotheses each; on a GPU, here a pretended one, all of them until half have finished."""
+    beams = _Beams(torch.zeros(4, 5, dtype=torch.long), beam=2, longest=3, bos=2, pad=1)
+    with FakeTensorMode():
+        beams.tokens = torch.empty(8, 5, device=device)
+    beams.finished = [[{}] * count for count in finished]
+    assert beams.unfinished() == stay
+    beams.keeps_all = True
+    assert beams.unfinished() == ([0, 1, 2, 3] if stay else [])
+
+
 @pytest.mark.parametrize("min_len", [0, 1, 3])
 def test_fewer_possible_words_than_hypotheses(model: Model, dictionary, sentences, min_len: int) -> None:
     """What is forbidden is no hypothesis, not even a bad one."""
@@ -175,6 +199,14 @@ def test_fewer_possible_words_than_hypotheses(model: Model, dictionary, sentence
     assert all(set(beam["tokens"].tolist()) <= possible for beam in chain(*actual))
     assert_same([[beams[0]] for beams in actual], [[beams[0]] for beams in expected], tolerance=2e-6)
     assert [len(beams) for beams in actual] == [len(beams) for beams in expected]
+
+
+def test_an_ensemble_that_fairseq_has_made(build, dictionary, sentences) -> None:
+    """fairseq's generator takes one in the place of a list of models; by itself too."""
+    models, source = [build(ARCHITECTURES[0])], sentences(LENGTHS)
+    sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(dictionary.pad()).sum(dim=1)}}
+    made = FastBeamSearch(EnsembleModel(models), dictionary, beam_size=4, max_len_b=12)
+    assert_same(made(sample), generate(SequenceGenerator, models, dictionary, source), tolerance=2e-6)
 
 
 def test_a_model_with_probabilities_of_its_own(build, architecture: str, dictionary, sentences) -> None:

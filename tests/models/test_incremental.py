@@ -28,8 +28,9 @@ def test_several_tokens_at_once(build, architecture, sentences) -> None:
     first, _ = model.decoder(target[:, :3], encoded, incremental_state=state)
     rest, _ = model.decoder(target, encoded, incremental_state=state)
     close(torch.cat([first, rest], dim=1), expected)
-    with pytest.raises(ValueError, match="7 tokens of each row have been decoded and 1 are given"):
-        model.decoder(target[:, -1:], encoded, incremental_state=state)
+    for given in (1, 7):
+        with pytest.raises(ValueError, match=f"^7 tokens of each row have been decoded and {given} are given; pass"):
+            model.decoder(target[:, -given:], encoded, incremental_state=state)
 
 
 @torch.no_grad()
@@ -69,6 +70,8 @@ def test_attention_is_told_where_somebody_may_look(build, architecture, sentence
     model.eval()
     model.decoder.make_generation_fast_()
     assert told() == [False, False]
+    model.decoder.make_generation_fast_(need_attn=True)
+    assert told() == [True, True]
 
 
 def test_targets_padded_on_the_left_are_refused(task, architecture) -> None:

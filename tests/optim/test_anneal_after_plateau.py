@@ -30,10 +30,10 @@ def test_divides_after_every_epoch_once_validation_has_not_improved() -> None:
 
 
 def test_larger_may_be_better() -> None:
-    scheduler = schedule(maximize=True)
-    assert [scheduler.step(epoch, bleu) for epoch, bleu in enumerate([10, 20, 19], start=1)] == pytest.approx(
-        [0.25, 0.25, 0.025]
-    )
+    for third in (19, 20):
+        scheduler = schedule(maximize=True)
+        rates = [scheduler.step(epoch, bleu) for epoch, bleu in enumerate([10, 20, third], start=1)]
+        assert rates == pytest.approx([0.25, 0.25, 0.025])
 
 
 def run_epoch(scheduler: AnnealAfterPlateau, epoch: int, loss: float | None) -> float:
@@ -77,5 +77,5 @@ def test_resumes_without_validation(within: bool) -> None:
 
 
 def test_takes_one_rate() -> None:
-    with pytest.raises(ValueError, match=r"^--lr-scheduler anneal_after_plateau takes one learning rate; see --lr-s"):
+    with pytest.raises(ValueError, match=r"anneal_after_plateau takes one learning rate; see --lr-scheduler fixed$"):
         schedule(lr=(0.25, 0.1))

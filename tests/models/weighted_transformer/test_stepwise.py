@@ -58,11 +58,16 @@ def check_past(decoding, reference, tokens: torch.Tensor, source: Source) -> Non
 
 @torch.no_grad()
 def test_memory_grows_with_the_target(build, sentences) -> None:
-    """Beyond the first allocation of sixteen steps."""
-    model = build("weighted_transformer_tiny")
-    encoded, target = model.encoder(sentences([5, 3])), sentences([40, 40])
+    """Beyond the first allocation of sixteen steps, to no more than a quarter or sixteen steps too much."""
+    model = build("weighted_transformer_tiny", max_target_positions=120)
+    encoded, target = model.encoder(sentences([5, 3])), sentences([120, 120])
     expected, _ = model.decoder(target, encoded)
-    close(model.decoder(target, encoded, incremental_state={})[0], expected)
+    state: dict = {}
+    for steps in range(1, 121):
+        logits, _ = model.decoder(target[:, :steps], encoded, incremental_state=state)
+        close(logits[:, 0], expected[:, steps - 1])
+        past = model.decoder.get_incremental_state(state, STATE).layers[0].past
+        assert steps <= past.values.size(2) <= max(steps + 16, 1.25 * steps)
 
 
 @torch.no_grad()
