@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from fairseq.data import Dictionary
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fairseq_plugins.generation.candidates import Candidates
 
@@ -56,7 +57,9 @@ def read(folder: Path, per_word: int = 2, frequent: int = 1) -> Candidates:
 
 def chosen(candidates: Candidates, src_tokens: torch.Tensor) -> torch.Tensor:
     """The numbers of the candidates, rising."""
-    return candidates.mask(src_tokens).nonzero().squeeze(1)
+    mask = candidates.mask(src_tokens)
+    assert mask.dtype == torch.bool
+    return mask.nonzero().squeeze(1)
 
 
 def candidates(folder: Path, sentences: list[str], **options: int) -> list[str]:
@@ -132,10 +135,13 @@ def test_masks_are_new(write: Write) -> None:
     assert chosen(made, tokens).tolist() == before
 
 
-def test_on_the_device(write: Write, device: torch.device) -> None:
+@pytest.mark.parametrize("devices", [("cpu", "cuda", "cuda"), ("cuda", "cpu")])
+def test_masks_are_where_the_source_is(write: Write, devices: tuple[str, ...]) -> None:
+    """On a GPU, here a pretended one."""
     made = read(write())
-    for _ in range(2):
-        assert chosen(made, torch.tensor([[6, 2]], device=device)).device.type == device.type
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for device in devices:
+            assert made.mask(torch.zeros(2, 3, dtype=torch.long, device=device)).device.type == device
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ def schedule(maximize: bool = False, lr: tuple[float, ...] = (0.25,)) -> AnnealA
 
 def test_divides_after_every_epoch_once_validation_has_not_improved() -> None:
     scheduler = schedule()
+    assert scheduler.optimizer.get_lr() == 0.25
     # The fourth epoch is the first that does not improve; the fifth improves, and the rate falls all the same.
     losses = [9.0, 8.0, 7.0, 7.0, 6.0, 5.0]
     rates = [scheduler.step(epoch, loss) for epoch, loss in enumerate(losses, start=1)]

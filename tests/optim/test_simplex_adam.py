@@ -97,16 +97,16 @@ def test_steps_by_the_formulas(step: str) -> None:
 def test_the_network_gets_fairseqs_adam() -> None:
     torch.manual_seed(1)
     start = torch.randn(3, 4)
-    ours, softmax, theirs = parameter(start, None), parameter(start, SOFTMAX), parameter(start, None)
-    mine, adam = optimizer(ours, softmax), Adam([theirs], lr=0.01, betas=(0.9, 0.98), eps=1e-9)
+    ours = [parameter(start, group) for group in (None, SOFTMAX, "a group of somebody else's")]
+    theirs = parameter(start, None)
+    mine, adam = optimizer(*ours), Adam([theirs], lr=0.01, betas=(0.9, 0.98), eps=1e-9)
     for _ in range(5):
         gradient = torch.randn(3, 4)
-        for each in (ours, softmax, theirs):
+        for each in (*ours, theirs):
             each.grad = gradient.clone()
         mine.step()
         adam.step()
-    assert torch.equal(ours, theirs)
-    assert torch.equal(softmax, theirs)
+    assert all(torch.equal(each, theirs) for each in ours)
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -173,6 +173,20 @@ def test_small_steps_are_not_lost_in_half_precision(dtype: torch.dtype, step: st
         second.step()
     torch.testing.assert_close(half.float(), full.detach(), rtol=0.01, atol=0.001)
     assert float(full[1]) > 0.26
+
+
+def test_what_was_saved_goes_where_the_parameter_is() -> None:
+    """fairseq reads checkpoints on the processor; a device without numbers stands for a GPU."""
+    half = parameter(torch.full((4,), 0.25).half())
+    moved = parameter(half.detach().to("meta"))
+    first, second = optimizer(half), optimizer(moved)
+    half.grad, moved.grad = torch.ones_like(half), torch.ones_like(moved)
+    first.step()
+    second.optimizer.state[moved] = deepcopy(first.optimizer.state[half])
+    second.step()
+    tensors = [value for value in second.optimizer.state[moved].values() if torch.is_tensor(value)]
+    assert len(tensors) == 3  # two means, and the parameter in float32
+    assert all(tensor.is_meta for tensor in tensors)
 
 
 def test_a_shard_of_the_parameters_is_stepped_alike() -> None:
