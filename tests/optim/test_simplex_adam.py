@@ -206,7 +206,7 @@ def test_a_closure_is_called_once_and_its_loss_returned() -> None:
         adam.zero_grad()
         loss = (network * 2).sum() + point[0]
         loss.backward()
-        losses.append(float(loss))
+        losses.append(loss.item())
         return losses[-1]
 
     point.grad = torch.full((4,), 9.0)
