@@ -13,7 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from fairseq_plugins.tools.corpus import Corpus, File, Texts, prepare
+from fairseq_plugins.tools.corpus import Corpus, located, prepare, text
 from fairseq_plugins.tools.parallel_text import read_text, writing
 
 LANGUAGES = ("en", "de")
@@ -21,20 +21,12 @@ PARTS = ("train", "val", "test_2016_flickr")
 TERMS = "The README beside this script says where to get Multi30k."
 
 
-def texts(folder: Path, name: str, languages: tuple[str, str]) -> Texts:
-    """The two files of a part, gzipped where they are."""
-    files = (f"{name}.{language}" for language in languages)
-    source, target = (File(f"{file}.gz" if (folder / f"{file}.gz").exists() else file) for file in files)
-    return ((source, target),)
-
-
 def join(data: Path, joined: Path, words: int) -> None:
     """Long lines out of short ones: captions are joined until the English ones have so many words."""
     for name in PARTS:
         if (joined / f"{name}.de").exists():
             continue
-        (files,) = texts(data, name, LANGUAGES)
-        english, german = (list(read_text(data / file.path, "")) for file in files)
+        english, german = (list(read_text(located(data, f"{name}.{language}"), language)) for language in LANGUAGES)
         if len(english) != len(german):
             raise ValueError(f"{name}: {len(english)} lines of English and {len(german)} of German")
         with writing(joined / f"{name}.en") as source, writing(joined / f"{name}.de") as target:
@@ -61,7 +53,7 @@ def main() -> None:
         if args.join is not None:
             data = args.out / "joined"
             join(args.data, data, args.join)
-        train, valid, test = (texts(data, name, languages) for name in PARTS)
+        train, valid, test = (text(f"{name}.{{}}", languages) for name in PARTS)
         corpus = Corpus(*languages, train, (test,), valid, tokenise={}, merges=args.merges, terms=TERMS)
         print(f"{prepare(corpus, args.out, data, workers=2)}: {' -> '.join(languages)}")
     except (ValueError, OSError) as error:

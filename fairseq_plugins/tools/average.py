@@ -95,7 +95,9 @@ def load(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: it is missing or none of fairseq.
     """
-    if not path.is_file():
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: its last N checkpoints are taken with --last N")
+    if not path.exists():
         raise ValueError(f"{path} does not exist")
     try:
         state = load_checkpoint_to_cpu(str(path))

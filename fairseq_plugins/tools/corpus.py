@@ -20,7 +20,7 @@ from fairseq_plugins.tools import parallel_text
 from fairseq_plugins.tools.download import download
 from fairseq_plugins.tools.fairseq_command import fairseq
 
-__all__ = ["Corpus", "File", "Texts", "fetch", "prepare", "text"]
+__all__ = ["Corpus", "File", "Texts", "fetch", "located", "prepare", "text"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class File:
 
     Attributes:
         url: the file itself, or a tar archive that holds it under this path; None for what cannot be downloaded.
-        checksum: of what is downloaded, ``sha256:...`` or ``md5:...``.
+        checksum: of what is downloaded, or of a text that may change, ``sha256:...`` or ``md5:...``.
     """
 
     path: str
@@ -93,6 +93,12 @@ def text(path: str, languages: tuple[str, str], url: str | None = None, checksum
     return ((source, target),)
 
 
+def located(folder: Path, path: str) -> Path:
+    """A file below a folder, where it may be gzipped."""
+    plain, zipped = folder / path, folder / f"{path}.gz"
+    return zipped if zipped.exists() and not plain.exists() else plain
+
+
 def fetch(corpus: Corpus, orig: Path) -> None:
     """Download and unpack what is not in ``orig``.
 
@@ -102,7 +108,7 @@ def fetch(corpus: Corpus, orig: Path) -> None:
     """
     archives: dict[tuple[str, str | None], list[str]] = {}
     for _, _, file in corpus.files():
-        if (orig / file.path).exists():
+        if located(orig, file.path).exists():
             continue
         if file.url is None:
             raise ValueError(f"{orig / file.path} is missing. {corpus.terms}".rstrip())
@@ -152,13 +158,19 @@ def prepare(corpus: Corpus, out: Path, orig: Path, *, words: bool = False, worke
         the folder of binary data.
 
     Raises:
-        ValueError, OSError: the texts cannot be had, or do not fit together.
+        ValueError, OSError: the texts cannot be had, or do not fit together; or the folder holds something else.
     """
     words = words or corpus.merges is None
     binary = out / ("data-bin-words" if words and corpus.merges is not None else "data-bin")
     record, settings = out / "settings", f"{corpus}\n"
-    if record.exists() and record.read_text(encoding="utf-8") != settings:
-        raise ValueError(f"{out} holds text that was prepared otherwise (see {record}); choose another folder")
+    if not record.exists():
+        for path in made(corpus, out):
+            if path.exists():
+                raise ValueError(f"{path} is in the way of what is to be made under that name; choose another folder")
+    elif record.read_text(encoding="utf-8") != settings:
+        raise ValueError(
+            f"{out} holds other text, or text that was prepared otherwise (see {record}); choose another folder"
+        )
     out.mkdir(parents=True, exist_ok=True)
     record.write_text(settings, encoding="utf-8")
     if binary.exists():
@@ -172,7 +184,7 @@ def prepare(corpus: Corpus, out: Path, orig: Path, *, words: bool = False, worke
     for part, texts in parts.items():
         if part.startswith("test"):
             reference = out / f"{part}.reference"
-            targets = [orig / target.path for _, target in texts]
+            targets = [located(orig, target.path) for _, target in texts]
             parallel_text.concatenate(targets, reference, [corpus.target] * len(targets))
             for _ in parallel_text.read_pairs(*(tmp / f"{part}.{language}" for language in corpus.languages)):
                 pass  # both sides have as many lines
@@ -180,6 +192,15 @@ def prepare(corpus: Corpus, out: Path, orig: Path, *, words: bool = False, worke
         segment(corpus, out, workers)
     binarise(corpus, tmp if words else out, binary, words, workers)
     return binary
+
+
+def made(corpus: Corpus, out: Path) -> Iterator[Path]:
+    """All files and folders that `prepare` may write."""
+    for name in ("tmp", "code", "data-bin", "data-bin-words"):
+        yield out / name
+    for part in {**corpus.parts(), "valid": ()}:
+        for end in (*corpus.languages, "reference"):
+            yield out / f"{part}.{end}"
 
 
 def tokenise(corpus: Corpus, part: str, tmp: Path, orig: Path, workers: int) -> None:
@@ -191,7 +212,7 @@ def tokenise(corpus: Corpus, part: str, tmp: Path, orig: Path, workers: int) -> 
             if output.exists():
                 continue
             make = partial(_line_function, corpus, language, part == "train")
-            lines = parallel_text.read_text(orig / pair[side].path, language)
+            lines = parallel_text.read_text(located(orig, pair[side].path), language)
             with parallel_text.writing(output) as file:
                 for line in parallel_text.each_line(make, tqdm(lines, desc=output.name, unit=" lines"), workers):
                     file.write(line + "\n")
@@ -210,21 +231,30 @@ def _spaces(line: str) -> str:
 
 
 def clean_and_split(corpus: Corpus, part: str, tmp: Path) -> None:
-    """``train`` and ``valid``, or one of them where each has texts of its own."""
+    """``train`` and ``valid``, or one of them where each has texts of its own.
+
+    Raises:
+        ValueError: nothing is left.
+    """
     outputs = {name: tuple(tmp / f"{name}.{language}" for language in corpus.languages) for name in ("train", "valid")}
     every = None if corpus.valid else corpus.valid_every
     wanted = outputs if every else {"train": outputs[part]}
-    if all(path.exists() for paths in wanted.values() for path in paths):
-        return
-    pairs = (
-        pair
-        for number in range(len(corpus.parts()[part]))
-        for pair in parallel_text.read_pairs(
-            *(tmp / f"{part}.{number}.tok.{language}" for language in corpus.languages)
+    if not all(path.exists() for paths in wanted.values() for path in paths):
+        pairs = (
+            pair
+            for number in range(len(corpus.parts()[part]))
+            for pair in parallel_text.read_pairs(
+                *(tmp / f"{part}.{number}.tok.{language}" for language in corpus.languages)
+            )
         )
-    )
-    cleaned = parallel_text.clean(pairs, corpus.max_words, corpus.max_ratio)
-    parallel_text.split(cleaned, every, wanted)  # type: ignore[arg-type]
+        cleaned = parallel_text.clean(pairs, corpus.max_words, corpus.max_ratio)
+        parallel_text.split(cleaned, every, wanted)  # type: ignore[arg-type]
+    for paths in wanted.values():
+        if paths[0].stat().st_size == 0:
+            texts = ", ".join(file.path for pair in corpus.parts()[part] for file in pair)
+            raise ValueError(
+                f"{paths[0]} is empty: of {texts} hardly a pair has words on both sides, {corpus.max_words} at most"
+            )
 
 
 def segment(corpus: Corpus, out: Path, workers: int) -> None:

@@ -10,7 +10,7 @@ from urllib.request import Request, urlopen
 
 from tqdm import tqdm
 
-__all__ = ["download"]
+__all__ = ["digest", "download"]
 
 BLOCK = 1 << 20  # bytes
 TIMEOUT = 60  # seconds without an answer
@@ -38,7 +38,7 @@ def download(url: str, path: Path, checksum: str | None = None) -> None:
             raise OSError(f"{url}: {error}") from error
     if checksum is not None:
         algorithm, _, expected = checksum.partition(":")
-        found = _digest(partial, algorithm)
+        found = digest(partial, algorithm)
         if found != expected:
             partial.unlink()  # else it would be continued, and never be right
             raise ValueError(f"{url} has the {algorithm} sum {found}, and {expected} was expected")
@@ -64,9 +64,10 @@ def _fetch(url: str, partial: Path) -> None:
         raise OSError(f"{url} broke off after {partial.stat().st_size} of {total} bytes; run this again to go on")
 
 
-def _digest(path: Path, algorithm: str) -> str:
-    digest = hashlib.new(algorithm)
+def digest(path: Path, algorithm: str) -> str:
+    """The sum of a file, in hexadecimal digits."""
+    found = hashlib.new(algorithm)
     with path.open("rb") as file:
         while block := file.read(BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+            found.update(block)
+    return found.hexdigest()

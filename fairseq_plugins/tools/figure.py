@@ -31,5 +31,5 @@ def new_figure(width: float, height: float) -> Figure:
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 (an optional dependency)
     except ImportError as error:
-        raise ValueError("plotting needs matplotlib: pip install 'fairseq_plugins[plots]'") from error
+        raise ValueError("plotting needs matplotlib: pip install matplotlib") from error
     return Figure(figsize=(width, height), dpi=150, layout="constrained")

@@ -92,12 +92,15 @@ def read_text(path: Path, sentences: Sequence[Sentence]) -> list[str]:
     """The lines of a file.
 
     Raises:
-        ValueError: there is not one for each sentence, or one is not UTF-8.
+        ValueError: there is not one for each sentence, in order, or one is not UTF-8.
         OSError: the file cannot be read.
     """
     text = list(parallel_text.read_text(path, ""))
-    if [sentence.number for sentence in sentences] != list(range(len(text))):
+    if len(text) != len(sentences):
         raise ValueError(f"{path} has {len(text)} lines, and {len(sentences)} sentences were translated")
+    for number, sentence in enumerate(sentences):
+        if sentence.number != number:
+            raise ValueError(f"{path} has {len(text)} lines, and sentence {number} was not translated")
     return text
 
 

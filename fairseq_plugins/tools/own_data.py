@@ -19,7 +19,9 @@ from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 import fairseq_plugins
 from fairseq_plugins.tools import parallel_text, score
 from fairseq_plugins.tools.corpus import Corpus, File, Texts, prepare
+from fairseq_plugins.tools.download import digest
 from fairseq_plugins.tools.fairseq_command import fairseq, fairseq_lines
+from fairseq_plugins.tools.generated import read_generated, read_text
 
 __all__ = ["add_arguments", "run"]
 
@@ -41,7 +43,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--arch", default="convs2s_iwslt_de_en", help="architecture (default: %(default)s)")
     parser.add_argument("--source-lang", metavar="XX", help="source language (default: the end of SOURCE's name)")
     parser.add_argument("--target-lang", metavar="XX", help="target language (default: the end of TARGET's name)")
-    for part, meaning in (("valid", "validation part (default: held out)"), ("test", "test part, to be scored")):
+    parts = {
+        "valid": "validation part, with the first call (default: held out)",
+        "test": "test part, to be scored, with the first call",
+    }
+    for part, meaning in parts.items():
         parser.add_argument(f"--{part}", nargs=2, type=Path, metavar=("SOURCE", "TARGET"), help=meaning)
     parser.add_argument("--translate", metavar="FILE", help="translate a text, or - for stdin, to stdout")
     parser.add_argument(
@@ -63,6 +69,12 @@ def run(args: Namespace) -> None:
     family = ARCH_MODEL_NAME_REGISTRY.get(args.arch)
     if family is None:
         raise ValueError(f"--arch {args.arch}: there is no such architecture")
+    if args.translate not in (None, "-") and not Path(args.translate).is_file():
+        raise ValueError(f"--translate: there is no file {args.translate}")
+    try:
+        wishes = shlex.split(args.train)
+    except ValueError as error:
+        raise ValueError(f"--train: {error}: {args.train}") from None
     corpus = describe(args)
     binary = prepare(corpus, args.output, Path(), workers=args.workers)
     model = args.output / args.arch
@@ -75,15 +87,16 @@ def run(args: Namespace) -> None:
             file=sys.stderr,
         )
         own = ["--user-dir", USER_DIR, "--arch", args.arch, "--save-dir", model, *ALL_SENTENCES, *settings.split()]
-        fairseq("train", binary, *own, *shlex.split(args.train))
+        fairseq("train", binary, *own, *wishes)
         (model / "finished").touch()
     decoding = ["--user-dir", USER_DIR, "--path", model / "checkpoint_best.pt", "--beam", 5, "--tokenizer", "moses"]
     decoding += ["--source-lang", corpus.source, "--target-lang", corpus.target]  # the tokeniser must be told
     if args.test:
         options = ["--remove-bpe", "--max-tokens", 4000, "--results-path", model, *ALL_SENTENCES]
         fairseq("generate", binary, *decoding, *options)
-        reference = score.read_lines(args.output / "test.reference")
-        best = score.best_hypotheses([model / "generate-test.txt"], [reference])
+        sentences = read_generated([model / "generate-test.txt"])
+        reference = read_text(args.output / "test.reference", sentences)
+        best = [sentence.hypotheses[0] for sentence in sentences]
         for name, value in score.bleu(best, reference, None).items():
             print(f"{name}: {value:.2f}", file=sys.stderr)
     bpe = ["--bpe", "subword_nmt", "--bpe-codes", args.output / "code"]
@@ -107,11 +120,14 @@ def describe(args: Namespace) -> Corpus:
     )
     if languages[0] == languages[1]:
         raise ValueError(f"source and target language are both {languages[0]}: give --source-lang and --target-lang")
-    train = pair_up(args.source, args.target)
-    valid, test = (pair_up(*texts) if texts else () for texts in (args.valid, args.test))
-    pairs, *_ = (count_pairs(texts, languages) for texts in (train, valid, test))
+    train = pair_up(args.source, args.target, languages)
+    pairs = count_pairs(train, languages)
     if pairs < 20:
         raise ValueError(f"{args.source} has {pairs} sentences, too few to learn from")
+    valid, test = (pair_up(texts[0], texts[1], languages) if texts else () for texts in (args.valid, args.test))
+    for part in (valid, test):
+        if part and not count_pairs(part, languages):
+            raise ValueError(f"{part[0][0].path} is empty")
     return Corpus(
         *languages,
         train=train,
@@ -155,11 +171,11 @@ def language_of(path: Path, option: str) -> str:
     return name
 
 
-def pair_up(source: Path, target: Path) -> Texts:
-    """The two files, or the files of two folders by their names.
+def pair_up(source: Path, target: Path, languages: tuple[str, str]) -> Texts:
+    """The two files, or the files of two folders by their names but for the language.
 
     Raises:
-        ValueError: one is missing.
+        ValueError: one is missing, or two have one name.
     """
     for path in (source, target):
         if not path.exists():
@@ -167,11 +183,27 @@ def pair_up(source: Path, target: Path) -> Texts:
     if source.is_dir() != target.is_dir():
         raise ValueError(f"{source} and {target}: expected two files or two folders")
     if not source.is_dir():
-        return ((File(str(source.resolve())), File(str(target.resolve()))),)
-    sides = [{path.name.partition(".")[0]: path.resolve() for path in side.iterdir()} for side in (source, target)]
+        return ((_file(source), _file(target)),)
+    sides = [_by_name(folder, language) for folder, language in zip((source, target), languages, strict=True)]
     if odd := sorted(sides[0].keys() ^ sides[1].keys()):
         raise ValueError(f"only one of {source} and {target} has a file {odd[0]}")
-    return tuple((File(str(sides[0][name])), File(str(sides[1][name]))) for name in sorted(sides[0]))
+    return tuple((_file(sides[0][name]), _file(sides[1][name])) for name in sorted(sides[0]))
+
+
+def _by_name(folder: Path, language: str) -> dict[str, Path]:
+    """``news.2013`` for ``news.2013.en.gz``; what is hidden and what is a folder is passed over."""
+    found: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and not path.name.startswith("."):
+            name = ".".join(word for word in path.name.removesuffix(".gz").split(".") if word != language)
+            if found.setdefault(name, path) is not path:
+                raise ValueError(f"{found[name]} and {path} have one name: which is it?")
+    return found
+
+
+def _file(path: Path) -> File:
+    """With a sum of its content, so that another text under the same name is not taken for this one."""
+    return File(str(path.resolve()), checksum=f"sha256:{digest(path, 'sha256')}")
 
 
 def count(path: Path) -> tuple[int, int]:

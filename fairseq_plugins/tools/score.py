@@ -16,8 +16,7 @@ from pathlib import Path
 from sacrebleu.metrics.bleu import BLEU
 from sacremoses import MosesDetokenizer
 
-from fairseq_plugins.tools.generated import Hypothesis, read_generated
-from fairseq_plugins.tools.parallel_text import read_text
+from fairseq_plugins.tools.generated import Hypothesis, read_generated, read_text
 
 __all__ = ["add_arguments", "run"]
 
@@ -64,11 +63,12 @@ def run(args: Namespace) -> None:
     """
     if not args.rouge and (len(args.reference) > 1 or args.bytes is not None):
         raise ValueError("several references and --bytes go with --rouge")
-    references = [read_lines(path) for path in args.reference]
-    tokens = None if args.tokenised is None else read_lines(args.tokenised)
     found: dict[str, list[float]] = {}
     for paths in args.generated:
-        best = best_hypotheses(paths, [*references, *([tokens] if tokens else [])])
+        sentences = read_generated(paths)
+        references = [read_text(path, sentences) for path in args.reference]
+        tokens = None if args.tokenised is None else read_text(args.tokenised, sentences)
+        best = [sentence.hypotheses[0] for sentence in sentences]
         if args.detokenise:
             moses = MosesDetokenizer(args.detokenise)
             best = [replace(hypothesis, text=moses.detokenize(hypothesis.words.split())) for hypothesis in best]
@@ -81,28 +81,6 @@ def run(args: Namespace) -> None:
     for name, values in found.items():
         mean = f"   mean {statistics.mean(values):.2f}" if len(values) > 1 else ""
         print(f"{name}: {' '.join(f'{value:.2f}' for value in values)}{mean}")
-
-
-def read_lines(path: Path) -> list[str]:
-    """The lines of a text.
-
-    Raises:
-        ValueError: one is not UTF-8.
-    """
-    return list(read_text(path, ""))
-
-
-def best_hypotheses(paths: Sequence[Path], references: Sequence[Sequence[str]]) -> list[Hypothesis]:
-    """The first hypothesis of each sentence.
-
-    Raises:
-        ValueError: there is not one sentence for each line of each reference.
-    """
-    sentences = read_generated(paths)
-    for lines in references:
-        if [sentence.number for sentence in sentences] != list(range(len(lines))):
-            raise ValueError(f"{len(sentences)} sentences were translated, and a reference has {len(lines)} lines")
-    return [sentence.hypotheses[0] for sentence in sentences]
 
 
 def bleu(
@@ -127,7 +105,7 @@ def rouge(texts: Sequence[str], references: Sequence[Sequence[str]], limit: int 
     try:
         from rouge_score.rouge_scorer import RougeScorer  # noqa: PLC0415 (an optional dependency)
     except ImportError as error:
-        raise ValueError("ROUGE needs rouge-score: pip install 'fairseq_plugins[rouge]'") from error
+        raise ValueError("ROUGE needs rouge-score: pip install rouge-score") from error
     scorer = RougeScorer(ROUGE, use_stemmer=True)
     results = [
         scorer.score_multi(targets, text.encode()[:limit].decode(errors="ignore"))

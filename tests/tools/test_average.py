@@ -121,7 +121,7 @@ def test_what_does_not_belong_together_is_refused(
         (["--last", "4"], "has 3 checkpoints that were saved after an epoch, not 4"),
         (["--last", "0"], "must be at least 1"),
         (["--updates"], "--updates goes with --last"),
-        ([], "does not exist"),  # a folder without --last
+        ([], "is a folder: its last N checkpoints are taken with --last N"),
     ],
 )
 def test_wrong_options_get_a_clear_error(trained: Path, tmp_path: Path, arguments: list[str], message: str) -> None:

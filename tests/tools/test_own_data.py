@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import random
 import re
@@ -92,6 +93,33 @@ def test_folders_are_paired_by_name(texts: Path, tmp_path: Path) -> None:
         describe(tmp_path / "en", tmp_path / "de")
 
 
+def test_names_with_dots(texts: Path, tmp_path: Path) -> None:
+    """As of news.2013.en beside news.2014.en; what the system leaves in folders is no text."""
+    names = ["news.2013.{}", "news.2014.{}.gz", "talks.{}.txt"]
+    for language in ("en", "de"):
+        (tmp_path / language / "old").mkdir(parents=True)
+        (tmp_path / language / ".DS_Store").write_bytes(b"\xff")
+        content = (texts / f"train.{language}").read_bytes()
+        for name in names:
+            path = tmp_path / language / name.format(language)
+            path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    corpus = describe(tmp_path / "en", tmp_path / "de")
+    pairs = [tuple(Path(file.path).name for file in pair) for pair in corpus.train]
+    assert pairs == [tuple(name.format(language) for language in ("en", "de")) for name in names]
+    (tmp_path / "en" / "news.2013.en.gz").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"news.2013.en and .*news.2013.en.gz have one name"):
+        describe(tmp_path / "en", tmp_path / "de")
+
+
+def test_another_text_under_the_same_name(texts: Path, tmp_path: Path) -> None:
+    for language in ("en", "de"):
+        (tmp_path / f"a.{language}").write_text((texts / f"train.{language}").read_text())
+    before = describe(tmp_path / "a.en", tmp_path / "a.de")
+    assert describe(tmp_path / "a.en", tmp_path / "a.de") == before
+    (tmp_path / "a.de").write_text((texts / "train.de").read_text().replace("Hund", "Bund"))
+    assert describe(tmp_path / "a.en", tmp_path / "a.de") != before
+
+
 @pytest.mark.parametrize(("pairs", "every", "merges"), [(300, 10, 2000), (29_000, 100, 6000), (160_000, 100, 10_000)])
 def test_what_is_chosen_by_the_size(tmp_path: Path, pairs: int, every: int, merges: int) -> None:
     for language in ("en", "de"):
@@ -124,6 +152,13 @@ def test_a_wrong_call_gets_a_clear_error(texts: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("x\n")
     (tmp_path / "short.en").write_text("x\n" * 299)
     (tmp_path / "latin1.en").write_bytes(b"x\n\xdf\n")
+    for language in ("en", "de"):
+        (tmp_path / f"empty.{language}").write_text("")
+        (tmp_path / f"blank.{language}").write_text("\n" * 40)
+        (tmp_path / f"train.{language}").write_text((texts / f"train.{language}").read_text())
+    empty, blank, beside = (
+        [str(tmp_path / f"{name}.{end}") for end in ("en", "de")] for name in ("empty", "blank", "train")
+    )
     english = str(texts / "train.en")
     german, out = str(texts / "train.de"), str(tmp_path / "out")
     for words, message in (
@@ -136,6 +171,12 @@ def test_a_wrong_call_gets_a_clear_error(texts: Path, tmp_path: Path) -> None:
         ([str(tmp_path / "short.en"), german, out], f"short.en has 299 lines and {german} 300"),
         ([english, german, out, "--test", english, str(texts / "test.de")], "train.en has 300 lines and"),
         ([str(tmp_path / "latin1.en"), german, out], "latin1.en, line 2 is not UTF-8"),
+        ([english, german, out, "--test", *empty], "empty.en is empty"),
+        ([english, german, out, "--valid", *empty], "empty.en is empty"),
+        ([english, german, out, "--translate", "no.en"], "--translate: there is no file no.en"),
+        ([english, german, out, "--train", "--max-epoch '3"], "--train: No closing quotation: --max-epoch '3"),
+        ([*beside, str(tmp_path)], "train.en is in the way of what is to be made under that name"),
+        ([*blank, out], "hardly a pair has words on both sides"),
     ):
         with pytest.raises(SystemExit, match=re.escape(message)):
             cli.main(["own-data", *words])
