@@ -84,7 +84,7 @@ def run(args: Namespace) -> None:
 
 
 def bleu(
-    best: Sequence[Hypothesis], reference: list[str], tokens: list[str] | None, *, lowercase: bool
+    best: Sequence[Hypothesis], reference: list[str], tokens: list[str] | None, lowercase: bool = False
 ) -> dict[str, float]:
     """By name, which for sacreBLEU has its signature."""
     metric = BLEU(lowercase=lowercase)
