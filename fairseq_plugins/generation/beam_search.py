@@ -47,7 +47,7 @@ class FastBeamSearch(SequenceGenerator):
         tgt_dict: target words.
         packing: of the models' weights; by default in float32.
         compiled: what compiles the steps of this plugin's decoders, if they are to be compiled.
-        word_penalty: w; hypotheses of a sentence are compared by log p(y|x) / |y|^lenpen + w |y|, in nats.
+        word_penalty: added to the log-probability of each word but the end (Gehring et al. 2016, section 4.4), in nats.
         options: fairseq's.
     """
 
@@ -63,7 +63,7 @@ class FastBeamSearch(SequenceGenerator):
         super().__init__(Ensemble(models.models if isinstance(models, EnsembleModel) else models), tgt_dict, **options)
         self.packing = packing or Packing()
         self.compiled = compiled
-        self.word_penalty = word_penalty
+        self.model.word_penalty, self.model.eos = word_penalty, self.eos
         if compiled and not (self._is_plain() and isinstance(self.model.single_model.decoder, IncrementalDecoder)):
             logger.warning("steps are not compiled: that is for plain beam search with one model of this plugin")
 
@@ -78,15 +78,8 @@ class FastBeamSearch(SequenceGenerator):
         with self.packing.for_batch():
             net_input = sample["net_input"]
             if prefix_tokens is None and constraints is None and "src_tokens" in net_input and self._is_plain():
-                finalized = self._beam_search(net_input, self.eos if bos_token is None else bos_token)
-            else:
-                finalized = super()._generate(sample, prefix_tokens, constraints, bos_token)
-        # What is still searched for is compared with what is as long, so that no penalty would change the search.
-        for hypotheses in finalized if self.word_penalty else ():
-            for hypothesis in hypotheses:
-                hypothesis["score"] = hypothesis["score"] + self.word_penalty * len(hypothesis["tokens"])
-            hypotheses.sort(key=lambda hypothesis: -float(hypothesis["score"]))
-        return finalized
+                return self._beam_search(net_input, self.eos if bos_token is None else bos_token)
+            return super()._generate(sample, prefix_tokens, constraints, bos_token)
 
     def _is_plain(self) -> bool:
         """Whether this is beam search over the softmax of one model's logits, and nothing else."""
@@ -130,6 +123,7 @@ class FastBeamSearch(SequenceGenerator):
             if self.temperature != 1:
                 logits = logits / self.temperature
             torch.log_softmax(logits, dim=-1, dtype=torch.float32, out=lprobs)
+            self.model.add_penalty(lprobs)
             scores, words = self._best_words(lprobs, step, ends=step == longest)
             scores, words, parents = beams.meet(step, scores, words)
             is_end = words.eq(self.eos) & scores.ne(-torch.inf)
@@ -305,13 +299,26 @@ class Ensemble(EnsembleModelWithAlignment):
 
     Attributes:
         words: when not None, words are told by their numbers among these, (n,).
+        word_penalty: added to the log-probability of each word...
+        eos: ... but this one.
     """
 
     words: Tensor | None = None
+    word_penalty: float
+    eos: int
 
     def forward_decoder(self, tokens: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         """As fairseq's: tokens (R, T) to log-probabilities (R, V) and attention."""
-        return super().forward_decoder(self._spelled_out(tokens), *args, **kwargs)
+        lprobs, attention = super().forward_decoder(self._spelled_out(tokens), *args, **kwargs)
+        self.add_penalty(lprobs)
+        return lprobs, attention
+
+    def add_penalty(self, lprobs: Tensor) -> None:
+        """The word penalty, in place, (R, V)."""
+        if self.word_penalty:
+            end = lprobs[:, self.eos].clone()
+            lprobs += self.word_penalty
+            lprobs[:, self.eos] = end
 
     def forward_logits(
         self, tokens: Tensor, encoded: list[Any], states: list[dict[str, Any]]

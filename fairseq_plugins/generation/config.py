@@ -45,8 +45,8 @@ class TranslationFastConfig(TranslationConfig):
     word_penalty: float = field(
         default=0.0,
         metadata={
-            "help": "added to a translation's score for each of its words, end included, in nats: above zero for "
-            "longer translations; `fairseq-plugins tune-length --word-penalties` finds the best"
+            "help": "added to the log-probability of each word but the end, in nats: above zero for longer "
+            "translations; `fairseq-plugins tune-length --word-penalties` finds a good one"
         },
     )
     attention_offset: int = field(

@@ -117,9 +117,16 @@ def fetch(corpus: Corpus, orig: Path) -> None:
         if Path(paths[0]).name == Path(url).name:
             download(url, orig / paths[0], checksum)
         else:
-            archive = orig / Path(url).name
+            archive = orig / archive_name(url, corpus)
             download(url, archive, checksum)
             unpack(archive, orig, dict.fromkeys(paths))
+
+
+def archive_name(url: str, corpus: Corpus) -> str:
+    """``test.tgz``; ``wmt15-test.tgz`` where another folder of the network has one too."""
+    name, folder = Path(url).name, Path(url).parent.name
+    alike = {file.url for _, _, file in corpus.files() if file.url is not None and Path(file.url).name == name}
+    return f"{folder}-{name}" if len(alike) > 1 else name
 
 
 def unpack(archive: Path, folder: Path, paths: dict[str, None]) -> None:

@@ -42,8 +42,8 @@ class Hypothesis:
     alignment: list[int] | None
 
     def score(self, lenpen: float, word_penalty: float = 0.0) -> float:
-        """What fairseq compares hypotheses by, log p(y|x) / |y|^lenpen, and a penalty for each token, in nats."""
-        return self.log_probability / self.length**lenpen + word_penalty * self.length
+        """What hypotheses are compared by, in nats: (log p(y|x) + a penalty for each word but the end) / |y|^lenpen."""
+        return (self.log_probability + word_penalty * (self.length - 1)) / self.length**lenpen
 
 
 @dataclass(frozen=True)

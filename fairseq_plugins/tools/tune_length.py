@@ -1,7 +1,8 @@
 """``fairseq-plugins tune-length``: the length penalty with the best BLEU, from n-best lists of a development set.
 
-The hypotheses that fairseq-generate has found are compared anew by log p(y|x) / |y|^A + W |y| for each A and W; nothing
-is decoded.  W, in nats, is what `translation_fast` adds for each word (``--word-penalty``).
+The hypotheses that fairseq-generate has found are compared anew by (log p(y|x) + W (|y| - 1)) / |y|^A for each A and
+W; nothing is decoded.  (A search with the best may find others, so decode once more.)  W is the word penalty of Gehring
+et al. 2016 (section 4.4), ``--word-penalty`` of `translation_fast`: for each word but the end, in nats.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=float,
         metavar="W",
         default=[0.0],
-        help="penalties of a word to try with each exponent, in nats (default: 0)",
+        help="word penalties to try with each exponent, in nats (default: 0)",
     )
 
 

@@ -123,20 +123,30 @@ def test_the_fast_search(model: Model, dictionary, sentences, mode: str) -> None
     assert_same(actual, generate(SequenceGenerator, [model()], dictionary, source, **MODES[mode]), tolerance=2e-6)
 
 
-@pytest.mark.parametrize("penalty", [0.3, -0.3])
+class Rewarding(EnsembleModel):
+    """fairseq's, with a constant for each word but the end (Gehring et al. 2016, section 4.4)."""
+
+    penalty: float
+
+    def forward_decoder(self, *args: Any, **kwargs: Any) -> Any:
+        lprobs, attention = super().forward_decoder(*args, **kwargs)
+        is_word = torch.arange(lprobs.size(1), device=lprobs.device) != 2
+        return lprobs + self.penalty * is_word, attention
+
+
+@pytest.mark.parametrize("penalty", [1.0, -1.0])
 @pytest.mark.parametrize("mode", ["length from the source", "prefix"])
 def test_a_penalty_of_words(build, dictionary, sentences, mode: str, penalty: float) -> None:
-    """fairseq's hypotheses in another order, by a score that counts their words."""
     source, options = sentences(LENGTHS), {**MODES[mode], "len_penalty": 0.7}
-    model = build(ARCHITECTURES[0])
-    actual = generate(FastBeamSearch, [model], dictionary, source, word_penalty=penalty, **options)
-    expected = generate(SequenceGenerator, [model], dictionary, source, **options)
-    assert any(len({len(hypothesis["tokens"]) for hypothesis in beams}) > 1 for beams in expected)
-    for beams in expected:
-        for hypothesis in beams:
-            hypothesis["score"] += penalty * hypothesis["tokens"].numel()
-        beams.sort(key=lambda hypothesis: hypothesis["score"].item(), reverse=True)
+    reference = Rewarding([build(ARCHITECTURES[0])])
+    reference.penalty = penalty
+    expected = generate(SequenceGenerator, reference, dictionary, source, **options)
+    models = [build(ARCHITECTURES[0])]
+    actual = generate(FastBeamSearch, models, dictionary, source, word_penalty=penalty, **options)
     assert_same(actual, expected, tolerance=2e-6)
+    without = generate(FastBeamSearch, models, dictionary, source, **options)
+    longer = sum(len(beams[0]["tokens"]) for beams in actual) - sum(len(beams[0]["tokens"]) for beams in without)
+    assert longer * penalty > 0
 
 
 PLAIN = ["beam", "greedy", "wide beam", "short", "length from the source", "minimum length", "suppressed words"]
@@ -427,7 +437,7 @@ def test_generator_of_the_task(
     if kind is not SequenceScorer:
         assert generator.beam_size == 3
     if isinstance(generator, FastBeamSearch):
-        assert generator.word_penalty == 0.25
+        assert generator.model.word_penalty == 0.25
     if isinstance(generator, CandidateSearch):
         assert generator.candidates is some
     if isinstance(generator, SequenceGeneratorWithAlignment):

@@ -122,6 +122,19 @@ def small(server: Server, **options: object) -> Corpus:
     return Corpus("en", "de", train=train, tests=tests, tokenise={}, merges=20, valid_every=10, **options)  # type: ignore[arg-type]
 
 
+def test_archives_of_one_name(server: Server, tmp_path: Path) -> None:
+    """As wmt15/test.tgz and wmt13/test.tgz; also when one of them has been unpacked."""
+    texts = {}
+    for folder in ("wmt13", "wmt15"):
+        server.files[f"/{folder}/test.tgz"] = archive({f"{folder}.en": folder.encode(), f"{folder}.de": b"x"})
+        texts[folder] = text(folder + ".{}", ("en", "de"), url(server, f"{folder}/test.tgz"))
+    corpus = Corpus("en", "de", train=texts["wmt13"], tests=(texts["wmt15"],))
+    for missing in ("wmt13.en", "wmt15.en"):
+        fetch(corpus, tmp_path)
+        assert [(tmp_path / f"{folder}.en").read_text() for folder in texts] == list(texts)
+        (tmp_path / missing).unlink()
+
+
 def test_only_what_is_missing_is_fetched(server: Server, tmp_path: Path) -> None:
     described = small(server)
     orig = tmp_path / "orig"
