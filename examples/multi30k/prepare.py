@@ -4,7 +4,7 @@
 ``prepare.py DATA OUT`` reads ``{train,val,test_2016_flickr}.{en,de}`` from DATA (plain or gzipped) and leaves in OUT
 the tokenised text (``tmp/``), the BPE codes (``code``), the segmented text (``train.en``, ...), fairseq's binary data
 (``data-bin/``) and the untouched reference of the test part (``test.reference``).  A step whose result is already there
-is not repeated.  With ``--join N`` the captions are in ``joined/`` first, one behind the other until there are N words.
+is not repeated.  With ``--join N`` captions are in ``joined-N/`` first, one behind the other until there are N words.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TERMS = "The README beside this script says where to get Multi30k."
 def join(data: Path, joined: Path, words: int) -> None:
     """Long lines out of short ones: captions are joined until the English ones have so many words."""
     for name in PARTS:
-        if (joined / f"{name}.de").exists():
+        if (joined / f"{name}.en").exists():  # the one that gets its name last
             continue
         english, german = (list(read_text(located(data, f"{name}.{language}"), language)) for language in LANGUAGES)
         if len(english) != len(german):
@@ -48,12 +48,12 @@ def main() -> None:
     parser.add_argument("--join", type=int, metavar="N", help="join captions to lines of N words and more")
     args = parser.parse_args()
     languages = LANGUAGES if args.source_lang == "en" else LANGUAGES[::-1]
-    data = args.data
+    data, names = args.data, [f"{name}.{{}}" for name in PARTS]
     try:
         if args.join is not None:
-            data = args.out / "joined"
-            join(args.data, data, args.join)
-        train, valid, test = (text(f"{name}.{{}}", languages) for name in PARTS)
+            data, names = args.out, [f"joined-{args.join}/{name}.{{}}" for name in PARTS]
+            join(args.data, data / f"joined-{args.join}", args.join)
+        train, valid, test = (text(name, languages) for name in names)
         corpus = Corpus(*languages, train, (test,), valid, tokenise={}, merges=args.merges, terms=TERMS)
         print(f"{prepare(corpus, args.out, data, workers=2)}: {' -> '.join(languages)}")
     except (ValueError, OSError) as error:

@@ -38,4 +38,5 @@ def keep_few_products() -> None:
     Batches of training hardly ever have the same number of tokens twice, and each update has some thirteen shapes.
     What lives so long in between also tears the memory apart that is kept for the next update.
     """
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
+    if not {"ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY"} & os.environ.keys():
+        os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "128"

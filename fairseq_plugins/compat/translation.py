@@ -64,7 +64,8 @@ def load_models_by_themselves() -> None:
 def leave_parameters_to_the_checkpoint() -> None:
     """fairseq draws random numbers for all parameters of a model, and then loads the checkpoint over them.
 
-    This plugin's models are spared that, where the checkpoint has to hold every parameter.
+    This plugin's models are spared that, where the checkpoint has to hold every parameter.  There is nothing to probe:
+    where fairseq draws none, none are spared.
     """
     load = checkpoint_utils.load_model_ensemble_and_task
     signature = inspect.signature(load)

@@ -299,12 +299,12 @@ class Ensemble(EnsembleModelWithAlignment):
 
     Attributes:
         words: when not None, words are told by their numbers among these, (n,).
-        word_penalty: added to the log-probability of each word...
+        word_penalty: what the search wants to be added to the log-probability of each word...
         eos: ... but this one.
     """
 
     words: Tensor | None = None
-    word_penalty: float
+    word_penalty = 0.0
     eos: int
 
     def forward_decoder(self, tokens: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,15 @@ class TranslationFastTask(TranslationTask):
     vocabulary.  Checkpoints hold the candidates, for where the folder is gone.
 
     Raises:
-        ValueError: the folder of ``--candidates`` is not as `Candidates.read` wants it.
+        ValueError: the folder of ``--candidates`` is not as `Candidates.read` wants it, or the word penalty not finite.
     """
 
     cfg: TranslationFastConfig
 
     def __init__(self, cfg: TranslationFastConfig, src_dict: Dictionary, tgt_dict: Dictionary) -> None:
         super().__init__(cfg, src_dict, tgt_dict)
+        if not math.isfinite(cfg.word_penalty):
+            raise ValueError(f"--word-penalty: {cfg.word_penalty} is not a number")
         if cfg.candidates is not None and Path(cfg.candidates).exists():
             self.candidates  # noqa: B018  (reads them: of an error the user hears at the start)
 

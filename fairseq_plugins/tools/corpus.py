@@ -174,12 +174,13 @@ def prepare(corpus: Corpus, out: Path, orig: Path, *, words: bool = False, worke
         for path in made(corpus, out):
             if path.exists():
                 raise ValueError(f"{path} is in the way of what is to be made under that name; choose another folder")
+        with parallel_text.writing(record) as file:
+            file.write(settings)
     elif record.read_text(encoding="utf-8") != settings:
         raise ValueError(
-            f"{out} holds other text, or text that was prepared otherwise (see {record}); choose another folder"
+            f"{out} holds other text, or text that was prepared otherwise (see {record}); choose another folder, or "
+            "the texts and options of the first call"
         )
-    out.mkdir(parents=True, exist_ok=True)
-    record.write_text(settings, encoding="utf-8")
     if binary.exists():
         return binary
     tmp, parts = out / "tmp", corpus.parts()
@@ -260,7 +261,7 @@ def clean_and_split(corpus: Corpus, part: str, tmp: Path) -> None:
         if paths[0].stat().st_size == 0:
             texts = ", ".join(file.path for pair in corpus.parts()[part] for file in pair)
             raise ValueError(
-                f"{paths[0]} is empty: of {texts} hardly a pair has words on both sides, {corpus.max_words} at most"
+                f"{paths[0]} is empty: too few pairs of {texts} have words on both sides, {corpus.max_words} at most"
             )
 
 

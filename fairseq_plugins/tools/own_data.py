@@ -75,9 +75,11 @@ def run(args: Namespace) -> None:
         wishes = shlex.split(args.train)
     except ValueError as error:
         raise ValueError(f"--train: {error}: {args.train}") from None
+    model = args.output / args.arch
+    if model.exists() and not (args.output / "settings").exists():
+        raise ValueError(f"{model} is in the way of what is to be made under that name; choose another folder")
     corpus = describe(args)
     binary = prepare(corpus, args.output, Path(), workers=args.workers)
-    model = args.output / args.arch
     if not (model / "finished").exists():
         pairs, tokens = count(args.output / f"train.{corpus.target}")
         settings = training_settings(family, pairs, tokens)
@@ -186,16 +188,24 @@ def pair_up(source: Path, target: Path, languages: tuple[str, str]) -> Texts:
         return ((_file(source), _file(target)),)
     sides = [_by_name(folder, language) for folder, language in zip((source, target), languages, strict=True)]
     if odd := sorted(sides[0].keys() ^ sides[1].keys()):
-        raise ValueError(f"only one of {source} and {target} has a file {odd[0]}")
+        raise ValueError(f"{(sides[0] | sides[1])[odd[0]]} is in one language only, by its name")
+    if not sides[0]:
+        raise ValueError(f"{source} has no files")
     return tuple((_file(sides[0][name]), _file(sides[1][name])) for name in sorted(sides[0]))
 
 
 def _by_name(folder: Path, language: str) -> dict[str, Path]:
-    """``news.2013`` for ``news.2013.en.gz``; what is hidden and what is a folder is passed over."""
+    """``news.2013`` for ``news.2013.en.gz`` or ``news.2013.eng``; hidden files and folders are passed over."""
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         if path.is_file() and not path.name.startswith("."):
-            name = ".".join(word for word in path.name.removesuffix(".gz").split(".") if word != language)
+            words = path.name.removesuffix(".gz").split(".")
+            ends = [at for at, word in enumerate(words) if word.lower() == language]
+            if ends:
+                del words[ends[-1]]
+            elif len(words) > 1 and words[-1].isalpha():
+                del words[-1]
+            name = ".".join(words)
             if found.setdefault(name, path) is not path:
                 raise ValueError(f"{found[name]} and {path} have one name: which is it?")
     return found
@@ -203,7 +213,7 @@ def _by_name(folder: Path, language: str) -> dict[str, Path]:
 
 def _file(path: Path) -> File:
     """With a sum of its content, so that another text under the same name is not taken for this one."""
-    return File(str(path.resolve()), checksum=f"sha256:{digest(path, 'sha256')}")
+    return File(str(path.absolute()), checksum=f"sha256:{digest(path, 'sha256')}")
 
 
 def count(path: Path) -> tuple[int, int]:

@@ -1,8 +1,9 @@
 """``fairseq-plugins tune-length``: the length penalty with the best BLEU, from n-best lists of a development set.
 
 The hypotheses that fairseq-generate has found are compared anew by (log p(y|x) + W (|y| - 1)) / |y|^A for each A and
-W; nothing is decoded.  (A search with the best may find others, so decode once more.)  W is the word penalty of Gehring
-et al. 2016 (section 4.4), ``--word-penalty`` of `translation_fast`: for each word but the end, in nats.
+W; nothing is decoded.  W is the word penalty of Gehring et al. 2016 (section 4.4), ``--word-penalty`` of
+`translation_fast`: for each word but the end, in nats.  The lists should be made without one, and with ``--nbest`` as
+large as ``--beam``.  A search with the best may find others, so decode once more.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def run(args: Namespace) -> None:
         bleu[alpha, penalty] = score.score
         print(f"{alpha:5g}  {penalty:7g}  {score.score:6.2f}  {score.ratio:6.3f}")
     alpha, penalty = min(bleu, key=lambda tried: (-bleu[tried], abs(tried[0] - 1), abs(tried[1])))
-    word_penalty = f" --task translation_fast --word-penalty {penalty:g}" if penalty else ""
+    word_penalty = f" --task translation_fast --word-penalty={penalty:g}" if penalty else ""
     print(f"best of {len(sentences)} sentences: --lenpen {alpha:g}{word_penalty}")
 
 

@@ -71,7 +71,10 @@ def test_settings_of_the_environment_hold(setting: str) -> None:
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="a torch without oneDNN")
-@pytest.mark.parametrize(("settings", "made"), [({}, 201), ({"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "1024"}, 200)])
+@pytest.mark.parametrize(
+    ("settings", "made"),
+    [({}, 201), *(({f"{name}_PRIMITIVE_CACHE_CAPACITY": "1024"}, 200) for name in ("ONEDNN", "DNNL"))],
+)
 def test_old_shapes_of_products_are_forgotten(settings: dict[str, str], made: int) -> None:
     """Of 200 shapes the last is there when it comes again, and the first only where the environment wants it."""
     lines = output(_PRODUCTS, {"ONEDNN_VERBOSE": "2", **settings}).splitlines()

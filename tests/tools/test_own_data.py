@@ -89,13 +89,13 @@ def test_folders_are_paired_by_name(texts: Path, tmp_path: Path) -> None:
         ["en/b.txt", "de/b.txt"],
     ]
     (tmp_path / "de" / "b.txt").unlink()
-    with pytest.raises(ValueError, match="has a file b"):
+    with pytest.raises(ValueError, match=r"en/b\.txt is in one language only"):
         describe(tmp_path / "en", tmp_path / "de")
 
 
 def test_names_with_dots(texts: Path, tmp_path: Path) -> None:
     """As of news.2013.en beside news.2014.en; what the system leaves in folders is no text."""
-    names = ["news.2013.{}", "news.2014.{}.gz", "talks.{}.txt"]
+    names = ["news.2013.{}", "news.2014.{}.gz", "old.de.{}", "talks.{}.txt"]
     for language in ("en", "de"):
         (tmp_path / language / "old").mkdir(parents=True)
         (tmp_path / language / ".DS_Store").write_bytes(b"\xff")
@@ -153,12 +153,15 @@ def test_a_wrong_call_gets_a_clear_error(texts: Path, tmp_path: Path) -> None:
     (tmp_path / "short.en").write_text("x\n" * 299)
     (tmp_path / "latin1.en").write_bytes(b"x\n\xdf\n")
     for language in ("en", "de"):
+        (tmp_path / "none" / language / "old").mkdir(parents=True)
         (tmp_path / f"empty.{language}").write_text("")
         (tmp_path / f"blank.{language}").write_text("\n" * 40)
         (tmp_path / f"train.{language}").write_text((texts / f"train.{language}").read_text())
     empty, blank, beside = (
         [str(tmp_path / f"{name}.{end}") for end in ("en", "de")] for name in ("empty", "blank", "train")
     )
+    (tmp_path / "left" / "convs2s_iwslt_de_en").mkdir(parents=True)
+    folders = [str(tmp_path / "none" / language) for language in ("en", "de")]
     english = str(texts / "train.en")
     german, out = str(texts / "train.de"), str(tmp_path / "out")
     for words, message in (
@@ -176,7 +179,9 @@ def test_a_wrong_call_gets_a_clear_error(texts: Path, tmp_path: Path) -> None:
         ([english, german, out, "--translate", "no.en"], "--translate: there is no file no.en"),
         ([english, german, out, "--train", "--max-epoch '3"], "--train: No closing quotation: --max-epoch '3"),
         ([*beside, str(tmp_path)], "train.en is in the way of what is to be made under that name"),
-        ([*blank, out], "hardly a pair has words on both sides"),
+        ([*blank, out], "too few pairs of"),
+        ([english, german, out, "--test", *folders], "none/en has no files"),
+        ([english, german, str(tmp_path / "left")], "convs2s_iwslt_de_en is in the way"),
     ):
         with pytest.raises(SystemExit, match=re.escape(message)):
             cli.main(["own-data", *words])

@@ -92,7 +92,7 @@ def test_a_penalty_of_words(toy: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert [line.split()[:3] for line in lines[1:-1]] == [
         *(["0", "0", "0.00"], ["0", "0.5", "100.00"], ["0", "0.3", "100.00"], ["0", "-1", "0.00"]),
     ]
-    assert lines[-1] == "best of 2 sentences: --lenpen 0 --task translation_fast --word-penalty 0.3"
+    assert lines[-1] == "best of 2 sentences: --lenpen 0 --task translation_fast --word-penalty=0.3"
     assert "--word-penalties: expected numbers" in refused(toy, "--word-penalties", "nan")
 
 
