@@ -36,7 +36,6 @@ def keep_few_products() -> None:
     """Keep what oneDNN has made for the last 128 shapes of products, where it keeps 1024, half a megabyte for each.
 
     Batches of training hardly ever have the same number of tokens twice, and each update has some thirteen shapes.
-    What lives so long in between also tears the memory apart that is kept for the next update.
     """
     if not {"ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY"} & os.environ.keys():
         os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "128"
