@@ -10,7 +10,7 @@ import pytest
 from fairseq_plugins.generation.beam_search import FastBeamSearch
 from fairseq_plugins.nn.packed_linear import PRECISIONS
 from fairseq_plugins.nn.packing import Packing
-from tests.generation.test_search import LENGTHS, assert_same, generate
+from tests.generation.searching import LENGTHS, assert_same, generate
 from tests.operators import Operators
 
 

@@ -1,0 +1,59 @@
+"""Ways to search, the search itself, and what it is to give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+import torch
+from fairseq import search
+from fairseq.data import Dictionary
+from fairseq.models import BaseFairseqModel
+from fairseq.token_generation_constraints import pack_constraints
+from torch import Tensor
+
+from tests.models.test_generation import MODES
+
+LENGTHS = [9, 6, 3, 1]  # fairseq's lstm wants them to fall
+PREFIX = torch.tensor([[7, 8, 9], [10, 1, 1], [12, 2, 1], [1, 1, 1]])  # one is a whole sentence
+OTHER_MODES = {
+    "prefix with an end": {"prefix_tokens": PREFIX},
+    "suppressed words": {"tokens_to_suppress": ("w7", "w8", "w30")},
+    "another first word": {"bos_token": 8},
+    "as long as positions allow": {"max_len": 7, "min_len": 6},
+    "penalty on unknown words": {"unk_penalty": 2, "len_penalty": 0.5, "temperature": 1.3},
+    "many ordered constraints": {
+        "constraints": pack_constraints(
+            [[torch.tensor([word]) for word in (7, 12, 8, 9, 10)], [], [torch.tensor([6])], []]
+        ),
+        "search": lambda d: search.LexicallyConstrainedBeamSearch(d, "ordered"),
+    },
+    "as long as the source": {
+        "match_source_len": True,
+        "search": lambda d: search.LengthConstrainedBeamSearch(d, min_len_a=1, min_len_b=0, max_len_a=1, max_len_b=0),
+    },
+}
+MODES = {**MODES, **OTHER_MODES}
+Model = Callable[..., BaseFairseqModel]
+
+
+def generate(kind: type, models: list[Any], dictionary: Dictionary, source: Tensor, **options: Any) -> Any:
+    """What is not the generator's is for its call."""
+    sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(dictionary.pad()).sum(dim=1)}}
+    call = {name: options.pop(name) for name in ("prefix_tokens", "constraints", "bos_token") if name in options}
+    call = {name: value.to(source.device) if torch.is_tensor(value) else value for name, value in call.items()}
+    strategy = options.pop("search", None)
+    options["search_strategy"] = strategy(dictionary) if strategy else None
+    generator = kind(models, dictionary, **{"beam_size": 4, "max_len_b": 12, **options})
+    torch.manual_seed(3)
+    return generator.generate(models, sample, **call)
+
+
+def assert_same(actual: Any, expected: Any, tolerance: float) -> None:
+    assert [[beam["tokens"].tolist() for beam in beams] for beams in actual] == [
+        [beam["tokens"].tolist() for beam in beams] for beams in expected
+    ]
+    for mine, theirs in zip(chain(*actual), chain(*expected), strict=True):
+        for name in ("score", "positional_scores", "attention", "alignment"):
+            torch.testing.assert_close(mine[name], theirs[name], rtol=tolerance, atol=tolerance)
