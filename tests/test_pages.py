@@ -1,0 +1,188 @@
+"""The commands of the pages, run as they stand there, one after the other.
+
+The text is made up and small, trainings end after three updates and translations after six words (``miniature``);
+all else is what a reader of the page would run.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+import pytest
+
+from tests.commands import ROOT
+from tests.test_documentation import INDENTED, PAGES
+
+NOUNS = {"dog": "Hund", "man": "Mann", "well-known boat": "bekanntes Boot", "horse": "Pferd", "tree": "Baum"}
+COMMAND = re.compile(r"( *#.*\n)*(fairseq-|python |examples/|make |pip |torchrun |for |from |import |\w+=\")")
+
+
+class Step(NamedTuple):
+    """A block of a page: how it begins, what a shell does before it and after, and what a reader puts for some words.
+
+    A block in Python becomes ``script.py``.
+    """
+
+    page: str
+    begins: str
+    before: str = ""
+    words: Mapping[str, str] = MappingProxyType({})
+    after: str = ""
+
+
+PREPARE = "python examples/multi30k/prepare.py TEXT PREPARED --merges 50; ln -s PREPARED/data-bin DATA_BIN"
+WALKS = {
+    "front page": [
+        Step("README.md", "fairseq-plugins own-data", "ln -s TEXT/train.?? ."),
+        Step("README.md", "fairseq-train DATA_BIN", "ln -s OUT/data-bin DATA_BIN"),
+        Step("README.md", "from fairseq_plugins", after="python script.py"),
+    ],
+    "own architecture": [
+        Step("docs/extending.md", "import fairseq_plugins", PREPARE,
+             after="mkdir mine; mv script.py mine/__init__.py; fairseq-train DATA_BIN --user-dir mine "
+             "--arch convs2s_my_corpus --optimizer adam --max-tokens 500"),
+    ],
+    "vocabulary": [
+        Step("docs/vocabulary.md", "fairseq-plugins lexicon", f"{PREPARE}; cp PREPARED/train.?? .",
+             {"...": "--optimizer adam --max-tokens 500"}),
+        Step("docs/vocabulary.md", "fairseq-interactive",
+             "ln -s checkpoints/checkpoint_best.pt MODEL; fairseq-preprocess --dataset-impl raw -s en -t de "
+             "--srcdict DATA_BIN/dict.en.txt --tgtdict DATA_BIN/dict.de.txt --testpref TEXT/train --destdir RAW"),
+        Step("docs/convs2s.md", "fairseq-plugins plot-attention", "ln -s PREPARED/code CODES"),
+    ],
+    "captions": [
+        Step("examples/multi30k/README.md", "python examples/multi30k/prepare.py TEXT out "),
+        Step("examples/multi30k/README.md", "fairseq-plugins own-data"),
+        Step("examples/multi30k/README.md", "for encoder"),
+        Step("examples/multi30k/README.md", "examples/multi30k/vocab_selection.py"),
+        Step("examples/multi30k/README.md", "fairseq-preprocess",
+             words={"5000": "9", "--print-alignment": "--print-alignment --unkpen -99"}),  # untrained, it has no <unk>
+        Step("examples/multi30k/README.md", "python examples/multi30k/prepare.py TEXT out-2000",
+             words={"-- --max-update": "--rates 1 --attention-dropouts 0 --seeds 1 -- --max-update"}),
+    ],
+    "quickstart": [
+        Step("examples/quickstart/README.md", "make demo", "export OUT=$PWD/demo",
+             {"make demo ARCH=conv_encoder_tiny": "ARCH=conv_encoder_tiny examples/quickstart/run.sh",
+              "make demo VOCAB_SELECTION=1": "VOCAB_SELECTION=1 examples/quickstart/run.sh"}),
+    ],
+    "Weighted Transformer": [
+        Step("examples/weighted_transformer/README.md", "fairseq-hydra-train",
+             f"{PREPARE}; mkdir data-bin; ln -s ../PREPARED/data-bin data-bin/wmt14_en_de",
+             {"task.data": "common.log_format=json task.data"}),
+        Step("examples/weighted_transformer/README.md", "recipe=",
+             words={"250000": "250000 --no-save --encoder-layers 1"}),  # else gigabytes
+        Step("examples/weighted_transformer/README.md", "fairseq-plugins plot-branches",
+             words={"LOG ...": "outputs/*/*/hydra_train.log"}),
+        Step("examples/weighted_transformer/README.md", "fairseq-generate ...",
+             words={"generate ...": "generate DATA_BIN --user-dir user_dir --path checkpoints/*/checkpoint_best.pt",
+                    "train ...": "train DATA_BIN --user-dir user_dir --arch weighted_transformer_tiny --max-tokens 500 "
+                    "--criterion weighted_label_smoothed_cross_entropy --optimizer simplex_adam --no-save"}),
+    ],
+    "papers, subwords": [
+        Step("examples/experiments.md", "fairseq-generate", "examples/wmt14_en_de/run.sh convs2s OUT --smoke",
+             {"CHECKPOINT": "OUT/convs2s/seed1/checkpoint_best.pt"}),
+    ],
+    "papers, words": [
+        Step("examples/experiments.md", "fairseq-plugins lexicon",
+             "examples/wmt14_en_de/run.sh conv_encoder OUT --smoke; rm -r OUT/data-raw-words",
+             {"CHECKPOINT": "OUT/conv_encoder/seed1/checkpoint_best.pt"}),
+    ],
+    "papers, decoding": [
+        Step("examples/conv_encoder/README.md", "model=", "examples/wmt16_en_ro/run.sh conv_encoder OUT --smoke",
+             {"--print-alignment": "--print-alignment --unkpen -99", "offset N": "offset 1", "=W": "=0.2"}),
+    ],
+}  # fmt: skip
+FAST = {"front page", "own architecture"}
+NEED_EFLOMAL = {"vocabulary", "captions", "quickstart", "papers, words", "papers, decoding"}
+
+# What other tests run, by how it begins.
+ELSEWHERE = {
+    "make setup": "what starts the tests",
+    "make demo       #": "the quickstart, above",
+    "pip install": "tests/test_installation.py",
+    "python examples/variance": "tests/test_variance.py",
+    "python examples/ablations": "tests/test_ablations.py",
+    "python examples/multi30k/prepare.py TEXT out-joined": "tests/test_multi30k.py and tests/test_ablations.py",
+    "torchrun": "tests/compat/test_distributed.py",
+    "fairseq-plugins plot-branches CHECKPOINTS": "tests/tools/test_plot_branches.py",
+    "fairseq-plugins plot-loss": "tests/tools/test_plot_loss.py",
+    **dict.fromkeys(
+        ("examples/gigaword", "examples/iwslt14_de_en", "examples/wmt", "fairseq-plugins prepare",
+         "fairseq-plugins score --rouge", "fairseq-plugins tune-length RESULTS"),
+        "tests/test_experiments.py",
+    ),
+}  # fmt: skip
+
+
+def blocks(page: Path) -> list[str]:
+    """What the page has on indented lines of its own that is a command."""
+    found = (re.sub(r"^    ", "", block, flags=re.MULTILINE) for block in INDENTED.findall(page.read_text("utf-8")))
+    return [block for block in found if COMMAND.match(block)]
+
+
+def test_no_command_is_forgotten() -> None:
+    places = [(step.page, step.begins) for steps in WALKS.values() for step in steps]
+    for page in PAGES:
+        name = str(page.relative_to(ROOT))
+        for block in blocks(page):
+            here = [begins for where, begins in places if where == name and block.startswith(begins)]
+            assert here or block.startswith(tuple(ELSEWHERE)), f"{name}: {block}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where a reader stands: the repository's folders, and captions of a kind, which tokenising changes."""
+    for name in ("examples", "user_dir"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "TEXT").mkdir()
+    generator = random.Random(1)
+    for part, size in (("train", 60), ("val", 12), ("test_2016_flickr", 12)):
+        rows = [generator.choices(list(NOUNS), k=2) for _ in range(size)]
+        for language, line in (("en", "A {}, and a {}.\n"), ("de", "Ein {}, und ein {}.\n")):
+            words = NOUNS if language == "de" else {noun: noun for noun in NOUNS}
+            text = "".join(line.format(*(words[noun] for noun in row)) for row in rows)
+            (tmp_path / "TEXT" / f"{part}.{language}").write_text(text)
+    return tmp_path
+
+
+def shell(folder: Path, command: str) -> None:
+    """Run a script, which fails with the first command that does."""
+    packages = f"{ROOT / 'tests' / 'miniature'}:{ROOT}:{os.environ.get('PYTHONPATH', '')}"
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    result = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", command],
+        cwd=folder,
+        env={**os.environ, "PATH": path, "PYTHONPATH": packages, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"},
+        input="A dog.\n",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    lines = [line for line in result.stdout.splitlines() if "{'_name'" not in line]  # whole configurations
+    assert not result.returncode, "\n".join([command, *lines[-60:]])
+
+
+@pytest.mark.parametrize(
+    "walk", [pytest.param(name, marks=[] if name in FAST else [pytest.mark.slow]) for name in WALKS]
+)
+def test_the_commands_run(folder: Path, walk: str) -> None:
+    if walk in NEED_EFLOMAL and not Path(sys.executable).with_name("eflomal-align").exists():
+        pytest.skip("eflomal is not installed")
+    for step in WALKS[walk]:
+        (block,) = (block for block in blocks(ROOT / step.page) if block.startswith(step.begins))
+        for word, meaning in step.words.items():
+            assert word in block
+            block = block.replace(word, meaning)
+        if block.startswith(("from ", "import ")):
+            (folder / "script.py").write_text(block)
+            block = ""
+        shell(folder, f"{step.before}\n{block}\n{step.after}")
