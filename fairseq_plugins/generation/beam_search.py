@@ -90,7 +90,6 @@ class FastBeamSearch(SequenceGenerator):
             and self.repeat_ngram_blocker is None
             and not self.match_source_len
             and 2 * self.beam_size < self.vocab_size
-            and isinstance(self.model, Ensemble)
             and self.model.has_encoder()
             and self.model.has_incremental_states()
             and _has_plain_softmax(self.model.single_model)
@@ -304,7 +303,7 @@ class Ensemble(EnsembleModelWithAlignment):
     """
 
     words: Tensor | None = None
-    word_penalty = 0.0
+    word_penalty: float
     eos: int
 
     def forward_decoder(self, tokens: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
@@ -331,7 +330,7 @@ class Ensemble(EnsembleModelWithAlignment):
         if isinstance(attention, dict):
             attention = attention["attn"]
         if isinstance(attention, list | tuple):
-            attention = attention[0] if attention else None
+            attention = attention[0]
         return logits[:, -1], None if attention is None else attention[:, -1]
 
     def _spelled_out(self, tokens: Tensor) -> Tensor:
@@ -342,7 +341,7 @@ def _has_plain_softmax(model: BaseFairseqModel) -> bool:
     """Whether the model's probabilities are the softmax of what its decoder returns, by fairseq's own methods."""
     decoder = model.decoder
     return (
-        getattr(decoder, "adaptive_softmax", None) is None
+        decoder.adaptive_softmax is None
         and type(model).get_normalized_probs in _SOFTMAX_OF_MODELS
         and type(decoder).get_normalized_probs is FairseqDecoder.get_normalized_probs
         and type(decoder).get_normalized_probs_scriptable is FairseqDecoder.get_normalized_probs_scriptable

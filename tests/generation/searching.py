@@ -19,10 +19,10 @@ LENGTHS = [9, 6, 3, 1]  # fairseq's lstm wants them to fall
 PREFIX = torch.tensor([[7, 8, 9], [10, 1, 1], [12, 2, 1], [1, 1, 1]])  # one is a whole sentence
 OTHER_MODES = {
     "prefix with an end": {"prefix_tokens": PREFIX},
-    "suppressed words": {"tokens_to_suppress": ("w7", "w8", "w30")},
+    "suppressed words": {"tokens_to_suppress": ("w7", "w8", "w30"), "normalize_scores": False},
     "another first word": {"bos_token": 8},
     "as long as positions allow": {"max_len": 7, "min_len": 6},
-    "penalty on unknown words": {"unk_penalty": 2, "len_penalty": 0.5, "temperature": 1.3},
+    "penalty on unknown words": {"unk_penalty": 2, "len_penalty": 0.5, "temperature": 2},
     "many ordered constraints": {
         "constraints": pack_constraints(
             [[torch.tensor([word]) for word in (7, 12, 8, 9, 10)], [], [torch.tensor([6])], []]

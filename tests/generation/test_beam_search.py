@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
 import pytest
 import torch
+from fairseq.models import FairseqDecoder
 from fairseq.sequence_generator import EnsembleModel, SequenceGenerator, SequenceGeneratorWithAlignment
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fairseq_plugins.generation.beam_search import FastBeamSearch, FastBeamSearchWithAlignment, _Beams
 from tests.conftest import ARCHITECTURES
+from tests.generation.fairseq_models import fairseq_model
 from tests.generation.searching import LENGTHS, MODES, Model, assert_same, generate
+from tests.models.test_generation import without_state
+
+# Each hypothesis brings twice as many words as there are hypotheses: of 44.
+MODES = {**MODES, "wide as half of the words": {"beam_size": 21}, "wider than half of the words": {"beam_size": 23}}
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -51,7 +58,7 @@ def test_a_penalty_of_words(build, dictionary, sentences, mode: str, penalty: fl
 
 
 PLAIN = ["beam", "greedy", "wide beam", "short", "length from the source", "minimum length", "suppressed words"]
-PLAIN += ["another first word", "penalty on unknown words", "as long as positions allow"]
+PLAIN += ["another first word", "penalty on unknown words", "as long as positions allow", "wide as half of the words"]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -61,6 +68,84 @@ def test_what_is_left_to_fairseq(build, dictionary, sentences, monkeypatch, mode
     monkeypatch.setattr(SequenceGenerator, "_generate", lambda *_: left.append(mode) or [])
     generate(FastBeamSearch, [build(ARCHITECTURES[0])], dictionary, sentences(LENGTHS), **MODES[mode])
     assert left == ([] if mode in PLAIN else [mode])
+
+
+class LaterWords(FairseqDecoder):
+    """A language model that looks at no word: of the dictionary the later ones are more probable."""
+
+    def forward(self, prev_output_tokens: Tensor, *_: Any) -> Any:
+        scores = torch.linspace(0, 5, len(self.dictionary), device=prev_output_tokens.device)
+        return scores.expand(*prev_output_tokens.shape, -1), None
+
+
+@pytest.mark.parametrize("but_for", ["length of the source", "language model", "no state", "adaptive softmax"])
+def test_what_is_plain_but_for_one_thing(build, task, dictionary, sentences, but_for: str) -> None:
+    """Which none of the ways to search shows by itself."""
+    models, source, options = [build(ARCHITECTURES[0])], sentences(LENGTHS), {}
+    match but_for:
+        case "length of the source":
+            options = {"match_source_len": True}
+        case "language model":
+            options = {"lm_model": LaterWords(dictionary)}
+        case "no state":
+            models, options = [without_state(models[0])], {"bos_token": 8}
+        case "adaptive softmax":
+            models = [fairseq_model("transformer_tiny", task, adaptive_softmax_cutoff="10,20")]
+    actual = generate(FastBeamSearch, models, dictionary, source, **options)
+    assert_same(actual, generate(SequenceGenerator, models, dictionary, source, **options), tolerance=2e-6)
+
+
+FORMS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
+    "no more": lambda attention: (),
+    "none": lambda attention: (None,),
+    "a tensor": lambda attention: (attention,),
+    "named": lambda attention: ({"attn": attention},),
+    "named none": lambda attention: ({"attn": None},),
+    "a list": lambda attention: ({"attn": [attention]},),
+    "a list of none": lambda attention: ({"attn": [None]},),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_in_which_decoders_return_their_attention(build, dictionary, sentences, form: str) -> None:
+    model, source = build(ARCHITECTURES[0]), sentences(LENGTHS, left_pad=True)
+    forward = model.decoder.forward
+
+    def formed(*args: Any, **kwargs: Any) -> Any:
+        logits, extra = forward(*args, **kwargs)
+        return logits, *FORMS[form](extra["attn"][0])
+
+    model.decoder.forward = formed
+    actual = generate(FastBeamSearch, [model], dictionary, source)
+    assert_same(actual, generate(SequenceGenerator, [model], dictionary, source), tolerance=2e-6)
+
+
+def test_a_model_in_half_precision(build, dictionary, sentences) -> None:
+    """The softmax is in single precision, as fairseq's."""
+    model, source = build(ARCHITECTURES[0]).half(), sentences(LENGTHS)
+    actual = generate(FastBeamSearch, [model], dictionary, source, len_penalty=0.7)
+    assert_same(actual, generate(SequenceGenerator, [model], dictionary, source, len_penalty=0.7), tolerance=2e-6)
+
+
+def test_a_length_that_cannot_be(build, dictionary, sentences) -> None:
+    words = []
+    for kind in (FastBeamSearch, SequenceGenerator):
+        with pytest.raises(AssertionError) as error:
+            generate(kind, [build(ARCHITECTURES[0])], dictionary, sentences(LENGTHS), min_len=5, max_len_b=4)
+        words.append(str(error.value))
+    assert words[0] == words[1]
+
+
+def test_the_source_moves_where_a_sentence_leaves(build, architecture: str, dictionary, sentences, monkeypatch) -> None:
+    """And at no other step."""
+    model, rows = build(architecture), []
+    reorder = model.encoder.reorder_encoder_out
+    monkeypatch.setattr(
+        model.encoder, "reorder_encoder_out", lambda out, order: rows.append(len(order)) or reorder(out, order)
+    )
+    generate(FastBeamSearch, [model], dictionary, sentences(LENGTHS))
+    assert rows[0] == 4 * len(LENGTHS) > rows[-1]
+    assert rows == sorted(set(rows), reverse=True)
 
 
 def test_sentences_that_have_finished_may_stay(model: Model, dictionary, sentences, monkeypatch) -> None:
@@ -96,6 +181,21 @@ def test_which_sentences_go_on(device: str, finished: list[int], stay: list[int]
     assert beams.unfinished() == stay
     beams.keeps_all = True
     assert beams.unfinished() == ([0, 1, 2, 3] if stay else [])
+
+
+def test_all_is_where_the_source_is() -> None:
+    """Two steps with tensors without numbers, which do not go together with others."""
+    beams = _Beams(torch.empty(3, 5, dtype=torch.long, device="meta"), beam=2, longest=3, bos=2, pad=1)
+    for step, ended in enumerate([[[True, False]] * 3, [[True, False], [False, False], [True, False]]]):
+        size = len(beams.tokens)
+        beams.see(step, torch.empty(size, 5, device="meta"))
+        scores, words = torch.empty(size, 4, device="meta"), torch.empty(size, 4, dtype=torch.long, device="meta")
+        scores, words, parents = beams.meet(step, scores, words)
+        beams.end(step, ended, scores, parents, eos=2, len_penalty=1)
+        rows = beams.go_on(step, beams.unfinished()[: 3 - 2 * step], scores, words, parents, words.eq(2))
+    assert [len(each) for each in beams.finished] == [2, 1, 2]
+    for part in (beams.tokens, beams.totals, beams.attention, rows, *beams.finished[0][1].values()):
+        assert part.device.type == ("meta" if part.numel() else "cpu")
 
 
 @pytest.mark.parametrize("min_len", [0, 1, 3])
@@ -143,7 +243,7 @@ def test_a_model_with_probabilities_of_its_own(build, architecture: str, diction
 def test_a_sentence_without_any_translation_is_an_error(build, dictionary, sentences) -> None:
     model, source = build("weighted_transformer_tiny"), sentences(LENGTHS)
     model.encoder.embedding.words.weight.data[source[0, 0]] = math.nan
-    with pytest.raises(RuntimeError, match="a sentence has no translation"):
+    with pytest.raises(RuntimeError, match=r"^a sentence has no translation: .* or their scores are not numbers$"):
         generate(FastBeamSearch, [model], dictionary, source)
 
 

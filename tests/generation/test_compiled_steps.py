@@ -97,6 +97,25 @@ def test_what_is_not_compiled(build, sentences, dictionary, caplog, monkeypatch)
     assert steps.start(model.decoder, encoded, BEAM, 9) is not None
 
 
+@pytest.mark.parametrize("min_len", [1, 7])
+def test_every_step_is_the_program(build, architecture, sentences, dictionary, monkeypatch, min_len: int) -> None:
+    """Here one that was not compiled; as many are made as room was asked for, where no hypothesis ends before."""
+    asked, made, start = [], [], CompiledSteps.start
+
+    def advance(decoding: StepwiseDecoding, *step: torch.Tensor) -> Any:
+        made.append(step)
+        return decoding.advance(*step)
+
+    monkeypatch.setattr(compiled_steps, "_compiled", lambda on_gpu: advance)
+    monkeypatch.setattr(CompiledSteps, "start", lambda *args, steps: asked.append(steps) or start(*args, steps))
+    model, source = build(architecture), sentences([9, 6, 3])
+    model.make_generation_fast_(need_attn=True)
+    options = {"beam_size": BEAM, "min_len": min_len, "max_len_b": 7}
+    compiled = FastBeamSearch([model], dictionary, compiled=CompiledSteps(), **options)
+    assert_same(translate(SequenceGenerator([model], dictionary, **options), source), translate(compiled, source))
+    assert asked == [len(made)] or min_len == 1
+
+
 @needs_compiler
 @pytest.mark.slow
 def test_long_translations_are_the_same(build, architecture, sentences, dictionary) -> None:
