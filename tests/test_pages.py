@@ -107,7 +107,7 @@ NEED_EFLOMAL = {"vocabulary", "captions", "quickstart", "papers, words", "papers
 ELSEWHERE = {
     "make setup": "what starts the tests",
     "make demo       #": "the quickstart, above",
-    "pip install": "tests/test_installation.py",
+    "pip install": "tests/test_installation.py, from a wheel; for Python 3.10 the Makefile",
     "python examples/variance": "tests/test_variance.py",
     "python examples/ablations": "tests/test_ablations.py",
     "python examples/multi30k/prepare.py TEXT out-joined": "tests/test_multi30k.py and tests/test_ablations.py",

@@ -34,7 +34,10 @@ def test_literals() -> None:
             assert ordered(value) == ordered(evaluated(option))
 
 
-@pytest.mark.parametrize("option", ["[(512, 3)] * 10**9", "[(512, 3)] * 1000000000", "[[0] * 1000] * 1000 * 1000"])
+@pytest.mark.parametrize(
+    "option",
+    ["[(512, 3)] * 10**9", "[(512, 3)] * 1000000000", "[[0] * 1000] * 1000 * 1000", "[[[0] * 999] * 999] * 99"],
+)
 def test_what_would_fill_the_memory(option: str) -> None:
     assert Trial(literal, ValueError)(option) is None
     assert Trial(parse_convolutions, ValueError)(option, "--encoder-layers") is None

@@ -37,6 +37,7 @@ class WeightedTransformerModel(FairseqEncoderDecoderModel):
         self, encoder: WeightedTransformerEncoder, decoder: WeightedTransformerDecoder, branch_weights: str
     ) -> None:
         super().__init__(encoder, decoder)
+        self._updates = 0
         register_version(self, STATE_VERSION)
         # Not to be averaged: fairseq's moving average leaves out what is called a version.
         self.branch_weights_version: Tensor
@@ -95,10 +96,14 @@ class WeightedTransformerModel(FairseqEncoderDecoderModel):
     def train(self, mode: bool = True) -> WeightedTransformerModel:
         """Before validation and translation, see that κ and α are where the optimizer has to keep them.
 
+        So that a wrong optimizer shows early, also before the updates 1, 2, 4, 8 and so on: fairseq's trainer calls
+        this before each, and to look is to wait for the device.
+
         Raises:
             ValueError: they are not.
         """
-        if self.training and not mode:
+        self._updates += mode
+        if self.training and not (mode and self._updates & (self._updates - 1)):
             check_simplex(self)
         super().train(mode)
         return self

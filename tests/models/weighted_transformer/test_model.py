@@ -33,6 +33,21 @@ def test_weights_off_the_simplex_are_refused(build) -> None:
         model.eval()
 
 
+def test_an_optimizer_that_does_not_project_is_refused_early(build) -> None:
+    """Also where nothing is validated: the fifth update is off by more than the tolerance, the eighth looks."""
+    model = build("weighted_transformer_tiny")
+    alpha = model.decoder.layers[0].branches.alpha.weight.data
+
+    def train() -> None:
+        for _ in range(99):
+            model.train()
+            alpha[0] += 0.0021
+
+    with pytest.raises(ValueError, match="train with --optimizer simplex_adam"):
+        train()
+    assert alpha.sum() < 1 + 8 * 0.0021
+
+
 def test_a_checkpoint_of_the_first_structure_is_refused(build) -> None:
     model = build("weighted_transformer_tiny")
     with pytest.raises(ValueError, match="layers of version 1"):
