@@ -7,6 +7,7 @@ from typing import Any
 
 __all__ = ["literal"]
 
+_MAX_LENGTH = 1000
 _MAX_SIZE = 10_000  # values, those inside others included
 _MAX_TEXT = 100_000  # characters; the parser takes a thousand bytes and more for each, and deep text can crash it
 
@@ -18,8 +19,8 @@ def literal(text: str) -> Any:
     Tuples are joined and repeated like lists.
 
     Raises:
-        ValueError: the text is anything else, has more than 100 000 characters, or joins or repeats to more than 10 000
-            values, those inside others included.
+        ValueError: the text is anything else, has more than 100 000 characters, or joins or repeats to more than 1000
+            elements, or 10 000 with those inside others.
         TypeError: it is no text.
     """
     if not isinstance(text, str):
@@ -46,12 +47,16 @@ def _value(node: ast.expr) -> Any:
 def _combine(left: Any, operation: ast.operator, right: Any) -> Any:
     if isinstance(operation, ast.Mult):
         times, values = (left, right) if isinstance(left, int) else (right, left)
-        few = type(times) is int and abs(times) <= _MAX_SIZE
-        if few and isinstance(values, list | tuple) and _size(values) * times <= _MAX_SIZE:
+        few = type(times) is int and abs(times) <= _MAX_LENGTH
+        if few and isinstance(values, list | tuple) and _fits(values, times):
             return values * times
-    elif isinstance(left, list | tuple) and type(left) is type(right) and _size(left) + _size(right) <= _MAX_SIZE:
+    elif isinstance(left, list | tuple) and type(left) is type(right) and _fits([*left, *right]):
         return type(left)([*left, *right])
-    raise ValueError(f"only lists can be joined and repeated, to at most {_MAX_SIZE} values")
+    raise ValueError(f"only lists can be joined and repeated, to at most {_MAX_LENGTH} elements, {_MAX_SIZE} in all")
+
+
+def _fits(values: Any, times: int = 1) -> bool:
+    return len(values) * times <= _MAX_LENGTH and _size(values) * times <= _MAX_SIZE
 
 
 def _size(value: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from argparse import Namespace
 from types import SimpleNamespace
 from typing import Any
@@ -49,8 +50,9 @@ def test_loaded(task: SimpleNamespace, architecture: str, options: dict[str, Any
     ours = architecture != "transformer_tiny"
     assert (draws.numbers < 0.01 * size) == (ours and strict)
     for (name, actual), expected in zip(model.state_dict().items(), trained.state_dict().values(), strict=True):
-        # fairseq 0.12.2's Transformer has more in its state than it reads from one.
-        assert torch.equal(actual, expected) or not ours, name
+        # Of its Transformer's state fairseq 0.12.2 neither reads copies for torch's fused layer nor an empty number.
+        if ours or not re.fullmatch(r"encoder\.layers\.\d+\.\w+|.+\._float_tensor", name):
+            assert torch.equal(actual, expected), name
 
 
 def test_afterwards_models_start_as_ever(task: SimpleNamespace) -> None:
