@@ -145,11 +145,9 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "TEXT").mkdir()
     generator = random.Random(1)
     for part, size in (("train", 60), ("val", 12), ("test_2016_flickr", 12)):
-        rows = [generator.choices(list(NOUNS), k=2) for _ in range(size)]
-        for language, line in (("en", "A {}, and a {}.\n"), ("de", "Ein {}, und ein {}.\n")):
-            words = NOUNS if language == "de" else {noun: noun for noun in NOUNS}
-            text = "".join(line.format(*(words[noun] for noun in row)) for row in rows)
-            (tmp_path / "TEXT" / f"{part}.{language}").write_text(text)
+        rows = [generator.choices(list(NOUNS.items()), k=2) for _ in range(size)]
+        (tmp_path / "TEXT" / f"{part}.en").write_text("".join(f"A {a}, and a {b}.\n" for (a, _), (b, _) in rows))
+        (tmp_path / "TEXT" / f"{part}.de").write_text("".join(f"Ein {a}, und ein {b}.\n" for (_, a), (_, b) in rows))
     return tmp_path
 
 
