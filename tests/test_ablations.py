@@ -20,7 +20,7 @@ UPDATES = 2
 
 
 def ablate(data: Path, out: Path, family: str, *options: object) -> subprocess.CompletedProcess[str]:
-    command = [ABLATIONS / "ablate.py", family, out, "--data", data, "--updates", UPDATES, "--width", 8, *options]
+    command = [ABLATIONS / "ablate.py", family, out, "--data", data, "--updates", UPDATES, "--width", 16, *options]
     return subprocess.run(
         [sys.executable, "-W", "ignore", *map(str, command), "--", "dataset.max_tokens=400"],
         cwd=ROOT,

@@ -74,9 +74,9 @@ CONVS2S = Family(
 )
 
 
-def transformer(number: int) -> Cell:
+def transformer(number: int = 2, heads: int = 8) -> Cell:
     """fairseq's, of the same sizes and with the learning rates of the other for W = 128; its options are nested."""
-    side = {"embed_dim": "W", "ffn_embed_dim": "4W", "layers": number, "attention_heads": 8}
+    side = {"embed_dim": "W", "ffn_embed_dim": "4W", "layers": number, "attention_heads": heads}
     return {
         "model": {"_name": "transformer", "share_all_embeddings": True, "encoder": side, "decoder": side},
         "criterion": {"_name": "label_smoothed_cross_entropy"},
@@ -85,11 +85,11 @@ def transformer(number: int) -> Cell:
     }
 
 
-def weighted(number: int = 2, **options: Any) -> Cell:
+def weighted(number: int = 2, heads: int = 8, **options: Any) -> Cell:
     sizes = {"encoder_embed_dim": "W", "encoder_ffn_embed_dim": "4W", "encoder_layers": number}
     branches = {"branch_lr_scale": 0.1, "branch_warmup_updates": 40}
     return {
-        "model": {"_name": "weighted_transformer", "encoder_attention_heads": 8, **sizes, **options},
+        "model": {"_name": "weighted_transformer", "encoder_attention_heads": heads, **sizes, **options},
         "criterion": {"_name": "weighted_label_smoothed_cross_entropy"},
         "lr_scheduler": {"_name": "weighted_inverse_sqrt", "warmup_updates": 400, **branches},
     }
@@ -99,6 +99,8 @@ WEIGHTED_TRANSFORMER = Family(
     cells={
         **{f"transformer-layers{number}": transformer(number) for number in (2, 4, 8)},
         **{f"weighted-layers{number}": weighted(number) for number in (2, 4, 8)},
+        **{f"transformer-heads{heads}": transformer(heads=heads) for heads in (4, 16)},
+        **{f"weighted-heads{heads}": weighted(heads=heads) for heads in (4, 16)},
         "softmax": weighted(branch_constraint="softmax"),
         **{weights: weighted(branch_weights=weights) for weights in ("uniform", "random", "resampled")},
         **{f"gate-top{kept}": weighted(branch_gating_topk=kept) for kept in (1, 2, 4)},
@@ -106,6 +108,9 @@ WEIGHTED_TRANSFORMER = Family(
     tables={
         "Table 2: beside the Transformer": [
             f"{kind}-layers{number}" for number in (2, 4, 8) for kind in ("transformer", "weighted")
+        ],
+        "Number of heads, which is that of branches": [
+            f"{kind}-{sizes}" for sizes in ("heads4", "layers2", "heads16") for kind in ("transformer", "weighted")
         ],
         "Table 3 and sections 3, 4.4, 4.5: κ and α in training": [
             *("weighted-layers2", "softmax", "uniform", "random", "resampled", "gate-top1", "gate-top2", "gate-top4"),
