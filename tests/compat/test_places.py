@@ -21,6 +21,14 @@ CALLS = re.compile(
 )
 
 
+def kind(call: ast.Call) -> str:
+    """The name by which the list has such calls."""
+    name = ast.unparse(call.func)
+    if name.startswith(("subprocess.", "pickle.")):
+        return name.partition(".")[0]
+    return name if name.endswith(".load") else name.rpartition(".")[2]
+
+
 def calls(package: str) -> Iterator[tuple[str, ast.Call]]:
     """The file and the call, for each call that may run something."""
     root = Path(package).parent
@@ -38,10 +46,12 @@ def found() -> list[tuple[str, ast.Call]]:
 
 
 def test_every_place_is_in_the_list(found: list[tuple[str, ast.Call]]) -> None:
-    listed = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    places = [line.split("|")[1] for line in text.split("\n") if line.startswith("|")]
     assert len(found) > 50
     for path, call in found:
-        assert f"`{path}`" in listed, f"{path}, line {call.lineno}: {ast.unparse(call)}"
+        listed = [place for place in places if f"`{path}`" in place and f"`{kind(call)}" in place]
+        assert listed, f"{path}, line {call.lineno}: {ast.unparse(call)}"
 
 
 def test_numpy_is_never_asked_for_pickles(found: list[tuple[str, ast.Call]]) -> None:
