@@ -190,8 +190,7 @@ def main() -> None:
     ]
     run_all(grid)
     best = {cell.model: cell for cell in sorted(grid, key=lambda cell: best_loss(results[cell])[1], reverse=True)}
-    for seed in args.seeds:
-        run_all([best[model]._replace(seed=seed, updates=None) for model in MODELS])
+    run_all([best[model]._replace(seed=seed, updates=None) for seed, model in product(args.seeds, MODELS)])
     print((args.out / "table.md").read_text(encoding="utf-8"))
 
 
