@@ -41,7 +41,7 @@ class FairseqSimplexAdam(FairseqAdam):
             raise ValueError("--optimizer simplex_adam keeps its moments in float32: leave out --fp16-adam-stats")
         groups: dict[str, list[Tensor]] = {"network": [], SOFTMAX: [], SIMPLEX: []}
         for parameter in params:
-            group = getattr(parameter, "param_group", "network")
+            group = getattr(parameter, "param_group", None)
             groups[group if group in groups else "network"].append(parameter)
         self._optimizer = SimplexAdam(
             [{"params": members, "name": name} for name, members in groups.items() if members],

@@ -49,8 +49,9 @@ def test_window_is_the_last_inputs_of_each_history(decoding: tuple[int, int, int
             history, sentence_of_row = history[new_order], sentence_of_row[new_order]
         rows, left = order.take()
         if left is not None:
-            assert torch.equal(left.of(kept.clone()), kept[left.sentences])
-            kept = kept[left.sentences]
+            before = kept.clone()
+            kept = left.of(before)
+            assert kept.data_ptr() == before.data_ptr()  # within the memory that was there
         x = torch.randn(history.size(0), 3)
         history = torch.cat([history, x.unsqueeze(1)], dim=1)
         assert torch.equal(window.push(x, rows), history[:, -width:].flatten(1))
@@ -111,12 +112,13 @@ class Asserted(TorchDispatchMode):
 
 def test_the_device_checks_orders_and_rows_without_being_waited_for() -> None:
     """On a pretended GPU a look at a tensor raises."""
-    with FakeTensorMode(), torch.device("cuda"), Asserted() as mode:
+    with FakeTensorMode(), Asserted() as mode:
+        empty = partial(torch.empty, dtype=torch.long, device="cuda")
         order = RowOrder(rows=6, beam=2)
-        order.reorder(torch.empty(6, dtype=torch.long))
-        order.reorder(torch.empty(4, dtype=torch.long))
-        keys = torch.empty(3, 5, 8)
-        source = Source(keys, keys, torch.empty(3, 5, dtype=torch.bool)).reorder(torch.empty(6, dtype=torch.long))
+        order.reorder(empty(6))
+        order.reorder(empty(4))
+        keys = empty(3, 5, 8, dtype=torch.float32)
+        source = Source(keys, keys, empty(3, 5, dtype=torch.bool)).reorder(empty(6))
         assert source.group()[1] == 2
     assert [(value.device.type, value.shape) for value in mode.asserted] == [("cuda", ())] * 3
 
@@ -151,6 +153,41 @@ def test_a_row_looks_at_its_own_ancestors_alone(
         assert bias.dtype == torch.float16
         assert torch.equal(bias, expected.view(sentences, 1, beam, room * beam))
         assert not fixed or ancestry.table.data_ptr() == table
+
+
+@settings(deadline=None, max_examples=50)
+@given(decodings())
+def test_a_row_finds_the_keys_and_values_of_its_ancestors(
+    decoding: tuple[int, int, int, list[list[torch.Tensor]]],
+) -> None:
+    """In the places that are not masked, one step after the other; sentences leave, and there is room for two steps."""
+    sentences, beam, _, steps = decoding
+    torch.manual_seed(1)
+    heads, width, room = 2, 3, 2
+    order = RowOrder(sentences * beam, beam)
+    ancestry = Ancestry(sentences, beam, room, torch.device("cpu"))
+    past = Past(torch.zeros(sentences, heads, width, 5), room * beam)
+    history = torch.zeros(sentences * beam, heads, 0, 2 * width)  # of each row, re-ordered at once
+    for step, orders in enumerate(steps):
+        for new_order in orders:
+            order.reorder(new_order)
+            history = history[new_order]
+        rows, left = order.take()
+        if left is not None:
+            past.keep(left)
+        if step == room:
+            ancestry.grow(3)
+            past.grow(3 * beam)
+            room += 3
+        x = torch.randn(len(history), heads, 1, 2 * width)
+        history = torch.cat([history, x], dim=2)
+        new = x.view(-1, beam, heads, 2 * width).transpose(1, 2)
+        places, bias = ancestry.step(rows, torch.tensor([step]), torch.float32)
+        keys, values = past.put(new[..., :width], new[..., width:], places)
+        both = torch.cat([keys.transpose(2, 3), values], dim=-1)
+        for row, expected in enumerate(history):
+            own = bias[row // beam, 0, row % beam] == 0
+            assert torch.equal(both[row // beam][:, own], expected)
 
 
 def test_a_fixed_window_stays_in_its_place() -> None:

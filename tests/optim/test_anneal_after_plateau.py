@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fairseq.dataclass.initialize import add_defaults
+from fairseq.optim import build_optimizer
+from fairseq.optim.lr_scheduler import build_lr_scheduler
 from fairseq.optim.nag import FairseqNAG
 from omegaconf import OmegaConf
 
@@ -35,6 +38,22 @@ def test_larger_may_be_better() -> None:
         scheduler = schedule(maximize=True)
         rates = [scheduler.step(epoch, bleu) for epoch, bleu in enumerate([10, 20, third], start=1)]
         assert rates == pytest.approx([0.25, 0.25, 0.025])
+
+
+@pytest.mark.parametrize("larger_is_better", [False, True])
+def test_a_recipe_for_hydra_says_the_rate_and_what_is_better_elsewhere(larger_is_better: bool) -> None:
+    cfg = OmegaConf.create(
+        {
+            "optimization": {"lr": [0.5]},
+            "checkpoint": {"maximize_best_checkpoint_metric": larger_is_better},
+            "optimizer": {"_name": "nag"},
+            "lr_scheduler": {"_name": "anneal_after_plateau"},
+        }
+    )
+    add_defaults(cfg)
+    optimizer = build_optimizer(cfg.optimizer, [torch.nn.Parameter(torch.zeros(1))])
+    scheduler = build_lr_scheduler(cfg.lr_scheduler, optimizer)
+    assert [scheduler.step(1, 7.0), scheduler.step(2, 8.0)] == pytest.approx([0.5, 0.5 if larger_is_better else 0.05])
 
 
 def run_epoch(scheduler: AnnealAfterPlateau, epoch: int, loss: float | None) -> float:

@@ -216,6 +216,7 @@ def test_a_closure_is_called_once_and_its_loss_returned() -> None:
     assert point.grad.tolist() == [1, 0, 0, 0]
     assert not torch.equal(network, before[0])
     assert not torch.equal(point, before[1])
+    assert adam.step() is None
 
 
 def test_moments_are_never_in_half_precision() -> None:
