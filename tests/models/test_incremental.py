@@ -11,11 +11,14 @@ import torch.nn.functional as F
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.modules import FairseqDropout
 
+from fairseq_plugins.generation.compiled_steps import tensors_of
 from tests.models.stepwise import close
 from tests.operators import Operators
 
-# Two layers, so that there is dropout between them; the dropout of attention's weights is inside torch's own function.
-RETAINED = {"conv_encoder_tiny": {"decoder_layers": 2}, "weighted_transformer_tiny": {"attention_dropout": 0.0}}
+# The others have several, so that there is dropout between them.
+LAYERS = {"conv_encoder_tiny": {"decoder_layers": 2}}
+# The dropout of attention's weights is inside torch's own function.
+RETAINED = {**LAYERS, "weighted_transformer_tiny": {"attention_dropout": 0.0}}
 
 
 @torch.no_grad()
@@ -125,6 +128,28 @@ def test_attention_is_a_softmax_in_float32(build, architecture, sentences) -> No
             logits, _ = model.decoder(target, encoded, incremental_state=state)
         assert logits.dtype == torch.bfloat16
         assert operators.dtypes("aten._softmax") == {torch.float32}
+
+
+@torch.no_grad()
+def test_a_state_that_stays_in_its_place(build, architecture, sentences, device) -> None:
+    """With room for twenty steps, and then for nine more; rows move before each."""
+    model = build(architecture, **LAYERS.get(architecture, {})).double()
+    encoded, rows = model.encoder(sentences([5, 3])), torch.arange(6, device=device)
+    beams = encoded.reorder(rows // 3)
+    decoding = model.decoder.start(beams, 6, room=20)
+    places = [tensor.data_ptr() for tensor in tensors_of(decoding)]
+    order = torch.tensor([1, 1, 0, 5, 3, 3], device=device)
+    words = sentences([29] * 6)
+    tokens = words[:, :0]
+    for step in range(29):
+        if step == 20:
+            assert [tensor.data_ptr() for tensor in tensors_of(decoding)] == places
+            decoding.grow(9)
+        tokens = torch.cat([tokens[order], words[:, step : step + 1]], dim=1)
+        features, attention = decoding.advance(tokens[:, -1], order)
+        expected, extra = model.decoder(tokens, beams)
+        close(decoding.output_layer(features), expected[:, -1])
+        close(attention, extra["attn"][0][:, -1])
 
 
 def test_a_step_never_waits_for_the_device(build, architecture, sentences, device) -> None:

@@ -34,6 +34,18 @@ def test_stepwise_equals_full(build, sentences, decoding: dict) -> None:
     check_stepwise_equals_full(build, sentences, "conv_encoder_tiny", decoding, check_states)
 
 
+@torch.no_grad()
+def test_both_biases_of_an_lstm_count(build, sentences) -> None:
+    """A fresh model's are zero, a trained one's are not."""
+    model = build("conv_encoder_tiny", decoder_layers=3).double()
+    for lstm in model.decoder.upper:
+        lstm.bias_ih_l0.normal_()
+        lstm.bias_hh_l0.normal_()
+    encoded, target = model.encoder(sentences([5, 3])), sentences([4, 4])
+    expected, _ = model.decoder(target, encoded)
+    close(model.decoder(target, encoded, incremental_state={})[0], expected)
+
+
 def check_states(decoding, reference, tokens: torch.Tensor, source: Source) -> None:
     """The state is the last hidden state of each LSTM."""
     seen: list[torch.Tensor] = []

@@ -92,8 +92,13 @@ def test_the_source_is_projected_where_that_is_less_work(build, sentences, beam:
     encoded = model.encoder(sentences([length, length - 3]))
     encoded = model.encoder.reorder_encoder_out(encoded, torch.arange(2).repeat_interleave(beam))
     state: dict = {}
+    model.make_generation_fast_(need_attn=False)
+    plainly: list[torch.nn.Module] = []
+    for attention in model.decoder.attentions:
+        attention.register_forward_hook(lambda attention, _, __: plainly.append(attention))
     model.decoder(sentences([1] * 2 * beam), encoded, incremental_state=state)
     wide, narrow = model.decoder.get_incremental_state(state, STATE).layers
+    assert plainly == [layer.attention for layer in (wide, narrow) if layer.projected is None]
     for layer, width in ((wide, 40), (narrow, 12)):
         plain, projected = 2 * width * 12 + 2 * length * 12, 2 * length * width
         if beam > 1 and projected < plain:
@@ -102,6 +107,16 @@ def test_the_source_is_projected_where_that_is_less_work(build, sentences, beam:
         else:
             assert layer.projected is None
     assert (wide.projected is None) == (beam == 1 or length == 18)
+
+
+@torch.no_grad()
+def test_a_batch_in_training_has_its_own_weights_alone(build, sentences) -> None:
+    """Those that are normalised: not a dictionary, which may have a million words."""
+    model = build("convs2s_tiny")
+    decoder = model.decoder.start(model.encoder(sentences([5, 3])), rows=2).decoder
+    assert decoder is not model.decoder
+    assert decoder.dictionary is model.decoder.dictionary
+    assert decoder.embedding.words.weight is model.decoder.embedding.words.weight
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -109,7 +109,7 @@ def test_weights_never_go_stale(build, sentences) -> None:
     check()
 
 
-@pytest.mark.parametrize(("beam", "length"), [(1, 3), (3, 3), (3, 4), (3, 9)])
+@pytest.mark.parametrize(("beam", "length"), [(1, 3), (2, 3), (3, 3), (3, 4), (3, 9)])
 @torch.no_grad()
 def test_the_first_maps_go_to_the_values_where_that_is_less_work(build, sentences, beam: int, length: int) -> None:
     """Heads here have v = 4 numbers, and a branch's network 8 units: S·8 multiplications for a row instead of 4·8."""
