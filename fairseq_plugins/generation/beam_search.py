@@ -100,7 +100,7 @@ class FastBeamSearch(SequenceGenerator):
         longest = min(int(self.max_len_a * source.size(1) + self.max_len_b), self.max_len - 1)
         assert self.min_len <= longest, "min_len cannot be larger than max_len, please adjust these!"  # fairseq's words
         k = self.beam_size
-        beams = _Beams(source, k, longest, bos, self.pad)
+        beams = _Beams(source, k, longest, bos)
         encoded = self.model.forward_encoder(net_input)
         states: list[dict[str, Any]] = [{}]
         decoder = self.model.single_model.decoder
@@ -121,7 +121,7 @@ class FastBeamSearch(SequenceGenerator):
             lprobs = lprobs[: len(logits)]
             if self.temperature != 1:
                 logits = logits / self.temperature
-            torch.log_softmax(logits, dim=-1, dtype=torch.float32, out=lprobs)
+            torch.log_softmax(logits, dim=1, dtype=torch.float32, out=lprobs)
             self.model.add_penalty(lprobs)
             scores, words = self._best_words(lprobs, step, ends=step == longest)
             scores, words, parents = beams.meet(step, scores, words)
@@ -157,7 +157,7 @@ class FastBeamSearch(SequenceGenerator):
             lprobs[:, self.token_indices_to_suppress] = -torch.inf
         if ends:
             best = lprobs[:, self.eos : self.eos + 1]
-            words = torch.full_like(best, self.eos, dtype=torch.long)
+            words = torch.full(best.shape, self.eos, device=best.device)
         else:
             best, words = best_words(lprobs, 2 * self.beam_size)
         return best.masked_fill(best.isnan(), -torch.inf), words
@@ -175,7 +175,6 @@ class _Beams:
         beam: k.
         longest: steps before the last one, in which every hypothesis ends.
         bos: first word.
-        pad: padding.
 
     Attributes:
         keeps_all: whether sentences that have finished stay in the batch.
@@ -183,12 +182,12 @@ class _Beams:
 
     keeps_all = False
 
-    def __init__(self, source: Tensor, beam: int, longest: int, bos: int, pad: int) -> None:
+    def __init__(self, source: Tensor, beam: int, longest: int, bos: int) -> None:
         self.beam = beam
         self.numbers = list(range(len(source)))  # which sentence each k rows are of
         self.finished: list[list[dict[str, Tensor]]] = [[] for _ in self.numbers]
         rows = len(source) * beam
-        self.tokens = source.new_full((rows, longest + 2), pad)
+        self.tokens = source.new_empty(rows, longest + 2)
         self.tokens[:, 0] = bos
         self.totals = torch.zeros(rows, longest + 1, device=source.device)
         self.attention: Tensor | None = None  # (R, T, S)
@@ -229,7 +228,7 @@ class _Beams:
             columns += which
         if not places:
             return
-        at = torch.tensor(places, device=scores.device), torch.tensor(columns, device=scores.device)
+        at = torch.tensor([places, columns], device=scores.device).unbind()
         rows = at[0] * self.beam + parents[at]
         tokens = self.tokens[rows, 1 : step + 2]
         tokens[:, step] = eos
@@ -260,10 +259,8 @@ class _Beams:
         stay = [place for place, number in enumerate(self.numbers) if len(self.finished[number]) < self.beam]
         if stay and (self.keeps_all or (self.tokens.device.type != "cpu" and 2 * len(stay) > len(self.numbers))):
             return list(range(len(self.numbers)))
-        gaps = sorted(set(range(len(stay))) - set(stay))
-        last = stay[len(stay) - len(gaps) :]
-        filled = dict(zip(gaps, last, strict=True))
-        return [filled.get(place, place) for place in range(len(stay))]
+        kept = set(stay)
+        return [place if place in kept else stay.pop() for place in range(len(stay))]
 
     def go_on(
         self, step: int, stay: list[int], scores: Tensor, words: Tensor, parents: Tensor, is_end: Tensor
@@ -276,7 +273,7 @@ class _Beams:
         else:
             places = torch.arange(len(stay), device=scores.device)
         rank = is_end * is_end.size(1) + torch.arange(is_end.size(1), device=scores.device)
-        chosen = rank.topk(self.beam, dim=1, largest=False)[1]
+        chosen = rank.topk(self.beam, largest=False)[1]
         rows = (places.unsqueeze(1) * self.beam + parents.gather(1, chosen)).flatten()
         self.tokens = _move(self.tokens, rows, step + 1)
         self.tokens[:, step + 1] = words.gather(1, chosen).flatten()

@@ -18,7 +18,7 @@ from tests.models.test_generation import MODES
 LENGTHS = [9, 6, 3, 1]  # fairseq's lstm wants them to fall
 PREFIX = torch.tensor([[7, 8, 9], [10, 1, 1], [12, 2, 1], [1, 1, 1]])  # one is a whole sentence
 OTHER_MODES = {
-    "prefix with an end": {"prefix_tokens": PREFIX},
+    "prefix with an end": {"prefix_tokens": PREFIX, "bos_token": 8},
     "suppressed words": {"tokens_to_suppress": ("w7", "w8", "w30"), "normalize_scores": False},
     "another first word": {"bos_token": 8},
     "as long as positions allow": {"max_len": 7, "min_len": 6},

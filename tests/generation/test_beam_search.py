@@ -14,7 +14,7 @@ from fairseq.sequence_generator import EnsembleModel, SequenceGenerator, Sequenc
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fairseq_plugins.generation.beam_search import FastBeamSearch, FastBeamSearchWithAlignment, _Beams
+from fairseq_plugins.generation.beam_search import Ensemble, FastBeamSearch, FastBeamSearchWithAlignment, _Beams
 from tests.conftest import ARCHITECTURES
 from tests.generation.fairseq_models import fairseq_model
 from tests.generation.searching import LENGTHS, MODES, Model, assert_same, generate
@@ -174,7 +174,7 @@ def test_sentences_that_have_finished_may_stay(model: Model, dictionary, sentenc
 )
 def test_which_sentences_go_on(device: str, finished: list[int], stay: list[int]) -> None:
     """Of four with two hypotheses each; on a GPU, here a pretended one, all of them until half have finished."""
-    beams = _Beams(torch.zeros(4, 5, dtype=torch.long), beam=2, longest=3, bos=2, pad=1)
+    beams = _Beams(torch.zeros(4, 5, dtype=torch.long), beam=2, longest=3, bos=2)
     with FakeTensorMode():
         beams.tokens = torch.empty(8, 5, device=device)
     beams.finished = [[{}] * count for count in finished]
@@ -185,7 +185,7 @@ def test_which_sentences_go_on(device: str, finished: list[int], stay: list[int]
 
 def test_all_is_where_the_source_is() -> None:
     """Two steps with tensors without numbers, which do not go together with others."""
-    beams = _Beams(torch.empty(3, 5, dtype=torch.long, device="meta"), beam=2, longest=3, bos=2, pad=1)
+    beams = _Beams(torch.empty(3, 5, dtype=torch.long, device="meta"), beam=2, longest=3, bos=2)
     for step, ended in enumerate([[[True, False]] * 3, [[True, False], [False, False], [True, False]]]):
         size = len(beams.tokens)
         beams.see(step, torch.empty(size, 5, device="meta"))
@@ -196,6 +196,22 @@ def test_all_is_where_the_source_is() -> None:
     assert [len(each) for each in beams.finished] == [2, 1, 2]
     for part in (beams.tokens, beams.totals, beams.attention, rows, *beams.finished[0][1].values()):
         assert part.device.type == ("meta" if part.numel() else "cpu")
+
+
+def test_a_search_looks_once_in_a_step(build, architecture: str, dictionary, monkeypatch) -> None:
+    """And then at the scores: with tensors without numbers, at which nobody else can look.  All is where they are."""
+    ended = [[[True, False]] * 3, [[True, False], [False, False], [True, False]], [[False, True]]]
+    looks = iter(ended)
+    monkeypatch.setattr(Tensor, "tolist", lambda _: next(looks))
+    monkeypatch.setattr(Tensor, "__float__", lambda _: 0.0)
+    source = torch.empty(3, 5, dtype=torch.long, device="meta")
+    options = {"beam_size": 2, "tokens_to_suppress": ("w7",), "word_penalty": 1.0}
+    actual = generate(FastBeamSearch, [build(architecture).to("meta")], dictionary, source, **options)
+    assert next(looks, None) is None
+    assert [[len(beam["tokens"]) for beam in beams] for beams in actual] == [[1, 2], [1, 3], [1, 2]]
+    for beam in chain(*actual):
+        for part in (beam["tokens"], beam["score"], beam["attention"], beam["positional_scores"]):
+            assert part.device.type == "meta"
 
 
 @pytest.mark.parametrize("min_len", [0, 1, 3])
@@ -218,6 +234,18 @@ def test_an_ensemble_that_fairseq_has_made(build, dictionary, sentences) -> None
     sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(dictionary.pad()).sum(dim=1)}}
     made = FastBeamSearch(EnsembleModel(models), dictionary, beam_size=4, max_len_b=12)
     assert_same(made(sample), generate(SequenceGenerator, models, dictionary, source), tolerance=2e-6)
+
+
+@torch.no_grad()
+def test_an_ensemble_called_by_keywords(build, architecture: str, dictionary, sentences) -> None:
+    source, results = sentences([4, 4]), []
+    for kind in (Ensemble, EnsembleModel):
+        ensemble = kind([build(architecture)])
+        ensemble.word_penalty, ensemble.eos = 0.0, dictionary.eos()
+        encoded = ensemble.forward_encoder({"src_tokens": source, "src_lengths": torch.tensor([4, 4])})
+        call = {"encoder_outs": encoded, "incremental_states": [{}], "temperature": 2.0}
+        results.append(ensemble.forward_decoder(source[:, :1], **call)[0])
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
 
 
 def test_a_model_with_probabilities_of_its_own(build, architecture: str, dictionary, sentences) -> None:
