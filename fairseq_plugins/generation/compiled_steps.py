@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fairseq_plugins.models.incremental import IncrementalDecoder, StepwiseDecoding
 from fairseq_plugins.nn.decoder_state import RowOrder
-from fairseq_plugins.nn.packed_linear import PackedLinear
 from fairseq_plugins.nn.source import Source
 from fairseq_plugins.nn.weight_norm import has_weight_norm
 
@@ -37,7 +36,7 @@ class CompiledSteps:
 
     def __init__(self) -> None:
         self._shapes: set[tuple[int, ...]] = set()
-        self._captured: dict[tuple[int, ...], StepwiseDecoding] = {}
+        self._captured: dict[tuple[int | None, ...], StepwiseDecoding] = {}
 
     def __reduce__(self) -> tuple[type[CompiledSteps], tuple[()]]:
         """A copy captures for itself."""
@@ -71,7 +70,7 @@ class CompiledSteps:
 
     def captured(self, decoding: StepwiseDecoding) -> StepwiseDecoding:
         """The decoding in the memory of an earlier one of that shape, which a captured graph reads and writes."""
-        shape = *decoding.source.padding_mask.shape, decoding.beam, decoding.room or 0
+        shape = *decoding.source.padding_mask.shape, decoding.beam, decoding.room
         captured = self._captured.pop(shape, None)
         if captured is None or not take_over(captured, decoding):
             captured = decoding
@@ -178,14 +177,10 @@ def tensors_of(part: Any) -> Iterator[Tensor]:
     match part:
         case Tensor():
             yield part
-        case Source():
-            yield from (part.keys, part.values, part.padding_mask, part.bias, part.sqrt_lengths)
         case list() | tuple():
             for each in part:
                 yield from tensors_of(each)
         case functools.partial():
             yield from tensors_of(list(part.keywords.values()))
-        case nn.Module() | RowOrder() | PackedLinear():
-            pass
         case _ if type(part).__module__.startswith(__name__.split(".")[0]):
             yield from tensors_of(list(vars(part).values()))

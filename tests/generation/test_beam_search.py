@@ -204,9 +204,14 @@ def test_a_search_looks_once_in_a_step(build, architecture: str, dictionary, mon
     looks = iter(ended)
     monkeypatch.setattr(Tensor, "tolist", lambda _: next(looks))
     monkeypatch.setattr(Tensor, "__float__", lambda _: 0.0)
-    source = torch.empty(3, 5, dtype=torch.long, device="meta")
+    model, source, orders = build(architecture).to("meta"), torch.empty(3, 5, dtype=torch.long, device="meta"), []
+    reorder = model.encoder.reorder_encoder_out
+    monkeypatch.setattr(
+        model.encoder, "reorder_encoder_out", lambda out, order: orders.append(order.device.type) or reorder(out, order)
+    )
     options = {"beam_size": 2, "tokens_to_suppress": ("w7",), "word_penalty": 1.0}
-    actual = generate(FastBeamSearch, [build(architecture).to("meta")], dictionary, source, **options)
+    actual = generate(FastBeamSearch, [model], dictionary, source, **options)
+    assert orders == ["meta", "meta"]
     assert next(looks, None) is None
     assert [[len(beam["tokens"]) for beam in beams] for beams in actual] == [[1, 2], [1, 3], [1, 2]]
     for beam in chain(*actual):

@@ -87,25 +87,55 @@ def test_what_is_not_compiled(build, sentences, dictionary, caplog, monkeypatch)
     monkeypatch.setattr(compiled_steps, "_SHAPES", 1)
     monkeypatch.setattr(compiled_steps, "_compiled", None)
     model = build("convs2s_tiny")
-    check_searches(model, dictionary, [sentences([9, 6]), sentences([40])], 5)
+    check_searches(model, dictionary, [sentences([9, 6]), sentences([33])], 5)
     model.make_generation_fast_()
     steps = CompiledSteps()
     encoded = model.encoder(sentences([9, 6]))
     assert steps.start(model.decoder, encoded, BEAM, 9) is not None
-    assert steps.start(model.decoder, model.encoder(sentences([40])), BEAM, 9) is None
+    assert steps.start(model.decoder, model.encoder(sentences([33])), BEAM, 9) is None
     assert "after 1 shapes of batches no other is compiled" in caplog.text
     assert steps.start(model.decoder, encoded, BEAM, 9) is not None
 
 
-@pytest.mark.parametrize("min_len", [1, 7])
-def test_every_step_is_the_program(build, architecture, sentences, dictionary, monkeypatch, min_len: int) -> None:
-    """Here one that was not compiled; as many are made as room was asked for, where no hypothesis ends before."""
-    asked, made, start = [], [], CompiledSteps.start
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [((1, 1), (1, 32)), ((2, 32), (2, 32)), ((3, 33), (4, 64)), ((4, 64), (4, 64)), ((5, 9), (8, 32))],
+)
+def test_shapes(build, sentences, given: tuple[int, int], made: tuple[int, int]) -> None:
+    """Sentences up to a power of two, lengths to a multiple of 32."""
+    model = build("convs2s_tiny")
+    model.make_generation_fast_()
+    encoded = model.encoder(sentences([given[1]] * given[0]))
+    assert CompiledSteps().start(model.decoder, encoded, BEAM, 9).decoding.source.padding_mask.shape == made
+
+
+@torch.no_grad()
+def test_how_many_shapes(build, sentences) -> None:
+    """32; one for each number of hypotheses."""
+    model, steps = build("convs2s_tiny"), CompiledSteps()
+    model.make_generation_fast_()
+    encoded = model.encoder(sentences([9]))
+    started = [steps.start(model.decoder, encoded, beam, 9) for beam in range(1, 34)]
+    assert [each is not None for each in started] == [True] * 32 + [False]
+
+
+@pytest.mark.parametrize(("min_len", "room"), [(1, 32), (7, 32), (7, 3)])
+def test_every_step_is_the_program(
+    build, architecture, sentences, dictionary, monkeypatch, min_len: int, room: int
+) -> None:
+    """Here one that was not compiled; as many are made as room was asked for, where no hypothesis ends before.
+
+    While there is room all stays in its place.
+    """
+    asked, made, places, start = [], [], set(), CompiledSteps.start
 
     def advance(decoding: StepwiseDecoding, *step: torch.Tensor) -> Any:
         made.append(step)
+        places.add(tuple(tensor.data_ptr() for tensor in tensors_of(decoding)))
         return decoding.advance(*step)
 
+    monkeypatch.setattr(compiled_steps, "_LENGTHS", room)
     monkeypatch.setattr(compiled_steps, "_compiled", lambda on_gpu: advance)
     monkeypatch.setattr(CompiledSteps, "start", lambda *args, steps: asked.append(steps) or start(*args, steps))
     model, source = build(architecture), sentences([9, 6, 3])
@@ -114,6 +144,47 @@ def test_every_step_is_the_program(build, architecture, sentences, dictionary, m
     compiled = FastBeamSearch([model], dictionary, compiled=CompiledSteps(), **options)
     assert_same(translate(SequenceGenerator([model], dictionary, **options), source), translate(compiled, source))
     assert asked == [len(made)] or min_len == 1
+    assert len(places) == 1 or room == 3
+
+
+@torch.no_grad()
+def test_a_batch_is_where_its_source_is(build, architecture, sentences, monkeypatch) -> None:
+    """Tensors without numbers do not go together with others."""
+    monkeypatch.setattr(compiled_steps, "_compiled", lambda on_gpu: StepwiseDecoding.advance)
+    model = build(architecture).to("meta")
+    model.make_generation_fast_(need_attn=True)
+    encoded = model.encoder(sentences([5, 3, 4]).to("meta"))
+    decoding = CompiledSteps().start(model.decoder, encoded, BEAM, 9)
+    words = sentences([9] * 3 * BEAM).to("meta")
+    for length in (1, 2):
+        logits, extra = decoding.decode(words[:, :length])
+        decoding.order.reorder(torch.empty(3 * BEAM, dtype=torch.long, device="meta"))
+    assert (logits.shape, logits.device.type) == ((3 * BEAM, 1, 44), "meta")
+    assert extra["attn"][0].shape == (3 * BEAM, 1, 5)
+
+
+def test_what_is_done_on_a_gpu(build, architecture, sentences, dictionary, monkeypatch) -> None:
+    """Here a pretended one: programs with graphs, and batches in the memory of the first, with room for all steps."""
+    graphs, rooms, started = [], [], CompiledSteps()
+
+    def advance(decoding: StepwiseDecoding, *step: torch.Tensor) -> Any:
+        rooms.append(decoding.room)
+        return decoding.advance(*step)
+
+    monkeypatch.setattr(compiled_steps, "_compiled", lambda on_gpu: graphs.append(on_gpu) or advance)
+    model = build(architecture).double()
+    model.make_generation_fast_(need_attn=True)
+    options = {"beam_size": BEAM, "max_len_b": 40}
+    expected = SequenceGenerator([model], dictionary, **options)
+    compiled = FastBeamSearch([model], dictionary, compiled=started, **options)
+    for batch in (sentences([9, 6, 3]), sentences([4, 4, 2, 2])):
+        with monkeypatch.context() as on_gpu:
+            on_gpu.setattr(torch.Tensor, "is_cuda", True)
+            actual = translate(compiled, batch)
+        assert_same(translate(expected, batch), actual)
+    assert set(graphs) == {True}
+    assert set(rooms) in ({64}, {None})
+    assert len(started._captured) == 1
 
 
 @needs_compiler
@@ -186,17 +257,22 @@ def test_a_batch_in_the_memory_of_another(build, architecture, sentences) -> Non
     _, second = decoding_of(model, sentences([2, 5]), 9)
     assert take_over(first, second)
     assert [tensor.data_ptr() for tensor in tensors_of(first)] == places
-    for one, other in zip(run(expected.advance, words), run(first.advance, words), strict=True):
+    mine, theirs = run(first.advance, words), run(expected.advance, words)
+    for one, other in zip(mine, theirs, strict=True):
         torch.testing.assert_close(one, other)
+    torch.testing.assert_close(first.output_layer(mine[-2]), expected.output_layer(theirs[-2]))
 
 
 @torch.no_grad()
 def test_the_memory_of_a_shape_is_kept(build, architecture, sentences) -> None:
-    """What is done on a GPU: batches of one shape in one place, and of the last eight shapes."""
+    """What is done on a GPU: batches of one shape in one place, as torch is told, and of the last eight shapes."""
     model, steps, source = build(architecture).double(), CompiledSteps(), sentences([5, 3])
     model.make_generation_fast_(need_attn=True)
     first, second = (steps.captured(decoding_of(model, source, 9)[1]) for _ in range(2))
     assert first is second
+    assert {torch._dynamo.utils.get_static_address_type(tensor) for tensor in tensors_of(first)} == {"unguarded"}
+    assert (steps.captured(decoding_of(model, source, 64)[1]) is first) == (first.room is None)
+    assert steps.captured(decoding_of(build(architecture, 2).double(), source, 9)[1]) is not first
     for length in range(1, 20):
         steps.captured(decoding_of(model, sentences([length]), 9)[1])
     assert len(steps._captured) == 8
@@ -217,16 +293,47 @@ def test_weights_that_have_moved_are_not_overwritten(build, sentences) -> None:
     assert all(torch.equal(old, value) for old, value in before.values())
 
 
-@needs_compiler
 @torch.no_grad()
-def test_what_compiled_steps_refuse(build, sentences) -> None:
+def test_what_compiled_steps_refuse(build, sentences, monkeypatch) -> None:
+    monkeypatch.setattr(compiled_steps, "_compiled", lambda on_gpu: StepwiseDecoding.advance)
     model = build("conv_encoder_tiny")
     source, words, state = sentences([5, 3]), sentences([9] * 2 * BEAM), {}
     encoded = model.encoder(source)
     model.decoder.begin(state, CompiledSteps().start(model.decoder, encoded, BEAM, 9))
-    with pytest.raises(ValueError, match="one by one: 0 were made, 2 tokens are given"):
+    with pytest.raises(ValueError, match=r"^compiled steps are made one by one: 0 were made, 2 tokens are given$"):
         model.decoder(words[:, :2], encoded, incremental_state=state)
     model.decoder(words[:, :1], encoded, incremental_state=state)
     model.decoder.reorder_incremental_state(state, torch.arange(BEAM))
-    with pytest.raises(RuntimeError, match="keep the rows of sentences that have ended"):
+    with pytest.raises(RuntimeError, match=r"^compiled steps keep the rows of sentences that have ended$"):
         model.decoder(words[:, :2], encoded, incremental_state=state)
+
+
+class Doubling:
+    """A decoding whose steps are quickly compiled."""
+
+    def __init__(self, breaks: bool = False) -> None:
+        self.breaks = breaks
+        self.position = torch.zeros(1, dtype=torch.long)
+
+    def step(self, tokens: torch.Tensor, order: torch.Tensor) -> tuple[torch.Tensor, None]:
+        if self.breaks:
+            torch._dynamo.graph_break()
+        return 2 * tokens[order], None
+
+    advance = StepwiseDecoding.advance
+
+
+@needs_compiler
+@pytest.mark.parametrize("captures", [False, True])
+def test_how_steps_are_compiled(captures: bool) -> None:
+    """For each shape anew, in one piece; into graphs where it is to be so, which torch counts that it cannot here."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    for rows in (2, 3, 4, 3):
+        tokens, order = torch.arange(rows), torch.arange(rows).flip(0)
+        features, _ = compiled_steps._compiled(captures)(Doubling(), tokens, order)
+        assert features.tolist() == (2 * tokens.flip(0)).tolist()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3
+    assert (torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] > 0) == captures
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        compiled_steps._compiled(captures)(Doubling(breaks=True), tokens, order)

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import math
+import shutil
 from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from fairseq import utils
+from fairseq.data import Dictionary
 from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithAlignment
 from fairseq.sequence_scorer import SequenceScorer
+from fairseq.tasks.translation import TranslationTask
 
 from fairseq_plugins.generation.beam_search import FastBeamSearch, FastBeamSearchWithAlignment
 from fairseq_plugins.generation.config import TranslationFastConfig
 from fairseq_plugins.generation.search import CandidateSearch, CandidateSearchWithAlignment
 from fairseq_plugins.generation.task import TranslationFastTask
+from fairseq_plugins.nn.packed_linear import PRECISIONS
 from tests.conftest import ARCHITECTURES
+from tests.generation.fairseq_models import fairseq_model
 
 
 class Own(SequenceGenerator):
@@ -49,6 +58,8 @@ def test_generator_of_the_task(
         assert generator.beam_size == 3
     if isinstance(generator, FastBeamSearch):
         assert generator.model.word_penalty == 0.25
+        assert generator.lm_weight == 0.5
+        assert generator.compiled is None
     if isinstance(generator, CandidateSearch):
         assert generator.candidates is some
     if isinstance(generator, SequenceGeneratorWithAlignment):
@@ -66,3 +77,90 @@ def test_generators_of_a_task_share_what_takes_long_to_make(build, dictionary, c
     assert "not compiled" not in caplog.text
     task.build_generator([model, model], Namespace(beam=3))
     assert caplog.messages == ["steps are not compiled: that is for plain beam search with one model of this plugin"]
+
+
+def test_steps_of_other_models_are_not_compiled(task, dictionary, caplog) -> None:
+    made = TranslationFastTask(TranslationFastConfig(compile_steps=True), dictionary, dictionary)
+    made.build_generator([fairseq_model("fconv", task)], Namespace(beam=3))
+    assert caplog.messages == ["steps are not compiled: that is for plain beam search with one model of this plugin"]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_precision_of_the_task(dictionary, precision: str) -> None:
+    if not PRECISIONS[precision][1]():
+        pytest.skip(f"this processor has no {precision}")
+    task = TranslationFastTask(TranslationFastConfig(cpu_dtype=precision), dictionary, dictionary)
+    assert task._packing.precision == precision
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "lexicon"
+    made.mkdir()
+    (made / "candidates.txt").write_text("w1 w11 1\nw1 w12 0.5\nw1 w13 0.2\nw2 w21 1\n")
+    (made / "frequent.txt").write_text("w5 9\nw6 8\nw7 7\n")
+    return made
+
+
+def task_with(dictionary: Dictionary, folder: Path, **options: Any) -> TranslationFastTask:
+    config = TranslationFastConfig(candidates=str(folder), candidates_per_word=2, frequent_candidates=1)
+    return TranslationFastTask(replace(config, **options), dictionary, dictionary)
+
+
+def words(task: TranslationFastTask, dictionary: Dictionary) -> list[str]:
+    """What a batch with w1 may need, but the special symbols."""
+    mask = task.candidates.mask(torch.tensor([[dictionary.index("w1"), dictionary.eos()]]))
+    return [dictionary[index] for index in mask.nonzero().flatten().tolist()[dictionary.nspecial :]]
+
+
+def test_candidates_in_checkpoints(dictionary, folder: Path) -> None:
+    """Where the folder is gone, and for the very options; the rest of the state is as fairseq leaves it."""
+    task = task_with(dictionary, folder)
+    assert words(task, dictionary) == ["w5", "w11", "w12"]
+    task.state.add_factory("more", lambda: [7])
+    assert task.state.more == [7]
+    state = task.state_dict()
+    assert set(state) == {"more", "candidates"}
+    shutil.rmtree(folder)
+
+    for _ in range(2):  # what was read from a checkpoint goes into the next one
+        alone = task_with(dictionary, folder)
+        alone.load_state_dict(state)
+        assert set(state) == {"more", "candidates"}
+        assert words(alone, dictionary) == ["w5", "w11", "w12"]
+        assert alone.state.more == [7]
+        state = alone.state_dict()
+
+    for other in ({"candidates_per_word": 1}, {"frequent_candidates": 0}, {"candidates": str(folder / "other")}):
+        alone = task_with(dictionary, folder, **other)
+        alone.load_state_dict(state)
+        assert alone.state_dict() == {"more": [7]}
+        with pytest.raises(ValueError, match=r"frequent.txt does not exist"):
+            alone.candidates  # noqa: B018  (reads them)
+
+
+def test_candidates_of_the_folder_come_first(dictionary, folder: Path) -> None:
+    state = task_with(dictionary, folder).state_dict()
+    (folder / "frequent.txt").write_text("w8 9\n")
+    task = task_with(dictionary, folder)
+    task.load_state_dict(state)
+    assert words(task, dictionary) == ["w8", "w11", "w12"]
+
+
+def test_a_state_without_candidates(dictionary, folder: Path) -> None:
+    """As fairseq's task writes it."""
+    (folder / "frequent.txt").rename(folder.parent / "frequent.txt")
+    folder.rename(folder.parent / "moved")
+    task = task_with(dictionary, folder)
+    task.load_state_dict(TranslationTask(task.cfg, dictionary, dictionary).state_dict())
+    with pytest.raises(ValueError, match=r"frequent.txt does not exist"):
+        task.candidates  # noqa: B018  (reads them)
+
+
+def test_what_a_task_refuses_at_the_start(dictionary, folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"^--word-penalty: inf is not a number$"):
+        task_with(dictionary, folder, word_penalty=math.inf)
+    (folder / "candidates.txt").write_text("w1 w11\n")
+    with pytest.raises(ValueError, match=r"candidates.txt, line 1: expected `source target probability`"):
+        task_with(dictionary, folder)
+    assert task_with(dictionary, folder.parent / "none").cfg.candidates.endswith("none")
