@@ -75,12 +75,12 @@ class CandidateSearch(FastBeamSearch):
                 mask.index_fill_(0, tokens.flatten().to(mask.device), True)
         if bos_token is not None:
             mask[bos_token] = True
-        words = mask.nonzero().squeeze(1)
+        words = mask.nonzero().flatten()
         self._check_size(len(words))
         number = mask.cumsum(0) - 1  # among the candidates, of each that is one
-        phrases, prefix_tokens, suppressed = (None if tokens is None else number[tokens] for tokens in forced)
-        if constraints is not None and phrases is not None:
-            constraints = torch.cat([constraints[:, :1], phrases], dim=1)
+        prefix_tokens, suppressed = (None if tokens is None else number[tokens] for tokens in forced[1:])
+        if constraints is not None:
+            constraints = torch.cat([constraints[:, :1], number[constraints[:, 1:]]], dim=1)
         if bos_token is not None:
             bos_token = int(number[bos_token])
 

@@ -198,5 +198,5 @@ def test_special_symbols_elsewhere(write: Write, symbol: str, index: int) -> Non
     """Those of a dictionary of fairseq are the words 0 to 3."""
     target = dictionary(TARGET)
     setattr(target, f"{symbol}_index", index)
-    with pytest.raises(ValueError, match="begins with its special symbols"):
+    with pytest.raises(ValueError, match=r"^candidates need a target dictionary that begins with its special symbols$"):
         Candidates.read(write(), dictionary(SOURCE), target, 2, 1)

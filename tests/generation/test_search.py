@@ -11,6 +11,7 @@ import torch
 from fairseq import search
 from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithAlignment
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fairseq_plugins.generation.candidates import Candidates
 from fairseq_plugins.generation.search import CandidateSearch, CandidateSearchWithAlignment
@@ -161,6 +162,23 @@ def test_leaves_everything_as_it_was(model: Model, some: Candidates, dictionary,
         for name, value in each.state_dict().items():
             # fairseq 0.12.2's positions have a buffer that nothing is written to, by chance not a number.
             torch.testing.assert_close(value, before[name], rtol=0, atol=0, equal_nan=True)
+
+
+def test_forced_words_are_looked_for_where_the_source_is(build, dictionary, some: Candidates, monkeypatch) -> None:
+    """On a GPU, here a pretended one, of which nobody can ask for words."""
+
+    class Asked(Exception):
+        pass
+
+    def nonzero(mask: Tensor) -> None:
+        raise Asked(mask.device.type)
+
+    monkeypatch.setattr(Tensor, "nonzero", nonzero)
+    generator = CandidateSearch([build(ARCHITECTURES[0])], dictionary, some, tokens_to_suppress=("w7",))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        source = torch.zeros(2, 3, dtype=torch.long, device="cuda")
+        with pytest.raises(Asked, match="cuda"):
+            generator._generate({"net_input": {"src_tokens": source}}, prefix_tokens=source)
 
 
 @pytest.mark.parametrize(
