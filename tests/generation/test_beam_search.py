@@ -13,6 +13,8 @@ from fairseq.models import FairseqDecoder
 from fairseq.sequence_generator import EnsembleModel, SequenceGenerator, SequenceGeneratorWithAlignment
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from fairseq_plugins.generation.beam_search import Ensemble, FastBeamSearch, FastBeamSearchWithAlignment, _Beams
 from tests.conftest import ARCHITECTURES
@@ -198,8 +200,20 @@ def test_all_is_where_the_source_is() -> None:
         assert part.device.type == ("meta" if part.numel() else "cpu")
 
 
+class OneDevice(TorchDispatchMode):
+    """Refuses what a GPU would: numbers of a processor among its own."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensors = [part for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor) and part.dim()]
+        assert len({tensor.device for tensor in tensors}) < 2, func
+        return func(*args, **(kwargs or {}))
+
+
 def test_a_search_looks_once_in_a_step(build, architecture: str, dictionary, monkeypatch) -> None:
-    """And then at the scores: with tensors without numbers, at which nobody else can look.  All is where they are."""
+    """And then at the scores: with tensors without numbers, at which nobody else can look.  All is where the source is.
+
+    The third step is the last.
+    """
     ended = [[[True, False]] * 3, [[True, False], [False, False], [True, False]], [[False, True]]]
     looks = iter(ended)
     monkeypatch.setattr(Tensor, "tolist", lambda _: next(looks))
@@ -209,8 +223,8 @@ def test_a_search_looks_once_in_a_step(build, architecture: str, dictionary, mon
     monkeypatch.setattr(
         model.encoder, "reorder_encoder_out", lambda out, order: orders.append(order.device.type) or reorder(out, order)
     )
-    options = {"beam_size": 2, "tokens_to_suppress": ("w7",), "word_penalty": 1.0}
-    actual = generate(FastBeamSearch, [model], dictionary, source, **options)
+    with OneDevice():
+        actual = generate(FastBeamSearch, [model], dictionary, source, beam_size=2, word_penalty=1.0, max_len_b=2)
     assert orders == ["meta", "meta"]
     assert next(looks, None) is None
     assert [[len(beam["tokens"]) for beam in beams] for beams in actual] == [[1, 2], [1, 3], [1, 2]]
