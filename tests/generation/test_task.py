@@ -13,9 +13,10 @@ import pytest
 import torch
 from fairseq import utils
 from fairseq.data import Dictionary
+from fairseq.search import PrefixConstrainedBeamSearch
 from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithAlignment
 from fairseq.sequence_scorer import SequenceScorer
-from fairseq.tasks.translation import TranslationTask
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from fairseq_plugins.generation.beam_search import FastBeamSearch, FastBeamSearchWithAlignment
 from fairseq_plugins.generation.config import TranslationFastConfig
@@ -65,6 +66,18 @@ def test_generator_of_the_task(
     if isinstance(generator, SequenceGeneratorWithAlignment):
         chosen = {"hard": utils.extract_hard_alignment, "soft": utils.extract_soft_alignment}
         assert generator.extract_alignment is chosen[args["print_alignment"]]
+
+
+def test_words_that_the_caller_allows(build, dictionary) -> None:
+    """Through the Python interface; as fairseq's task takes them."""
+    kinds = set()
+    for kind, config in ((TranslationFastTask, TranslationFastConfig()), (TranslationTask, TranslationConfig())):
+        task = kind(config, dictionary, dictionary)
+        generator = task.build_generator(
+            [build(ARCHITECTURES[0])], Namespace(beam=3), prefix_allowed_tokens_fn=lambda batch, tokens: [4]
+        )
+        kinds.add(type(generator.search))
+    assert kinds == {PrefixConstrainedBeamSearch}
 
 
 def test_generators_of_a_task_share_what_takes_long_to_make(build, dictionary, caplog) -> None:
