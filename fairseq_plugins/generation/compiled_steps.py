@@ -61,7 +61,7 @@ class CompiledSteps:
         if has_weight_norm(decoder) or not self._admits((*shape, beam)):
             return None
         padded = encoder_out.pad(*shape)
-        rows = torch.arange(shape[0] * beam, device=padded.keys.device).div(beam, rounding_mode="floor")
+        rows = torch.arange(shape[0] * beam).div(beam, rounding_mode="floor")
         if padded.keys.is_cuda:
             decoding = self.captured(decoder.start(padded.reorder(rows), len(rows), room=_round_up(steps)))
         else:  # where to attend to steps that may come takes long, and state may move

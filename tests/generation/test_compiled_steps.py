@@ -112,12 +112,13 @@ def test_shapes(build, sentences, given: tuple[int, int], made: tuple[int, int])
 
 @torch.no_grad()
 def test_how_many_shapes(build, sentences) -> None:
-    """32; one for each number of hypotheses."""
+    """32; one for each number of hypotheses.  torch has to keep a program of each."""
     model, steps = build("convs2s_tiny"), CompiledSteps()
     model.make_generation_fast_()
     encoded = model.encoder(sentences([9]))
     started = [steps.start(model.decoder, encoded, beam, 9) for beam in range(1, 34)]
     assert [each is not None for each in started] == [True] * 32 + [False]
+    assert min(torch._dynamo.config.cache_size_limit, torch._dynamo.config.accumulated_cache_size_limit) >= 32
 
 
 @pytest.mark.parametrize(("min_len", "room"), [(1, 32), (7, 32), (7, 3)])
@@ -328,6 +329,7 @@ class Doubling:
 def test_how_steps_are_compiled(captures: bool) -> None:
     """For each shape anew, in one piece; into graphs where it is to be so, which torch counts that it cannot here."""
     torch._dynamo.reset()
+    compiled_steps._compiled.cache_clear()
     torch._dynamo.utils.counters.clear()
     for rows in (2, 3, 4, 3):
         tokens, order = torch.arange(rows), torch.arange(rows).flip(0)
