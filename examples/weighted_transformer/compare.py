@@ -38,8 +38,8 @@ MODELS = {
 RECIPE = """--encoder-layers 2 --decoder-layers 2 --encoder-embed-dim 128 --encoder-ffn-embed-dim 512
     --encoder-attention-heads 8 --decoder-attention-heads 8 --dropout 0.1 --label-smoothing 0.1
     --optimizer simplex_adam --lr-scheduler weighted_inverse_sqrt --warmup-updates 400
-    --branch-lr-scale 0.1 --branch-warmup-updates 40 --max-tokens 2000 --max-update 20000
-    --validate-interval-updates 200 --save-interval-updates 200 --keep-interval-updates 1 --patience 20
+    --branch-lr-scale 0.1 --branch-warmup-updates 40 --max-tokens 2000 --max-update 16000
+    --validate-interval-updates 200 --save-interval-updates 200 --keep-interval-updates 1
     --no-epoch-checkpoints --log-format json --log-interval 100 --num-workers 0"""
 
 

@@ -132,6 +132,7 @@ def draw(runs: Mapping[str, Sequence[Sequence[Point]]], output: Path) -> None:
     limits = (min(losses) - 0.05, max(losses) + 0.05)
     left.set(xlabel="updates", ylabel="validation loss (pale: training)", ylim=limits)
     right.set(xlabel="training loss", ylabel="validation loss", xlim=limits)
+    left.locator_params(axis="x", nbins=6)  # numbers of five digits need room
     left.legend(fontsize="small")
     for panel in (left, right):
         panel.grid(alpha=0.3)
