@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Train the Weighted Transformer and fairseq's Transformer of the same sizes until neither gets better, and compare.
+"""Train the Weighted Transformer and fairseq's Transformer of the same sizes for long, and compare.
 
 ``compare.py DATA_BIN OUT --reference TEXT``: binary data, a folder for everything that is made, and the test part's
 target text.  Each model is trained for a while with every learning rate and attention dropout of a grid; then with the
-setting of its lowest validation loss to convergence, with every seed.  What is finished is not repeated, and an
+setting of its lowest validation loss for 16 000 updates, with every seed.  What is finished is not repeated, and an
 interrupted training goes on where it was.  Written are ``table.md`` and ``curves.png``, anew after every training.
 
 Words after ``--`` go to fairseq-train and win over the recipe.
@@ -50,7 +50,7 @@ class Cell(NamedTuple):
     rate: float
     attention_dropout: float
     seed: int
-    updates: int | None  # None for as many as it takes
+    updates: int | None  # None for the recipe's
 
     def __str__(self) -> str:
         name = f"{self.model}-rate{self.rate}-attention{self.attention_dropout}-seed{self.seed}"
@@ -69,7 +69,7 @@ def fairseq(command: str, *options: object, log: Path) -> None:
 
 
 def run(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
-    """Train, and after convergence translate and score, unless that has been done."""
+    """Train, and after the long trainings translate and score, unless that has been done."""
     folder = args.out / str(cell)
     result = folder / "result.json"
     if not result.exists():

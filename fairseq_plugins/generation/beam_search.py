@@ -129,7 +129,7 @@ class FastBeamSearch(SequenceGenerator):
             ended = is_end[:, :k].tolist()
             beams.end(step, ended, scores, parents, self.eos, self.len_penalty if self.normalize_scores else 0)
             stay = beams.unfinished()
-            if not stay:
+            if not stay or step == longest:
                 break
             rows = beams.go_on(step, stay, scores, words, parents, is_end)
             self.model.reorder_incremental_state(states, rows)

@@ -18,7 +18,9 @@ from tests.models.test_generation import MODES
 LENGTHS = [9, 6, 3, 1]  # fairseq's lstm wants them to fall
 PREFIX = torch.tensor([[7, 8, 9], [10, 1, 1], [12, 2, 1], [1, 1, 1]])  # one is a whole sentence
 OTHER_MODES = {
-    "prefix with an end": {"prefix_tokens": PREFIX, "bos_token": 8},
+    "prefix with an end": {"prefix_tokens": PREFIX},
+    "prefix behind another first word": {"prefix_tokens": PREFIX, "bos_token": 8},
+    "no words": {"max_len_a": 0, "max_len_b": 0, "min_len": 0},
     "suppressed words": {"tokens_to_suppress": ("w7", "w8", "w30"), "normalize_scores": False},
     "another first word": {"bos_token": 8},
     "as long as positions allow": {"max_len": 7, "min_len": 6},

@@ -61,6 +61,7 @@ def test_a_penalty_of_words(build, dictionary, sentences, mode: str, penalty: fl
 
 PLAIN = ["beam", "greedy", "wide beam", "short", "length from the source", "minimum length", "suppressed words"]
 PLAIN += ["another first word", "penalty on unknown words", "as long as positions allow", "wide as half of the words"]
+PLAIN += ["no words"]
 
 
 @pytest.mark.parametrize("mode", MODES)
