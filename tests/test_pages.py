@@ -66,7 +66,8 @@ WALKS = {
         Step("examples/multi30k/README.md", "fairseq-preprocess",
              words={"5000": "9", "--print-alignment": "--print-alignment --unkpen -99"}),  # untrained, it has no <unk>
         Step("examples/multi30k/README.md", "python examples/multi30k/prepare.py TEXT out-2000",
-             words={"-- --max-update": "--rates 1 --attention-dropouts 0 --seeds 1 -- --max-update"}),
+             words={"--tokenizer moses": "--tokenizer moses --rates 1 --attention-dropouts 0 --seeds 1 "
+                    "--grid-updates 3 -- --max-update 3"}),
     ],
     "quickstart": [
         Step("examples/quickstart/README.md", "make demo", "export OUT=$PWD/demo",
