@@ -30,7 +30,7 @@ FCONV |= {f"{side}_layers": "[(16, 3)] * 2" for side in ("encoder", "decoder")}
 MODELS = {
     "convs2s_tiny": {},
     "conv_encoder_tiny": {},
-    "weighted_transformer_tiny": {"share_embeddings": "decoder"},
+    "weighted_transformer_tiny": {"share_embeddings": "decoder", "branch_constraint": "softmax"},  # for any optimizer
     "fconv": FCONV,
     "transformer_tiny": {},
 }

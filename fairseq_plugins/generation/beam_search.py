@@ -104,21 +104,25 @@ class FastBeamSearch(SequenceGenerator):
         encoded = self.model.forward_encoder(net_input)
         states: list[dict[str, Any]] = [{}]
         decoder = self.model.single_model.decoder
-        if self.compiled is not None and isinstance(decoder, IncrementalDecoder):
+        is_own = isinstance(decoder, IncrementalDecoder)
+        if self.compiled is not None and is_own:
             decoding = self.compiled.start(decoder, encoded[0], k, steps=longest + 1)
             if decoding is not None:
                 decoder.begin(states[0], decoding)
                 beams.keeps_all = True
         encoded = self.model.reorder_encoder_out(encoded, torch.arange(len(beams.tokens), device=source.device) // k)
-        lprobs: Tensor | None = None
+        # Of such a size memory that is asked for at each step may go back to the system in between (see
+        # compat/memory.py), whose work with it takes longer than what is computed.
+        memory = beams.totals.new_empty(len(beams.tokens), self.vocab_size)
         for step in range(longest + 1):
-            logits, attention = self.model.forward_logits(beams.tokens[:, : step + 1], encoded, states)
+            tokens = beams.tokens[:, : step + 1]
+            if step == 0 and is_own and not beams.keeps_all:
+                tokens = tokens[::k]
+            logits, attention = self.model.forward_logits(tokens, encoded, states)
+            if step == 0 and len(logits) == len(beams.tokens):  # rows of a sentence are alike
+                logits, attention = logits[::k], None if attention is None else attention[::k]
             beams.see(step, attention)
-            if lprobs is None:
-                # Of such a size memory that is asked for at each step may go back to the system in between (see
-                # compat/memory.py), whose work with it takes longer than what is computed.
-                lprobs = torch.empty(logits.shape, device=logits.device)
-            lprobs = lprobs[: len(logits)]
+            lprobs = memory[: len(logits)]
             if self.temperature != 1:
                 logits = logits / self.temperature
             torch.log_softmax(logits, dim=1, dtype=torch.float32, out=lprobs)
@@ -193,23 +197,21 @@ class _Beams:
         self.attention: Tensor | None = None  # (R, T, S)
 
     def see(self, step: int, attention: Tensor | None) -> None:
-        """The attention of this step, (R, S), if the model reports it."""
+        """The attention of this step, (R, S) or at first (B, S), if the model reports it."""
         if attention is None:
             return
         if self.attention is None:
-            self.attention = self.totals.new_zeros(len(attention), self.totals.size(1), attention.size(1))
-        self.attention[:, step] = attention
+            self.attention = self.totals.new_zeros(*self.totals.shape, attention.size(1))
+        self.attention[:, step] = attention if step else attention.repeat_interleave(self.beam, dim=0)
 
     def meet(self, step: int, scores: Tensor, words: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The up to 2k best of a sentence, from the n best words of each of its rows, (R, n).
+        """The up to 2k best of a sentence, from the n best words of each of its rows, (R, n) or at first (B, n).
 
         Returns:
             scores, words and which of its rows each continues, (B, 2k) each, the best first.
         """
         size = scores.size(1)
-        if step == 0:  # all rows are alike
-            scores, words = scores[:: self.beam], words[:: self.beam]
-        else:
+        if step:
             scores = scores + self.totals[:, step - 1 : step]
         scores = scores.view(len(self.numbers), -1)
         scores, at = scores.topk(min(2 * self.beam, scores.size(1)))

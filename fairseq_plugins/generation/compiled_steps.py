@@ -63,9 +63,9 @@ class CompiledSteps:
         padded = encoder_out.pad(*shape)
         rows = torch.arange(shape[0] * beam).div(beam, rounding_mode="floor")
         if padded.keys.is_cuda:
-            decoding = self.captured(decoder.start(padded.reorder(rows), len(rows), room=_round_up(steps)))
+            decoding = self.captured(decoder.start(padded.reorder(rows), room=_round_up(steps)))
         else:  # where to attend to steps that may come takes long, and state may move
-            decoding = decoder.start(padded.reorder(rows), len(rows), room=_LENGTHS)
+            decoding = decoder.start(padded.reorder(rows), room=_LENGTHS)
         return CompiledDecoding(decoding, sentences * beam, length)
 
     def captured(self, decoding: StepwiseDecoding) -> StepwiseDecoding:

@@ -64,8 +64,8 @@ class IncrementalDecoder(NoTorchScript, FairseqIncrementalDecoder):
         """Logits over the vocabulary: (..., width) -> (..., V)."""
 
     @abstractmethod
-    def start(self, encoder_out: Source, rows: int, room: int | None = None) -> StepwiseDecoding:
-        """The state of a batch of R rows before its first step; see `StepwiseDecoding`."""
+    def start(self, encoder_out: Source, room: int | None = None) -> StepwiseDecoding:
+        """The state of a batch of the rows of the encoder's result before its first step; see `StepwiseDecoding`."""
 
     def forward(
         self,
@@ -77,7 +77,7 @@ class IncrementalDecoder(NoTorchScript, FairseqIncrementalDecoder):
         """Predict each next token.
 
         Args:
-            prev_output_tokens: (B, T), or (R, T) with k rows per sentence.
+            prev_output_tokens: (B, T), or (R, T) with k rows per sentence; see also `StepwiseDecoding.decode`.
             encoder_out: the encoder's result.
             incremental_state: when given, only the tokens that it has not seen are decoded, step by step.
 
@@ -90,7 +90,7 @@ class IncrementalDecoder(NoTorchScript, FairseqIncrementalDecoder):
             return self.output_layer(features), extra
         decoding = self.get_incremental_state(incremental_state, _STATE)
         if decoding is None:
-            decoding = self.start(encoder_out, rows=prev_output_tokens.size(0))
+            decoding = self.start(encoder_out)
             self.set_incremental_state(incremental_state, _STATE, decoding)
         return decoding.decode(prev_output_tokens)
 
@@ -122,37 +122,32 @@ class StepwiseDecoding:
     Args:
         decoder: which.
         encoder_out: the encoder's result.
-        rows: R.
         room: when given, no row will leave, and all tensors of the state keep their shapes and places in memory, until
             there have been so many steps and `grow` has to be called.
 
-    Raises:
-        ValueError: there are not equally many rows for each sentence.
+    Attributes:
+        beam: rows that each sentence has in this step: k, or one in the first step, see `decode`.
     """
 
-    def __init__(self, decoder: IncrementalDecoder, encoder_out: Source, rows: int, room: int | None) -> None:
+    def __init__(self, decoder: IncrementalDecoder, encoder_out: Source, room: int | None) -> None:
         self.decoder = decoder
         self.fixed = room is not None
         self.room: int | None = None  # steps that there is memory for, if steps add to the state
         self.source, self.beam = encoder_out.group()
-        if len(self.source.keys) * self.beam != rows:
-            raise ValueError(
-                f"{rows} target rows for an encoder's output of {len(self.source.keys)} x {self.beam} rows"
-            )
-        self.order = RowOrder(rows, self.beam)
+        self.order = RowOrder(len(self.source.keys) * self.beam, self.beam)
         self.steps = 0
         self.position = torch.zeros(1, dtype=torch.long, device=self.source.keys.device)  # as many, on the device
         self.check_length = decoder.embedding.check_length
         projection = decoder.output_projection
-        self.output_layer = step_linear(projection.weight, projection.bias, rows)
+        self.output_layer = step_linear(projection.weight, projection.bias, self.order.rows)
 
     @abstractmethod
     def step(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """One step, which looks at no number on the device.
 
         Args:
-            tokens: one for each row, (R,).
-            order: the row before that each row continues, (R,); None when nothing moved.
+            tokens: one for each row, (R,), or (B,) where `beam` is one.
+            order: which row before each row continues, of the same shape; None when nothing moved.
 
         Returns:
             features (R, width) and the reported attention, (R, S) or None.
@@ -176,13 +171,15 @@ class StepwiseDecoding:
         """Decode the tokens that have not been seen yet.
 
         Args:
-            prev_output_tokens: (R, T), all tokens so far.
+            prev_output_tokens: (R, T), all tokens so far.  The first one may be given for each sentence, (B, 1), where
+                its k rows are alike, and is then computed once.
 
         Returns:
-            logits (R, n, V) for the n new tokens and, as ``"attn"``, their attention (R, n, S) or None.
+            logits (R, n, V) for the n new tokens and, as ``"attn"``, their attention (R, n, S) or None; or of B rows.
 
         Raises:
-            ValueError: there is no new token, or a token lies beyond the model's positions.
+            ValueError: there is no new token, a token lies beyond the model's positions, or there are as many rows as
+                do not fit the encoder's result.
         """
         length = prev_output_tokens.size(1)
         if length <= self.steps:
@@ -195,12 +192,25 @@ class StepwiseDecoding:
             order, kept = self.order.take()
             if kept is not None:
                 self.keep(kept)
+            order = self._to_rows(len(prev_output_tokens), order)
             x, a = self.advance(prev_output_tokens[:, step], order)
             self.steps += 1
             features.append(x)
             attention.append(a)
         logits = self.output_layer(torch.stack(features, dim=1))
         return logits, {"attn": [None if a is None else torch.stack(attention, dim=1)]}  # type: ignore[arg-type]
+
+    def _to_rows(self, rows: int, order: Tensor | None) -> Tensor | None:
+        """The order of so many rows: all, or before the first step one for each sentence."""
+        all_rows, k, before = self.order.rows, self.order.beam, self.beam
+        self.beam = 1 if self.steps == 0 and rows < all_rows else k
+        if rows * k != all_rows * self.beam:
+            raise ValueError(f"{rows} target rows for an encoder's output of {all_rows // k} x {k} rows")
+        if self.beam == before:
+            return order
+        if order is None:
+            order = torch.arange(all_rows, device=self.position.device)
+        return order[::k] if self.beam < before else order.div(k, rounding_mode="floor")
 
     def by_sentence(self, x: Tensor) -> Tensor:
         """(R, ...) -> (B, k, ...), without a copy."""

@@ -1,4 +1,4 @@
-"""Packed weights that are kept from batch to batch, and never stale.
+"""Packed weights, and what is computed of weights, kept from batch to batch and never stale.
 
 K inputs, O outputs.
 """
@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -19,6 +20,9 @@ from fairseq_plugins.nn.packed_linear import PRECISIONS, PackedLinear, can_pack
 __all__ = ["Packing", "current_packing"]
 
 logger = logging.getLogger(__name__)
+
+_Kept = TypeVar("_Kept")
+_Tensors = TypeVar("_Tensors", bound=tuple[Tensor, ...])
 
 _CURRENT: ContextVar[Packing | None] = ContextVar("packing", default=None)
 
@@ -40,10 +44,11 @@ class Packing:
             logger.warning(f"this processor or torch has no fast {precision} products: float32 is used")
             precision = "float32"
         self.precision = precision
-        self._products: dict[object, PackedLinear] = {}
-        self._before: dict[object, PackedLinear] = {}
+        self._kept: dict[object, object] = {}
+        self._before: dict[object, object] = {}
         # Of this batch, whose weights stay as they are; they are kept, so that no other tensor gets the same id.
         self._seen: dict[int, tuple[Tensor, Tensor | None, PackedLinear]] = {}
+        self._fingerprints: dict[int, tuple[Tensor, object]] = {}
         self._has_warned = False
 
     def __reduce__(self) -> tuple[type[Packing], tuple[str]]:
@@ -53,14 +58,14 @@ class Packing:
     @contextmanager
     def for_batch(self) -> Iterator[None]:
         """Within this context linear maps without gradients go through packed weights."""
-        self._before, self._products = self._products, {}
+        self._before, self._kept = self._kept, {}
         token = _CURRENT.set(self)
         try:
             yield
         finally:
             _CURRENT.reset(token)
-            self._before, self._seen = {}, {}
-        if not self._products and self.precision != "float32" and not self._has_warned:
+            self._before, self._seen, self._fingerprints = {}, {}, {}
+        if not self._kept and self.precision != "float32" and not self._has_warned:
             self._has_warned = True
             logger.warning(f"{self.precision} changes nothing here: it is for float32 models of this plugin on a CPU")
 
@@ -72,11 +77,26 @@ class Packing:
         return seen[2]
 
     def _find(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        offset = None if bias is None else bias.detach().numpy().tobytes()
-        key = (weight.shape, weight.stride(), _fingerprint(weight.detach()), offset)
-        product = self._products.get(key) or self._before.get(key) or PackedLinear(weight, bias, self.precision)
-        self._products[key] = product
-        return product
+        key = "product", self._fingerprint(weight), None if bias is None else self._fingerprint(bias)
+        return self._keep(key, lambda: PackedLinear(weight, bias, self.precision))
+
+    def computed(self, weights: Sequence[Tensor], compute: Callable[[], _Tensors]) -> _Tensors:
+        """Tensors that are computed of these weights, always in the same way; nobody may overwrite them."""
+        key = "computed", *(self._fingerprint(weight) for weight in weights)
+        result = self._keep(key, compute)
+        for place, each in enumerate(result):
+            self._fingerprints[id(each)] = each, (key, place)
+        return result
+
+    def _keep(self, key: object, make: Callable[[], _Kept]) -> _Kept:
+        kept = self._kept[key] = self._kept.get(key) or self._before.get(key) or make()
+        return cast("_Kept", kept)
+
+    def _fingerprint(self, weight: Tensor) -> object:
+        found = self._fingerprints.get(id(weight))
+        if found is None:
+            found = self._fingerprints[id(weight)] = weight, _fingerprint(weight.detach())
+        return found[1]
 
 
 def current_packing(weight: Tensor) -> Packing | None:
@@ -84,15 +104,16 @@ def current_packing(weight: Tensor) -> Packing | None:
     return _CURRENT.get() if can_pack(weight) and not torch.is_grad_enabled() else None
 
 
-def _fingerprint(weight: Tensor) -> bytes:
-    """What the weight, as it lies in memory, does to a vector of random numbers, bit by bit.
+def _fingerprint(weight: Tensor) -> object:
+    """What the weight, as it lies in memory, does to a vector of random numbers, bit by bit; a vector is its own.
 
     Sums would be found a little faster, but hardly change where columns change places.
     """
-    weight = weight if weight.is_contiguous() else weight.t()
-    probe = _probe(weight.size(1))
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(probe, weight, None, "none", [], "")
-    return product.numpy().tobytes()
+    if weight.dim() == 1:
+        return weight.numpy().tobytes()
+    rows = weight if weight.is_contiguous() else weight.t()
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(_probe(rows.size(1)), rows, None, "none", [], "")
+    return weight.shape, weight.stride(), product.numpy().tobytes()
 
 
 @functools.cache

@@ -16,10 +16,13 @@ from tests.generation.searching import Model
 
 @pytest.fixture(params=[*ARCHITECTURES, *FAIRSEQ_MODELS])
 def model(request: pytest.FixtureRequest, build: Model, task: SimpleNamespace, device: torch.device) -> Model:
-    """``model(seed=1)``: the same random model at each call."""
+    """``model(seed=1)``: the same random model at each call, in double precision, so that searches can be compared.
+
+    Scores are in single precision all the same.
+    """
     if request.param in FAIRSEQ_MODELS:
-        return lambda seed=1: fairseq_model(request.param, task, seed).to(device)
-    return lambda seed=1: build(request.param, seed)
+        return lambda seed=1: fairseq_model(request.param, task, seed).to(device).double()
+    return lambda seed=1: build(request.param, seed).double()
 
 
 @pytest.fixture

@@ -33,6 +33,15 @@ def test_the_fast_search(model: Model, dictionary, sentences, mode: str) -> None
     assert_same(actual, generate(SequenceGenerator, [model()], dictionary, source, **MODES[mode]), tolerance=2e-6)
 
 
+def test_in_single_precision(model: Model, dictionary, sentences) -> None:
+    """With packed products, and rounding that hangs on the number of rows."""
+    source = sentences(LENGTHS, left_pad=True)
+    actual, expected = (
+        generate(kind, [model().float()], dictionary, source) for kind in (FastBeamSearch, SequenceGenerator)
+    )
+    assert_same(actual, expected, tolerance=2e-5)
+
+
 class Rewarding(EnsembleModel):
     """fairseq's, with a constant for each word but the end (Gehring et al. 2016, section 4.4)."""
 
@@ -190,7 +199,7 @@ def test_all_is_where_the_source_is() -> None:
     """Two steps with tensors without numbers, which do not go together with others."""
     beams = _Beams(torch.empty(3, 5, dtype=torch.long, device="meta"), beam=2, longest=3, bos=2)
     for step, ended in enumerate([[[True, False]] * 3, [[True, False], [False, False], [True, False]]]):
-        size = len(beams.tokens)
+        size = len(beams.tokens) if step else 3
         beams.see(step, torch.empty(size, 5, device="meta"))
         scores, words = torch.empty(size, 4, device="meta"), torch.empty(size, 4, dtype=torch.long, device="meta")
         scores, words, parents = beams.meet(step, scores, words)

@@ -201,7 +201,7 @@ def test_long_translations_are_the_same(build, architecture, sentences, dictiona
 def decoding_of(model: Any, source: torch.Tensor, steps: int) -> tuple[Source, StepwiseDecoding]:
     encoded = model.encoder(source)
     rows = torch.arange(len(source) * BEAM, device=source.device) // BEAM
-    return encoded, model.decoder.start(encoded.reorder(rows), len(rows), room=steps)
+    return encoded, model.decoder.start(encoded.reorder(rows), room=steps)
 
 
 def run(step: Any, words: torch.Tensor) -> list[torch.Tensor]:
@@ -238,7 +238,7 @@ def test_a_step_looks_at_no_number(build, architecture, sentences) -> None:
     model = build(architecture)
     encoded = model.encoder(sentences([5, 3])).reorder(torch.arange(2).repeat_interleave(BEAM))
     empty = Source(*(part.to("meta") for part in (encoded.keys, encoded.values, encoded.padding_mask, encoded.rows)))
-    decoding = model.to("meta").decoder.start(empty, 2 * BEAM, room=9)
+    decoding = model.to("meta").decoder.start(empty, room=9)
     for _ in range(2):
         features, attention = decoding.advance(
             torch.empty(2 * BEAM, dtype=torch.long, device="meta"), torch.tensor(ORDER).to("meta")

@@ -77,7 +77,7 @@ def test_sampling_among_some_words(model: Model, some: Candidates, dictionary, s
     encoded = scored.encoder.forward_torchscript({"src_tokens": source, "src_lengths": torch.tensor([5])})
     logits = scored.decoder.forward(previous.unsqueeze(0), encoded)[0][0]
     expected = logits[4:].log_softmax(dim=-1).gather(1, beam["tokens"][4:].unsqueeze(1)).squeeze(1)
-    torch.testing.assert_close(beam["positional_scores"][4:], expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(beam["positional_scores"][4:], expected.float(), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["everything", "some"])

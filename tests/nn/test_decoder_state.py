@@ -128,7 +128,10 @@ def test_the_device_checks_orders_and_rows_without_being_waited_for() -> None:
 def test_a_row_looks_at_its_own_ancestors_alone(
     data: st.DataObject, sentences: int, beam: int, steps: int, fixed: bool
 ) -> None:
-    """Against the path of each row, written down: at every step the column that it, or its ancestor, had."""
+    """Against the path of each row, written down: at every step the column that it, or its ancestor, had.
+
+    It may look at filled places only, or at others, too.
+    """
     ancestry = Ancestry(sentences, beam, 2, torch.device("cpu"), fixed)
     paths: list[list[int]] = [[] for _ in range(sentences * beam)]
     table, room = ancestry.table.data_ptr(), 2
@@ -142,8 +145,9 @@ def test_a_row_looks_at_its_own_ancestors_alone(
             table, room = ancestry.table.data_ptr(), room + 3
         for row, path in enumerate(paths):
             path.append(row % beam)
+        seen = data.draw(st.integers(step + 1, room))
         places, bias = ancestry.step(
-            None if order is None else torch.tensor(order), torch.tensor([step]), torch.float16
+            None if order is None else torch.tensor(order), beam, torch.tensor([step]), seen, torch.float16
         )
         expected = torch.full((sentences * beam, room, beam), -torch.inf, dtype=torch.float16)
         for row, path in enumerate(paths):
@@ -151,7 +155,7 @@ def test_a_row_looks_at_its_own_ancestors_alone(
                 expected[row, time, column] = 0
         assert places.tolist() == [step * beam + column for column in range(beam)]
         assert bias.dtype == torch.float16
-        assert torch.equal(bias, expected.view(sentences, 1, beam, room * beam))
+        assert torch.equal(bias, expected[:, :seen].reshape(sentences, 1, beam, seen * beam))
         assert not fixed or ancestry.table.data_ptr() == table
 
 
@@ -182,8 +186,8 @@ def test_a_row_finds_the_keys_and_values_of_its_ancestors(
         x = torch.randn(len(history), heads, 1, 2 * width)
         history = torch.cat([history, x], dim=2)
         new = x.view(-1, beam, heads, 2 * width).transpose(1, 2)
-        places, bias = ancestry.step(rows, torch.tensor([step]), torch.float32)
-        keys, values = past.put(new[..., :width], new[..., width:], places)
+        places, bias = ancestry.step(rows, beam, torch.tensor([step]), step + 1, torch.float32)
+        keys, values = past.put(new[..., :width], new[..., width:], places, bias.size(-1))
         both = torch.cat([keys.transpose(2, 3), values], dim=-1)
         for row, expected in enumerate(history):
             own = bias[row // beam, 0, row % beam] == 0
@@ -206,10 +210,10 @@ def test_the_state_is_where_the_rows_are() -> None:
         numbers = partial(torch.zeros, dtype=torch.long, device="cuda")
         values = partial(torch.zeros, dtype=torch.float16, device="cuda")
         ancestry, past = Ancestry(3, 2, 5, torch.device("cuda")), Past(values(3, 2, 7, 9), 10)
-        places, _ = ancestry.step(None, numbers(1), torch.float16)
-        keys, averaged = past.put(values(3, 2, 2, 7), values(3, 2, 2, 7), places)
+        places, _ = ancestry.step(None, 2, numbers(1), 5, torch.float16)
+        keys, averaged = past.put(values(3, 2, 2, 7), values(3, 2, 2, 7), places, 10)
         past.keep(Kept(numbers(2)))
-        _, bias = ancestry.step(numbers(4), numbers(1), torch.float16)
+        _, bias = ancestry.step(numbers(4), 2, numbers(1), 5, torch.float16)
     state = [keys, averaged, past.keys, past.values, bias]
     assert [tuple(x.shape) for x in state] == [
         (3, 2, 7, 10),

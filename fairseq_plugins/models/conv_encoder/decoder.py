@@ -56,9 +56,9 @@ class LSTMDecoder(IncrementalDecoder):
         """Logits over the vocabulary: (..., f) -> (..., V)."""
         return self.output_projection(features)
 
-    def start(self, encoder_out: Source, rows: int, room: int | None = None) -> ConvEncoderDecoding:
+    def start(self, encoder_out: Source, room: int | None = None) -> ConvEncoderDecoding:
         """The state of a batch before its first step."""
-        return ConvEncoderDecoding(self, encoder_out, rows, room)
+        return ConvEncoderDecoding(self, encoder_out, room)
 
     def max_positions(self) -> int:
         """Longest target, in tokens."""

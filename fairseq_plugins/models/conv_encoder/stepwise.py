@@ -29,13 +29,13 @@ class ConvEncoderDecoding(StepwiseDecoding):
     Args:
         decoder: the decoder.
         encoder_out: the encoder's result.
-        rows: R.
         room: as of `StepwiseDecoding`.
     """
 
     @torch.no_grad()
-    def __init__(self, decoder: LSTMDecoder, encoder_out: Source, rows: int, room: int | None) -> None:
-        super().__init__(decoder, encoder_out, rows, room)
+    def __init__(self, decoder: LSTMDecoder, encoder_out: Source, room: int | None) -> None:
+        super().__init__(decoder, encoder_out, room)
+        rows = self.order.rows
         self.to_embedding = step_linear(decoder.to_embedding.weight, decoder.to_embedding.bias, rows)
         self.attention = ProjectedAttention(decoder.attentive, self.source)
         attentive = decoder.attentive

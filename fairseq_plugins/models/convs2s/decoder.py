@@ -106,9 +106,9 @@ class ConvS2SDecoder(IncrementalDecoder):
         layers: Any = zip(self.convolutions, self.attentions, self.shortcuts, strict=True)
         return layers
 
-    def start(self, encoder_out: Source, rows: int, room: int | None = None) -> ConvS2SDecoding:
+    def start(self, encoder_out: Source, room: int | None = None) -> ConvS2SDecoding:
         """The state of a batch before its first step."""
-        return ConvS2SDecoding(self, encoder_out, rows, room)
+        return ConvS2SDecoding(self, encoder_out, room)
 
     def max_positions(self) -> int:
         """Longest target, in tokens."""

@@ -37,15 +37,15 @@ class ConvS2SDecoding(StepwiseDecoding):
     Args:
         decoder: the decoder, prepared for inference or in the middle of training.
         encoder_out: the encoder's result.
-        rows: R.
         room: as of `StepwiseDecoding`.
     """
 
     @torch.no_grad()
-    def __init__(self, decoder: ConvS2SDecoder, encoder_out: Source, rows: int, room: int | None) -> None:
+    def __init__(self, decoder: ConvS2SDecoder, encoder_out: Source, room: int | None) -> None:
         if has_weight_norm(decoder):
             decoder = without_weight_norm(decoder, decoder.dictionary)
-        super().__init__(decoder, encoder_out, rows, room)
+        super().__init__(decoder, encoder_out, room)
+        rows = self.order.rows
         self.from_embedding, self.to_embedding = (
             step_linear(part.weight, part.bias, rows) for part in (decoder.from_embedding, decoder.to_embedding)
         )

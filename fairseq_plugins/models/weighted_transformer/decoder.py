@@ -61,9 +61,9 @@ class WeightedTransformerDecoder(IncrementalDecoder):
         """Logits over the vocabulary: (..., d) -> (..., V)."""
         return self.output_projection(features)
 
-    def start(self, encoder_out: Source, rows: int, room: int | None = None) -> WeightedTransformerDecoding:
+    def start(self, encoder_out: Source, room: int | None = None) -> WeightedTransformerDecoding:
         """The state of a batch before its first step."""
-        return WeightedTransformerDecoding(self, encoder_out, rows, room)
+        return WeightedTransformerDecoding(self, encoder_out, room)
 
     def max_positions(self) -> int:
         """Longest target, in tokens."""

@@ -32,13 +32,13 @@ class WeightedTransformerDecoding(StepwiseDecoding):
     Args:
         decoder: the decoder.
         encoder_out: the encoder's result.
-        rows: R.
         room: as of `StepwiseDecoding`.
     """
 
     @torch.no_grad()
-    def __init__(self, decoder: WeightedTransformerDecoder, encoder_out: Source, rows: int, room: int | None) -> None:
-        super().__init__(decoder, encoder_out, rows, room)
+    def __init__(self, decoder: WeightedTransformerDecoder, encoder_out: Source, room: int | None) -> None:
+        super().__init__(decoder, encoder_out, room)
+        rows = self.order.rows
         self.room: int = _ROOM if room is None else room
         self.ancestry = Ancestry(len(self.source.keys), self.beam, self.room, self.source.keys.device, self.fixed)
         self.layers = [
@@ -50,7 +50,9 @@ class WeightedTransformerDecoding(StepwiseDecoding):
         """One token per row, (R,), to features (R, d) and the last layer's attention (R, S)."""
         if not self.fixed and self.steps == self.room:
             self.grow(max(_ROOM, self.room // 4))
-        places, past_bias = self.ancestry.step(order, self.position, self.source.keys.dtype)
+        # Attending to what has not been filled costs less than steps of several shapes only where these are compiled.
+        seen = self.room if self.fixed else self.steps + 1
+        places, past_bias = self.ancestry.step(order, self.beam, self.position, seen, self.source.keys.dtype)
         source_bias = self.source.bias.unsqueeze(1)
 
         x = self.by_sentence(self.decoder.embedding.step(tokens, self.position))
@@ -109,7 +111,7 @@ class _Layer:
         """
         module, heads = self.module, self.module.self_attention.heads
         q, k, v = (split_heads(part, heads) for part in self.query_key_value(x).chunk(3, dim=-1))
-        keys, values = self.past.put(k, v, places)
+        keys, values = self.past.put(k, v, places, filled=past_bias.size(-1))
         out = self.self_attention_out(
             join_heads(attend_step(q, keys, values, past_bias, module.self_attention.dropout))
         )

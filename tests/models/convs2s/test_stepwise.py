@@ -113,7 +113,7 @@ def test_the_source_is_projected_where_that_is_less_work(build, sentences, beam:
 def test_a_batch_in_training_has_its_own_weights_alone(build, sentences) -> None:
     """Those that are normalised: not a dictionary, which may have a million words."""
     model = build("convs2s_tiny")
-    decoder = model.decoder.start(model.encoder(sentences([5, 3])), rows=2).decoder
+    decoder = model.decoder.start(model.encoder(sentences([5, 3]))).decoder
     assert decoder is not model.decoder
     assert decoder.dictionary is model.decoder.dictionary
     assert decoder.embedding.words.weight is model.decoder.embedding.words.weight
