@@ -5,13 +5,15 @@ B sentences, k hypotheses (rows) for each, R = B·k, V target words, T target po
 At every step fairseq's generator looks for NaN in the scores of all words, adds each hypothesis's score to all of its
 words, finds the best 2k among k·V of them, and once a sentence has ended moves all that is known of the others.  Here a
 hypothesis brings its 2k best words, found block by block, and only these meet; sentences that have ended leave gaps,
-which the last ones fill.  The host looks at the device once in a step, for the hypotheses that have ended.
+which the last ones fill.  The host looks at the device once in a step, for the hypotheses that have ended, and at last
+for their scores.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -143,7 +145,7 @@ class FastBeamSearch(SequenceGenerator):
             raise RuntimeError(
                 "a sentence has no translation: all words are forbidden, or their scores are not numbers"
             )
-        return [sorted(each, key=lambda hypothesis: -float(hypothesis["score"])) for each in beams.finished]
+        return beams.ranked()
 
     def _best_words(self, lprobs: Tensor, step: int, ends: bool) -> tuple[Tensor, Tensor]:
         """Log-probabilities and words that each hypothesis may go on with, the best first, (R, n) each.
@@ -252,6 +254,12 @@ class _Beams:
                     "positional_scores": each[i],
                 }
             )
+
+    def ranked(self) -> list[list[dict[str, Tensor]]]:
+        """The finished hypotheses of each sentence, the best first."""
+        scores = iter(torch.stack([each["score"] for each in chain(*self.finished)]).tolist())
+        scored = [[(next(scores), hypothesis) for hypothesis in each] for each in self.finished]
+        return [[hypothesis for _, hypothesis in sorted(each, key=lambda pair: -pair[0])] for each in scored]
 
     def unfinished(self) -> list[int]:
         """The places of the sentences to go on with; gaps are filled from the end.
