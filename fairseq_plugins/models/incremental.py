@@ -172,7 +172,7 @@ class StepwiseDecoding:
 
         Args:
             prev_output_tokens: (R, T), all tokens so far.  The first one may be given for each sentence, (B, 1), where
-                its k rows are alike, and is then computed once.
+                its k rows are alike, and is then computed once; not where `room` was given.
 
         Returns:
             logits (R, n, V) for the n new tokens and, as ``"attn"``, their attention (R, n, S) or None; or of B rows.
@@ -186,31 +186,31 @@ class StepwiseDecoding:
             raise ValueError(
                 f"{self.steps} tokens of each row have been decoded and {length} are given; pass all tokens so far"
             )
+        rows, left, k = len(prev_output_tokens), self.order.left, self.order.beam
+        beam = 1 if length == 1 and rows < left and not self.fixed else k
+        if rows * k != left * beam:
+            raise ValueError(f"{rows} target rows for an encoder's output of {left // k} x {k} rows")
         features, attention = [], []
         for step in range(self.steps, length):
             self.check_length(step + 1)
             order, kept = self.order.take()
             if kept is not None:
                 self.keep(kept)
-            order = self._to_rows(len(prev_output_tokens), order)
-            x, a = self.advance(prev_output_tokens[:, step], order)
+            x, a = self.advance(prev_output_tokens[:, step], self._to_beam(beam, order))
             self.steps += 1
             features.append(x)
             attention.append(a)
         logits = self.output_layer(torch.stack(features, dim=1))
         return logits, {"attn": [None if a is None else torch.stack(attention, dim=1)]}  # type: ignore[arg-type]
 
-    def _to_rows(self, rows: int, order: Tensor | None) -> Tensor | None:
-        """The order of so many rows: all, or before the first step one for each sentence."""
-        all_rows, k, before = self.order.rows, self.order.beam, self.beam
-        self.beam = 1 if self.steps == 0 and rows < all_rows else k
-        if rows * k != all_rows * self.beam:
-            raise ValueError(f"{rows} target rows for an encoder's output of {all_rows // k} x {k} rows")
-        if self.beam == before:
+    def _to_beam(self, beam: int, order: Tensor | None) -> Tensor | None:
+        """The order of the rows, where each sentence is to have so many: from k to one for the first step, and back."""
+        before, self.beam = self.beam, beam
+        if beam == before:
             return order
         if order is None:
-            order = torch.arange(all_rows, device=self.position.device)
-        return order[::k] if self.beam < before else order.div(k, rounding_mode="floor")
+            order = torch.arange(self.order.rows, device=self.position.device)
+        return order[:: self.order.beam] if beam < before else order.div(self.order.beam, rounding_mode="floor")
 
     def by_sentence(self, x: Tensor) -> Tensor:
         """(R, ...) -> (B, k, ...), without a copy."""

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from fairseq_plugins.nn.attention import xavier_linear
 from fairseq_plugins.nn.block_diagonal import add_block_diagonal
 from fairseq_plugins.nn.linear import FastLinear, linear
-from fairseq_plugins.nn.packing import current_packing
+from fairseq_plugins.nn.packing import computed
 from fairseq_plugins.nn.simplex import SimplexVector
 from fairseq_plugins.nn.softmax import softmax
 
@@ -42,6 +42,16 @@ class FoldedWeights(NamedTuple):
     out: Tensor  # (d, d)
     first: Tensor  # (M, v, F), of a branch's own head
     second: Tensor  # (d, M·F); α is not in it where a gate takes its place
+
+
+def _fold_kappa(out: Tensor, first: Tensor, kappa: Tensor) -> tuple[Tensor, Tensor]:
+    M = len(kappa)
+    out = out * kappa.repeat_interleave(out.size(1) // M)
+    return out, torch.bmm(out.t().unflatten(0, (M, -1)), first.unflatten(0, (M, -1)).transpose(1, 2))
+
+
+def _fold_alpha(second: Tensor, alpha: Tensor) -> tuple[Tensor]:
+    return (second * alpha.repeat_interleave(second.size(1) // len(alpha)),)
 
 
 class BranchedBlock(nn.Module):
@@ -109,20 +119,10 @@ class BranchedBlock(nn.Module):
 
     def fold(self) -> FoldedWeights:
         """The weights as `forward` multiplies with them; differentiable."""
-        kappa, alpha = self.kappa(), None if self.alpha is None else self.alpha()
-        fold = partial(self._fold, kappa, alpha)
-        if (packing := current_packing(self.out.weight)) is None:
-            return fold()
-        weights = self.out.weight, self.first.weight, self.second.weight, kappa, *([] if alpha is None else [alpha])
-        return packing.computed(weights, fold)
-
-    def _fold(self, kappa: Tensor, alpha: Tensor | None) -> FoldedWeights:
-        M = self.branches
-        out = self.out.weight * kappa.repeat_interleave(self.out.in_features // M)
-        first = torch.bmm(out.t().unflatten(0, (M, -1)), self.first.weight.unflatten(0, (M, -1)).transpose(1, 2))
+        out, first = computed(_fold_kappa, self.out.weight, self.first.weight, self.kappa())
         second = self.second.weight
-        if alpha is not None:
-            second = second * alpha.repeat_interleave(self.second.in_features // M)
+        if self.alpha is not None:
+            (second,) = computed(_fold_alpha, second, self.alpha())
         return FoldedWeights(out, first, second)
 
     def forward(self, x: Tensor, heads: Tensor) -> Tensor:

@@ -64,16 +64,20 @@ class RowOrder:
         self.beam = beam
         self._pending: Tensor | None = None
 
+    @property
+    def left(self) -> int:
+        """Rows of the next step."""
+        return self.rows if self._pending is None else self._pending.numel()
+
     def reorder(self, new_order: Tensor) -> None:
         """Row i of the next step continues row ``new_order[i]`` of now.
 
         Raises:
             RuntimeError: the order breaks the contract above.
         """
-        left = self.rows if self._pending is None else self._pending.numel()
-        if new_order.numel() % self.beam or new_order.numel() > left:
-            raise RuntimeError(f"cannot re-order {left} rows of {self.beam} per sentence to {new_order.numel()}")
-        torch._assert_async(self._keeps_sentences(new_order, left), _BROKEN)
+        if new_order.numel() % self.beam or new_order.numel() > self.left:
+            raise RuntimeError(f"cannot re-order {self.left} rows of {self.beam} per sentence to {new_order.numel()}")
+        torch._assert_async(self._keeps_sentences(new_order), _BROKEN)
         self._pending = new_order if self._pending is None else self._pending.index_select(0, new_order)
 
     def take(self) -> tuple[Tensor | None, Kept | None]:
@@ -88,11 +92,11 @@ class RowOrder:
         self.rows = order.numel()
         return order, Kept(torch.div(order[:: self.beam], self.beam, rounding_mode="floor"))
 
-    def _keeps_sentences(self, order: Tensor, left: int) -> Tensor:
+    def _keeps_sentences(self, order: Tensor) -> Tensor:
         """Whether rows of a sentence are together, and in its place if no sentence leaves: ()."""
         sentences = torch.div(order, self.beam, rounding_mode="floor").view(-1, self.beam)
         places = sentences.narrow(1, 0, 1)
-        if order.numel() == left:
+        if order.numel() == self.left:
             places = torch.arange(len(sentences), device=order.device).unsqueeze(1)
         return sentences.eq(places).all()
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar, cast
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fairseq_plugins.nn.packed_linear import PRECISIONS, PackedLinear, can_pack
 
-__all__ = ["Packing", "current_packing"]
+__all__ = ["Packing", "computed", "current_packing"]
 
 logger = logging.getLogger(__name__)
 
@@ -77,13 +77,13 @@ class Packing:
         return seen[2]
 
     def _find(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        key = "product", self._fingerprint(weight), None if bias is None else self._fingerprint(bias)
+        key = PackedLinear, self._fingerprint(weight), None if bias is None else self._fingerprint(bias)
         return self._keep(key, lambda: PackedLinear(weight, bias, self.precision))
 
-    def computed(self, weights: Sequence[Tensor], compute: Callable[[], _Tensors]) -> _Tensors:
-        """Tensors that are computed of these weights, always in the same way; nobody may overwrite them."""
-        key = "computed", *(self._fingerprint(weight) for weight in weights)
-        result = self._keep(key, compute)
+    def computed(self, compute: Callable[..., _Tensors], *weights: Tensor) -> _Tensors:
+        """``compute(*weights)``: new tensors, which hang on nothing else and which nobody overwrites."""
+        key = compute, *(self._fingerprint(weight) for weight in weights)
+        result = self._keep(key, lambda: compute(*weights))
         for place, each in enumerate(result):
             self._fingerprints[id(each)] = each, (key, place)
         return result
@@ -97,6 +97,12 @@ class Packing:
         if found is None:
             found = self._fingerprints[id(weight)] = weight, _fingerprint(weight.detach())
         return found[1]
+
+
+def computed(compute: Callable[..., _Tensors], *weights: Tensor) -> _Tensors:
+    """``compute(*weights)``, once for all batches of a generator; see `Packing.computed`."""
+    packing = current_packing(weights[0])
+    return compute(*weights) if packing is None else packing.computed(compute, *weights)
 
 
 def current_packing(weight: Tensor) -> Packing | None:

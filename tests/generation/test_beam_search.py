@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fairseq_plugins.generation.beam_search import Ensemble, FastBeamSearch, FastBeamSearchWithAlignment, _Beams
+from fairseq_plugins.nn.packing import Packing
 from tests.conftest import ARCHITECTURES
 from tests.generation.fairseq_models import fairseq_model
 from tests.generation.searching import LENGTHS, MODES, Model, assert_same, generate
@@ -33,13 +34,14 @@ def test_the_fast_search(model: Model, dictionary, sentences, mode: str) -> None
     assert_same(actual, generate(SequenceGenerator, [model()], dictionary, source, **MODES[mode]), tolerance=2e-6)
 
 
-def test_in_single_precision(model: Model, dictionary, sentences) -> None:
-    """With packed products, and rounding that hangs on the number of rows."""
-    source = sentences(LENGTHS, left_pad=True)
-    actual, expected = (
-        generate(kind, [model().float()], dictionary, source) for kind in (FastBeamSearch, SequenceGenerator)
-    )
-    assert_same(actual, expected, tolerance=2e-5)
+@pytest.mark.parametrize("beam", [1, 4])
+def test_in_single_precision(model: Model, dictionary, sentences, beam: int) -> None:
+    """With packed products, also of a second batch, and rounding that hangs on the number of rows."""
+    source, options = sentences(LENGTHS, left_pad=True), {"beam_size": beam, "packing": Packing()}
+    for _ in range(2):
+        actual = generate(FastBeamSearch, [model().float()], dictionary, source, **options)
+        expected = generate(SequenceGenerator, [model().float()], dictionary, source, beam_size=beam)
+        assert_same(actual, expected, tolerance=2e-5)
 
 
 class Rewarding(EnsembleModel):

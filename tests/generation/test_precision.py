@@ -6,6 +6,7 @@ import copy
 from itertools import chain
 
 import pytest
+import torch
 
 from fairseq_plugins.generation.beam_search import FastBeamSearch
 from fairseq_plugins.nn.packed_linear import PRECISIONS
@@ -42,6 +43,42 @@ def test_weights_that_change_in_the_middle_of_training(
         parameter.data.copy_(value.data)
     actual = generator.generate([trained], sample)
     assert_same(actual, generate(FastBeamSearch, [other], dictionary, source, packing=Packing(precision)), tolerance=0)
+
+
+WEIGHTED = {
+    "kappa and alpha": {},
+    "their logits": {"branch_constraint": "softmax"},
+    "kappa and a gate": {"branch_gating_topk": 2},
+}
+
+
+@pytest.mark.parametrize("weights", WEIGHTED)
+@torch.no_grad()
+def test_weights_that_are_folded(build, dictionary, sentences, weights: str) -> None:
+    """Of a model that is trained, and of its copy, which is not, with one packing: each of them is what it is."""
+    trained = build("weighted_transformer_tiny", 1, **WEIGHTED[weights])
+    kept, other = copy.deepcopy(trained), build("weighted_transformer_tiny", 2, **WEIGHTED[weights])
+    source, packing = sentences([5, 3]), Packing()
+    for name, parameter in [("none", None), *trained.named_parameters()]:
+        if parameter is not None:
+            parameter.data.copy_(other.get_parameter(name).data)
+        for model in (trained, kept):
+            actual, expected = (
+                generate(FastBeamSearch, [model], dictionary, source, packing=each, max_len_b=4)
+                for each in (packing, Packing())
+            )
+            assert_same(actual, expected, tolerance=0)
+
+
+@torch.no_grad()
+def test_weights_are_folded_once(build, dictionary, sentences) -> None:
+    model, packing, products = build("weighted_transformer_tiny"), Packing(), []
+    for _ in range(2):
+        with Operators() as operators:
+            generate(FastBeamSearch, [model], dictionary, sentences(LENGTHS), packing=packing)
+        products.append(operators.count("aten.bmm"))
+    layers = [*model.encoder.layers, *model.decoder.layers]
+    assert products[0] - products[1] == len(layers)
 
 
 def test_a_generator_that_was_used_can_be_copied(build, architecture: str, dictionary, sentences) -> None:

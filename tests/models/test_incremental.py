@@ -57,6 +57,23 @@ def test_rows_that_do_not_fit_the_source_are_refused(build, architecture, senten
 
 
 @torch.no_grad()
+def test_one_row_for_each_sentence_is_for_the_first_token_alone(build, architecture, sentences, device) -> None:
+    model, beams = build(architecture), torch.arange(6, device=device) // 3
+    encoded, words, state = model.encoder(sentences([5, 3])).reorder(beams), sentences([4, 4]), {}
+    for given in (words, words[:, :1].repeat(2, 1)):
+        with pytest.raises(ValueError, match=f"^{len(given)} target rows for an encoder's output of 2 x 3 rows$"):
+            model.decoder(given, encoded, incremental_state=state)
+    with pytest.raises(ValueError, match=r"^2 target rows for an encoder's output of 2 x 3 rows$"):
+        model.decoder.start(encoded, room=4).decode(words[:, :1])
+    model.decoder(words[:, :1], encoded, incremental_state=state)
+    with pytest.raises(ValueError, match=r"^2 target rows for an encoder's output of 2 x 3 rows$"):
+        model.decoder(words[:, :2], encoded, incremental_state=state)
+    actual, _ = model.decoder(words[beams], encoded, incremental_state=state)
+    expected, _ = model.decoder(words[beams], encoded)
+    close(actual, expected[:, 1:])
+
+
+@torch.no_grad()
 def test_attention_is_told_where_somebody_may_look(build, architecture, sentences) -> None:
     """Not in training, nor in a model prepared without it, which is fairseq's default; at once and in steps."""
     model = build(architecture)

@@ -84,7 +84,7 @@ def test_the_check_is_of_all_orders() -> None:
             sentences = [row // 2 for row in rows]
             kept = sentences[::2] == sentences[1::2] and (left < 4 or sentences[::2] == [0, 1])
             order = RowOrder(rows=4, beam=2)
-            assert bool(order._keeps_sentences(torch.tensor(rows), 4)) is kept, rows
+            assert bool(order._keeps_sentences(torch.tensor(rows))) is kept, rows
 
 
 @pytest.mark.parametrize("new_order", [[0, 1, 2], [0, 1, 2, 3, 4, 5, 6, 7]])

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from fairseq_plugins.nn.linear import linear
 from fairseq_plugins.nn.packed_linear import PRECISIONS, has_onednn
-from fairseq_plugins.nn.packing import Packing
+from fairseq_plugins.nn.packing import Packing, computed
 from fairseq_plugins.nn.step_linear import step_linear
 from tests.operators import Operators
 
@@ -98,6 +98,38 @@ def test_what_is_packed_is_kept_as_long_as_it_is_used() -> None:
                 step_linear(each.clone(), bias, 5)
         packed.append(operators.count(PACKS))
     assert packed == [1, 0, 1, 0, 0, 1]
+
+
+def doubled(weight: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return 2 * weight, 2 * bias
+
+
+@pytest.mark.parametrize("change", [None, *CHANGES])
+@torch.no_grad()
+def test_what_is_computed_of_weights(change: str | None) -> None:
+    """It is kept, and packed, as long as they stay as they are."""
+    module, x, packing = torch.nn.Linear(64, 96), torch.randn(5, 64), Packing()
+    module.load_state_dict(dict(zip(("weight", "bias"), layer(), strict=True)))
+    results = []
+    for _ in range(2):
+        with packing.for_batch(), Operators() as operators:
+            for _ in range(2):
+                weight, bias = computed(doubled, module.weight, module.bias)
+                results.append(step_linear(weight, bias, 5)(x))
+        torch.testing.assert_close(results[-1], 2 * F.linear(x, module.weight, module.bias), rtol=1e-4, atol=1e-4)
+        if change is not None:
+            CHANGES[change](module)
+    assert operators.count(PACKS) == (1 if change else 0)
+    assert operators.count("mkldnn._linear_pointwise") == 2 + 1  # of the rows, and of the weight, not of its double
+
+
+@torch.no_grad()
+def test_other_computations_of_the_same_weights_are_others() -> None:
+    weight, bias = layer()
+    with Packing().for_batch():
+        computed(doubled, weight, bias)
+        half, _ = computed(lambda weight, bias: (weight / 2, bias), weight, bias)
+    assert torch.equal(half, weight / 2)
 
 
 @torch.no_grad()

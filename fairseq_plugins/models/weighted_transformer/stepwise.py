@@ -74,7 +74,7 @@ class WeightedTransformerDecoding(StepwiseDecoding):
         self.room += steps
         self.ancestry.grow(steps)
         for layer in self.layers:
-            layer.past.grow(steps * self.beam)
+            layer.past.grow(steps * self.order.beam)
 
 
 class _Layer:
