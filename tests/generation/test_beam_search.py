@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fairseq_plugins.generation.beam_search import Ensemble, FastBeamSearch, FastBeamSearchWithAlignment, _Beams
+from fairseq_plugins.models.incremental import StepwiseDecoding
 from fairseq_plugins.nn.packing import Packing
 from tests.conftest import ARCHITECTURES
 from tests.generation.fairseq_models import fairseq_model
@@ -160,6 +161,17 @@ def test_the_source_moves_where_a_sentence_leaves(build, architecture: str, dict
     generate(FastBeamSearch, [model], dictionary, sentences(LENGTHS))
     assert rows[0] == 4 * len(LENGTHS) > rows[-1]
     assert rows == sorted(set(rows), reverse=True)
+
+
+def test_a_first_step_is_of_one_row_a_sentence(build, architecture: str, dictionary, sentences, monkeypatch) -> None:
+    rows, advance = [], StepwiseDecoding.advance
+    monkeypatch.setattr(
+        StepwiseDecoding,
+        "advance",
+        lambda self, tokens, order: rows.append(len(tokens)) or advance(self, tokens, order),
+    )
+    generate(FastBeamSearch, [build(architecture)], dictionary, sentences(LENGTHS), min_len=2)
+    assert rows[:3] == [len(LENGTHS), 4 * len(LENGTHS), 4 * len(LENGTHS)]
 
 
 def test_sentences_that_have_finished_may_stay(model: Model, dictionary, sentences, monkeypatch) -> None:
