@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.nn.attention import split_heads
+from fairseq_plugins.nn.decoder_state import Past
 from fairseq_plugins.nn.source import Source
 from tests.models.stepwise import STATE, check_stepwise_equals_full, close, decodings
 
@@ -126,3 +127,18 @@ def test_the_first_maps_go_to_the_values_where_that_is_less_work(build, sentence
         else:
             assert layer.own_first.shape == (3, 4, 8)
             assert layer.source_values.shape == (2, 3, length, 4)
+
+
+@torch.no_grad()
+def test_a_step_attends_to_the_steps_so_far(build, sentences, monkeypatch) -> None:
+    """Of what there is memory for; where the state is fixed, to all of it."""
+    model, words, put, seen = build("weighted_transformer_tiny"), sentences([3, 3]), Past.put, []
+    monkeypatch.setattr(
+        Past, "put", lambda self, *key_and_value, filled: seen.append(filled) or put(self, *key_and_value, filled)
+    )
+    encoded, layers = model.encoder(sentences([5, 3])), len(model.decoder.layers)
+    for room in (None, 20):
+        decoding = model.decoder.start(encoded, room)
+        for length in (1, 2, 3):
+            decoding.decode(words[:, :length])
+    assert seen[::layers] == [1, 2, 3, 20, 20, 20]
