@@ -127,11 +127,19 @@ def test_generate(data: Path, trained: tuple[Path, str], selection: list[object]
     path = trained[0] / "checkpoint_best.pt"
     found = generate(data, path, *selection, *ONE_BY_ONE)
     assert_only_candidates(data, found)
-    plain = [generate(data, path, "--task", task) for task in ("translation", "translation_fast")]
-    assert plain[0] == plain[1] != found
-    lower = generate(data, path, "--task", "translation_fast", "--cpu-dtype", "bfloat16")
-    assert [[score for score, _ in lower[number]] for number in lower] == [
-        [pytest.approx(score, abs=0.3) for score, _ in plain[0][number]] for number in lower
+    plain, fast = (generate(data, path, "--task", task) for task in ("translation", "translation_fast"))
+    assert plain != found
+    assert_near(fast, plain, 2e-5)  # rounding hangs on the number of rows, of which a first step has fewer
+    assert {number: [text for _, text in beams] for number, beams in fast.items()} == {
+        number: [text for _, text in beams] for number, beams in plain.items()
+    }
+    assert_near(generate(data, path, "--task", "translation_fast", "--cpu-dtype", "bfloat16"), plain, 0.3)
+
+
+def assert_near(found: dict[int, Any], expected: dict[int, Any], tolerance: float) -> None:
+    """Scores of hypotheses."""
+    assert [[score for score, _ in found[number]] for number in found] == [
+        [pytest.approx(score, abs=tolerance) for score, _ in expected[number]] for number in found
     ]
 
 
