@@ -63,7 +63,7 @@ def command(data: Path, path: Path, *options: object) -> list[object]:
     return ["interactive", data, "--user-dir", USER_DIR, "--path", path, "--max-len-b", 6, *options]
 
 
-@pytest.mark.parametrize("replace", [[], ["--replace-unk", "--unkpen", -9]], ids=["", "replace"])
+@pytest.mark.parametrize("replace", [[], ["--replace-unk", "--unkpen", -20]], ids=["", "replace"])
 @pytest.mark.parametrize(
     "architecture", [ARCHITECTURES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES[1:])]
 )
