@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +30,15 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     device = torch.device(request.config.getoption("--device"))
     if device.type == "cuda" and not torch.cuda.is_available():
         pytest.skip("no GPU here")
+    torch.backends.cudnn.allow_tf32 = False  # torch rounds what cuDNN multiplies to ten bits
     return device
+
+
+@pytest.fixture
+def _without_cudnn() -> Iterator[None]:
+    """Which has no gradient of an LSTM that is not in training."""
+    with torch.backends.cudnn.flags(enabled=False):
+        yield
 
 
 @pytest.fixture(params=ARCHITECTURES)

@@ -20,7 +20,7 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, BaseFairseqModel
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
-from turns import compare, machine, make_dictionary, parse_options, random_sentences, take_turns, without_state
+from turns import DEVICE, compare, machine, make_dictionary, parse_options, random_sentences, take_turns, without_state
 
 import fairseq_plugins  # noqa: F401  (registers the architectures)
 
@@ -32,6 +32,7 @@ OPTIONS = (
     ("length", 25, "longest sentence, in tokens"),
     ("beam", 5, "beam size"),
     ("steps", 25, "decoder steps"),
+    DEVICE,
 )
 MODELS: dict[str, dict[str, Any]] = {
     "pooling": {"arch": "conv_encoder_pooling"},
@@ -63,21 +64,21 @@ def update(model: BaseFairseqModel, optimizer: torch.optim.SGD, batch: tuple[Ten
 def main() -> None:
     args = parse_options(__doc__, OPTIONS)
     source_words, target_words = make_dictionary(args.source_vocabulary), make_dictionary(args.target_vocabulary)
-    models = {name: build(options, source_words, target_words) for name, options in MODELS.items()}
+    models = {name: build(options, source_words, target_words).to(args.device) for name, options in MODELS.items()}
     print(f"vocabularies of {args.source_vocabulary} and {args.target_vocabulary}")
     print(f"training: {args.train_sentences} pairs of up to {args.length} tokens, dropout, SGD")
     print(f"generation: {args.sentences} sentences, beam {args.beam}, {args.steps} steps")
     print(f"{machine(args)}\n")
 
-    source, lengths = random_sentences(source_words, args.train_sentences, args.length)
-    target, _ = random_sentences(target_words, args.train_sentences, args.length)
+    source, lengths = random_sentences(source_words, args.train_sentences, args.length, args.device)
+    target, _ = random_sentences(target_words, args.train_sentences, args.length, args.device)
     trainings = {
         name: partial(update, model, torch.optim.SGD(model.parameters(), lr=0.1), (source, lengths, target))
         for name, model in models.items()
     }
     training, _ = take_turns(trainings, args.rounds)
 
-    source, lengths = random_sentences(source_words, args.sentences, args.length)
+    source, lengths = random_sentences(source_words, args.sentences, args.length, args.device)
     sample = {"net_input": {"src_tokens": source, "src_lengths": lengths}}
     generators = {}
     for name, model in models.items():

@@ -4,12 +4,14 @@
 Contestants take turns in one process, with random weights: fairseq's fconv as it is and with its linearised weights
 cached (fairseq lays them out again at every step; a two-line repair), convs2s with the same weights, fairseq's
 transformer, the Weighted Transformer, and CTranslate2's Transformer where the package ctranslate2 is installed.  Ours
-run under fairseq's own generator and under that of the task translation_fast, in each precision that the processor has.
+run under fairseq's own generator and under that of the task translation_fast, in each precision that the processor has,
+or on a GPU in single and half precision, like all others; with --compile-steps also by compiled steps.
 Every speed has its check: which hypotheses are those of the model in float32 under fairseq's generator.
 """
 
 from __future__ import annotations
 
+import copy
 import statistics
 import sys
 import tempfile
@@ -30,6 +32,7 @@ from fairseq.models.fconv import FConvModel
 from fairseq.modules import LinearizedConvolution
 from fairseq.sequence_generator import SequenceGenerator
 from turns import (
+    DEVICE,
     JSON,
     SIZES,
     build,
@@ -50,6 +53,7 @@ from turns import (
 )
 
 from fairseq_plugins.generation.beam_search import FastBeamSearch
+from fairseq_plugins.generation.compiled_steps import CompiledSteps
 from fairseq_plugins.nn.packed_linear import PRECISIONS
 from fairseq_plugins.nn.packing import Packing
 
@@ -59,10 +63,12 @@ OPTIONS = (
     ("source-length", 25, "longest source sentence, in tokens"),
     ("beam", 5, "beam size"),
     ("steps", 25, "decoder steps"),
+    ("compile-steps", False, "our models by compiled steps, too"),
+    DEVICE,
     JSON,
 )
 PAUSE = 0.5  # seconds; CTranslate2's threads go on spinning for 0.2
-CONVS2S, WEIGHTED = "convs2s", "weighted_transformer_small"
+CONVS2S, WEIGHTED, COMPILED = "convs2s", "weighted_transformer_small", ", compiled"
 
 
 def transformer_options(architecture: str, args: Namespace) -> Namespace:
@@ -91,7 +97,7 @@ def ctranslate2_runs(
     model: BaseFairseqModel, options: Namespace, dictionary: Dictionary, source: torch.Tensor, args: Namespace
 ) -> Iterator[dict[str, Callable[[], None]]]:
     """The same Transformer in CTranslate2's precisions, each as a call that translates; none where it is not there."""
-    if not find_spec("ctranslate2"):
+    if args.device != "cpu" or not find_spec("ctranslate2"):
         yield {}
         return
     with tempfile.TemporaryDirectory() as name:
@@ -136,26 +142,38 @@ def main() -> None:
         ARCH_MODEL_REGISTRY[name].build_model(transformer_options(name, args), task)
         for name in ("transformer", WEIGHTED)
     )
-    source, lengths = random_sentences(dictionary, args.sentences, args.source_length)
-    runs: dict[str, Callable[[], Any]] = {}
-    # A random model hardly ever ends a sentence, so the longest length is also the length of every hypothesis.
-    options = {"beam_size": args.beam, "max_len_b": args.steps - 1, "min_len": args.steps - 1}
-    sample = {"net_input": {"src_tokens": source, "src_lengths": lengths}}
-    for name, model in {
+    models = {
         "fconv, as shipped": shipped,
         "fconv, weights cached": cached,
         CONVS2S: convs2s,
         "transformer": theirs,
         WEIGHTED: weighted,
-    }.items():
+    }
+    for model in models.values():
         prepare(model, args.beam)
+    precisions = [name for name, (_, is_supported) in PRECISIONS.items() if is_supported()]
+    on_gpu = args.device != "cpu"
+    if on_gpu:
+        precisions = ["float32"]  # of what is packed for a processor
+        models |= {f"{name}, float16": copy.deepcopy(model).half() for name, model in models.items()}
+    source, lengths = random_sentences(dictionary, args.sentences, args.source_length, args.device)
+    runs: dict[str, Callable[[], Any]] = {}
+    # A random model hardly ever ends a sentence, so the longest length is also the length of every hypothesis.
+    options = {"beam_size": args.beam, "max_len_b": args.steps - 1, "min_len": args.steps - 1}
+    sample = {"net_input": {"src_tokens": source, "src_lengths": lengths}}
+    for name, model in models.items():
+        model.to(args.device)
+        if "cached" in name:
+            cache_linearized_weights(model)
         runs[name] = partial(SequenceGenerator([model], dictionary, **options).generate, None, sample)
-        if name in (CONVS2S, WEIGHTED):
-            for precision in [name for name, (_, is_supported) in PRECISIONS.items() if is_supported()]:
-                generator = FastBeamSearch([model], dictionary, packing=Packing(precision), **options)
-                runs[f"{name}, translation_fast, {precision}"] = partial(generator.generate, None, sample)
-    cache_linearized_weights(cached)
-    rate = product_rate(rows=args.sentences * args.beam)
+        if name.startswith((CONVS2S, WEIGHTED)):
+            for precision in precisions:
+                search = partial(FastBeamSearch, [model], dictionary, packing=Packing(precision), **options)
+                ours = f"{name}, translation_fast" + (f", {precision}" if not on_gpu else "")
+                runs[ours] = partial(search().generate, None, sample)
+                if args.compile_steps:
+                    runs[ours + COMPILED] = partial(search(compiled=CompiledSteps()).generate, None, sample)
+    rate = product_rate(args.sentences * args.beam, args.device)
     with ctranslate2_runs(theirs, transformer_options("transformer", args), dictionary, source, args) as others:
         runs |= others
         seconds, hypotheses = take_turns(runs, args.rounds, pause=PAUSE if others else 0)
@@ -171,12 +189,12 @@ def main() -> None:
         row = {"contestant": name, "seconds": seconds[name], "times as fast as fconv, as shipped": faster}
         alone, check = "", "|"
         if "CTranslate2" not in name:
-            reference = CONVS2S if "conv" in name else WEIGHTED if name.startswith(WEIGHTED) else name
+            reference = CONVS2S if "conv" in name else WEIGHTED if name.startswith(WEIGHTED) else "transformer"
             equal, pairs, difference = compare(hypotheses[reference], hypotheses[name])
             check = f"{equal} of {pairs} | {difference:.1e}"
-            if equal < pairs and not name.endswith(("bfloat16", "int8")):
+            if equal < pairs and not any(low in name for low in ("float16", "int8")):
                 wrong.append(name)
-            products = multiply_adds(runs[name]) * 2 / rate
+            products = multiply_adds(runs[name.removesuffix(COMPILED)]) * 2 / rate
             alone = f"{products:.2f}"
             row |= {"products alone": products, "equal": equal, "of": pairs, "scores differ by": difference}
         print(f"| {name} | {statistics.median(seconds[name]):.3f} | {alone} | {faster:.2f} | {check} |")

@@ -17,7 +17,17 @@ from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_l
 from fairseq.models import BaseFairseqModel
 from fairseq.optim.adam import Adam
 from torch import Tensor
-from turns import build, fconv_and_convs2s, machine, make_dictionary, parse_options, random_sentences, ratio, take_turns
+from turns import (
+    DEVICE,
+    build,
+    fconv_and_convs2s,
+    machine,
+    make_dictionary,
+    parse_options,
+    random_sentences,
+    ratio,
+    take_turns,
+)
 
 from fairseq_plugins.nn.branched_block import BranchedBlock
 
@@ -25,6 +35,7 @@ OPTIONS = (
     ("vocabulary", 32000, "words"),
     ("sentences", 64, "sentences in a batch"),
     ("length", 25, "longest sentence, in tokens"),
+    DEVICE,
 )
 Batch = tuple[Tensor, Tensor, Tensor]
 
@@ -73,8 +84,8 @@ def evaluate_plainly(model: BaseFairseqModel, batch: Batch) -> float:
 def main() -> None:
     args = parse_options(__doc__, OPTIONS)
     dictionary = make_dictionary(args.vocabulary)
-    source, lengths = random_sentences(dictionary, args.sentences, args.length)
-    batch = (source, lengths, random_sentences(dictionary, args.sentences, args.length)[0])
+    source, lengths = random_sentences(dictionary, args.sentences, args.length, args.device)
+    batch = (source, lengths, random_sentences(dictionary, args.sentences, args.length, args.device)[0])
     print(f"{args.sentences} pairs of up to {args.length} tokens, vocabulary {args.vocabulary}, Adam")
     print(f"{machine(args)}\n")
     print("| | fairseq, ms | ours, ms | faster | losses differ by |")
@@ -92,7 +103,7 @@ def main() -> None:
     }.items():
         what = update if pair else through_the_layers
         if pair:
-            theirs, ours = (model.train() for model in pair())
+            theirs, ours = (model.to(args.device).train() for model in pair())
             expected = evaluate_plainly(ours, batch) if "transformer" in name else evaluate(theirs, batch)
             error = abs(evaluate(ours, batch) - expected) / expected
             wrong = wrong or error > 1e-5

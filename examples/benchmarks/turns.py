@@ -28,6 +28,7 @@ from fairseq_plugins.models.convs2s.from_fconv import convert_options, convert_p
 from fairseq_plugins.models.convs2s.model import ConvS2SModel
 from fairseq_plugins.nn.step_linear import step_linear
 
+DEVICE = ("device", "cpu", "where the models are: cpu or cuda")
 JSON = ("json", "", "also write all figures, machine and options to this file")
 SIZES = (
     ("layers", 20, "convolutional layers in encoder and decoder"),
@@ -38,8 +39,11 @@ SIZES = (
 )
 
 
-def parse_options(description: str | None, options: Iterable[tuple[str, int | str, str]]) -> Namespace:
-    """Options with defaults, which give them their types, and help; also sets torch's threads and seed."""
+def parse_options(description: str | None, options: Iterable[tuple[str, int | str | bool, str]]) -> Namespace:
+    """Options with defaults, which give them their types, and help; also sets torch's threads and seed.
+
+    Those that are false by default take no value.
+    """
     parser = ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
     common = (
         ("threads", 2, "processor threads"),
@@ -47,6 +51,9 @@ def parse_options(description: str | None, options: Iterable[tuple[str, int | st
         ("seed", 1, "random seed"),
     )
     for option, default, text in chain(options, common):
+        if default is False:
+            parser.add_argument(f"--{option}", action="store_true", help=text)
+            continue
         parser.add_argument(f"--{option}", type=type(default), default=default, help=f"{text} (default: %(default)s)")
     args = parser.parse_args()
     torch.manual_seed(args.seed)
@@ -86,14 +93,16 @@ def prepare(model: BaseFairseqModel, beam: int) -> None:
     model.eval()
 
 
-def random_sentences(dictionary: Dictionary, sentences: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+def random_sentences(
+    dictionary: Dictionary, sentences: int, length: int, device: str = "cpu"
+) -> tuple[torch.Tensor, torch.Tensor]:
     """A batch of three quarters to the whole of the length, ended and padded on the right, and the lengths."""
     tokens = torch.randint(dictionary.nspecial, len(dictionary), (sentences, length))
     lengths = torch.randint(length * 3 // 4, length + 1, (sentences,))
     for sentence, end in zip(tokens, lengths, strict=True):
         sentence[end - 1] = dictionary.eos()
         sentence[end:] = dictionary.pad()
-    return tokens, lengths
+    return tokens.to(device), lengths.to(device)
 
 
 def take_turns(
@@ -114,6 +123,8 @@ def take_turns(
             time.sleep(pause)
             start = time.perf_counter()
             results[name] = run()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
             if turn >= 0:
                 seconds[name].append(time.perf_counter() - start)
     return seconds, results
@@ -155,17 +166,14 @@ class _Products(TorchDispatchMode):
         return result
 
 
-def product_rate(rows: int) -> float:
+def product_rate(rows: int, device: str) -> float:
     """Floating-point operations in a second of such rows with a packed matrix of 1536 x 1024."""
-    weight, x = torch.randn(1024, 1536), torch.randn(rows, 1536)
+    weight, x = torch.randn(1024, 1536, device=device), torch.randn(rows, 1536, device=device)
     with torch.no_grad():
         product = step_linear(weight, None, rows)
-        seconds = []
-        for _ in range(50):
-            start = time.perf_counter()
-            product(x)
-            seconds.append(time.perf_counter() - start)
-    return 2 * weight.numel() * rows / statistics.median(seconds)
+        each = 1 if device == "cpu" else 100  # the start of one product would take longer than itself
+        seconds, _ = take_turns({"": lambda: [product(x) for _ in range(each)]}, rounds=50)
+    return 2 * weight.numel() * rows * each / statistics.median(seconds[""])
 
 
 def without_state(model: BaseFairseqModel) -> Callable[..., Any]:
@@ -194,10 +202,14 @@ def describe_sizes(args: Namespace) -> str:
 def machine(args: Namespace) -> str:
     """What a figure must be read with."""
     return (
-        f"{_processor()} ({torch.backends.cpu.get_cpu_capability()}), "
+        f"{_gpu(args)}{_processor()} ({torch.backends.cpu.get_cpu_capability()}), "
         f"{args.threads} threads, torch {torch.__version__}, fairseq {fairseq.__version__}; "
         f"median of {args.rounds} turns"
     )
+
+
+def _gpu(args: Namespace) -> str:
+    return f"{torch.cuda.get_device_name()}, " if vars(args).get("device") == "cuda" else ""
 
 
 def _processor() -> str:
@@ -214,7 +226,7 @@ def write_json(args: Namespace, rows: list[dict[str, Any]]) -> None:
     """The rows of a table, options and machine to the file of ``--json``, if there is one."""
     if args.json:
         system = {
-            "processor": _processor(),
+            "processor": _gpu(args) + _processor(),
             "capability": torch.backends.cpu.get_cpu_capability(),
             "cores": os.cpu_count(),
             "system": platform.platform(),

@@ -46,6 +46,8 @@ def models(
     request: pytest.FixtureRequest, build: Any, task: SimpleNamespace, device: torch.device, double: None
 ) -> list[Any]:
     """Twice the same model, in float64."""
+    if request.param == "lstm":
+        request.getfixturevalue("_without_cudnn")
     if request.param in FAIRSEQ_MODELS:
         return [fairseq_model(request.param, task).to(device).double() for _ in range(2)]
     return [build(request.param).double() for _ in range(2)]

@@ -60,10 +60,10 @@ class Rewarding(EnsembleModel):
 @pytest.mark.parametrize("mode", ["length from the source", "prefix"])
 def test_a_penalty_of_words(build, dictionary, sentences, mode: str, penalty: float) -> None:
     source, options = sentences(LENGTHS), {**MODES[mode], "len_penalty": 0.7}
-    reference = Rewarding([build(ARCHITECTURES[0])])
+    reference = Rewarding([build(ARCHITECTURES[0]).double()])
     reference.penalty = penalty
     expected = generate(SequenceGenerator, reference, dictionary, source, **options)
-    models = [build(ARCHITECTURES[0])]
+    models = [build(ARCHITECTURES[0]).double()]
     actual = generate(FastBeamSearch, models, dictionary, source, word_penalty=penalty, **options)
     assert_same(actual, expected, tolerance=2e-6)
     without = generate(FastBeamSearch, models, dictionary, source, **options)
@@ -96,7 +96,7 @@ class LaterWords(FairseqDecoder):
 @pytest.mark.parametrize("but_for", ["length of the source", "language model", "no state", "adaptive softmax"])
 def test_what_is_plain_but_for_one_thing(build, task, dictionary, sentences, but_for: str) -> None:
     """Which none of the ways to search shows by itself."""
-    models, source, options = [build(ARCHITECTURES[0])], sentences(LENGTHS), {}
+    models, source, options = [build(ARCHITECTURES[0]).double()], sentences(LENGTHS), {}
     match but_for:
         case "length of the source":
             options = {"match_source_len": True}
@@ -105,7 +105,7 @@ def test_what_is_plain_but_for_one_thing(build, task, dictionary, sentences, but
         case "no state":
             models, options = [without_state(models[0])], {"bos_token": 8}
         case "adaptive softmax":
-            models = [fairseq_model("transformer_tiny", task, adaptive_softmax_cutoff="10,20")]
+            models = [fairseq_model("transformer_tiny", task, adaptive_softmax_cutoff="10,20").to(source.device)]
     actual = generate(FastBeamSearch, models, dictionary, source, **options)
     assert_same(actual, generate(SequenceGenerator, models, dictionary, source, **options), tolerance=2e-6)
 
@@ -123,7 +123,7 @@ FORMS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_forms_in_which_decoders_return_their_attention(build, dictionary, sentences, form: str) -> None:
-    model, source = build(ARCHITECTURES[0]), sentences(LENGTHS, left_pad=True)
+    model, source = build(ARCHITECTURES[0]).double(), sentences(LENGTHS, left_pad=True)
     forward = model.decoder.forward
 
     def formed(*args: Any, **kwargs: Any) -> Any:
@@ -272,7 +272,7 @@ def test_fewer_possible_words_than_hypotheses(model: Model, dictionary, sentence
 
 def test_an_ensemble_that_fairseq_has_made(build, dictionary, sentences) -> None:
     """fairseq's generator takes one in the place of a list of models; by itself too."""
-    models, source = [build(ARCHITECTURES[0])], sentences(LENGTHS)
+    models, source = [build(ARCHITECTURES[0]).double()], sentences(LENGTHS)
     sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(dictionary.pad()).sum(dim=1)}}
     made = FastBeamSearch(EnsembleModel(models), dictionary, beam_size=4, max_len_b=12)
     assert_same(made(sample), generate(SequenceGenerator, models, dictionary, source), tolerance=2e-6)
@@ -292,7 +292,7 @@ def test_an_ensemble_called_by_keywords(build, architecture: str, dictionary, se
 
 def test_a_model_with_probabilities_of_its_own(build, architecture: str, dictionary, sentences) -> None:
     def own() -> Any:
-        model = build(architecture)
+        model = build(architecture).double()
 
         class Own(type(model)):  # type: ignore[misc]
             def get_normalized_probs(self, decoder_out: Any, log_probs: bool, sample: Any) -> Tensor:
@@ -306,7 +306,7 @@ def test_a_model_with_probabilities_of_its_own(build, architecture: str, diction
     source = sentences(LENGTHS, left_pad=True)
     actual = generate(FastBeamSearch, [own()], dictionary, source)
     assert_same(actual, generate(SequenceGenerator, [own()], dictionary, source), tolerance=2e-6)
-    plain = generate(SequenceGenerator, [build(architecture)], dictionary, source)
+    plain = generate(SequenceGenerator, [build(architecture).double()], dictionary, source)
     assert plain[0][0]["tokens"].tolist() != actual[0][0]["tokens"].tolist()
 
 

@@ -16,8 +16,10 @@ from tests.operators import Operators
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
-def test_lower_precision(build, architecture: str, dictionary, sentences, precision: str) -> None:
+def test_lower_precision(build, architecture: str, dictionary, sentences, device, precision: str) -> None:
     """All products with weights go through it."""
+    if device.type != "cpu":
+        pytest.skip("for processors")
     if not PRECISIONS[precision][1]():
         pytest.skip(f"this processor has no {precision}")
     source = sentences([60, 40, 60, 20])
@@ -71,7 +73,9 @@ def test_weights_that_are_folded(build, dictionary, sentences, weights: str) -> 
 
 
 @torch.no_grad()
-def test_weights_are_folded_once(build, dictionary, sentences) -> None:
+def test_weights_are_folded_once(build, dictionary, sentences, device) -> None:
+    if device.type != "cpu":
+        pytest.skip("for processors, where weights are known by their bits")
     model, packing, products = build("weighted_transformer_tiny"), Packing(), []
     for _ in range(2):
         with Operators() as operators:

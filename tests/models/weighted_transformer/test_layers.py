@@ -25,7 +25,8 @@ def enlivened(build, **options: float) -> nn.Module:
 def inputs(sentences) -> tuple[torch.Tensor, torch.Tensor]:
     torch.manual_seed(1)
     padding = sentences([5, 3]).eq(1)
-    return torch.randn(2, 5, 128, dtype=torch.float64), padding_bias(padding, torch.float64).unsqueeze(1)
+    x = torch.randn(2, 5, 128, dtype=torch.float64)
+    return x.to(padding.device), padding_bias(padding, torch.float64).unsqueeze(1)
 
 
 @pytest.mark.parametrize("option", ["dropout", "attention_dropout", "relu_dropout"])
@@ -77,7 +78,7 @@ def test_embeddings_are_fairseqs(build, sentences, dictionary, left_pad: bool, l
     tokens = sentences([7, 4, 1], left_pad)
     present = tokens.ne(dictionary.pad())
     for ours, kind in ((model.encoder.embedding, TransformerEncoder), (model.decoder.embedding, TransformerDecoder)):
-        theirs = kind(args, dictionary, ours.words).eval()
+        theirs = kind(args, dictionary, ours.words).to(tokens.device).eval()
         if learned:
             theirs.embed_positions.weight.copy_(ours.positions.weight)
         if kind is TransformerEncoder:

@@ -62,11 +62,11 @@ def test_different_dictionaries_are_named(dictionary: Dictionary) -> None:
         ARCH_MODEL_REGISTRY["weighted_transformer_tiny"].build_model(args, other)
 
 
-def test_autocast(build, sentences) -> None:
+def test_autocast(build, sentences, device) -> None:
     """What --amp does, here in bfloat16: parameters stay in float32, products do not."""
     model = build("weighted_transformer_tiny").train()
-    with torch.autocast("cpu", torch.bfloat16):
-        logits, _ = model(sentences([5, 3]).cpu(), None, sentences([4, 4]).cpu())
+    with torch.autocast(device.type, torch.bfloat16):
+        logits, _ = model(sentences([5, 3]), None, sentences([4, 4]))
     assert logits.dtype == torch.bfloat16
     logits.float().square().mean().backward()
     assert all(parameter.grad.dtype == torch.float32 for parameter in model.parameters() if parameter.grad is not None)

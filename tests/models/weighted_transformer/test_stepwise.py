@@ -47,7 +47,7 @@ def check_past(decoding, reference, tokens: torch.Tensor, source: Source) -> Non
         hook.remove()
     table = decoding.ancestry.table[:, :, : tokens.size(1)]  # the rest is room for more
     sentences, beam, steps = table.shape
-    places = table + torch.arange(steps) * beam  # (B, k, t)
+    places = table + torch.arange(steps, device=table.device) * beam  # (B, k, t)
     for layer, module, x in zip(decoding.layers, reference.decoder.layers, seen, strict=True):
         heads = module.self_attention.heads
         past = (layer.past.keys.transpose(2, 3), layer.past.values)

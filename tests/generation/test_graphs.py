@@ -1,0 +1,111 @@
+"""What only a GPU can show: steps are replayed graphs, ask nothing of the device, and may be in half precision."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from fairseq.sequence_generator import SequenceGenerator
+
+from fairseq_plugins.generation.beam_search import FastBeamSearch
+from fairseq_plugins.generation.compiled_steps import CompiledSteps
+from tests.generation.searching import assert_same
+
+BEAM, STEPS = 3, 9
+HALF = {torch.float16: 1e-2, torch.bfloat16: 8e-2}
+
+
+@pytest.fixture(autouse=True)
+def _needs_a_gpu(device: torch.device) -> None:
+    if device.type != "cuda":
+        pytest.skip("needs a GPU: run with --device cuda")
+
+
+def launches(step: Any) -> tuple[int, int]:
+    """How many graphs and how many single kernels a call launches."""
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        step()
+        torch.cuda.synchronize()
+    names = [event.name for event in profile.events()]
+    return sum("GraphLaunch" in name for name in names), sum("LaunchKernel" in name for name in names)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF])
+def test_forced_words(build, architecture, sentences, device, dtype: torch.dtype) -> None:
+    """Replays round about as much as other steps; but for a shape's first batch, which makes its graph, none waits."""
+    model = build(architecture).to(dtype)
+    model.make_generation_fast_(need_attn=True)
+    exact = copy.deepcopy(model).double()
+    steps, seen = CompiledSteps(), set[tuple[int, int]]()
+    for lengths in ([9, 5, 3], [4, 7, 2, 2], [40], [12, 12, 11]):
+        encoded = model.encoder(sentences(lengths))
+        rows = len(lengths) * BEAM
+        words = sentences([STEPS] * rows)
+        alike = torch.arange(rows, device=device) // BEAM
+        eager = model.decoder.start(encoded.reorder(alike))
+        reference = exact.decoder.start(exact.encoder(sentences(lengths)).reorder(alike))
+        compiled = steps.start(model.decoder, encoded, BEAM, STEPS)
+        order = alike * BEAM + torch.randint(BEAM, (rows,), device=device)
+        results = []
+        shape = len(compiled.all_rows), compiled.decoding.source.padding_mask.size(1)
+        torch.cuda.set_sync_debug_mode("error" if shape in seen else "default")
+        try:
+            for step in range(1, STEPS + 1):
+                predictions, attention = [], []
+                for decoding in (compiled, eager, reference):
+                    logits, extra = decoding.decode(words[:, :step])
+                    predictions.append(logits)
+                    attention.append(extra["attn"][0].clone())  # a graph's next replay writes there
+                    decoding.order.reorder(order)
+                results += [predictions, attention]
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        seen.add(shape)
+        mine, theirs, expected = (torch.cat([part.flatten() for part in parts]) for parts in zip(*results, strict=True))
+        assert (mine - expected).norm() <= 4 * (theirs - expected).norm()
+    compiled = steps.start(model.decoder, encoded, BEAM, STEPS)
+    for step in range(1, 4):
+        compiled.decode(words[:, :step])
+    graphs, kernels = launches(lambda: compiled.decode(words[:, :4]))
+    assert graphs == 1
+    assert kernels < 12  # the tokens and the output layer
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize("dtype", HALF)
+def test_searches_in_half_precision(build, architecture, sentences, dictionary, dtype, compiles: bool) -> None:
+    """As fairseq's own."""
+    model, source = build(architecture).to(dtype), sentences([9, 3, 6, 1])
+    model.make_generation_fast_()
+    sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(1).sum(dim=1)}}
+    options = {"beam_size": BEAM, "max_len_b": 12}
+    expected = SequenceGenerator([model], dictionary, **options).generate([model], sample)
+    search = FastBeamSearch([model], dictionary, compiled=CompiledSteps() if compiles else None, **options)
+    for mine, theirs in zip(search.generate([model], sample), expected, strict=True):
+        assert float(mine[0]["score"]) == pytest.approx(float(theirs[0]["score"]), abs=HALF[dtype])
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_a_search_looks_once_in_a_step(build, architecture, sentences, dictionary, compiles: bool) -> None:
+    """Here at eight steps in which no sentence ends, and at a last one."""
+    model, source = build(architecture), sentences([9, 3, 6, 1])
+    model.make_generation_fast_()
+    sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(1).sum(dim=1)}}
+    options = {"beam_size": BEAM, "min_len": 8, "max_len_b": 8}
+    search = FastBeamSearch([model], dictionary, compiled=CompiledSteps() if compiles else None, **options)
+    expected = search.generate([model], sample)
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            actual = search.generate([model], sample)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert_same(actual, expected, 1e-5)
+    looks = [each for each in caught if "synchronizing" in str(each.message)]
+    assert len(looks) <= 9 + 3, [f"{each.filename}:{each.lineno}" for each in looks]
