@@ -15,7 +15,6 @@ from fairseq_plugins.generation.compiled_steps import CompiledSteps
 from tests.generation.searching import assert_same
 
 BEAM, STEPS = 3, 9
-HALF = {torch.float16: 1e-2, torch.bfloat16: 8e-2}
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +34,7 @@ def launches(step: Any) -> tuple[int, int]:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", [torch.float32, *HALF])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_forced_words(build, architecture, sentences, device, dtype: torch.dtype) -> None:
     """Replays round about as much as other steps; but for a shape's first batch, which makes its graph, none waits."""
     model = build(architecture).to(dtype)
@@ -76,18 +75,32 @@ def test_forced_words(build, architecture, sentences, device, dtype: torch.dtype
     assert kernels < 12  # the tokens and the output layer
 
 
+def rounding(exact: Any, source: torch.Tensor, found: Any) -> torch.Tensor:
+    """How far the log-probabilities of the words found are from those in double precision, on average."""
+    differences = []
+    for sentence, beams in zip(source, found, strict=True):
+        for beam in beams:
+            words = beam["tokens"].unsqueeze(0)
+            logits, _ = exact(sentence.unsqueeze(0), None, words.roll(1, dims=1))  # the end stands in front, too
+            expected = logits.log_softmax(dim=-1).gather(2, words.unsqueeze(2)).flatten()
+            differences.append(beam["positional_scores"] - expected)
+    return torch.cat(differences).square().mean().sqrt()
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("compiles", [False, True])
-@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_searches_in_half_precision(build, architecture, sentences, dictionary, dtype, compiles: bool) -> None:
-    """As fairseq's own."""
+    """They round about as much as fairseq's, which may find other words."""
     model, source = build(architecture).to(dtype), sentences([9, 3, 6, 1])
+    exact = copy.deepcopy(model).double()
     model.make_generation_fast_()
     sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(1).sum(dim=1)}}
     options = {"beam_size": BEAM, "max_len_b": 12}
-    expected = SequenceGenerator([model], dictionary, **options).generate([model], sample)
+    theirs = SequenceGenerator([model], dictionary, **options).generate([model], sample)
     search = FastBeamSearch([model], dictionary, compiled=CompiledSteps() if compiles else None, **options)
-    for mine, theirs in zip(search.generate([model], sample), expected, strict=True):
-        assert float(mine[0]["score"]) == pytest.approx(float(theirs[0]["score"]), abs=HALF[dtype])
+    mine = search.generate([model], sample)
+    assert rounding(exact, source, mine) <= 4 * rounding(exact, source, theirs)
 
 
 @pytest.mark.parametrize("compiles", [False, True])
