@@ -70,9 +70,14 @@ class _OneDNNLinear(torch.autograd.Function):
         for_x, for_weight, for_bias = ctx.needs_input_grad
         return (
             _onednn(grad, weight.t()) if for_x else None,
-            _onednn(grad.t(), x.t()) if for_weight else None,
+            _product_laid_out_as(weight, grad, x) if for_weight else None,
             grad.sum(dim=0) if for_bias else None,
         )
+
+
+def _product_laid_out_as(weight: Tensor, grad: Tensor, x: Tensor) -> Tensor:
+    """``gradᵀ x``, (O, K), in the weight's order in memory, into which its gradient would have to be copied."""
+    return _onednn(grad.t(), x.t()) if weight.is_contiguous() else _onednn(x.t(), grad.t()).t()
 
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -55,6 +55,15 @@ def test_gradients_that_nobody_wants_are_not_computed(calls: list[int]) -> None:
     assert len(calls) == 4
 
 
+@onednn
+@pytest.mark.parametrize("transposed", [False, True])
+def test_gradients_lie_in_memory_as_the_weight(calls: list[int], transposed: bool) -> None:
+    w = torch.randn(96, 128).t() if transposed else torch.randn(128, 96)
+    y = linear(torch.randn(256, 96), w.requires_grad_())
+    (gradient,) = torch.autograd.grad(y.sum(), w)
+    assert gradient.stride() == w.stride()
+
+
 def test_where_torchs_own_products_stay(calls: list[int]) -> None:
     """Very small ones, other precisions, and autocast."""
     w = torch.randn(128, 96)
