@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,17 @@ def test_generation(tmp_path: Path) -> None:
     for name in ("convs2s", "weighted_transformer_small"):
         for contestant in (name, f"{name}, {FAST}"):
             assert rows[contestant]["equal"] == rows[contestant]["of"] == 2 * 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler: g++")
+def test_compiled_generation(tmp_path: Path) -> None:
+    sizes = ["--width", 16, "--transformer-layers", 1, "--steps", 4, "--compile-steps"]
+    rows = {row["contestant"]: row for row in bench("generation.py", tmp_path, *TINY, *sizes)["rows"]}
+    for name in ("convs2s", "weighted_transformer_small"):
+        compiled = rows[f"{name}, {FAST}, compiled"]
+        assert compiled["equal"] == compiled["of"] == 2 * 2
+        assert compiled["products alone"] == rows[f"{name}, {FAST}"]["products alone"]
 
 
 def test_step_time(tmp_path: Path) -> None:

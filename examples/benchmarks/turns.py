@@ -56,6 +56,8 @@ def parse_options(description: str | None, options: Iterable[tuple[str, int | st
             continue
         parser.add_argument(f"--{option}", type=type(default), default=default, help=f"{text} (default: %(default)s)")
     args = parser.parse_args()
+    if vars(args).get("device") == "cuda" and not torch.cuda.is_available():
+        parser.error("there is no GPU here, or torch cannot use it")
     torch.manual_seed(args.seed)
     torch.set_num_threads(args.threads)
     return args
