@@ -85,7 +85,7 @@ def test_translates_as_fairseq_does(tmp_path, data, dictionary, sentences, fconv
     assert model.max_positions() == (62, 62)
     if prepared:
         model.make_generation_fast_(beamable_mm_beam_size=5, need_attn=True)
-    source = sentences([9, 3, 6, 1])
+    source = sentences([9, 3, 6, 1]).cpu()
     assert_same(generate([model], dictionary, source), generate([fconv], dictionary, source))
 
 

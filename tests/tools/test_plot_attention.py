@@ -23,13 +23,14 @@ LAYERS = {"decoder_layers": "[(16, 3)] * 3", "decoder_attention": "[True, False,
 def decode(sentences: Callable[..., Tensor]) -> Callable[[BaseFairseqModel], tuple[dict[int, Tensor], Tensor]]:
     """Each layer's attention for a sentence of five tokens in seven, and what the model reports; both (S, T)."""
     source, target = sentences([5]), sentences([7], seed=2)
-    net_input = {"src_tokens": source, "src_lengths": torch.tensor([5])}
+    net_input = {"src_tokens": source, "src_lengths": torch.tensor([5], device=source.device)}
 
     def decode(model: BaseFairseqModel) -> tuple[dict[int, Tensor], Tensor]:
+        model.to(source.device)
         found = attention_by_layer(model, {"net_input": net_input}, target[0])
         for attention in found.values():
             assert attention.shape == (5, 7)
-            torch.testing.assert_close(attention.sum(dim=0), torch.ones(7))
+            torch.testing.assert_close(attention.sum(dim=0), torch.ones(7, device=source.device))
         with torch.no_grad():
             _, extra = model(**net_input, prev_output_tokens=target.roll(1, dims=1))
         reported: Any = extra if torch.is_tensor(extra) else extra["attn"][0]
