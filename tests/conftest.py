@@ -25,12 +25,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", help="where the tests of models run: cpu or cuda")
 
 
+def pytest_configure() -> None:
+    torch.backends.cudnn.allow_tf32 = False  # torch rounds what cuDNN multiplies to ten bits
+
+
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> torch.device:
     device = torch.device(request.config.getoption("--device"))
     if device.type == "cuda" and not torch.cuda.is_available():
         pytest.skip("no GPU here")
-    torch.backends.cudnn.allow_tf32 = False  # torch rounds what cuDNN multiplies to ten bits
     return device
 
 

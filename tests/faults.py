@@ -52,9 +52,8 @@ def fairseq_train(words: Sequence[str], log: Path, file_size: int) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     torch.set_num_threads(1)
-    os.environ["CUDA_VISIBLE_DEVICES"] = (
-        ""  # where fairseq sees a GPU, it takes the norm of gradients there despite --cpu
-    )
+    # Where fairseq sees a GPU, it takes the norm of gradients there, despite --cpu.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     sys.argv = ["fairseq-train", *words]
     train.cli_main()
 

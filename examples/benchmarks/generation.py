@@ -129,6 +129,27 @@ def ctranslate2_runs(
             yield {f"CTranslate2, {precision}": partial(translate, precision) for precision in ("float32", "int8")}
 
 
+def searches(
+    name: str, model: BaseFairseqModel, dictionary: Dictionary, sample: dict[str, Any], args: Namespace
+) -> dict[str, Callable[[], Any]]:
+    """A model under fairseq's generator, and one of ours under that of translation_fast, in each precision there is."""
+    # A random model hardly ever ends a sentence, so the longest length is also the length of every hypothesis.
+    options = {"beam_size": args.beam, "max_len_b": args.steps - 1, "min_len": args.steps - 1}
+    runs = {name: partial(SequenceGenerator([model], dictionary, **options).generate, None, sample)}
+    if not name.startswith((CONVS2S, WEIGHTED)):
+        return runs
+    precisions = {f", {each}": each for each, (_, is_supported) in PRECISIONS.items() if is_supported()}
+    if args.device != "cpu":  # where nothing is packed
+        precisions = {"": "float32"}
+    for suffix, precision in precisions.items():
+        search = partial(FastBeamSearch, [model], dictionary, packing=Packing(precision), **options)
+        ours = f"{name}, translation_fast{suffix}"
+        runs[ours] = partial(search().generate, None, sample)
+        if args.compile_steps:
+            runs[ours + COMPILED] = partial(search(compiled=CompiledSteps()).generate, None, sample)
+    return runs
+
+
 def main() -> None:
     args = parse_options(__doc__, OPTIONS)
     dictionary = make_dictionary(args.vocabulary)
@@ -151,28 +172,16 @@ def main() -> None:
     }
     for model in models.values():
         prepare(model, args.beam)
-    precisions = [name for name, (_, is_supported) in PRECISIONS.items() if is_supported()]
-    on_gpu = args.device != "cpu"
-    if on_gpu:
-        precisions = ["float32"]  # of what is packed for a processor
+    if args.device != "cpu":
         models |= {f"{name}, float16": copy.deepcopy(model).half() for name, model in models.items()}
     source, lengths = random_sentences(dictionary, args.sentences, args.source_length, args.device)
-    runs: dict[str, Callable[[], Any]] = {}
-    # A random model hardly ever ends a sentence, so the longest length is also the length of every hypothesis.
-    options = {"beam_size": args.beam, "max_len_b": args.steps - 1, "min_len": args.steps - 1}
     sample = {"net_input": {"src_tokens": source, "src_lengths": lengths}}
+    runs: dict[str, Callable[[], Any]] = {}
     for name, model in models.items():
         model.to(args.device)
         if "cached" in name:
             cache_linearized_weights(model)
-        runs[name] = partial(SequenceGenerator([model], dictionary, **options).generate, None, sample)
-        if name.startswith((CONVS2S, WEIGHTED)):
-            for precision in precisions:
-                search = partial(FastBeamSearch, [model], dictionary, packing=Packing(precision), **options)
-                ours = f"{name}, translation_fast" + (f", {precision}" if not on_gpu else "")
-                runs[ours] = partial(search().generate, None, sample)
-                if args.compile_steps:
-                    runs[ours + COMPILED] = partial(search(compiled=CompiledSteps()).generate, None, sample)
+        runs |= searches(name, model, dictionary, sample, args)
     rate = product_rate(args.sentences * args.beam, args.device)
     with ctranslate2_runs(theirs, transformer_options("transformer", args), dictionary, source, args) as others:
         runs |= others
@@ -194,9 +203,10 @@ def main() -> None:
             check = f"{equal} of {pairs} | {difference:.1e}"
             if equal < pairs and not any(low in name for low in ("float16", "int8")):
                 wrong.append(name)
-            products = multiply_adds(runs[name.removesuffix(COMPILED)]) * 2 / rate
-            alone = f"{products:.2f}"
-            row |= {"products alone": products, "equal": equal, "of": pairs, "scores differ by": difference}
+            row |= {"equal": equal, "of": pairs, "scores differ by": difference}
+            if ", float16" not in name:  # the rate is of float32
+                row["products alone"] = multiply_adds(runs[name.removesuffix(COMPILED)]) * 2 / rate
+                alone = f"{row['products alone']:.2f}"
         print(f"| {name} | {statistics.median(seconds[name]):.3f} | {alone} | {faster:.2f} | {check} |")
         rows.append(row)
     write_json(args, rows)

@@ -56,8 +56,11 @@ def parse_options(description: str | None, options: Iterable[tuple[str, int | st
             continue
         parser.add_argument(f"--{option}", type=type(default), default=default, help=f"{text} (default: %(default)s)")
     args = parser.parse_args()
-    if vars(args).get("device") == "cuda" and not torch.cuda.is_available():
-        parser.error("there is no GPU here, or torch cannot use it")
+    if vars(args).get("device", "cpu") != "cpu":
+        if args.device != "cuda":
+            parser.error("--device is cpu or cuda")
+        if not torch.cuda.is_available():
+            parser.error("there is no GPU here, or torch cannot use it")
     torch.manual_seed(args.seed)
     torch.set_num_threads(args.threads)
     return args
@@ -125,7 +128,7 @@ def take_turns(
             time.sleep(pause)
             start = time.perf_counter()
             results[name] = run()
-            if torch.cuda.is_available():
+            if torch.cuda.is_initialized():
                 torch.cuda.synchronize()
             if turn >= 0:
                 seconds[name].append(time.perf_counter() - start)

@@ -65,8 +65,10 @@ def test_forced_words(build, architecture, sentences, device, dtype: torch.dtype
         finally:
             torch.cuda.set_sync_debug_mode("default")
         seen.add(shape)
-        mine, theirs, expected = (torch.cat([part.flatten() for part in parts]) for parts in zip(*results, strict=True))
-        assert (mine - expected).norm() <= 4 * (theirs - expected).norm()
+        for parts in (results[::2], results[1::2]):
+            mine, theirs, expected = (torch.stack(part) for part in zip(*parts, strict=True))
+            # In a single step an H100 was seen to round up to three times as much as without a graph.
+            assert (mine - expected).norm() <= 4 * (theirs - expected).norm()
     compiled = steps.start(model.decoder, encoded, BEAM, STEPS)
     for step in range(1, 4):
         compiled.decode(words[:, :step])
@@ -75,32 +77,35 @@ def test_forced_words(build, architecture, sentences, device, dtype: torch.dtype
     assert kernels < 12  # the tokens and the output layer
 
 
-def rounding(exact: Any, source: torch.Tensor, found: Any) -> torch.Tensor:
-    """How far the log-probabilities of the words found are from those in double precision, on average."""
-    differences = []
+def scored(exact: Any, source: torch.Tensor, found: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """In double precision: the score of each sentence's best translation, and how far words' own are from theirs."""
+    scores, differences = [], []
     for sentence, beams in zip(source, found, strict=True):
         for beam in beams:
             words = beam["tokens"].unsqueeze(0)
             logits, _ = exact(sentence.unsqueeze(0), None, words.roll(1, dims=1))  # the end stands in front, too
             expected = logits.log_softmax(dim=-1).gather(2, words.unsqueeze(2)).flatten()
             differences.append(beam["positional_scores"] - expected)
-    return torch.cat(differences).square().mean().sqrt()
+            if beam is beams[0]:
+                scores.append(expected.mean())
+    return torch.stack(scores), torch.cat(differences).square().mean().sqrt()
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("compiles", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_searches_in_half_precision(build, architecture, sentences, dictionary, dtype, compiles: bool) -> None:
-    """They round about as much as fairseq's, which may find other words."""
+    """They round about as much as fairseq's, which may find other words, but hardly better ones."""
     model, source = build(architecture).to(dtype), sentences([9, 3, 6, 1])
     exact = copy.deepcopy(model).double()
     model.make_generation_fast_()
     sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(1).sum(dim=1)}}
     options = {"beam_size": BEAM, "max_len_b": 12}
-    theirs = SequenceGenerator([model], dictionary, **options).generate([model], sample)
+    theirs, rounding = scored(exact, source, SequenceGenerator([model], dictionary, **options).generate(None, sample))
     search = FastBeamSearch([model], dictionary, compiled=CompiledSteps() if compiles else None, **options)
-    mine = search.generate([model], sample)
-    assert rounding(exact, source, mine) <= 4 * rounding(exact, source, theirs)
+    mine, own_rounding = scored(exact, source, search.generate(None, sample))
+    assert own_rounding <= 4 * rounding
+    assert (mine >= theirs - 4 * rounding).all()
 
 
 @pytest.mark.parametrize("compiles", [False, True])
@@ -110,8 +115,9 @@ def test_a_search_looks_once_in_a_step(build, architecture, sentences, dictionar
     model.make_generation_fast_()
     sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(1).sum(dim=1)}}
     options = {"beam_size": BEAM, "min_len": 8, "max_len_b": 8}
+    expected = SequenceGenerator([model], dictionary, **options).generate([model], sample)
     search = FastBeamSearch([model], dictionary, compiled=CompiledSteps() if compiles else None, **options)
-    expected = search.generate([model], sample)
+    search.generate([model], sample)  # which compiles
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as caught:
@@ -119,6 +125,6 @@ def test_a_search_looks_once_in_a_step(build, architecture, sentences, dictionar
             actual = search.generate([model], sample)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert_same(actual, expected, 1e-5)
+    assert_same(actual, expected, 1e-4)
     looks = [each for each in caught if "synchronizing" in str(each.message)]
-    assert len(looks) <= 9 + 3, [f"{each.filename}:{each.lineno}" for each in looks]
+    assert 9 <= len(looks) <= 9 + 3, [f"{each.filename}:{each.lineno}" for each in looks]
