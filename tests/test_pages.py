@@ -57,11 +57,14 @@ WALKS = {
              "ln -s checkpoints/checkpoint_best.pt MODEL; fairseq-preprocess --dataset-impl raw -s en -t de "
              "--srcdict DATA_BIN/dict.en.txt --tgtdict DATA_BIN/dict.de.txt --testpref TEXT/train --destdir RAW"),
         Step("docs/convs2s.md", "fairseq-plugins plot-attention", "ln -s PREPARED/code CODES"),
+        Step("docs/weighted_transformer.md", "fairseq-plugins plot-attention"),
+        Step("docs/conv_encoder.md", "fairseq-plugins plot-attention"),
     ],
     "captions": [
         Step("examples/multi30k/README.md", "python examples/multi30k/prepare.py TEXT out "),
         Step("examples/multi30k/README.md", "fairseq-plugins own-data"),
         Step("examples/multi30k/README.md", "for encoder"),
+        Step("examples/multi30k/README.md", "model="),
         Step("examples/multi30k/README.md", "examples/multi30k/vocab_selection.py"),
         Step("examples/multi30k/README.md", "fairseq-preprocess",
              words={"5000": "9", "--print-alignment": "--print-alignment --unkpen -99"}),  # untrained, it has no <unk>
