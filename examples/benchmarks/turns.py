@@ -56,11 +56,9 @@ def parse_options(description: str | None, options: Iterable[tuple[str, int | st
             continue
         parser.add_argument(f"--{option}", type=type(default), default=default, help=f"{text} (default: %(default)s)")
     args = parser.parse_args()
-    if vars(args).get("device", "cpu") != "cpu":
-        if args.device != "cuda":
-            parser.error("--device is cpu or cuda")
-        if not torch.cuda.is_available():
-            parser.error("there is no GPU here, or torch cannot use it")
+    devices = ["cpu", *["cuda"] * torch.cuda.is_available()]
+    if vars(args).get("device", "cpu") not in devices:
+        parser.error(f"--device {args.device}: torch finds {' and '.join(devices)} here")
     torch.manual_seed(args.seed)
     torch.set_num_threads(args.threads)
     return args
