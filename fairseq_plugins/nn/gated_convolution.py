@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq_plugins.nn import winograd
 from fairseq_plugins.nn.initialisation import Linear
 from fairseq_plugins.nn.linear import linear, prefers_onednn
 from fairseq_plugins.nn.weight_norm import weight_norm
@@ -45,6 +46,8 @@ class GatedConvolution(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """All positions at once: (T, B, C) -> (T, B, D)."""
+        if winograd.pays(x, self.kernel):
+            return F.glu(winograd.convolve(x, self.weight, self.bias, self.padding), dim=-1)
         length = x.size(0)
         x = F.pad(x, (0, 0, 0, 0, *self.padding))
         if prefers_onednn(x):
