@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from fairseq_plugins.nn.packed_linear import can_pack
 from fairseq_plugins.nn.packing import current_packing
 
-__all__ = ["FastLinear", "linear", "onednn", "prefers_onednn"]
+__all__ = ["FastLinear", "linear", "prefers_onednn"]
 
 # Below this many multiplications a product takes microseconds, and oneDNN's preparations the most of them.
 _SMALL = 2**20
@@ -61,7 +61,7 @@ class _OneDNNLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return onednn(x, weight, bias)
+        return _onednn(x, weight, bias)
 
     @staticmethod
     @once_differentiable
@@ -69,7 +69,7 @@ class _OneDNNLinear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         for_x, for_weight, for_bias = ctx.needs_input_grad
         return (
-            onednn(grad, weight.t()) if for_x else None,
+            _onednn(grad, weight.t()) if for_x else None,
             _product_laid_out_as(weight, grad, x) if for_weight else None,
             grad.sum(dim=0) if for_bias else None,
         )
@@ -77,11 +77,10 @@ class _OneDNNLinear(torch.autograd.Function):
 
 def _product_laid_out_as(weight: Tensor, grad: Tensor, x: Tensor) -> Tensor:
     """``gradᵀ x``, (O, K), in the weight's order in memory, into which its gradient would have to be copied."""
-    return onednn(grad.t(), x.t()) if weight.is_contiguous() else onednn(x.t(), grad.t()).t()
+    return _onednn(grad.t(), x.t()) if weight.is_contiguous() else _onednn(x.t(), grad.t()).t()
 
 
-def onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x Wᵀ + b`` by oneDNN, without gradients: (N, K) to (N, O)."""
+def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return y
 
@@ -94,7 +93,7 @@ def _onednn_is_faster() -> bool:
     before.  So they take turns, and the best of many counts: other work on the machine would have to disturb one of
     them every time.  (On a machine with ten busy processes for two cores the quotient, 0.47, stayed below 0.62.)
     """
-    turns = [(_seconds(onednn), _seconds(F.linear)) for _ in range(32)]
+    turns = [(_seconds(_onednn), _seconds(F.linear)) for _ in range(32)]
     ours, theirs = (min(seconds) for seconds in zip(*turns, strict=True))
     return ours < 0.75 * theirs
 

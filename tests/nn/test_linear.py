@@ -20,9 +20,9 @@ onednn = pytest.mark.skipif(not has_onednn(), reason="this torch has no oneDNN")
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """As on a processor where oneDNN is faster; counts its products."""
     counted: list[int] = []
-    multiply = module.onednn
+    multiply = module._onednn
     monkeypatch.setattr(module, "_onednn_is_faster", lambda: True)
-    monkeypatch.setattr(module, "onednn", lambda *tensors: counted.append(1) or multiply(*tensors))
+    monkeypatch.setattr(module, "_onednn", lambda *tensors: counted.append(1) or multiply(*tensors))
     return counted
 
 
@@ -98,7 +98,7 @@ def test_other_work_on_the_machine_does_not_turn_the_choice(quotient: float, mon
 
     def seconds(multiply: object) -> float:
         turn = next(number) // 2
-        undisturbed, at = (quotient, 20) if multiply is module.onednn else (1.0, 11)
+        undisturbed, at = (quotient, 20) if multiply is module._onednn else (1.0, 11)
         return undisturbed if turn == at else undisturbed * (2 + turn % 5)
 
     monkeypatch.setattr(module, "_seconds", seconds)
