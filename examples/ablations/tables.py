@@ -75,13 +75,17 @@ CONVS2S = Family(
 
 
 def transformer(number: int = 2, heads: int = 8) -> Cell:
-    """fairseq's, of the same sizes and with the learning rates of the other for W = 128; its options are nested."""
+    """fairseq's, of the same sizes and with the learning rates of the other's network; its options are nested."""
     side = {"embed_dim": "W", "ffn_embed_dim": "4W", "layers": number, "attention_heads": heads}
     return {
         "model": {"_name": "transformer", "share_all_embeddings": True, "encoder": side, "decoder": side},
         "criterion": {"_name": "label_smoothed_cross_entropy"},
-        "lr_scheduler": {"_name": "inverse_sqrt", "warmup_updates": 400},
-        "optimization": {"lr": [0.0044]},
+        "lr_scheduler": {
+            "_name": "weighted_inverse_sqrt",
+            "warmup_updates": 400,
+            "encoder_embed_dim": "W",
+            "encoder_layers": number,
+        },
     }
 
 
