@@ -37,7 +37,7 @@ def pays(x: Tensor, kernel: int) -> bool:
     return (
         kernel == 3
         and x.size(2) >= _NARROWEST
-        and x[..., 0].numel() >= _FEWEST
+        and x.size(0) * x.size(1) >= _FEWEST
         and torch.is_grad_enabled()
         and can_pack(x)
         and not prefers_onednn(x)
@@ -68,7 +68,7 @@ class _Winograd(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
+        ctx.save_for_backward(x, weight)  # sums are soon made again, and would take more memory
         products = torch.bmm(_sums_of_inputs(x).flatten(1, 2), _sums_of_weights(weight))
         m0, m1, m2, m3 = products.view(4, -1, x.size(1), weight.size(2))
         y = x.new_empty(2 * len(m0), x.size(1), weight.size(2))
@@ -117,7 +117,7 @@ def _gradient_of_weight(grad: Tensor) -> Tensor:
     """The gradient of `_sums_of_weights`, (4, C, O) to (3, C, O)."""
     s0, s1, s2, s3 = grad
     weight = grad.new_empty(3, *s0.shape)
-    half = torch.add(s1, s2).mul_(0.5)
+    half = (s1 + s2).mul_(0.5)
     torch.add(s0, half, out=weight[0])
     torch.sub(s1, s2, out=weight[1]).mul_(0.5)
     torch.add(s3, half, out=weight[2])
@@ -127,7 +127,7 @@ def _gradient_of_weight(grad: Tensor) -> Tensor:
 def _gradient_of_inputs(grad: Tensor) -> Tensor:
     """The gradient of `_sums_of_inputs`, (4, J, B, C) to (2J + 2, B, C)."""
     s0, s1, s2, s3 = grad
-    x = s0.new_empty(2 * len(s0) + 2, *s0.shape[1:])
+    x = grad.new_empty(2 * len(s0) + 2, *s0.shape[1:])
     even, odd = x[0::2], x[1::2]
     even[0] = 0
     torch.sub(s1, s0, out=even[1:])
