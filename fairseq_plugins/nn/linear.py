@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from fairseq_plugins.nn.packed_linear import can_pack
+from fairseq_plugins.nn.packed_linear import PackedLinear, can_pack
 from fairseq_plugins.nn.packing import current_packing
 
 __all__ = ["FastLinear", "linear", "prefers_onednn"]
@@ -47,7 +47,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if x.numel() * weight.size(0) < _SMALL or weight.dtype != x.dtype or not prefers_onednn(x):
         return F.linear(x, weight, bias)
     if (packing := current_packing(weight)) is not None:
-        return packing.product(weight, bias)(x)
+        return packing.packed(PackedLinear, weight, bias)(x)
     y: Tensor = _OneDNNLinear.apply(x.flatten(0, -2), weight, bias)
     return y if x.dim() == 2 else y.view(*x.shape[:-1], -1)  # a view could not be overwritten without copies
 

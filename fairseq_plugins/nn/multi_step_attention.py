@@ -48,14 +48,14 @@ class MultiStepAttention(nn.Module):
         c = torch.bmm(a, source.values) * source.sqrt_lengths
         return (h + self.out_projection(c)) * SQRT_HALF, a
 
-    def projecting_pays(self, source_length: int, beam: int) -> bool:
-        """Whether `ProjectedAttention` is cheaper: per step, and with a beam whose steps repay its set-up.
+    def projecting_pays(self, source_length: int) -> bool:
+        """Whether steps with `ProjectedAttention` are cheaper.
 
         Per row and step it saves the projections, 2·C·f, and compares and averages in C instead of f dimensions,
-        2·S·(C - f) more.
+        2·S·(C - f) more.  Setting it up is worth as many rows' steps as the source has words, but in one product.
         """
         embed_dim, dim = self.in_projection.out_features, self.in_projection.in_features
-        return beam > 1 and source_length * (dim - embed_dim) < dim * embed_dim
+        return source_length * (dim - embed_dim) < dim * embed_dim
 
 
 class ProjectedAttention:

@@ -15,13 +15,14 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor
 
-from fairseq_plugins.nn.packed_linear import PRECISIONS, PackedLinear, can_pack
+from fairseq_plugins.nn.packed_linear import PRECISIONS, can_pack
 
 __all__ = ["Packing", "computed", "current_packing"]
 
 logger = logging.getLogger(__name__)
 
 _Kept = TypeVar("_Kept")
+_Pack = Callable[[Tensor, Tensor | None, str], _Kept]
 _Tensors = TypeVar("_Tensors", bound=tuple[Tensor, ...])
 
 _CURRENT: ContextVar[Packing | None] = ContextVar("packing", default=None)
@@ -47,7 +48,7 @@ class Packing:
         self._kept: dict[object, object] = {}
         self._before: dict[object, object] = {}
         # Of this batch, whose weights stay as they are; they are kept, so that no other tensor gets the same id.
-        self._seen: dict[int, tuple[Tensor, Tensor | None, PackedLinear]] = {}
+        self._seen: dict[tuple[object, int], tuple[Tensor, Tensor | None, object]] = {}
         self._fingerprints: dict[int, tuple[Tensor, object]] = {}
         self._has_warned = False
 
@@ -69,16 +70,18 @@ class Packing:
             self._has_warned = True
             logger.warning(f"{self.precision} changes nothing here: it is for float32 models of this plugin on a CPU")
 
-    def product(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        """The map ``x -> x Wᵀ + b`` with the weight, (O, K), and bias, (O,), as they are in this batch."""
-        seen = self._seen.get(id(weight))
-        if seen is None or seen[1] is not bias:
-            seen = self._seen[id(weight)] = weight, bias, self._find(weight, bias)
-        return seen[2]
+    def packed(self, pack: _Pack[_Kept], weight: Tensor, bias: Tensor | None) -> _Kept:
+        """``pack(weight, bias, precision)`` with the weight, (O, K), and bias, (O,) or None, as they are in this batch.
 
-    def _find(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        key = PackedLinear, self._fingerprint(weight), None if bias is None else self._fingerprint(bias)
-        return self._keep(key, lambda: PackedLinear(weight, bias, self.precision))
+        Args:
+            pack: `fairseq_plugins.nn.packed_linear.PackedLinear`, or what packs in other ways.
+        """
+        seen = self._seen.get((pack, id(weight)))
+        if seen is None or seen[1] is not bias:
+            key = pack, self._fingerprint(weight), None if bias is None else self._fingerprint(bias)
+            packed = self._keep(key, lambda: pack(weight, bias, self.precision))
+            seen = self._seen[pack, id(weight)] = weight, bias, packed
+        return cast("_Kept", seen[2])
 
     def computed(self, compute: Callable[..., _Tensors], *weights: Tensor) -> _Tensors:
         """``compute(*weights)``: new tensors, which hang on nothing else and which nobody overwrites."""

@@ -23,7 +23,7 @@ def step_linear(weight: Tensor, bias: Tensor | None, rows: int) -> Callable[[Ten
         rows: rows of x, at the start; later calls may have fewer.
     """
     if (packing := current_packing(weight)) is not None:
-        return packing.product(weight, bias)
+        return packing.packed(PackedLinear, weight, bias)
     # One row is a matrix-vector product, which reads the weight as it lies; packing costs as much as about three steps.
     if rows > 1 and can_pack(weight):
         return PackedLinear(weight, bias)

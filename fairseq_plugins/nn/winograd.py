@@ -16,6 +16,7 @@ T time steps, B sentences, C input width, O output width, J = ⌈T / 2⌉ pairs 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -24,16 +25,19 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fairseq_plugins.nn.linear import prefers_onednn
-from fairseq_plugins.nn.packed_linear import can_pack
+from fairseq_plugins.nn.packed_linear import PackedLinear, can_pack
+from fairseq_plugins.nn.packing import current_packing
 
-__all__ = ["convolve", "pays"]
+__all__ = ["convolve", "packed_sums", "packing_pays", "pays"]
 
-# In narrower layers, or with fewer inputs, making the sums takes as long as the products that they save.
-_NARROWEST, _FEWEST = 256, 512
+# In narrower layers, or in training with fewer inputs, making the sums takes as long as the products that they save.
+_NARROWEST, _FEWEST, _NARROWEST_PACKED = 256, 512, 512
 
 
 def pays(x: Tensor, kernel: int) -> bool:
-    """Whether to `convolve` x, (T, B, C), in training, with a third less work; translations round as fairseq's do."""
+    """Whether to `convolve` x, (T, B, C), with a third less work."""
+    if current_packing(x) is not None:
+        return packing_pays(x, kernel, x.size(2))
     return (
         kernel == 3
         and x.size(2) >= _NARROWEST
@@ -42,6 +46,16 @@ def pays(x: Tensor, kernel: int) -> bool:
         and can_pack(x)
         and not prefers_onednn(x)
     )
+
+
+def packing_pays(like: Tensor, kernel: int, dim: int) -> bool:
+    """Whether to translate with `packed_sums` of weights of this kernel and C, for inputs like a tensor.
+
+    To pack four matrices for one batch alone hardly pays, nor do sums where products take half the time or less.  The
+    answer does not hang on the size of the batch, or the next one might have to pack anew.
+    """
+    packing = current_packing(like)
+    return packing is not None and packing.precision == "float32" and kernel == 3 and dim >= _NARROWEST_PACKED
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int]) -> Tensor:
@@ -59,8 +73,25 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int]) 
     before, after = padding
     length = x.size(0)
     pairs = F.pad(x, (0, 0, 0, 0, before, after + length % 2))
-    y: Tensor = _Winograd.apply(pairs, weight, bias)
+    packing = current_packing(weight)
+    if packing is None:
+        y: Tensor = _Winograd.apply(pairs, weight, bias)
+    else:
+        products = packing.packed(packed_sums, weight.flatten(0, 1).t(), bias)
+        y = _outputs(multiply(x) for multiply, x in zip(products, _sums_of_inputs(pairs), strict=True))
     return y[:length]
+
+
+def packed_sums(weight: Tensor, bias: Tensor | None, precision: str) -> list[PackedLinear]:
+    """The maps from sums of inputs, (..., C), to the products m_0 to m_3, (..., O).
+
+    Args:
+        weight: (O, 3C).
+        bias: (O,), which becomes a part of m_1 and so of both outputs.
+        precision: as of `PackedLinear`.
+    """
+    sums = _sums_of_weights(weight.unflatten(1, (3, -1)).transpose(0, 1))
+    return [PackedLinear(*each, precision) for each in zip(sums, (None, bias, None, None), strict=True)]
 
 
 class _Winograd(torch.autograd.Function):
@@ -70,12 +101,8 @@ class _Winograd(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)  # sums are soon made again, and would take more memory
         products = torch.bmm(_sums_of_inputs(x).flatten(1, 2), _sums_of_weights(weight))
-        m0, m1, m2, m3 = products.view(4, -1, x.size(1), weight.size(2))
-        y = x.new_empty(2 * len(m0), x.size(1), weight.size(2))
-        m1 += bias
-        torch.add(m0.add_(m1), m2, out=y[0::2])
-        torch.add(m1.sub_(m2), m3, out=y[1::2])
-        return y
+        products[1] += bias
+        return _outputs(products.view(4, -1, x.size(1), weight.size(2)))
 
     @staticmethod
     @once_differentiable
@@ -89,6 +116,15 @@ class _Winograd(torch.autograd.Function):
             _gradient_of_weight(for_weights),
             grad.sum(dim=(0, 1)),
         )
+
+
+def _outputs(products: Iterable[Tensor]) -> Tensor:
+    """Four of (J, B, O), which are overwritten, to (2J, B, O)."""
+    m0, m1, m2, m3 = products
+    y = m0.new_empty(2 * len(m0), *m0.shape[1:])
+    torch.add(m0.add_(m1), m2, out=y[0::2])
+    torch.add(m1.sub_(m2), m3, out=y[1::2])
+    return y
 
 
 def _sums_of_inputs(x: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from fairseq.data import Dictionary
 
 from fairseq_plugins.generation.candidates import Candidates
+from fairseq_plugins.nn import winograd
 from tests.conftest import ARCHITECTURES
 from tests.generation.fairseq_models import FAIRSEQ_MODELS, fairseq_model
 from tests.generation.searching import Model
@@ -23,6 +24,12 @@ def model(request: pytest.FixtureRequest, build: Model, task: SimpleNamespace, d
     if request.param in FAIRSEQ_MODELS:
         return lambda seed=1: fairseq_model(request.param, task, seed).to(device).double()
     return lambda seed=1: build(request.param, seed).double()
+
+
+@pytest.fixture
+def convolutions_in_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in layers of 512: of a kernel of three, two steps in four products."""
+    monkeypatch.setattr(winograd, "_NARROWEST_PACKED", 0)
 
 
 @pytest.fixture

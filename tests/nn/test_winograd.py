@@ -11,7 +11,10 @@ from torch import Tensor
 
 from fairseq_plugins.nn import linear, winograd
 from fairseq_plugins.nn.gated_convolution import GatedConvolution
-from fairseq_plugins.nn.packed_linear import has_onednn
+from fairseq_plugins.nn.packed_linear import PRECISIONS, has_onednn
+from fairseq_plugins.nn.packing import Packing
+from fairseq_plugins.nn.weight_norm import without_weight_norm
+from tests.operators import Operators
 
 pytestmark = pytest.mark.skipif(not has_onednn(), reason="this torch has no oneDNN")
 
@@ -82,6 +85,44 @@ def test_what_goes_without(calls: list[int], width: int, sentences: int, kernel:
     made = GatedConvolution(width, 8, kernel, causal=True).to(dtype)
     with context:
         made(torch.zeros(32, sentences, width, dtype=dtype))
+    assert not calls
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("length", [1, 2, 9])
+@torch.no_grad()
+def test_translating_with_packed_weights(monkeypatch: pytest.MonkeyPatch, causal: bool, length: int) -> None:
+    """Four products with sums that are packed once, and packed anew when the weights have changed."""
+    torch.manual_seed(1)
+    made, packing = without_weight_norm(GatedConvolution(512, 32, kernel=3, causal=causal)), Packing()
+    made.lay_out_()
+    made.bias.normal_()
+    x = torch.randn(length, 3, 512)
+    counts = []
+    for _ in range(2):
+        for _ in range(2):
+            with packing.for_batch(), Operators() as operators:
+                y = made(x)
+            sums = [dtype for name, dtype in operators.calls if name == "mkldnn._reorder_linear_weight"]
+            counts.append((len(sums), operators.count("mkldnn._linear_pointwise")))
+            expected = F.glu(plain(x.double(), made.weight.double(), made.bias.double(), made.padding), dim=-1)
+            torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-5)
+        made.weight.data[1, 3, 5].add_(1)
+    looking = 1  # whether the weight is what it was
+    assert counts == [(4, 4 + looking), (0, 4 + looking)] * 2
+
+
+@pytest.mark.parametrize(
+    ("width", "kernel", "precision"),
+    [(511, 3, "float32"), (512, 5, "float32"), (512, 2, "float32"), (512, 3, "bfloat16"), (512, 3, "int8")],
+)
+@torch.no_grad()
+def test_what_is_translated_without(calls: list[int], width: int, kernel: int, precision: str) -> None:
+    if not PRECISIONS[precision][1]():
+        pytest.skip(f"this processor has no {precision}")
+    made = without_weight_norm(GatedConvolution(width, 8, kernel, causal=True))
+    with Packing(precision).for_batch():
+        made(torch.zeros(32, 16, width))
     assert not calls
 
 

@@ -3,13 +3,12 @@
 R rows (hypotheses), k of them for each of B sentences; S source positions, C layer width, f embedding width, w kernel
 width.
 
-A step copies nothing of the source and never waits for the device: each convolution is one matrix
-product over the window of its last w inputs, each attention two products per sentence with the beams as rows.
+A step copies nothing of the source and never waits for the device: each convolution is a matrix product over the window
+of its last w inputs, or less, each attention two products per sentence with the beams as rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,10 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_plugins.models.incremental import StepwiseDecoding
-from fairseq_plugins.nn.decoder_state import Kept, Window
+from fairseq_plugins.nn.decoder_state import Kept
 from fairseq_plugins.nn.gated_convolution import SQRT_HALF, Shortcut
 from fairseq_plugins.nn.multi_step_attention import MultiStepAttention, ProjectedAttention
 from fairseq_plugins.nn.source import Source
+from fairseq_plugins.nn.step_convolution import StepConvolution, step_convolution
 from fairseq_plugins.nn.step_linear import step_linear
 from fairseq_plugins.nn.weight_norm import has_weight_norm, without_weight_norm
 
@@ -52,14 +52,12 @@ class ConvS2SDecoding(StepwiseDecoding):
 
         self.layers = []
         for convolution, attention, shortcut in decoder.layers:
-            width, dim, _ = convolution.weight.shape
             projected = None
-            if attention is not None and attention.projecting_pays(self.source.keys.size(1), self.beam):
+            if attention is not None and attention.projecting_pays(self.source.keys.size(1)):
                 projected = ProjectedAttention(attention, self.source)
             self.layers.append(
                 _Layer(
-                    window=Window(rows, width, dim, like=convolution.weight, fixed=self.fixed),
-                    convolution=step_linear(convolution.matrix, convolution.bias, rows),
+                    convolution=step_convolution(convolution, rows, self.fixed),
                     attention=attention,
                     projected=projected,
                     shortcut=shortcut,
@@ -78,8 +76,7 @@ class ConvS2SDecoding(StepwiseDecoding):
         outputs = [h]
         total = torch.zeros_like(gz) if decoder.wants_attention else None
         for layer in self.layers:
-            window = layer.window.push(decoder.dropout(h), order)
-            h = F.glu(layer.convolution(window), dim=-1)
+            h = F.glu(layer.convolution(decoder.dropout(h), order), dim=-1)
             if layer.attention is not None:
                 h = self.by_sentence(h)
                 h, a = layer.projected(h, gz) if layer.projected is not None else layer.attention(h, g, source)
@@ -103,8 +100,7 @@ class ConvS2SDecoding(StepwiseDecoding):
 class _Layer:
     """One layer at decoding time: its state, its weights as steps want them, and the modules that do the rest."""
 
-    window: Window
-    convolution: Callable[[Tensor], Tensor]
+    convolution: StepConvolution
     attention: MultiStepAttention | None
     projected: ProjectedAttention | None
     shortcut: Shortcut

@@ -1,0 +1,75 @@
+"""A causal convolution step by step against its history, which is simply kept and re-ordered at once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+
+from fairseq_plugins.nn import winograd
+from fairseq_plugins.nn.decoder_state import RowOrder
+from fairseq_plugins.nn.gated_convolution import GatedConvolution
+from fairseq_plugins.nn.packed_linear import has_onednn
+from fairseq_plugins.nn.packing import Packing
+from fairseq_plugins.nn.step_convolution import step_convolution
+from fairseq_plugins.nn.weight_norm import without_weight_norm
+from tests.nn.test_decoder_state import decodings
+from tests.operators import Operators
+
+pytestmark = pytest.mark.skipif(not has_onednn(), reason="this torch cannot pack")
+
+
+def convolution(width: int, kernel: int = 3) -> GatedConvolution:
+    torch.manual_seed(1)
+    made = without_weight_norm(GatedConvolution(width, width, kernel, causal=True))
+    made.bias.normal_()
+    made.lay_out_()
+    return made
+
+
+@settings(deadline=None, max_examples=200)
+@given(decoding=decodings())
+@torch.no_grad()
+def test_steps_are_the_convolution_of_each_history(decoding: tuple[int, int, int, list[list[torch.Tensor]]]) -> None:
+    sentences, beam, kernel, steps = decoding
+    made = convolution(24, kernel)
+    history = torch.zeros(sentences * beam, kernel - 1, 24)
+    order = RowOrder(sentences * beam, beam)
+    with pytest.MonkeyPatch.context() as patch, Packing().for_batch():
+        patch.setattr(winograd, "_NARROWEST_PACKED", 24)
+        step = step_convolution(made, sentences * beam, fixed=False)
+        for orders in steps:
+            for new_order in orders:
+                order.reorder(new_order)
+                history = history[new_order]
+            rows, _ = order.take()
+            x = torch.randn(history.size(0), 24)
+            history = torch.cat([history, x.unsqueeze(1)], dim=1)
+            window = history[:, -kernel:].flatten(1)
+            expected = F.linear(window.double(), made.matrix.double(), made.bias.double())
+            torch.testing.assert_close(step(x, rows).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+# Whether weights are kept, the state is fixed, the layer's width and kernel, and products of four steps.
+CASES = {
+    "in pairs": (True, False, 512, 3, [3, 1, 3, 1]),
+    "narrow": (True, False, 511, 3, [1, 1, 1, 1]),
+    "kernel": (True, False, 512, 4, [1, 1, 1, 1]),
+    "fixed": (True, True, 512, 3, [1, 1, 1, 1]),
+    "for one batch": (False, False, 512, 3, [1, 1, 1, 1]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@torch.no_grad()
+def test_two_steps_need_four_products(case: str) -> None:
+    kept, fixed, width, kernel, expected = CASES[case]
+    made, products = convolution(width, kernel), []
+    with Packing().for_batch() if kept else torch.no_grad():
+        step = step_convolution(made, 5, fixed)
+    for _ in range(4):
+        with Operators() as operators:
+            step(torch.zeros(5, width), None)
+        products.append(operators.count("mkldnn._linear_pointwise"))
+    assert products == expected
