@@ -21,7 +21,8 @@ from fairseq_plugins.nn.step_linear import step_linear
 
 __all__ = ["StepConvolution", "step_convolution"]
 
-# The next inputs, (R, C), and the earlier row that each row continues, (R,), or None when nothing moved, to (R, O).
+# The next inputs, (R, C), which nobody overwrites for two steps, and the earlier row that each row continues, (R,), or
+# None when nothing moved, to (R, O).
 StepConvolution = Callable[[Tensor, Tensor | None], Tensor]
 
 
