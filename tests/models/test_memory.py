@@ -9,6 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fairseq_plugins.nn import winograd
+from fairseq_plugins.nn.packed_linear import has_onednn
+from fairseq_plugins.nn.packing import Packing
+
 BEAM = 3
 ROOT_OF_LENGTH = 1
 
@@ -68,6 +72,20 @@ def test_convs2s(kept, words: int, steps: int) -> None:
     projected = layers * (2 * width + 1) if words * (width - embedding) < width * embedding else 0
     bias = 1
     assert found == words * (2 * embedding + bias + projected) + ROOT_OF_LENGTH + BEAM * layers * kernel * width
+
+
+@pytest.mark.skipif(not has_onednn(), reason="this torch cannot pack")
+@pytest.mark.parametrize(("steps", "inputs"), [(5, 4), (40, 2)])
+def test_convs2s_in_pairs_of_steps(kept, monkeypatch: pytest.MonkeyPatch, device, steps: int, inputs: int) -> None:
+    """The last two inputs, and between two steps a part of the outputs, which are twice as wide."""
+    if device.type != "cpu":
+        pytest.skip("for processors")
+    layers, width, words = 2, 40, 30
+    monkeypatch.setattr(winograd, "_NARROWEST_PACKED", width)
+    with Packing().for_batch():
+        sizes = {"encoder_embed_dim": 12, "decoder_embed_dim": 12}
+        found = kept("convs2s_tiny", words, steps, decoder_layers=f"[({width}, 3)] * {layers}", **sizes)
+    assert found == words * (2 * 12 + 1) + ROOT_OF_LENGTH + BEAM * layers * inputs * width
 
 
 @pytest.mark.parametrize(("steps", "capacity"), [(5, 16), (40, 48)])
