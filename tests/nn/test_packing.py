@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from fairseq_plugins.nn.linear import linear
-from fairseq_plugins.nn.packed_linear import PRECISIONS, has_onednn
+from fairseq_plugins.nn.packed_linear import PRECISIONS, PackedLinear, has_onednn
 from fairseq_plugins.nn.packing import Packing, computed
 from fairseq_plugins.nn.step_linear import step_linear
 from tests.operators import Operators
@@ -130,6 +130,17 @@ def test_other_computations_of_the_same_weights_are_others() -> None:
         computed(doubled, weight, bias)
         half, _ = computed(lambda weight, bias: (weight / 2, bias), weight, bias)
     assert torch.equal(half, weight / 2)
+
+
+@pytest.mark.parametrize("again", ["the same tensor", "a copy"])
+@torch.no_grad()
+def test_a_weight_may_be_packed_in_several_ways(again: str) -> None:
+    weight, bias = layer()
+    other = weight if again == "the same tensor" else weight.clone()
+    packing = Packing()
+    with packing.for_batch():
+        assert isinstance(packing.packed(PackedLinear, weight, bias), PackedLinear)
+        assert packing.packed(lambda *given: given, other, bias) == (other, bias, "float32")
 
 
 @torch.no_grad()
