@@ -52,7 +52,7 @@ class MultiStepAttention(nn.Module):
         """Whether steps with `ProjectedAttention` are cheaper.
 
         Per row and step it saves the projections, 2·C·f, and compares and averages in C instead of f dimensions,
-        2·S·(C - f) more.  Setting it up is worth as many rows' steps as the source has words, but in one product.
+        2·S·(C - f) more.  Its set-up multiplies as much as the projections of S rows, but in one product.
         """
         embed_dim, dim = self.in_projection.out_features, self.in_projection.in_features
         return source_length * (dim - embed_dim) < dim * embed_dim

@@ -16,7 +16,6 @@ from torch import Tensor
 from fairseq_plugins.nn import winograd
 from fairseq_plugins.nn.decoder_state import Window
 from fairseq_plugins.nn.gated_convolution import GatedConvolution
-from fairseq_plugins.nn.packing import current_packing
 from fairseq_plugins.nn.step_linear import step_linear
 
 __all__ = ["StepConvolution", "step_convolution"]
@@ -36,9 +35,9 @@ def step_convolution(convolution: GatedConvolution, rows: int, fixed: bool) -> S
     """
     kernel, dim, _ = convolution.weight.shape
     matrix, bias = convolution.matrix, convolution.bias
-    packing = current_packing(matrix)
-    if packing is not None and winograd.packing_pays(matrix, kernel, dim) and not fixed:  # fixed steps are all alike
-        return _InPairs(packing.packed(winograd.packed_sums, matrix, bias), matrix.new_zeros(rows, dim))
+    packing = None if fixed else winograd.packing_for(matrix, kernel, dim)  # a step that is compiled is one program
+    if packing is not None:
+        return _InPairs(packing.packed(winograd.packed_products, matrix, bias), matrix.new_zeros(rows, dim))
     return _OneByOne(step_linear(matrix, bias, rows), Window(rows, kernel, dim, like=matrix, fixed=fixed))
 
 

@@ -26,21 +26,17 @@ from torch.autograd.function import once_differentiable
 
 from fairseq_plugins.nn.linear import prefers_onednn
 from fairseq_plugins.nn.packed_linear import PackedLinear, can_pack
-from fairseq_plugins.nn.packing import current_packing
+from fairseq_plugins.nn.packing import Packing, current_packing
 
-__all__ = ["convolve", "packed_sums", "packing_pays", "pays"]
+__all__ = ["convolve", "packed_products", "packing_for", "pays"]
 
 # In narrower layers, or in training with fewer inputs, making the sums takes as long as the products that they save.
 _NARROWEST, _FEWEST, _NARROWEST_PACKED = 256, 512, 512
-# So it does where products are several times as fast as those of float32: in int8, and in bfloat16 by AMX.
-_PRECISIONS = ("float32",) if torch.cpu._is_amx_tile_supported() else ("float32", "bfloat16")
 
 
 def pays(x: Tensor, kernel: int) -> bool:
     """Whether to `convolve` x, (T, B, C), with a third less work."""
-    if current_packing(x) is not None:
-        return packing_pays(x, kernel, x.size(2))
-    return (
+    return packing_for(x, kernel, x.size(2)) is not None or (
         kernel == 3
         and x.size(2) >= _NARROWEST
         and x.size(0) * x.size(1) >= _FEWEST
@@ -50,14 +46,25 @@ def pays(x: Tensor, kernel: int) -> bool:
     )
 
 
-def packing_pays(like: Tensor, kernel: int, dim: int) -> bool:
-    """Whether to translate with `packed_sums` of weights of this kernel and C, for inputs like a tensor.
+def packing_for(like: Tensor, kernel: int, dim: int) -> Packing | None:
+    """The packing of now, if translating with its `packed_products` pays; to pack them for one batch alone hardly does.
 
-    To pack four matrices for one batch alone hardly pays.  The answer does not hang on the size of the batch, or the
-    next one might have to pack anew.
+    The answer does not hang on the size of the batch, or the next one might have to pack anew.
+
+    Args:
+        like: a tensor of the weights' type and device.
+        kernel: w.
+        dim: C.
     """
     packing = current_packing(like)
-    return packing is not None and packing.precision in _PRECISIONS and kernel == 3 and dim >= _NARROWEST_PACKED
+    if packing is None or kernel != 3 or dim < _NARROWEST_PACKED:
+        return None
+    return packing if _sums_pay(packing.precision) else None
+
+
+def _sums_pay(precision: str) -> bool:
+    """Not where products are several times as fast as in float32: in int8, and in bfloat16 by AMX."""
+    return precision == "float32" or (precision == "bfloat16" and not torch.cpu._is_amx_tile_supported())
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int]) -> Tensor:
@@ -79,12 +86,12 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int]) 
     if packing is None:
         y: Tensor = _Winograd.apply(pairs, weight, bias)
     else:
-        products = packing.packed(packed_sums, weight.flatten(0, 1).t(), bias)
-        y = _outputs(multiply(x) for multiply, x in zip(products, _sums_of_inputs(pairs), strict=True))
+        products = packing.packed(packed_products, weight.flatten(0, 1).t(), bias)
+        y = _outputs(multiply(sums) for multiply, sums in zip(products, _sums_of_inputs(pairs), strict=True))
     return y[:length]
 
 
-def packed_sums(weight: Tensor, bias: Tensor | None, precision: str) -> list[PackedLinear]:
+def packed_products(weight: Tensor, bias: Tensor | None, precision: str) -> list[PackedLinear]:
     """The maps from sums of inputs, (..., C), to the products m_0 to m_3, (..., O).
 
     Args:

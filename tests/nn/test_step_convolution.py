@@ -51,6 +51,17 @@ def test_steps_are_the_convolution_of_each_history(decoding: tuple[int, int, int
             torch.testing.assert_close(step(x, rows).double(), expected, rtol=1e-5, atol=1e-5)
 
 
+@torch.no_grad()
+def test_rows_may_begin_as_one_for_each_sentence() -> None:
+    made, first, second = convolution(512), torch.randn(2, 512), torch.randn(6, 512)
+    with Packing().for_batch():
+        step = step_convolution(made, 6, fixed=False)
+    step(first, torch.tensor([0, 3]))
+    actual = step(second, torch.tensor([0, 0, 0, 1, 1, 1]))
+    window = torch.cat([torch.zeros(6, 512), first.repeat_interleave(3, dim=0), second], dim=1)
+    torch.testing.assert_close(actual, F.linear(window, made.matrix, made.bias), rtol=1e-4, atol=1e-5)
+
+
 # Whether weights are kept, the state is fixed, the layer's width and kernel, and products of four steps.
 CASES = {
     "in pairs": (True, False, 512, 3, [3, 1, 3, 1]),
