@@ -48,7 +48,6 @@ class Packing:
         self._kept: dict[object, object] = {}
         self._before: dict[object, object] = {}
         # Of this batch, whose weights stay as they are; they are kept, so that no other tensor gets the same id.
-        self._seen: dict[tuple[object, int], tuple[Tensor, Tensor | None, object]] = {}
         self._fingerprints: dict[int, tuple[Tensor, object]] = {}
         self._has_warned = False
 
@@ -65,7 +64,7 @@ class Packing:
             yield
         finally:
             _CURRENT.reset(token)
-            self._before, self._seen, self._fingerprints = {}, {}, {}
+            self._before, self._fingerprints = {}, {}
         if not self._kept and self.precision != "float32" and not self._has_warned:
             self._has_warned = True
             logger.warning(f"{self.precision} changes nothing here: it is for float32 models of this plugin on a CPU")
@@ -76,12 +75,8 @@ class Packing:
         Args:
             pack: `fairseq_plugins.nn.packed_linear.PackedLinear`, or what packs in other ways.
         """
-        seen = self._seen.get((pack, id(weight)))
-        if seen is None or seen[1] is not bias:
-            key = pack, self._fingerprint(weight), None if bias is None else self._fingerprint(bias)
-            packed = self._keep(key, lambda: pack(weight, bias, self.precision))
-            seen = self._seen[pack, id(weight)] = weight, bias, packed
-        return cast("_Kept", seen[2])
+        key = pack, self._fingerprint(weight), None if bias is None else self._fingerprint(bias)
+        return self._keep(key, lambda: pack(weight, bias, self.precision))
 
     def computed(self, compute: Callable[..., _Tensors], *weights: Tensor) -> _Tensors:
         """``compute(*weights)``: new tensors, which hang on nothing else and which nobody overwrites."""
