@@ -26,10 +26,11 @@ def model(request: pytest.FixtureRequest, build: Model, task: SimpleNamespace, d
     return lambda seed=1: build(request.param, seed).double()
 
 
-@pytest.fixture
-def convolutions_in_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in layers of 512: of a kernel of three, two steps in four products."""
-    monkeypatch.setattr(winograd, "_NARROWEST_PACKED", 0)
+@pytest.fixture(params=["one by one", "in pairs"])
+def steps_of_convolutions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in narrow layers, and as in those of 512: of a kernel of three, two steps in four products."""
+    if request.param == "in pairs":
+        monkeypatch.setattr(winograd, "_NARROWEST_PACKED", 0)
 
 
 @pytest.fixture

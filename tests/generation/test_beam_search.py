@@ -36,7 +36,7 @@ def test_the_fast_search(model: Model, dictionary, sentences, mode: str) -> None
 
 
 @pytest.mark.parametrize("beam", [1, 4])
-@pytest.mark.usefixtures("convolutions_in_pairs")
+@pytest.mark.usefixtures("steps_of_convolutions")
 def test_in_single_precision(model: Model, dictionary, sentences, beam: int) -> None:
     """With packed products, also of a second batch, and rounding that hangs on the number of rows."""
     source, options = sentences(LENGTHS, left_pad=True), {"beam_size": beam, "packing": Packing()}

@@ -32,7 +32,7 @@ def test_lower_precision(build, architecture: str, dictionary, sentences, device
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.usefixtures("convolutions_in_pairs")
+@pytest.mark.usefixtures("steps_of_convolutions")
 def test_weights_that_change_in_the_middle_of_training(
     build, architecture: str, dictionary, sentences, precision: str
 ) -> None:
