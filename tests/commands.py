@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
+import logging
+import multiprocessing
 import os
 import random
 import socket
 import subprocess
 import sys
+import tempfile
+import warnings
 from argparse import Namespace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -26,6 +32,29 @@ TRAINING = ["--optimizer", "nag", "--momentum", "0.99", "--lr", "0.25", "--clip-
 QUIET = ["--log-format", "json", "--num-workers", "0"]
 
 
+# Its processes are forked from one that has imported fairseq, which takes four seconds, but not this plugin.
+FORKED = multiprocessing.get_context("forkserver")
+FORKED.set_forkserver_preload([__name__, "fairseq.trainer", "fairseq.tasks", "hydra.main"])
+
+
+def become(command: str, words: Sequence[str], output: Path, errors: Path) -> None:
+    """What one of fairseq's commands does, in a process of its own, which prints into these files."""
+    for descriptor, path in ((1, output), (2, errors)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
+    torch.set_num_threads(1)
+    logging.getLogger().handlers.clear()  # as importing fairseq has set it up when no command had before
+    sys.argv = [f"fairseq-{command}", *words]
+    importlib.import_module(f"fairseq_cli.{command}").cli_main()
+
+
+def _become(command: str, words: Sequence[str], folder: Path, cwd: Path, environment: Mapping[str, str]) -> None:
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)
+    warnings.simplefilter("ignore")
+    become(command, words, folder / "output", folder / "errors")
+
+
 def run(
     command: str,
     *arguments: object,
@@ -34,18 +63,36 @@ def run(
     succeeds: bool = True,
     path: Path | str = "",
 ) -> subprocess.CompletedProcess[str]:
-    """Run one of fairseq's commands (``train``, ``generate``, ...) in a process of its own; ``path`` is PYTHONPATH."""
-    finished = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", f"fairseq_cli.{command}", *map(str, arguments)],
-        cwd=cwd,
-        input=stdin.encode() if isinstance(stdin, str) else stdin,
-        capture_output=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(path)},
-    )
-    result = subprocess.CompletedProcess(
-        finished.args, finished.returncode, *map(bytes.decode, (finished.stdout, finished.stderr))
-    )
+    """Run one of fairseq's commands (``train``, ``generate``, ...) in a process of its own.
+
+    Args:
+        command: as its module is called.
+        arguments: on the command line.
+        cwd: where it runs.
+        stdin: its input; if there is any, Python is started anew.
+        succeeds: whether it has to, or to fail.
+        path: PYTHONPATH; if there is any, Python is started anew.
+    """
+    words = [*map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(path)}
+    if stdin or path:
+        finished = subprocess.run(
+            [sys.executable, "-W", "ignore", "-m", f"fairseq_cli.{command}", *words],
+            cwd=cwd,
+            input=stdin.encode() if isinstance(stdin, str) else stdin,
+            capture_output=True,
+            check=False,
+            env=environment,
+        )
+        status, printed = finished.returncode, (finished.stdout, finished.stderr)
+    else:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            process = FORKED.Process(target=_become, args=(command, words, folder, cwd, environment))
+            process.start()
+            process.join()
+            status, printed = process.exitcode, ((folder / "output").read_bytes(), (folder / "errors").read_bytes())
+    result = subprocess.CompletedProcess([command, *words], status, *map(bytes.decode, printed))
     if succeeds and result.returncode:
         raise AssertionError(f"fairseq-{command} failed:\n{result.stdout[-2000:]}\n{result.stderr[-6000:]}")
     if not succeeds and not result.returncode:

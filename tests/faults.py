@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import multiprocessing
 import os
 import random
 import resource
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -23,10 +21,9 @@ from typing import Any
 
 import torch
 from fairseq import checkpoint_utils
-from fairseq_cli import train
 
 import fairseq_plugins  # noqa: F401  (its repairs are what is tried here)
-from tests.commands import QUIET, USER_DIR, make_data
+from tests.commands import FORKED, QUIET, USER_DIR, become, make_data
 
 # The schedules and optimizers of the papers.
 FAMILIES = {
@@ -40,27 +37,18 @@ COMMON = ["--max-tokens", 20, "--dropout", 0.1, "--save-interval-updates", 3, "-
 COMMON += ["--no-epoch-checkpoints", "--cpu", "--user-dir", USER_DIR, *QUIET]
 CHECKPOINTS_PER_EPOCH = 7  # of 21 or 22 updates
 
-# What the forked processes find imported.
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload([__name__, "fairseq_cli.train", "fairseq_plugins"])
-
 
 def fairseq_train(words: Sequence[str], log: Path, file_size: int) -> None:
     """What ``fairseq-train`` does, in a process of its own, where files can have ``file_size`` bytes at most."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    torch.set_num_threads(1)
     # Where fairseq sees a GPU, it takes the norm of gradients there, despite --cpu.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    sys.argv = ["fairseq-train", *words]
-    train.cli_main()
+    become("train", words, output=log, errors=log)
 
 
 def start(words: Sequence[object], save: Path, file_size: int = resource.RLIM_INFINITY) -> BaseProcess:
     arguments = ([*map(str, words), "--save-dir", str(save)], save / "log", file_size)
-    process = PROCESSES.Process(target=fairseq_train, args=arguments, daemon=True)
+    process = FORKED.Process(target=fairseq_train, args=arguments, daemon=True)
     process.start()
     return process
 
