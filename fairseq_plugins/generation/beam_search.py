@@ -113,9 +113,6 @@ class FastBeamSearch(SequenceGenerator):
                 decoder.begin(states[0], decoding)
                 beams.keeps_all = True
         encoded = self.model.reorder_encoder_out(encoded, torch.arange(len(beams.tokens), device=source.device) // k)
-        # Of such a size memory that is asked for at each step may go back to the system in between (see
-        # compat/memory.py), whose work with it takes longer than what is computed.
-        memory = beams.totals.new_empty(len(beams.tokens), self.vocab_size)
         for step in range(longest + 1):
             tokens = beams.tokens[:, : step + 1]
             if step == 0 and is_own and not beams.keeps_all:
@@ -124,10 +121,11 @@ class FastBeamSearch(SequenceGenerator):
             if step == 0 and len(logits) == len(beams.tokens):  # rows of a sentence are alike
                 logits, attention = logits[::k], None if attention is None else attention[::k]
             beams.see(step, attention)
-            lprobs = memory[: len(logits)]
             if self.temperature != 1:
                 logits = logits / self.temperature
-            torch.log_softmax(logits, dim=1, dtype=torch.float32, out=lprobs)
+            # In place: a processor would wait for more memory of such a size.
+            in_place = logits if logits.device.type == "cpu" and logits.dtype == torch.float32 else None
+            lprobs = torch.log_softmax(logits, dim=1, dtype=torch.float32, out=in_place)
             self.model.add_penalty(lprobs)
             scores, words = self._best_words(lprobs, step, ends=step == longest)
             scores, words, parents = beams.meet(step, scores, words)
