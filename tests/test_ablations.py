@@ -17,12 +17,13 @@ from tests.commands import ROOT
 
 ABLATIONS = ROOT / "examples" / "ablations"
 UPDATES = 2
+BLEU = ["+task.eval_bleu=true", """+task.eval_bleu_args='{"beam": 1, "max_len_b": 3}'"""]
 
 
 def ablate(data: Path, out: Path, family: str, *options: object) -> subprocess.CompletedProcess[str]:
     command = [ABLATIONS / "ablate.py", family, out, "--data", data, "--updates", UPDATES, "--width", 16, *options]
     return subprocess.run(
-        [sys.executable, "-W", "ignore", *map(str, command), "--", "dataset.max_tokens=400"],
+        [sys.executable, "-W", "ignore", *map(str, command), "--", "dataset.max_tokens=400", *BLEU],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -66,7 +67,7 @@ def test_a_second_call_fills_what_is_left(data: Path, tmp_path: Path) -> None:
     first = ablate(data, tmp_path, "convs2s", "--tables", 4, "--seeds", 1)
     assert first.returncode == 0, first.stderr[-4000:]
     table = (tmp_path / "convs2s.md").read_text()
-    assert table.count("| 1 of 1 |") == 4 + 4  # the base of the other tables too
+    assert table.count("| 1 of 1 |") == 4 + 5  # the base of the other tables too
     assert "| attention-5 | not filled |  |  | 0 of 1 |" in table
     before = {name: (folder / "hydra_train.log").read_bytes() for name, _, folder in trainings(tmp_path, "convs2s")}
     second = ablate(data, tmp_path, "convs2s", "--tables", 4, "--seeds", 1, 2)
@@ -78,7 +79,7 @@ def test_a_second_call_fills_what_is_left(data: Path, tmp_path: Path) -> None:
     shown = re.findall(r"^\S+, seed \d", second.stdout, flags=re.MULTILINE)
     assert len(shown) == len(set(shown)) == 8
     table = (tmp_path / "convs2s.md").read_text()
-    assert re.search(r"^\| base \| [\d.]+ \| [\d.]+ to [\d.]+ \|  \| 2 of 2 \|$", table, flags=re.MULTILINE)
+    assert re.search(r"^\| base \| [\d.]+ \| [\d.]+ to [\d.]+ \| [\d.]+ \| 2 of 2 \|$", table, flags=re.MULTILINE)
 
 
 def test_an_unknown_table_is_named(data: Path, tmp_path: Path) -> None:

@@ -67,9 +67,13 @@ CONVS2S = Family(
             "base" if (kernel, number) == (5, 5) else f"decoder-kernel{kernel}-layers{number}"
             for kernel, number in product(KERNELS, (3, 5, 7))
         ],
-        "Figure 2: depth": [f"encoder-kernel3-layers{number}" for number in (1, 3, 5, 9)]
-        + ["base"]
-        + [f"decoder-kernel5-layers{number}" for number in (1, 3, 7)],
+        "Figure 2: depth of the encoder (base: 13 layers)": [
+            *(f"encoder-kernel3-layers{number}" for number in (1, 3, 5, 9)),
+            "base",
+        ],
+        "Figure 2: depth of the decoder (base: 5 layers)": [
+            "base" if number == 5 else f"decoder-kernel5-layers{number}" for number in (1, 3, 5, 7)
+        ],
     },
 )
 
@@ -128,6 +132,7 @@ def stacks(attention: int, aggregation: int, **options: Any) -> Cell:
 
 
 DEPTHS = (1, 3, 6, 9)
+AGGREGATION_DEPTHS = (0, 1, 2, 5)
 
 CONV_ENCODER = Family(
     cells={
@@ -140,10 +145,13 @@ CONV_ENCODER = Family(
         "bilstm-layers2": model(encoder_type="bilstm", encoder_lstm_layers=2),
         "one-stack": model(single_stack=True),
         "no-positions": model(no_encoder_positional_embeddings=True),
+        "stacks-1-1": stacks(1, 1),
+        "stacks-1-1-no-positions": stacks(1, 1, no_encoder_positional_embeddings=True),
         "stacks-8-4": stacks(8, 4),
         "stacks-15-5": stacks(15, 5),
         **{f"stacks-{depth}-3": stacks(depth, 3) for depth in DEPTHS},
         **{f"stacks-{depth}-3-no-residual": stacks(depth, 3, no_residual=True) for depth in DEPTHS},
+        **{f"stacks-6-{depth}": stacks(6, depth) for depth in AGGREGATION_DEPTHS},
     },
     tables={
         "Table 1: encoders": [
@@ -151,6 +159,8 @@ CONV_ENCODER = Family(
             *(
                 "pooling",
                 "pooling-no-positions",
+                "stacks-1-1",
+                "stacks-1-1-no-positions",
                 "stacks-6-3",
                 "no-positions",
                 "one-stack",
@@ -158,8 +168,11 @@ CONV_ENCODER = Family(
                 "stacks-15-5",
             ),
         ],
-        "Figure 2: depth, with and without residual connections": [
+        "Figure 2: depth of CNN-a, with and without residual connections": [
             f"stacks-{depth}-3{end}" for depth in DEPTHS for end in ("", "-no-residual")
+        ],
+        "Figure 2: depth of CNN-c, none of which averages the embeddings": [
+            f"stacks-6-{depth}" for depth in sorted((*AGGREGATION_DEPTHS, 3))
         ],
     },
 )

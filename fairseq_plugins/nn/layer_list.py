@@ -20,12 +20,13 @@ class ConvolutionSpec(NamedTuple):
     residual: int = 1
 
 
-def parse_convolutions(text: str, option: str) -> list[ConvolutionSpec]:
+def parse_convolutions(text: str, option: str, may_be_empty: bool = False) -> list[ConvolutionSpec]:
     """Read ``[(width, kernel), ...]`` or ``[(width, kernel, residual), ...]``.
 
     Args:
         text: the list in fairseq's syntax.
         option: the name of the option, for the error.
+        may_be_empty: whether no layers are layers, too.
 
     Raises:
         ValueError: the text is not such a list; the message shows what was expected.
@@ -35,7 +36,7 @@ def parse_convolutions(text: str, option: str) -> list[ConvolutionSpec]:
         f"such as '[(512, 3)] * 9 + [(1024, 3, 1)] * 4', but got {text!r}"
     )
     layers = _parse(text, expected)
-    if not isinstance(layers, list) or not layers:
+    if not isinstance(layers, list) or not (layers or may_be_empty):
         raise ValueError(expected)
     specs: list[ConvolutionSpec] = []
     for layer in layers:

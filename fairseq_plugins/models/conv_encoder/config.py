@@ -44,7 +44,10 @@ class ConvEncoderConfig(FairseqDataclass):
     )
     aggregation_layers: Optional[str] = field(
         default=None,
-        metadata={"help": "convolutional: CNN-c, for what is averaged: [(width, kernel[, residual]), ...]"},
+        metadata={
+            "help": "convolutional: CNN-c, for what is averaged: [(width, kernel[, residual]), ...], or [] for the "
+            "embeddings (section 5.3)"
+        },
     )
     no_residual: bool = field(
         default=False, metadata={"help": "convolutional: no residual connections (paper's figure of encoder depth, b)"}

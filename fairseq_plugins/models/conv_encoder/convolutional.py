@@ -29,7 +29,7 @@ class ConvolutionalEncoder(SourceEncoder):
         dictionary: source words.
         embedding: embeddings e of words and positions.
         attention: the layers of CNN-a, from the input up.
-        aggregation: those of CNN-c; None to average the outputs of CNN-a.
+        aggregation: those of CNN-c, none to average the embeddings; None to average the outputs of CNN-a.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class ConvolutionStack(nn.Module):
 
     Args:
         embed_dim: f.
-        convolutions: the layers, from the input up.
+        convolutions: the layers, from the input up; with none the embeddings stay as they are.
     """
 
     def __init__(self, embed_dim: int, convolutions: Sequence[ConvolutionSpec]) -> None:
         super().__init__()
-        widths = [convolutions[0].width]
+        widths = [convolutions[0].width if convolutions else embed_dim]
         self.from_embedding = _linear(embed_dim, widths[0])
         self.convolutions = nn.ModuleList()
         self.shortcuts = nn.ModuleList()

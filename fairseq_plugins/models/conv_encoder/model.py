@@ -99,15 +99,15 @@ def _build_encoder(cfg: Namespace | DictConfig, dictionary: Dictionary) -> Sourc
             bidirectional=encoder_type == "bilstm",
         )
 
-    def stack(layers: str, option: str) -> list[ConvolutionSpec]:
-        specs = parse_convolutions(layers, option)
+    def stack(layers: str, option: str, may_be_empty: bool = False) -> list[ConvolutionSpec]:
+        specs = parse_convolutions(layers, option, may_be_empty)
         return [spec._replace(residual=0) for spec in specs] if cfg.no_residual else specs
 
     return ConvolutionalEncoder(
         dictionary,
         embedding(ConvolutionalEncoder),
         stack(cfg.encoder_layers, "--encoder-layers"),
-        None if cfg.single_stack else stack(cfg.aggregation_layers, "--aggregation-layers"),
+        None if cfg.single_stack else stack(cfg.aggregation_layers, "--aggregation-layers", may_be_empty=True),
     )
 
 

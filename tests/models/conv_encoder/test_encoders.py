@@ -82,6 +82,7 @@ OPTIONS = {
     "convolutional": {},
     "no residual": {"no_residual": True},
     "one stack": {"single_stack": True},
+    "no CNN-c": {"aggregation_layers": "[]"},
     "all kinds of layers": {"encoder_layers": "[(12, 3), (14, 2), (10, 4, 2), (10, 1, 3)]"},
     "no positions": {"no_encoder_positional_embeddings": True},
     "pooling": {"encoder_type": "pooling"},
@@ -116,6 +117,7 @@ def test_encoder(build, sentences, dictionary, name: str, left_pad: bool) -> Non
             residual = name != "no residual"
             keys = stack(encoder.cnn_a, e, residual)
             values = keys if name == "one stack" else stack(encoder.cnn_c, e, residual)
+            assert (name == "no CNN-c") == torch.equal(values, e)
         torch.testing.assert_close(source.keys[row, present], keys)
         torch.testing.assert_close(source.values[row, present], values)
 
@@ -205,6 +207,7 @@ def test_convolutions_learn_slower(optimizer: type[torch.optim.Optimizer]) -> No
     [
         ({"pooling_width": 4, "encoder_type": "pooling"}, "--pooling-width: a window around a word has an odd number"),
         ({"encoder_layers": "6"}, "--encoder-layers: expected a list"),
+        ({"encoder_layers": "[]"}, "--encoder-layers: expected a list"),
         ({"aggregation_layers": "[(256, 0)]"}, "--aggregation-layers: expected a list"),
         ({"decoder_layers": 0}, "--decoder-layers must be positive, but it is 0"),
         ({"encoder_lstm_layers": 0}, "--encoder-lstm-layers must be positive"),
