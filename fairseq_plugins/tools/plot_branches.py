@@ -103,6 +103,7 @@ def draw(updates: Sequence[int], vectors: dict[Vector, Tensor], output: Path) ->
         panel.set_title(f"{_GREEK[name]}, {side}.{layer}", fontsize="medium")
     panels[0][0].set_ylim(0, 1.05 * max(float(values.max()) for values in vectors.values()))
     figure.supxlabel("updates", fontsize="medium")
+    figure.supylabel("weight", fontsize="medium")
     lines = panels[0][0].lines[1:]
     names = [f"branch {branch + 1}" for branch in range(len(lines))]
     figure.legend(lines, names, loc="outside upper center", ncols=min(len(lines), 2 * len(kinds)), fontsize="small")
