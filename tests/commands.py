@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 import os
 import random
+import resource
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,27 +34,46 @@ TRAINING = ["--optimizer", "nag", "--momentum", "0.99", "--lr", "0.25", "--clip-
 QUIET = ["--log-format", "json", "--num-workers", "0"]
 
 
-# Its processes are forked from one that has imported fairseq, which takes four seconds, but not this plugin.
+# Its processes are forked from one that has imported fairseq, which takes four seconds, and not this plugin.
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload([__name__, "fairseq.trainer", "fairseq.tasks", "hydra.main"])
 
 
-def become(command: str, words: Sequence[str], output: Path, errors: Path) -> None:
-    """What one of fairseq's commands does, in a process of its own, which prints into these files."""
+def become(
+    command: str,
+    words: Sequence[str],
+    output: Path,
+    errors: Path,
+    cwd: Path,
+    environment: Mapping[str, str],
+    file_size: int = resource.RLIM_INFINITY,
+) -> None:
+    """What one of fairseq's commands does, in a process of `FORKED`.
+
+    Args:
+        command: as its module is called.
+        words: on the command line.
+        output: the file that it prints into.
+        errors: the same of stderr.
+        cwd: where it runs.
+        environment: what it finds there.
+        file_size: bytes that its files can have at most.
+    """
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
     for descriptor, path in ((1, output), (2, errors)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
-    torch.set_num_threads(1)
-    logging.getLogger().handlers.clear()  # as importing fairseq has set it up when no command had before
-    sys.argv = [f"fairseq-{command}", *words]
-    importlib.import_module(f"fairseq_cli.{command}").cli_main()
-
-
-def _become(command: str, words: Sequence[str], folder: Path, cwd: Path, environment: Mapping[str, str]) -> None:
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
+    # What a process of this kind would do in another way than one that a user starts.
+    multiprocessing.set_start_method("fork", force=True)
     warnings.simplefilter("ignore")
-    become(command, words, folder / "output", folder / "errors")
+    torch.set_num_threads(1)
+    numpy.random.seed()  # noqa: NPY002  (fairseq draws from it)
+    if command == "train":  # the only one that sets up logging before it imports fairseq, which does so too
+        logging.getLogger().handlers.clear()
+    sys.argv = [f"fairseq-{command}", *words]
+    importlib.import_module(f"fairseq_cli.{command}").cli_main()
 
 
 def run(
@@ -62,6 +83,7 @@ def run(
     stdin: str | bytes = b"",
     succeeds: bool = True,
     path: Path | str = "",
+    anew: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run one of fairseq's commands (``train``, ``generate``, ...) in a process of its own.
 
@@ -69,13 +91,14 @@ def run(
         command: as its module is called.
         arguments: on the command line.
         cwd: where it runs.
-        stdin: its input; if there is any, Python is started anew.
+        stdin: its input.
         succeeds: whether it has to, or to fail.
-        path: PYTHONPATH; if there is any, Python is started anew.
+        path: PYTHONPATH.
+        anew: whether Python is started for it, as it is where there is input or a path.
     """
     words = [*map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(path)}
-    if stdin or path:
+    if anew or stdin or path:
         finished = subprocess.run(
             [sys.executable, "-W", "ignore", "-m", f"fairseq_cli.{command}", *words],
             cwd=cwd,
@@ -88,10 +111,13 @@ def run(
     else:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            process = FORKED.Process(target=_become, args=(command, words, folder, cwd, environment))
+            files = [folder / "output", folder / "errors"]
+            for file in files:
+                file.touch()
+            process = FORKED.Process(target=become, args=(command, words, *files, cwd, environment))
             process.start()
             process.join()
-            status, printed = process.exitcode, ((folder / "output").read_bytes(), (folder / "errors").read_bytes())
+            status, printed = process.exitcode, [file.read_bytes() for file in files]
     result = subprocess.CompletedProcess([command, *words], status, *map(bytes.decode, printed))
     if succeeds and result.returncode:
         raise AssertionError(f"fairseq-{command} failed:\n{result.stdout[-2000:]}\n{result.stderr[-6000:]}")

@@ -1,7 +1,7 @@
 """Kill training at random moments, resume it each time, and compare with a training that nobody disturbed.
 
 ``make faults`` does so 20 times for each family.  Half of the kills wait for a checkpoint that is half written, the
-others come at any time.  Processes are forked from one that has imported fairseq, so that all moments are training.
+others come at any time.  Processes are forked from one that has imported fairseq, so that most moments are training.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from fairseq import checkpoint_utils
 
 import fairseq_plugins  # noqa: F401  (its repairs are what is tried here)
-from tests.commands import FORKED, QUIET, USER_DIR, become, make_data
+from tests.commands import FORKED, QUIET, ROOT, USER_DIR, become, make_data
 
 # The schedules and optimizers of the papers.
 FAMILIES = {
@@ -38,17 +38,13 @@ COMMON += ["--no-epoch-checkpoints", "--cpu", "--user-dir", USER_DIR, *QUIET]
 CHECKPOINTS_PER_EPOCH = 7  # of 21 or 22 updates
 
 
-def fairseq_train(words: Sequence[str], log: Path, file_size: int) -> None:
-    """What ``fairseq-train`` does, in a process of its own, where files can have ``file_size`` bytes at most."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
-    # Where fairseq sees a GPU, it takes the norm of gradients there, despite --cpu.
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    become("train", words, output=log, errors=log)
-
-
 def start(words: Sequence[object], save: Path, file_size: int = resource.RLIM_INFINITY) -> BaseProcess:
-    arguments = ([*map(str, words), "--save-dir", str(save)], save / "log", file_size)
-    process = FORKED.Process(target=fairseq_train, args=arguments, daemon=True)
+    """``fairseq-train``, whose files can have ``file_size`` bytes at most."""
+    # Where fairseq sees a GPU, it takes the norm of gradients there, despite --cpu.
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    log = save / "log"
+    arguments = ("train", [*map(str, words), "--save-dir", str(save)], log, log, ROOT, environment, file_size)
+    process = FORKED.Process(target=become, args=arguments, daemon=True)
     process.start()
     return process
 

@@ -253,3 +253,18 @@ def test_wrong_options_get_a_clear_error(data: Path, tmp_path: Path, options: li
 def test_a_missing_checkpoint_gets_a_clear_error(data: Path) -> None:
     options = ["--user-dir", USER_DIR, "--path", "nowhere.pt"]
     assert "nowhere.pt" in run("generate", data, *options, succeeds=False).stderr.splitlines()[-1]
+
+
+def test_forked_commands_do_what_those_do_that_users_start(data: Path, trained: Path) -> None:
+    """They print the same, but for what a command logs while it imports fairseq, and for numbers as of times."""
+    for command in ("generate", "validate"):
+        words = ["--user-dir", USER_DIR, "--task", "translation", "--batch-size", 8]
+        model = ["--path", trained / "checkpoint_last.pt"]
+        forked, anew = (run(command, data, *words, *model, anew=anew) for anew in (False, True))
+        assert masked(forked.stdout) == masked(anew.stdout)
+        assert masked(forked.stderr) == masked(anew.stderr)
+
+
+def masked(log: str) -> list[str]:
+    """Its lines without numbers that differ between two runs."""
+    return [re.sub(r"[\d.,]+", "N", line) for line in log.splitlines() if "tensorboardX" not in line]

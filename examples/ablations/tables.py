@@ -171,7 +171,7 @@ CONV_ENCODER = Family(
         "Figure 2: depth of CNN-a, with and without residual connections": [
             f"stacks-{depth}-3{end}" for depth in DEPTHS for end in ("", "-no-residual")
         ],
-        "Figure 2: depth of CNN-c, none of which averages the embeddings": [
+        "Figure 2: depth of CNN-c (0: the embeddings are averaged)": [
             f"stacks-6-{depth}" for depth in sorted((*AGGREGATION_DEPTHS, 3))
         ],
     },

@@ -123,9 +123,9 @@ class FastBeamSearch(SequenceGenerator):
             beams.see(step, attention)
             if self.temperature != 1:
                 logits = logits / self.temperature
-            # In place: a processor would wait for more memory of such a size.
-            in_place = logits if logits.device.type == "cpu" and logits.dtype == torch.float32 else None
-            lprobs = torch.log_softmax(logits, dim=1, dtype=torch.float32, out=in_place)
+            # In place, as memory of such a size is slow on a processor; logits of other decoders may be needed later.
+            is_free = is_own and logits.device.type == "cpu" and logits.dtype == torch.float32
+            lprobs = torch.log_softmax(logits, dim=1, dtype=torch.float32, out=logits if is_free else None)
             self.model.add_penalty(lprobs)
             scores, words = self._best_words(lprobs, step, ends=step == longest)
             scores, words, parents = beams.meet(step, scores, words)

@@ -26,7 +26,7 @@ def parse_convolutions(text: str, option: str, may_be_empty: bool = False) -> li
     Args:
         text: the list in fairseq's syntax.
         option: the name of the option, for the error.
-        may_be_empty: whether no layers are layers, too.
+        may_be_empty: whether the list may be empty.
 
     Raises:
         ValueError: the text is not such a list; the message shows what was expected.

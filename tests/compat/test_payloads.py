@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,11 @@ from fairseq import file_utils
 from fairseq.data import FastaDataset
 from fairseq.data.audio.data_cfg import S2TDataConfig
 
-from tests.commands import ROOT, USER_DIR, run
+from tests import commands
+from tests.commands import ROOT, USER_DIR
 from tests.compat.payloads import Payload, code, untrained
+
+run = partial(commands.run, anew=True)  # as users start it, whatever is guarded by `__main__`
 
 COMMON = ["--user-dir", USER_DIR, "--cpu"]
 COMMANDS = {

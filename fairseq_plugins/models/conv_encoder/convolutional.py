@@ -29,7 +29,7 @@ class ConvolutionalEncoder(SourceEncoder):
         dictionary: source words.
         embedding: embeddings e of words and positions.
         attention: the layers of CNN-a, from the input up.
-        aggregation: those of CNN-c, none to average the embeddings; None to average the outputs of CNN-a.
+        aggregation: those of CNN-c, empty to average the embeddings; None to average the outputs of CNN-a.
     """
 
     def __init__(
