@@ -29,6 +29,11 @@ def pytest_configure() -> None:
     torch.backends.cudnn.allow_tf32 = False  # torch rounds what cuDNN multiplies to ten bits
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first: of several workers one would be left with it at the end."""
+    items.sort(key=lambda item: item.path.name != "test_pages.py")
+
+
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> torch.device:
     device = torch.device(request.config.getoption("--device"))
