@@ -132,7 +132,7 @@ def stacks(attention: int, aggregation: int, **options: Any) -> Cell:
 
 
 DEPTHS = (1, 3, 6, 9)
-AGGREGATION_DEPTHS = (0, 1, 2, 5)
+AGGREGATION_DEPTHS = (0, 1, 2, 3, 5)
 
 CONV_ENCODER = Family(
     cells={
@@ -172,7 +172,7 @@ CONV_ENCODER = Family(
             f"stacks-{depth}-3{end}" for depth in DEPTHS for end in ("", "-no-residual")
         ],
         "Figure 2: depth of CNN-c (0: the embeddings are averaged)": [
-            f"stacks-6-{depth}" for depth in sorted((*AGGREGATION_DEPTHS, 3))
+            f"stacks-6-{depth}" for depth in AGGREGATION_DEPTHS
         ],
     },
 )
