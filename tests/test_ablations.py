@@ -7,11 +7,12 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from fairseq import checkpoint_utils
+from omegaconf import OmegaConf
 
 from tests.commands import ROOT
 
@@ -20,10 +21,12 @@ UPDATES = 2
 BLEU = ["+task.eval_bleu=true", """+task.eval_bleu_args='{"beam": 1, "max_len_b": 3}'"""]
 
 
-def ablate(data: Path, out: Path, family: str, *options: object) -> subprocess.CompletedProcess[str]:
+def ablate(
+    data: Path, out: Path, family: str, *options: object, overrides: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
     command = [ABLATIONS / "ablate.py", family, out, "--data", data, "--updates", UPDATES, "--width", 16, *options]
     return subprocess.run(
-        [sys.executable, "-W", "ignore", *map(str, command), "--", "dataset.max_tokens=400", *BLEU],
+        [sys.executable, "-W", "ignore", *map(str, command), "--", "dataset.max_tokens=400", *BLEU, *overrides],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -82,7 +85,35 @@ def test_a_second_call_fills_what_is_left(data: Path, tmp_path: Path) -> None:
     assert re.search(r"^\| base \| [\d.]+ \| [\d.]+ to [\d.]+ \| [\d.]+ \| 2 of 2 \|$", table, flags=re.MULTILINE)
 
 
+@pytest.mark.parametrize(
+    ("family", "word", "overrides"),
+    [
+        ("conv_encoder", "c", []),  # CNN-c
+        (
+            "weighted_transformer",
+            "4.5",
+            ["+optimizer.branch_step=tangent", "lr_scheduler.branch_lr_scale=0.7", "lr_scheduler.warmup_updates=1600"],
+        ),
+    ],
+)
+def test_a_table_of_the_other_families(
+    data: Path, tmp_path: Path, family: str, word: str, overrides: list[str]
+) -> None:
+    """As in the slow test, with one table of each and the options of the page."""
+    result = ablate(data, tmp_path, family, "--tables", word, "--seeds", 1, overrides=overrides)
+    assert result.returncode == 0, (result.stdout + result.stderr)[-4000:]
+    (table,) = [text for text in (tmp_path / f"{family}.md").read_text().split("## ") if "not filled" not in text][1:]
+    rows = re.findall(r"^\| [\w-]+ \| [\d.]+ \|.*\| 1 of 1 \|$", table, flags=re.MULTILINE)
+    assert len(rows) == len(list(trainings(tmp_path, family)))
+    for _, _, folder in trainings(tmp_path, family):
+        config = OmegaConf.load(folder / ".hydra" / "config.yaml")
+        for override in overrides:
+            option, value = override.lstrip("+").split("=")
+            assert str(OmegaConf.select(config, option)) == value
+
+
 def test_an_unknown_table_is_named(data: Path, tmp_path: Path) -> None:
-    result = ablate(data, tmp_path, "convs2s", "--tables", 6)
+    """A number of a section is not that of a table."""
+    result = ablate(data, tmp_path, "weighted_transformer", "--tables", 4)
     assert result.returncode == 2
-    assert "none of 'Table 4: position embeddings'" in result.stderr
+    assert "none of 'Table 2: beside the Transformer'" in result.stderr

@@ -140,7 +140,9 @@ def main() -> None:
     parser.add_argument("family", choices=FAMILIES, help="whose tables")
     parser.add_argument("out", type=Path, help="folder for everything that is made")
     parser.add_argument("--data", type=Path, required=True, help="binary data, made with --joined-dictionary")
-    parser.add_argument("--tables", nargs="+", metavar="WORD", help="only those with such a word in their title")
+    parser.add_argument(
+        "--tables", nargs="+", metavar="WORD", help="only those with such a word or number in their title"
+    )
     parser.add_argument("--updates", type=int, default=2000, help="of each training (default: %(default)s)")
     parser.add_argument(
         "--width", type=int, default=128, help="of the layers; the papers have 512 (default: %(default)s)"
@@ -149,7 +151,8 @@ def main() -> None:
     args = parser.parse_args(own)
     args.overrides = overrides
     tables = FAMILIES[args.family].tables
-    wanted = [title for title in tables if not args.tables or set(args.tables) & set(re.findall(r"\w+", title))]
+    words = {title: set(re.findall(r"\d[\d.]*\d|\w+", title)) for title in tables}
+    wanted = [title for title in tables if not args.tables or words[title] & set(args.tables)]
     cells = list(dict.fromkeys(cell for title in wanted for cell in tables[title]))
     if not cells:
         parser.error(f"--tables: none of {', '.join(map(repr, tables))} has such a word")

@@ -67,11 +67,11 @@ CONVS2S = Family(
             "base" if (kernel, number) == (5, 5) else f"decoder-kernel{kernel}-layers{number}"
             for kernel, number in product(KERNELS, (3, 5, 7))
         ],
-        "Figure 2: depth of the encoder (base: 13 layers)": [
+        "Figure 2: depth of the encoder": [
             *(f"encoder-kernel3-layers{number}" for number in (1, 3, 5, 9)),
             "base",
         ],
-        "Figure 2: depth of the decoder (base: 5 layers)": [
+        "Figure 2: depth of the decoder": [
             "base" if number == 5 else f"decoder-kernel5-layers{number}" for number in (1, 3, 5, 7)
         ],
     },
@@ -84,29 +84,24 @@ def transformer(number: int = 2, heads: int = 8) -> Cell:
     return {
         "model": {"_name": "transformer", "share_all_embeddings": True, "encoder": side, "decoder": side},
         "criterion": {"_name": "label_smoothed_cross_entropy"},
-        "lr_scheduler": {
-            "_name": "weighted_inverse_sqrt",
-            "warmup_updates": 400,
-            "encoder_embed_dim": "W",
-            "encoder_layers": number,
-        },
+        "lr_scheduler": {"encoder_embed_dim": "W", "encoder_layers": number},
     }
 
 
 def weighted(number: int = 2, heads: int = 8, **options: Any) -> Cell:
     sizes = {"encoder_embed_dim": "W", "encoder_ffn_embed_dim": "4W", "encoder_layers": number}
-    branches = {"branch_lr_scale": 0.1, "branch_warmup_updates": 40}
     return {
         "model": {"_name": "weighted_transformer", "encoder_attention_heads": heads, **sizes, **options},
         "criterion": {"_name": "weighted_label_smoothed_cross_entropy"},
-        "lr_scheduler": {"_name": "weighted_inverse_sqrt", "warmup_updates": 400, **branches},
     }
 
 
+DEPTHS_OF_TABLE_2 = (2, 4, 6, 8)
+
 WEIGHTED_TRANSFORMER = Family(
     cells={
-        **{f"transformer-layers{number}": transformer(number) for number in (2, 4, 8)},
-        **{f"weighted-layers{number}": weighted(number) for number in (2, 4, 8)},
+        **{f"transformer-layers{number}": transformer(number) for number in DEPTHS_OF_TABLE_2},
+        **{f"weighted-layers{number}": weighted(number) for number in DEPTHS_OF_TABLE_2},
         **{f"transformer-heads{heads}": transformer(heads=heads) for heads in (4, 16)},
         **{f"weighted-heads{heads}": weighted(heads=heads) for heads in (4, 16)},
         "softmax": weighted(branch_constraint="softmax"),
@@ -115,7 +110,7 @@ WEIGHTED_TRANSFORMER = Family(
     },
     tables={
         "Table 2: beside the Transformer": [
-            f"{kind}-layers{number}" for number in (2, 4, 8) for kind in ("transformer", "weighted")
+            f"{kind}-layers{number}" for number in DEPTHS_OF_TABLE_2 for kind in ("transformer", "weighted")
         ],
         "Number of heads, which is that of branches": [
             f"{kind}-{sizes}" for sizes in ("heads4", "layers2", "heads16") for kind in ("transformer", "weighted")
@@ -132,7 +127,7 @@ def stacks(attention: int, aggregation: int, **options: Any) -> Cell:
 
 
 DEPTHS = (1, 3, 6, 9)
-AGGREGATION_DEPTHS = (0, 1, 2, 3, 5)
+AGGREGATION_DEPTHS = (0, 1, 2, 3, 5)  # without CNN-c the embeddings are averaged
 
 CONV_ENCODER = Family(
     cells={
@@ -171,9 +166,7 @@ CONV_ENCODER = Family(
         "Figure 2: depth of CNN-a, with and without residual connections": [
             f"stacks-{depth}-3{end}" for depth in DEPTHS for end in ("", "-no-residual")
         ],
-        "Figure 2: depth of CNN-c (0: the embeddings are averaged)": [
-            f"stacks-6-{depth}" for depth in AGGREGATION_DEPTHS
-        ],
+        "Figure 2: depth of CNN-c": [f"stacks-6-{depth}" for depth in AGGREGATION_DEPTHS],
     },
 )
 

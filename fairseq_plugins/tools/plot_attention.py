@@ -29,6 +29,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="picture to write: .png, .pdf, .svg")
     parser.add_argument("--bpe-codes", type=Path, metavar="FILE", help="subword-nmt codes to segment the sentence with")
     parser.add_argument("--beam", type=int, default=5, metavar="N", help="beam size (default: %(default)s)")
+    parser.add_argument(
+        "--layers", type=int, nargs="+", metavar="N", help="decoder layers to draw, from 1 (default: all that attend)"
+    )
 
 
 def run(args: Namespace) -> None:
@@ -36,7 +39,7 @@ def run(args: Namespace) -> None:
 
     Raises:
         ValueError: a file is missing, the sentence is empty or too long, matplotlib is not installed, or the model
-            reports no attention.
+            reports no attention, or none of a layer that is to be drawn.
     """
     for file in (args.path, args.bpe_codes):
         if file is not None and not file.is_file():
@@ -47,6 +50,8 @@ def run(args: Namespace) -> None:
             sentence = BPE(codes).process_line(sentence)
     (model,), _, task = load_model_ensemble_and_task([str(args.path)], arg_overrides={"data": args.data})
     source, target, layers = translate(task, model, sentence, args.beam)
+    if args.layers is not None:
+        layers = choose(layers, args.layers)
     draw(source, target, layers, args.output)
     print(f"{' '.join(source)}\n{' '.join(target)}\n{args.output}")
 
@@ -78,6 +83,18 @@ def translate(
             raise ValueError("the model reports no attention")
         layers = {"attention": best["attention"]}
     return symbols(task.source_dictionary, tokens), symbols(task.target_dictionary, best["tokens"]), layers
+
+
+def choose(layers: dict[str, Tensor], numbers: Sequence[int]) -> dict[str, Tensor]:
+    """The attention of the layers with such numbers.
+
+    Raises:
+        ValueError: there is none of one of them.
+    """
+    names = [f"layer {number}" for number in numbers]
+    if unknown := [name for name in names if name not in layers]:
+        raise ValueError(f"there is no attention of {', '.join(unknown)}; the model has that of {', '.join(layers)}")
+    return {name: layers[name] for name in names}
 
 
 def symbols(dictionary: Dictionary, tokens: Tensor) -> list[str]:

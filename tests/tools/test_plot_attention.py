@@ -12,7 +12,7 @@ from fairseq.models import BaseFairseqModel
 from torch import Tensor
 
 from fairseq_plugins.tools.layer_attention import attention_by_layer
-from fairseq_plugins.tools.plot_attention import draw
+from fairseq_plugins.tools.plot_attention import choose, draw
 from tests.conftest import ARCHITECTURES
 from tests.generation.fairseq_models import fairseq_model
 
@@ -78,6 +78,13 @@ def test_nothing_stays_in_the_model(build, decode, architecture: str) -> None:
 def test_an_unknown_kind_has_none(task, decode) -> None:
     found, _ = decode(fairseq_model("lstm", task))
     assert found == {}
+
+
+def test_layers_are_chosen() -> None:
+    layers = {f"layer {number}": torch.tensor(number) for number in (1, 3, 5)}
+    assert choose(layers, [5, 1]) == {"layer 5": 5, "layer 1": 1}
+    with pytest.raises(ValueError, match="no attention of layer 2, layer 6; the model has that of layer 1, layer 3"):
+        choose(layers, [1, 2, 6])
 
 
 @pytest.mark.parametrize(("layers", "kind"), [(1, "svg"), (5, "png")])
