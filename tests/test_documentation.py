@@ -183,4 +183,4 @@ def test_the_front_page_says_what_the_page_of_speed_does() -> None:
               for column in ("beside fconv as shipped", "beside fconv")}  # fmt: skip
     many, one = ratios.values()
     assert f"| fairseq's fconv as shipped | {many[0]} | {many[1]} |" in front
-    assert f"| fconv; CTranslate2 | {one[0]}; 1.5 to 1.8 × | {one[1]}; 1.7 to 1.9 × |" in front
+    assert f"| one sentence | fconv | {one[0]} | {one[1]} |" in front

@@ -114,6 +114,7 @@ ELSEWHERE = {
     "pip install": "tests/test_installation.py, from a wheel; for Python 3.10 the Makefile",
     "python examples/variance": "tests/test_variance.py",
     "python examples/ablations": "tests/test_ablations.py",
+    "python examples/benchmarks": "tests/test_benchmarks.py",
     "python examples/multi30k/prepare.py TEXT out-joined": "tests/test_multi30k.py and tests/test_ablations.py",
     "torchrun": "tests/compat/test_distributed.py",
     "fairseq-plugins plot-branches CHECKPOINTS": "tests/tools/test_plot_branches.py",
