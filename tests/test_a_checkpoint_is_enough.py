@@ -73,6 +73,8 @@ def test_plot_attention(data: Path, alone: Path, tmp_path: Path) -> None:
     words = ["plot-attention", data, "--path", alone, "--input", "w1 w2", "--output", picture]
     cli.main([str(word) for word in words])
     assert picture.stat().st_size
+    with pytest.raises(SystemExit, match="no attention of layer 99"):
+        cli.main([*(str(word) for word in words), "--layers", "99"])
 
 
 def test_embeddings_are_those_of_the_checkpoint(data: Path, alone: Path) -> None:

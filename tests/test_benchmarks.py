@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -12,17 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from fairseq import checkpoint_utils
+from fairseq.data import Dictionary
 
 from tests.commands import ROOT
 
+BENCHMARKS = ROOT / "examples" / "benchmarks"
 TINY = ["--layers", 1, "--vocabulary", 60, "--sentences", 2, "--beam", 2, "--source-length", 5]
 FAST = "translation_fast, float32"
 
 
-def bench(script: str, folder: Path, *options: object) -> dict[str, Any]:
-    """What a script writes to ``--json``."""
-    path = folder / "figures.json"
-    command = [ROOT / "examples" / "benchmarks" / script, *options, "--rounds", 1, "--threads", 1, "--json", path]
+def shown_by(script: str, *options: object) -> str:
+    """What a script prints in one round."""
+    command = [BENCHMARKS / script, *options, "--rounds", 1, "--threads", 1]
     finished = subprocess.run(
         [sys.executable, "-W", "ignore", *map(str, command)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
@@ -32,11 +37,18 @@ def bench(script: str, folder: Path, *options: object) -> dict[str, Any]:
         check=False,
     )
     assert finished.returncode == 0, finished.stdout[-1000:] + finished.stderr[-3000:]
+    return finished.stdout
+
+
+def bench(script: str, folder: Path, *options: object) -> dict[str, Any]:
+    """What a script writes to ``--json``."""
+    path = folder / "figures.json"
+    shown = shown_by(script, *options, "--json", path)
     figures: dict[str, Any] = json.loads(path.read_text())
     assert figures["options"]["rounds"] == 1
     assert figures["machine"]["torch"]
     for row in figures["rows"]:  # all of them are in the table
-        assert f"| {row['contestant']} |" in finished.stdout
+        assert f"| {row['contestant']} |" in shown
     return figures
 
 
@@ -62,6 +74,27 @@ def test_step_time(tmp_path: Path) -> None:
     rows = bench("step_time.py", tmp_path, *TINY, "--length", 32)["rows"]
     assert [row["contestant"] for row in rows] == ["fconv", "convs2s", "transformer", "weighted_transformer_small"]
     assert all(list(row["milliseconds"]) == ["16", "32"] for row in rows)
+
+
+@pytest.mark.slow
+def test_training() -> None:
+    shown = shown_by("training.py", "--vocabulary", 50, "--sentences", 2, "--length", 4)
+    assert len(re.findall(r"^\| .+ \| \d+ \| \d+ \| [\d.]+ \| [\de.+-]+ \|$", shown, flags=re.MULTILINE)) == 4
+
+
+def test_the_random_fconv_of_newstest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its logits are ten times those of the start, and never the end's: sentences do not end."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    newstest = importlib.import_module("newstest")
+    dictionary = Dictionary()
+    dictionary.add_symbol("word")
+    newstest.save("fconv", "fconv_iwslt_de_en", dictionary, tmp_path)
+    weights = checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "fconv"))["model"]
+    scale = weights["decoder.fc3.weight_g"].squeeze(1) / weights["decoder.fc3.weight_v"].norm(dim=1)
+    expected = torch.full_like(scale, 10)
+    expected[[dictionary.bos(), dictionary.eos()]] = 0
+    expected[dictionary.pad()] = scale[dictionary.pad()]
+    torch.testing.assert_close(scale, expected)
 
 
 @pytest.mark.slow

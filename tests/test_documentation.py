@@ -184,3 +184,27 @@ def test_the_front_page_says_what_the_page_of_speed_does() -> None:
     many, one = ratios.values()
     assert f"| fairseq's fconv as shipped | {many[0]} | {many[1]} |" in front
     assert f"| one sentence | fconv | {one[0]} | {one[1]} |" in front
+
+
+@pytest.mark.parametrize(
+    ("row", "where", "columns"),
+    [
+        # The tables of ratios on the page, in their order: of family 26 where it has the row, 25, and whole commands.
+        ("`convs2s` beside fconv as shipped", "| fairseq's fconv as shipped | 5.8 × | 10.4 ×", [(0, 1), (0, 3)]),
+        ("`convs2s` beside fconv as shipped", "| one sentence | fconv | 12.8 × | 19.0 ×", [(0, 4), (0, 5)]),
+        ("`convs2s` beside fconv as shipped", "| fconv as shipped | |", [(1, 3), (1, 4)]),
+        ("`convs2s` beside CTranslate2", "in the same precision", [(0, 1), (0, 3), (1, 1), (1, 3)]),
+        ("`convs2s` beside CTranslate2", "in the same precision", [(0, 4), (0, 5), (1, 4), (1, 5)]),
+        ("`weighted_transformer_small` beside CTranslate2", "same precision", [(0, 1), (0, 3), (1, 1), (1, 3)]),
+        (
+            "`weighted_transformer_small` beside fairseq's `transformer` in float32",
+            "| fairseq's `transformer`",
+            [(0, 1), (0, 3), (1, 1), (1, 3)],
+        ),
+    ],
+)
+def test_the_front_page_has_ratios_of_the_page_of_speed(row: str, where: str, columns: list[tuple[int, int]]) -> None:
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    tables = [line.split("|")[1:] for line in page.split("\n") if line.startswith(f"| {row} |")]
+    cells = [tables[table][column].partition("(")[0].strip() for table, column in columns]
+    assert " | ".join([where, *cells]) + " |" in (ROOT / "README.md").read_text(encoding="utf-8")

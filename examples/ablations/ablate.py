@@ -141,7 +141,10 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="folder for everything that is made")
     parser.add_argument("--data", type=Path, required=True, help="binary data, made with --joined-dictionary")
     parser.add_argument(
-        "--tables", nargs="+", metavar="WORD", help="only those with such a word or number in their title"
+        "--tables",
+        nargs="+",
+        metavar="WORD",
+        help="only those with such a word or number in their title, as 5, 4.5, heads or depth",
     )
     parser.add_argument("--updates", type=int, default=2000, help="of each training (default: %(default)s)")
     parser.add_argument(
