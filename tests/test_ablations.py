@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -110,6 +111,27 @@ def test_a_table_of_the_other_families(
         for override in overrides:
             option, value = override.lstrip("+").split("=")
             assert str(OmegaConf.select(config, option)) == value
+
+
+@pytest.mark.parametrize(
+    ("family", "word", "beginnings"),
+    [
+        ("convs2s", "5", ["Table 5:"]),
+        ("convs2s", "depth", ["Table 7:", "Table 8:", "Figure 2:", "Figure 2:"]),
+        ("conv_encoder", "c", ["Figure 2: depth of CNN-c"]),
+        ("weighted_transformer", "3", ["Table 3 "]),
+        ("weighted_transformer", "4.5", ["Table 3 "]),
+        ("weighted_transformer", "heads", ["Number of heads"]),
+    ],
+)
+def test_which_tables_a_word_names(
+    monkeypatch: pytest.MonkeyPatch, family: str, word: str, beginnings: list[str]
+) -> None:
+    monkeypatch.syspath_prepend(ABLATIONS)
+    ablate = importlib.import_module("ablate")
+    named = [title for title in ablate.FAMILIES[family].tables if ablate.is_named(title, [word])]
+    assert len(named) == len(beginnings)
+    assert all(map(str.startswith, named, beginnings))
 
 
 def test_an_unknown_table_is_named(data: Path, tmp_path: Path) -> None:
