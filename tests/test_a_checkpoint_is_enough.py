@@ -73,7 +73,7 @@ def test_plot_attention(data: Path, alone: Path, tmp_path: Path) -> None:
     words = ["plot-attention", data, "--path", alone, "--input", "w1 w2", "--output", picture]
     cli.main([str(word) for word in words])
     assert picture.stat().st_size
-    with pytest.raises(SystemExit, match="no attention of layer 99"):
+    with pytest.raises(SystemExit, match="cannot draw layer 99: the model reports layer 1"):
         cli.main([*(str(word) for word in words), "--layers", "99"])
 
 

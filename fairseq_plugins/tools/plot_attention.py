@@ -93,7 +93,7 @@ def choose(layers: dict[str, Tensor], numbers: Sequence[int]) -> dict[str, Tenso
     """
     names = [f"layer {number}" for number in numbers]
     if unknown := [name for name in names if name not in layers]:
-        raise ValueError(f"there is no attention of {', '.join(unknown)}; the model has that of {', '.join(layers)}")
+        raise ValueError(f"cannot draw {', '.join(unknown)}: the model reports {', '.join(layers)}")
     return {name: layers[name] for name in names}
 
 

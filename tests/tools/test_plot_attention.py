@@ -83,7 +83,7 @@ def test_an_unknown_kind_has_none(task, decode) -> None:
 def test_layers_are_chosen() -> None:
     layers = {f"layer {number}": torch.tensor(number) for number in (1, 3, 5)}
     assert list(choose(layers, [5, 1]).items()) == [("layer 5", 5), ("layer 1", 1)]
-    with pytest.raises(ValueError, match="no attention of layer 2, layer 6; the model has that of layer 1, layer 3"):
+    with pytest.raises(ValueError, match="cannot draw layer 2, layer 6: the model reports layer 1, layer 3, layer 5"):
         choose(layers, [1, 2, 6])
 
 
