@@ -39,9 +39,11 @@ demo: setup  ## data, training, translation, scores and a picture in under 10 mi
 	examples/quickstart/run.sh
 
 # One torch thread per worker: the tests' tensors are small, and workers would fight for the cores.
+FAST_TESTS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile \
+	--no-loadscope-reorder -m 'not slow'
+
 test: setup check  ## lint, types and all but the slow tests (PYTEST_ARGS= adds options)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile \
-		--no-loadscope-reorder -m 'not slow' $(PYTEST_ARGS)
+	$(FAST_TESTS) $(PYTEST_ARGS)
 
 # Each in an environment of its own, .nox/3.10 and so on. With pyenv: PYENV_VERSION=3.10.13:3.11.7:3.12.1 make test-matrix
 test-matrix: setup  ## make test on Python 3.10, 3.11 and 3.12, as far as they are here
@@ -55,9 +57,7 @@ faults: setup  ## kill training 20 times for each family, resume it, and compare
 
 # The commands that tests start are measured too (pyproject.toml).
 coverage: setup  ## which lines of the code the tests run, of all but the slow ones
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile \
-		--no-loadscope-reorder -m 'not slow' \
-		--cov --cov-report=term-missing:skip-covered $(PYTEST_ARGS)
+	$(FAST_TESTS) --cov --cov-report=term-missing:skip-covered $(PYTEST_ARGS)
 
 # It changes copies of the files, under mutants/, and goes on where it was stopped.  MUTANTS='fairseq_plugins.nn.simplex*'
 # for some; `.venv/bin/mutmut show NAME` for what a survivor is.
