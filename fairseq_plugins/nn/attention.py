@@ -6,7 +6,6 @@ B sentences, T queries, S positions attended to, h heads, v = d/h, width of a he
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch.nn.functional as F
 from fairseq.modules import FairseqDropout
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from fairseq_plugins.nn.linear import FastLinear
 from fairseq_plugins.nn.softmax import softmax
 
-__all__ = ["AttentionHeads", "attend", "attend_step", "attention_weights", "join_heads", "split_heads", "xavier_linear"]
+__all__ = ["AttentionHeads", "attend", "attention_weights", "join_heads", "split_heads", "xavier_linear"]
 
 
 class AttentionHeads(nn.Module):
@@ -73,25 +72,18 @@ def attend(
     return F.scaled_dot_product_attention(q, keys, values, attn_mask=bias, dropout_p=dropout, is_causal=causal)
 
 
-def attend_step(
-    q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, dropout: Callable[[Tensor], Tensor]
-) -> Tensor:
-    """As `attend` for the few queries of a decoding step, where torch's fused kernel is slower than two products.
-
-    The keys come as columns, (B, h, v, S): with so few rows against them, products with rows take six times as long.
-    """
-    return dropout(attention_weights(q, keys, bias)) @ values
-
-
-def attention_weights(q: Tensor, keys: Tensor, bias: Tensor | None) -> Tensor:
-    """The weights that `attend` averages with, (B, h, T, S), computed at least in float32.
+def attention_weights(q: Tensor, keys: Tensor, bias: Tensor | None, places: Tensor | None = None) -> Tensor:
+    """The weights that `attend` averages with, (B, h, T, n), computed at least in float32.
 
     Args:
         q: (B, h, T, v).
         keys: as columns, (B, h, v, S).
-        bias: added to the scores, broadcast to (B, h, T, S).
+        bias: added to the scores, broadcast to (B, h, T, n).
+        places: of the n keys that a query is compared with, (B, 1, T, n); None where they are all, n = S.
     """
     scores = (q * q.size(-1) ** -0.5) @ keys
+    if places is not None:
+        scores = scores.gather(3, places.expand(-1, scores.size(1), -1, -1))
     if bias is not None:
         scores = scores + bias
     return softmax(scores)

@@ -155,21 +155,16 @@ class Ancestry:
         self.own = torch.arange(beam, device=device)
         self.table = torch.full((sentences, beam, room), _NOBODY, device=device)
 
-    def step(
-        self, order: Tensor | None, beam: int, position: Tensor, seen: int, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
+    def step(self, order: Tensor | None, beam: int, position: Tensor) -> Tensor:
         """Begin a step.
 
         Args:
             order: the earlier row that each row continues, (R,); None when nothing moved.
             beam: rows that a sentence has in this step.
             position: of the step, from zero, (1,).
-            seen: steps whose keys are attended to, at least those so far.
-            dtype: of the scores.
 
         Returns:
-            the places of the step's keys among the k·room keys of a sentence, (beam,), and what is added to the scores
-            of a row: minus infinity where there is no key yet or another row's ancestor's, (B, 1, beam, seen·k).
+            the places of the step's keys among the k·room keys of a sentence, (beam,).
         """
         if order is not None:
             table = self.table.flatten(0, 1).index_select(0, order).view(-1, beam, self.table.size(2))
@@ -179,9 +174,21 @@ class Ancestry:
                 self.table = table
         own = self.own.narrow(0, 0, beam)
         self.table.index_copy_(2, position, own.view(beam, 1).expand(len(self.table), -1, 1))
-        mask = self.table.narrow(2, 0, seen).unsqueeze(3) != self.own
+        return position * len(self.own) + own
+
+    def places(self, steps: int) -> Tensor:
+        """Where the keys of each row's ancestors are, of so many steps, all of which have been: (B, beam, steps)."""
+        beam = len(self.own)
+        return self.table.narrow(2, 0, steps) + torch.arange(0, steps * beam, beam, device=self.table.device)
+
+    def bias(self, steps: int, dtype: torch.dtype) -> Tensor:
+        """What is added to a row's scores of all keys of so many steps, at least those so far, (B, 1, beam, steps·k).
+
+        Minus infinity where there is no key yet or another row's ancestor's.
+        """
+        mask = self.table.narrow(2, 0, steps).unsqueeze(3) != self.own
         bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(mask, float("-inf"))
-        return position * len(self.own) + own, bias.flatten(2).unsqueeze(1)
+        return bias.flatten(2).unsqueeze(1)
 
     def grow(self, steps: int) -> None:
         """Make room for so many more steps."""
@@ -202,15 +209,15 @@ class Past:
         self.keys = keys.new_zeros(sentences, heads, width, places)
         self.values = keys.new_zeros(sentences, heads, places, width)
 
-    def put(self, keys: Tensor, values: Tensor, places: Tensor, filled: int) -> tuple[Tensor, Tensor]:
+    def put(self, keys: Tensor, values: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         """Put the keys and values of a step, each (B, h, k, v), into these places, (k,).
 
         Returns:
-            the keys of the first places, as columns, (B, h, v, filled), and the values, (B, h, filled, v).
+            the keys of all places, as columns, (B, h, v, places), and the values, (B, h, places, v).
         """
         self.keys.index_copy_(3, places, keys.transpose(2, 3))
         self.values.index_copy_(2, places, values)
-        return self.keys.narrow(3, 0, filled), self.values.narrow(2, 0, filled)
+        return self.keys, self.values
 
     def grow(self, places: int) -> None:
         """Make room for so many more keys."""

@@ -146,13 +146,14 @@ def test_a_row_looks_at_its_own_ancestors_alone(
         for row, path in enumerate(paths):
             path.append(row % beam)
         seen = data.draw(st.integers(step + 1, room))
-        places, bias = ancestry.step(
-            None if order is None else torch.tensor(order), beam, torch.tensor([step]), seen, torch.float16
-        )
+        places = ancestry.step(None if order is None else torch.tensor(order), beam, torch.tensor([step]))
+        bias = ancestry.bias(seen, torch.float16)
         expected = torch.full((sentences * beam, room, beam), -torch.inf, dtype=torch.float16)
         for row, path in enumerate(paths):
             for time, column in enumerate(path):
                 expected[row, time, column] = 0
+        own = [[time * beam + column for time, column in enumerate(path)] for path in paths]
+        assert ancestry.places(step + 1).flatten(0, 1).tolist() == own
         assert places.tolist() == [step * beam + column for column in range(beam)]
         assert bias.dtype == torch.float16
         assert torch.equal(bias, expected[:, :seen].reshape(sentences, 1, beam, seen * beam))
@@ -164,7 +165,7 @@ def test_a_row_looks_at_its_own_ancestors_alone(
 def test_a_row_finds_the_keys_and_values_of_its_ancestors(
     decoding: tuple[int, int, int, list[list[torch.Tensor]]],
 ) -> None:
-    """In the places that are not masked, one step after the other; sentences leave, and there is room for two steps."""
+    """In the places that it looks at, one step after the other; sentences leave, and there is room for two steps."""
     sentences, beam, _, steps = decoding
     torch.manual_seed(1)
     heads, width, room = 2, 3, 2
@@ -186,11 +187,12 @@ def test_a_row_finds_the_keys_and_values_of_its_ancestors(
         x = torch.randn(len(history), heads, 1, 2 * width)
         history = torch.cat([history, x], dim=2)
         new = x.view(-1, beam, heads, 2 * width).transpose(1, 2)
-        places, bias = ancestry.step(rows, beam, torch.tensor([step]), step + 1, torch.float32)
-        keys, values = past.put(new[..., :width], new[..., width:], places, bias.size(-1))
+        places = ancestry.step(rows, beam, torch.tensor([step]))
+        keys, values = past.put(new[..., :width], new[..., width:], places)
         both = torch.cat([keys.transpose(2, 3), values], dim=-1)
-        for row, expected in enumerate(history):
-            own = bias[row // beam, 0, row % beam] == 0
+        for row, own, expected in zip(
+            range(len(history)), ancestry.places(step + 1).flatten(0, 1), history, strict=True
+        ):
             assert torch.equal(both[row // beam][:, own], expected)
 
 
@@ -210,10 +212,11 @@ def test_the_state_is_where_the_rows_are() -> None:
         numbers = partial(torch.zeros, dtype=torch.long, device="cuda")
         values = partial(torch.zeros, dtype=torch.float16, device="cuda")
         ancestry, past = Ancestry(3, 2, 5, torch.device("cuda")), Past(values(3, 2, 7, 9), 10)
-        places, _ = ancestry.step(None, 2, numbers(1), 5, torch.float16)
-        keys, averaged = past.put(values(3, 2, 2, 7), values(3, 2, 2, 7), places, 10)
+        places = ancestry.step(None, 2, numbers(1))
+        keys, averaged = past.put(values(3, 2, 2, 7), values(3, 2, 2, 7), places)
         past.keep(Kept(numbers(2)))
-        _, bias = ancestry.step(numbers(4), 2, numbers(1), 5, torch.float16)
+        ancestry.step(numbers(4), 2, numbers(1))
+        bias = ancestry.bias(5, torch.float16)
     state = [keys, averaged, past.keys, past.values, bias]
     assert [tuple(x.shape) for x in state] == [
         (3, 2, 7, 10),

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from fairseq_plugins.models.incremental import StepwiseDecoding
-from fairseq_plugins.nn.attention import attend_step, attention_weights, join_heads, split_heads
+from fairseq_plugins.nn.attention import join_heads, split_heads
 from fairseq_plugins.nn.block_diagonal import add_block_diagonal
 from fairseq_plugins.nn.decoder_state import Ancestry, Kept, Past
 from fairseq_plugins.nn.source import Source
+from fairseq_plugins.nn.step_attention import Sight, attend_step, bags
 from fairseq_plugins.nn.step_linear import step_linear
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["WeightedTransformerDecoding"]
 
 _ROOM = 16  # steps that there is memory for at the start, and at least how many are added when it is full
+_FEWEST_IN_BAGS = 16  # rows; for fewer, matrix products take less time (measured, 2 cores of an EPYC of family 25)
 
 
 class WeightedTransformerDecoding(StepwiseDecoding):
@@ -41,27 +43,40 @@ class WeightedTransformerDecoding(StepwiseDecoding):
         rows = self.order.rows
         self.room: int = _ROOM if room is None else room
         self.ancestry = Ancestry(len(self.source.keys), self.beam, self.room, self.source.keys.device, self.fixed)
-        self.layers = [
-            _Layer(layer, self.source, rows, self.beam, self.room)
-            for layer in cast("list[DecoderLayer]", decoder.layers)
-        ]
+        modules = cast("list[DecoderLayer]", decoder.layers)
+        self.heads = modules[0].self_attention.heads
+        self.layers = [_Layer(module, self.source, rows, self.beam, self.room) for module in modules]
 
     def step(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """One token per row, (R,), to features (R, d) and the last layer's attention (R, S)."""
         if not self.fixed and self.steps == self.room:
             self.grow(max(_ROOM, self.room // 4))
-        # Attending to what has not been filled costs less than steps of several shapes only where these are compiled.
-        seen = self.room if self.fixed else self.steps + 1
-        places, past_bias = self.ancestry.step(order, self.beam, self.position, seen, self.source.keys.dtype)
-        source_bias = self.source.bias.unsqueeze(1)
+        places = self.ancestry.step(order, self.beam, self.position)
+        past, to_source = self._sights()
 
         x = self.by_sentence(self.decoder.embedding.step(tokens, self.position))
         for layer in self.layers:
-            x, query = layer.step(x, places, past_bias, source_bias)
+            x, query = layer.step(x, places, past, to_source)
         attention = None
         if self.decoder.wants_attention:
-            attention = attention_weights(query, layer.source_keys, source_bias).mean(dim=1).flatten(0, 1)
+            attention = to_source.weights(query, layer.source_keys).mean(dim=1).flatten(0, 1)
         return x.flatten(0, 1), attention
+
+    def _sights(self) -> tuple[Sight, Sight]:
+        """What the rows of this step look at, of the steps so far and of the source."""
+        sentences, words, _ = self.source.keys.shape
+        source_bias = self.source.bias.unsqueeze(1)
+        # Attending to what has not been filled costs less than steps of several shapes only where these are compiled.
+        steps = self.room if self.fixed else self.steps + 1
+        seen = steps * self.order.beam
+        if self.fixed or self.position.device.type != "cpu" or sentences * self.beam < _FEWEST_IN_BAGS:
+            return Sight(seen, self.ancestry.bias(steps, self.source.keys.dtype)), Sight(words, source_bias)
+        places = self.ancestry.places(steps)
+        everywhere = torch.arange(words).expand(sentences, self.beam, words)
+        return (
+            Sight(seen, places=places.unsqueeze(1), bags=bags(places, self.heads, self.room * self.order.beam)),
+            Sight(words, source_bias, bags=bags(everywhere, self.heads, words)),
+        )
 
     def keep(self, kept: Kept) -> None:
         """Go on with these sentences only."""
@@ -103,7 +118,7 @@ class _Layer:
         self.source_values = torch.cat([values, values @ folded.first], dim=-1) if moves else values.contiguous()
         self.own_first = None if moves else folded.first
 
-    def step(self, x: Tensor, places: Tensor, past_bias: Tensor, source_bias: Tensor) -> tuple[Tensor, Tensor]:
+    def step(self, x: Tensor, places: Tensor, past: Sight, source: Sight) -> tuple[Tensor, Tensor]:
         """As `DecoderLayer.forward`, with beams in the place of time: x is (B, k, d).
 
         Returns:
@@ -111,15 +126,12 @@ class _Layer:
         """
         module, heads = self.module, self.module.self_attention.heads
         q, k, v = (split_heads(part, heads) for part in self.query_key_value(x).chunk(3, dim=-1))
-        keys, values = self.past.put(k, v, places, filled=past_bias.size(-1))
-        out = self.self_attention_out(
-            join_heads(attend_step(q, keys, values, past_bias, module.self_attention.dropout))
-        )
+        keys, values = self.past.put(k, v, places)
+        out = self.self_attention_out(join_heads(attend_step(q, keys, values, past, module.self_attention.dropout)))
         x = module.self_attention_norm(x + module.dropout(out))
 
         q = split_heads(self.source_query(x), heads)
-        dropout = module.source_attention.dropout
-        attended = attend_step(q, self.source_keys, self.source_values, source_bias, dropout)
+        attended = attend_step(q, self.source_keys, self.source_values, source, module.source_attention.dropout)
         heads_out, own = (join_heads(part) for part in attended.tensor_split([q.size(-1)], dim=-1))
         inner = self.first(x.flatten(0, 1))
         if self.own_first is None:

@@ -7,8 +7,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fairseq_plugins.models.weighted_transformer import stepwise
 from fairseq_plugins.nn.attention import split_heads
-from fairseq_plugins.nn.decoder_state import Past
 from fairseq_plugins.nn.source import Source
 from tests.models.stepwise import STATE, check_stepwise_equals_full, close, decodings
 
@@ -29,9 +29,11 @@ def options(draw: st.DrawFn) -> dict:
     }
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.parametrize("fewest_in_bags", [1, 1000])
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(decoding=decodings(options()))
-def test_stepwise_equals_full(build, sentences, decoding: dict) -> None:
+def test_stepwise_equals_full(build, sentences, monkeypatch, fewest_in_bags: int, decoding: dict) -> None:
+    monkeypatch.setattr(stepwise, "_FEWEST_IN_BAGS", fewest_in_bags)
     check_stepwise_equals_full(build, sentences, "weighted_transformer_tiny", decoding, check_past)
 
 
@@ -131,14 +133,20 @@ def test_the_first_maps_go_to_the_values_where_that_is_less_work(build, sentence
 
 @torch.no_grad()
 def test_a_step_attends_to_the_steps_so_far(build, sentences, monkeypatch) -> None:
-    """Of what there is memory for; where the state is fixed, to all of it."""
-    model, words, put, seen = build("weighted_transformer_tiny"), sentences([3, 3]), Past.put, []
+    """Of what there is memory for; where the state is fixed, to all of it.  Many rows go without products."""
+    model, attend, sights = build("weighted_transformer_tiny"), stepwise.attend_step, []
     monkeypatch.setattr(
-        Past, "put", lambda self, *key_and_value, filled: seen.append(filled) or put(self, *key_and_value, filled)
+        stepwise,
+        "attend_step",
+        lambda q, keys, values, sight, dropout: sights.append(sight) or attend(q, keys, values, sight, dropout),
     )
-    encoded, layers = model.encoder(sentences([5, 3])), len(model.decoder.layers)
-    for room in (None, 20):
-        decoding = model.decoder.start(encoded, room)
+    own_and_source = 2 * len(model.decoder.layers)
+    for count, room, has_bags in ((16, None, True), (15, None, False), (16, 20, False)):
+        sights.clear()
+        words = sentences([3] * count)
+        decoding = model.decoder.start(model.encoder(sentences([5] * count)), room)
         for length in (1, 2, 3):
             decoding.decode(words[:, :length])
-    assert seen[::layers] == [1, 2, 3, 20, 20, 20]
+        assert [sight.seen for sight in sights[::own_and_source]] == ([1, 2, 3] if room is None else [20, 20, 20])
+        assert {sight.seen for sight in sights[1::2]} == {decoding.source.keys.size(1)}
+        assert {sight.bags is not None for sight in sights} == {has_bags}
