@@ -176,8 +176,8 @@ class Ancestry:
         self.table.index_copy_(2, position, own.view(beam, 1).expand(len(self.table), -1, 1))
         return position * len(self.own) + own
 
-    def places(self, steps: int) -> Tensor:
-        """Where the keys of each row's ancestors are, of so many steps, all of which have been: (B, beam, steps)."""
+    def ancestors(self, steps: int) -> Tensor:
+        """The places of each row's own keys, of so many steps, all of which have been: (B, beam, steps)."""
         beam = len(self.own)
         return self.table.narrow(2, 0, steps) + torch.arange(0, steps * beam, beam, device=self.table.device)
 

@@ -153,7 +153,7 @@ def test_a_row_looks_at_its_own_ancestors_alone(
             for time, column in enumerate(path):
                 expected[row, time, column] = 0
         own = [[time * beam + column for time, column in enumerate(path)] for path in paths]
-        assert ancestry.places(step + 1).flatten(0, 1).tolist() == own
+        assert ancestry.ancestors(step + 1).flatten(0, 1).tolist() == own
         assert places.tolist() == [step * beam + column for column in range(beam)]
         assert bias.dtype == torch.float16
         assert torch.equal(bias, expected[:, :seen].reshape(sentences, 1, beam, seen * beam))
@@ -191,7 +191,7 @@ def test_a_row_finds_the_keys_and_values_of_its_ancestors(
         keys, values = past.put(new[..., :width], new[..., width:], places)
         both = torch.cat([keys.transpose(2, 3), values], dim=-1)
         for row, own, expected in zip(
-            range(len(history)), ancestry.places(step + 1).flatten(0, 1), history, strict=True
+            range(len(history)), ancestry.ancestors(step + 1).flatten(0, 1), history, strict=True
         ):
             assert torch.equal(both[row // beam][:, own], expected)
 

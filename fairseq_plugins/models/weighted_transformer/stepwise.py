@@ -71,10 +71,10 @@ class WeightedTransformerDecoding(StepwiseDecoding):
         seen = steps * self.order.beam
         if self.fixed or self.position.device.type != "cpu" or sentences * self.beam < _FEWEST_IN_BAGS:
             return Sight(seen, self.ancestry.bias(steps, self.source.keys.dtype)), Sight(words, source_bias)
-        places = self.ancestry.places(steps)
+        ancestors = self.ancestry.ancestors(steps)
         everywhere = torch.arange(words).expand(sentences, self.beam, words)
         return (
-            Sight(seen, places=places.unsqueeze(1), bags=bags(places, self.heads, self.room * self.order.beam)),
+            Sight(seen, places=ancestors.unsqueeze(1), bags=bags(ancestors, self.heads, self.room * self.order.beam)),
             Sight(words, source_bias, bags=bags(everywhere, self.heads, words)),
         )
 

@@ -59,9 +59,11 @@ def check_past(decoding, reference, tokens: torch.Tensor, source: Source) -> Non
             close(found, expected)
 
 
+@pytest.mark.parametrize("fewest_in_bags", [1, 1000])
 @torch.no_grad()
-def test_memory_grows_with_the_target(build, sentences) -> None:
+def test_memory_grows_with_the_target(build, sentences, monkeypatch, fewest_in_bags: int) -> None:
     """Beyond the first allocation of sixteen steps, to no more than a quarter or sixteen steps too much."""
+    monkeypatch.setattr(stepwise, "_FEWEST_IN_BAGS", fewest_in_bags)
     model = build("weighted_transformer_tiny", max_target_positions=120)
     encoded, target = model.encoder(sentences([5, 3])), sentences([120, 120])
     expected, _ = model.decoder(target, encoded)
@@ -133,7 +135,7 @@ def test_the_first_maps_go_to_the_values_where_that_is_less_work(build, sentence
 
 @torch.no_grad()
 def test_a_step_attends_to_the_steps_so_far(build, sentences, monkeypatch) -> None:
-    """Of what there is memory for; where the state is fixed, to all of it.  Many rows go without products."""
+    """Of what there is memory for; where the state is fixed, to all of it.  Many rows on a processor have bags."""
     model, attend, sights = build("weighted_transformer_tiny"), stepwise.attend_step, []
     monkeypatch.setattr(
         stepwise,
@@ -141,10 +143,15 @@ def test_a_step_attends_to_the_steps_so_far(build, sentences, monkeypatch) -> No
         lambda q, keys, values, sight, dropout: sights.append(sight) or attend(q, keys, values, sight, dropout),
     )
     own_and_source = 2 * len(model.decoder.layers)
-    for count, room, has_bags in ((16, None, True), (15, None, False), (16, 20, False)):
+    for count, room, to, has_bags in (
+        (16, None, "cpu", True),
+        (15, None, "cpu", False),
+        (16, 20, "cpu", False),
+        (16, None, "meta", False),
+    ):
         sights.clear()
-        words = sentences([3] * count)
-        decoding = model.decoder.start(model.encoder(sentences([5] * count)), room)
+        model, words = model.to(to), sentences([3] * count).to(to)
+        decoding = model.decoder.start(model.encoder(sentences([5] * count).to(to)), room)
         for length in (1, 2, 3):
             decoding.decode(words[:, :length])
         assert [sight.seen for sight in sights[::own_and_source]] == ([1, 2, 3] if room is None else [20, 20, 20])
