@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from fairseq_plugins.nn.step_attention import Sight, attend_step, bags
 
@@ -41,10 +40,15 @@ def test_what_others_look_at_does_not_matter() -> None:
     q, places = torch.ones(1, 1, 2, 3), torch.tensor([[[0, 2], [1, 3]]])
     values = torch.ones(1, 1, 4, 3)
     values[:, :, 1] = torch.nan
-
-    def average(sight: Sight) -> Tensor:
-        return attend_step(q, torch.ones(1, 1, 3, 4), values, sight, dropout=lambda weights: weights)
-
-    averages = average(Sight(4, places=places.unsqueeze(1), bags=bags(places, heads=1, size=4)))
+    sight = Sight(4, places=places.unsqueeze(1), bags=bags(places, heads=1, size=4))
+    averages = attend_step(q, torch.ones(1, 1, 3, 4), values, sight, dropout=lambda weights: weights)
     assert averages[0, 0, 0].tolist() == [1, 1, 1]
     assert averages[0, 0, 1].isnan().all()
+
+
+def test_nothing_to_look_at() -> None:
+    """A source without words, as matrix products have it."""
+    sight = Sight(0, bags=bags(torch.empty(2, 5, 0, dtype=torch.long), heads=3, size=0))
+    q, keys, values = torch.ones(2, 3, 5, 4), torch.ones(2, 3, 4, 0), torch.ones(2, 3, 0, 4)
+    for each in (sight, Sight(0)):
+        assert torch.equal(attend_step(q, keys, values, each, dropout=lambda weights: weights), torch.zeros_like(q))
