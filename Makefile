@@ -46,7 +46,7 @@ test: setup check  ## lint, types and all but the slow tests (PYTEST_ARGS= adds 
 	$(FAST_TESTS) $(PYTEST_ARGS)
 
 # Each in an environment of its own, .nox/3.10 and so on. With pyenv: PYENV_VERSION=3.10.13:3.11.7:3.12.1 make test-matrix
-test-matrix: setup  ## make test on Python 3.10, 3.11 and 3.12, as far as they are here
+test-matrix: setup  ## make test on Python 3.10, 3.11 and 3.12, as far as they are here, and with the oldest PyTorch
 	$(BIN)/nox
 
 fuzz: setup  ## hostile options and files, INPUTS= of each kind (100 000; a quarter of an hour)

@@ -18,10 +18,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["Ancestry", "Kept", "Past", "RowOrder", "Window"]
+__all__ = ["Ancestry", "Kept", "Past", "RowOrder", "Window", "moved"]
 
 _NOBODY = -1
 _BROKEN = "rows may change places only within their sentence, and sentences only when others leave"
+
+_OPERATORS = torch.library.Library("fairseq_plugins", "FRAGMENT")
+_OPERATORS.define("moved(Tensor state, Tensor order) -> Tensor")
+_OPERATORS.impl("moved", lambda state, order: state.index_select(0, order), "CompositeExplicitAutograd")
+
+
+def moved(state: Tensor, order: Tensor) -> Tensor:
+    """The rows of a state, (R, ...), in their new order, (R,): a copy.
+
+    A compiler must not look into it.  Where a state stays in its place in memory, torch's (2.6 to 2.9) may read
+    moved rows in the loop that writes the next state there, and translate wrongly without a word.
+    """
+    if torch.compiler.is_compiling():
+        rows: Tensor = torch.ops.fairseq_plugins.moved(state, order)
+        return rows
+    return state.index_select(0, order)
 
 
 @dataclass(frozen=True)
@@ -127,7 +143,7 @@ class Window:
         Returns:
             the last w inputs of each row one after the other, (rows, w·C).
         """
-        past = self.past if order is None else self.past.index_select(0, order)
+        past = self.past if order is None else moved(self.past, order)
         window = torch.cat([past, x], dim=1)
         if self.fixed:
             self.past.copy_(window[:, self.dim :])
@@ -167,7 +183,7 @@ class Ancestry:
             the places of the step's keys among the k·room keys of a sentence, (beam,).
         """
         if order is not None:
-            table = self.table.flatten(0, 1).index_select(0, order).view(-1, beam, self.table.size(2))
+            table = moved(self.table.flatten(0, 1), order).view(-1, beam, self.table.size(2))
             if self.fixed:
                 self.table.copy_(table)
             else:

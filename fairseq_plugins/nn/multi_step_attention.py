@@ -83,7 +83,7 @@ class ProjectedAttention:
         """Go on with these sentences only."""
         self.keys, self.score_bias, self.values = map(kept.of, (self.keys, self.score_bias, self.values))
 
-    def __call__(self, h: Tensor, gz: Tensor) -> tuple[Tensor, Tensor]:
+    def attend(self, h: Tensor, gz: Tensor) -> tuple[Tensor, Tensor]:
         """As `MultiStepAttention.forward`, with beams in the place of time.
 
         Args:

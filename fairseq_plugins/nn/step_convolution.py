@@ -10,6 +10,7 @@ which adds m_3.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from torch import Tensor
 
@@ -20,9 +21,20 @@ from fairseq_plugins.nn.step_linear import step_linear
 
 __all__ = ["StepConvolution", "step_convolution"]
 
-# The next inputs, (R, C), which nobody overwrites for two steps, and the earlier row that each row continues, (R,), or
-# None when nothing moved, to (R, O).
-StepConvolution = Callable[[Tensor, Tensor | None], Tensor]
+
+class StepConvolution(Protocol):
+    """What a convolution keeps of its inputs, and its step.
+
+    No part of a state is called by itself: torch 2.6 compiles a step anew for each object that is.
+    """
+
+    def step(self, x: Tensor, order: Tensor | None) -> Tensor:
+        """One output of each row, (R, O).
+
+        Args:
+            x: the next inputs, (R, C), which nobody overwrites for two steps.
+            order: the earlier row that each row continues, (R,); None when nothing moved.
+        """
 
 
 def step_convolution(convolution: GatedConvolution, rows: int, fixed: bool) -> StepConvolution:
@@ -48,7 +60,7 @@ class _OneByOne:
         self.product = product
         self.window = window
 
-    def __call__(self, x: Tensor, order: Tensor | None) -> Tensor:
+    def step(self, x: Tensor, order: Tensor | None) -> Tensor:
         return self.product(self.window.push(x, order))
 
 
@@ -60,7 +72,7 @@ class _InPairs:
         self.past = zeros, zeros  # the last two inputs
         self.rest: Tensor | None = None  # m_1 - m_2, between the two
 
-    def __call__(self, x: Tensor, order: Tensor | None) -> Tensor:
+    def step(self, x: Tensor, order: Tensor | None) -> Tensor:
         multiply0, multiply1, multiply2, multiply3 = self.products
         (first, second), rest = self.past, self.rest
         if order is not None:

@@ -154,6 +154,23 @@ def test_every_step_is_the_program(
     assert len(places) == 1 or room == 3
 
 
+def test_no_compiler_sees_how_rows_move(build, architecture, sentences, dictionary, monkeypatch) -> None:
+    """It might read moved rows of a state where it has written the next ones: torch 2.6 to 2.9 do."""
+    users: list[Any] = []
+
+    def look(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        (order,) = graph.graph.find_nodes(op="placeholder", target="L_order_")
+        users.extend(user.target for user in order.users)
+        return graph.forward
+
+    advance = torch.compile(StepwiseDecoding.advance, fullgraph=True, dynamic=False, backend=look)
+    monkeypatch.setattr(compiled_steps, "_compiled", lambda on_gpu: advance)
+    model = build(architecture)
+    model.make_generation_fast_()
+    check_searches(model, dictionary, [sentences([9, 6])], 5)
+    assert set(users) == {torch.ops.fairseq_plugins.moved}
+
+
 @torch.no_grad()
 def test_a_batch_is_where_its_source_is(build, architecture, sentences, monkeypatch) -> None:
     """Tensors without numbers do not go together with others."""

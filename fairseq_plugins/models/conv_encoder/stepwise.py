@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fairseq_plugins.models.incremental import StepwiseDecoding
 from fairseq_plugins.nn.attentive_lstm import AttentiveLSTM, lstm_cell
-from fairseq_plugins.nn.decoder_state import Kept
+from fairseq_plugins.nn.decoder_state import Kept, moved
 from fairseq_plugins.nn.softmax import softmax
 from fairseq_plugins.nn.source import Source
 from fairseq_plugins.nn.step_linear import step_linear
@@ -51,7 +51,7 @@ class ConvEncoderDecoding(StepwiseDecoding):
         decoder, (first, *upper) = self.decoder, self.lstms
 
         g_and_h = first.join(decoder.embedding.step(tokens, self.position), order)
-        conditional_input, a = self.attention(self.by_sentence(g_and_h))
+        conditional_input, a = self.attention.attend(self.by_sentence(g_and_h))
         h = first.step(g_and_h, conditional_input.flatten(0, 1))
         for lstm in upper:
             h = lstm.step(lstm.join(decoder.dropout(h), order))
@@ -84,7 +84,7 @@ class ProjectedAttention:
         """Go on with these sentences only."""
         self.keys, self.bias, self.values = map(kept.of, (self.keys, self.bias, self.values))
 
-    def __call__(self, g_and_h: Tensor) -> tuple[Tensor, Tensor]:
+    def attend(self, g_and_h: Tensor) -> tuple[Tensor, Tensor]:
         """Embeddings and states side by side, (B, k, f + H), to what W_c c adds to the gates, (B, k, 4H), and a."""
         a = softmax(torch.baddbmm(self.bias, g_and_h, self.keys))
         return torch.bmm(a, self.values), a
@@ -102,7 +102,7 @@ class _StepLSTM:
     def join(self, x: Tensor, order: Tensor | None) -> Tensor:
         """Inputs (R, width) beside the states in the new order, (R, width + H)."""
         if order is not None:
-            self._go_on(self.h.index_select(0, order), self.cell.index_select(0, order))
+            self._go_on(moved(self.h, order), moved(self.cell, order))
         return torch.cat([x, self.h], dim=1)
 
     def step(self, joined: Tensor, gates: Tensor | None = None) -> Tensor:

@@ -76,10 +76,10 @@ class ConvS2SDecoding(StepwiseDecoding):
         outputs = [h]
         total = torch.zeros_like(gz) if decoder.wants_attention else None
         for layer in self.layers:
-            h = F.glu(layer.convolution(decoder.dropout(h), order), dim=-1)
+            h = F.glu(layer.convolution.step(decoder.dropout(h), order), dim=-1)
             if layer.attention is not None:
                 h = self.by_sentence(h)
-                h, a = layer.projected(h, gz) if layer.projected is not None else layer.attention(h, g, source)
+                h, a = layer.projected.attend(h, gz) if layer.projected is not None else layer.attention(h, g, source)
                 h = h.flatten(0, 1)
                 if total is not None:
                     total += a

@@ -135,6 +135,8 @@ def test_every_parameter_is_used(build, sentences, options: dict) -> None:
 def test_autocast(build, sentences, encoder: str) -> None:
     """What --amp does, here in bfloat16: parameters stay in float32, products do not."""
     model = build("conv_encoder_tiny", encoder_type=encoder, decoder_layers=2).train()
+    for parameter in model.parameters():
+        parameter.data.mul_(0.5)  # or attention is so sharp that rounding decides where it looks
     source, target = sentences(LENGTHS), sentences([4, 2, 1])
     with torch.autocast("cpu", torch.bfloat16):
         torch.manual_seed(1)
@@ -143,7 +145,7 @@ def test_autocast(build, sentences, encoder: str) -> None:
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
     torch.manual_seed(1)
     expected, _ = model(source, None, target)
-    torch.testing.assert_close(actual.float(), expected, rtol=0.05, atol=0.1)
+    torch.testing.assert_close(actual.float(), expected, rtol=0.05, atol=0.01)
 
 
 def test_initialisation(task) -> None:
