@@ -38,7 +38,7 @@ def test_steps_are_the_convolution_of_each_history(decoding: tuple[int, int, int
     order = RowOrder(sentences * beam, beam)
     with pytest.MonkeyPatch.context() as patch, Packing().for_batch():
         patch.setattr(winograd, "_NARROWEST_PACKED", 24)
-        step = step_convolution(made, sentences * beam, fixed=False)
+        state = step_convolution(made, sentences * beam, fixed=False)
         for orders in steps:
             for new_order in orders:
                 order.reorder(new_order)
@@ -48,16 +48,16 @@ def test_steps_are_the_convolution_of_each_history(decoding: tuple[int, int, int
             history = torch.cat([history, x.unsqueeze(1)], dim=1)
             window = history[:, -kernel:].flatten(1)
             expected = F.linear(window.double(), made.matrix.double(), made.bias.double())
-            torch.testing.assert_close(step(x, rows).double(), expected, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(state.step(x, rows).double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()
 def test_rows_may_begin_as_one_for_each_sentence() -> None:
     made, first, second = convolution(512), torch.randn(2, 512), torch.randn(6, 512)
     with Packing().for_batch():
-        step = step_convolution(made, 6, fixed=False)
-    step(first, torch.tensor([0, 3]))
-    actual = step(second, torch.tensor([0, 0, 0, 1, 1, 1]))
+        state = step_convolution(made, 6, fixed=False)
+    state.step(first, torch.tensor([0, 3]))
+    actual = state.step(second, torch.tensor([0, 0, 0, 1, 1, 1]))
     window = torch.cat([torch.zeros(6, 512), first.repeat_interleave(3, dim=0), second], dim=1)
     torch.testing.assert_close(actual, F.linear(window, made.matrix, made.bias), rtol=1e-4, atol=1e-5)
 
@@ -78,9 +78,9 @@ def test_two_steps_need_four_products(case: str) -> None:
     kept, fixed, width, kernel, expected = CASES[case]
     made, products = convolution(width, kernel), []
     with Packing().for_batch() if kept else torch.no_grad():
-        step = step_convolution(made, 5, fixed)
+        state = step_convolution(made, 5, fixed)
     for _ in range(4):
         with Operators() as operators:
-            step(torch.zeros(5, width), None)
+            state.step(torch.zeros(5, width), None)
         products.append(operators.count("mkldnn._linear_pointwise"))
     assert products == expected
