@@ -29,7 +29,7 @@ _OPERATORS.impl("moved", lambda state, order: state.index_select(0, order), "Com
 
 
 def moved(state: Tensor, order: Tensor) -> Tensor:
-    """The rows of a state, (R, ...), in their new order, (R,): a copy.
+    """The rows of a state, (R, ...), in their new order, (R,): a copy, through which no gradient goes where compiled.
 
     A compiler must not look into it.  Where a state stays in its place in memory, torch's (2.6 to 2.9) may read
     moved rows in the loop that writes the next state there, and translate wrongly without a word.
