@@ -181,6 +181,6 @@ def tensors_of(part: Any) -> Iterator[Tensor]:
             for each in part:
                 yield from tensors_of(each)
         case functools.partial():
-            yield from tensors_of(list(part.keywords.values()))
+            yield from tensors_of([*part.args, *part.keywords.values()])
         case _ if type(part).__module__.startswith(__name__.split(".")[0]):
             yield from tensors_of(list(vars(part).values()))

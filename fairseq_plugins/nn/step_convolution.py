@@ -25,7 +25,7 @@ __all__ = ["StepConvolution", "step_convolution"]
 class StepConvolution(Protocol):
     """What a convolution keeps of its inputs, and its step.
 
-    It has a method and is not called by itself: torch 2.6 compiles a step anew for each object that is.
+    It has a method and is not called by itself: torch 2.6 would compile a step anew for each such object.
     """
 
     def step(self, x: Tensor, order: Tensor | None) -> Tensor:

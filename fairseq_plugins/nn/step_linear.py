@@ -23,8 +23,11 @@ def step_linear(weight: Tensor, bias: Tensor | None, rows: int) -> Callable[[Ten
         rows: rows of x, at the start; later calls may have fewer.
     """
     if (packing := current_packing(weight)) is not None:
-        return packing.packed(PackedLinear, weight, bias)
+        packed = packing.packed(PackedLinear, weight, bias)
     # One row is a matrix-vector product, which reads the weight as it lies; packing costs as much as about three steps.
-    if rows > 1 and can_pack(weight):
-        return PackedLinear(weight, bias)
-    return partial(F.linear, weight=weight, bias=bias)
+    elif rows > 1 and can_pack(weight):
+        packed = PackedLinear(weight, bias)
+    else:
+        return partial(F.linear, weight=weight, bias=bias)
+    # Not the object itself, for each of which torch 2.6 would compile a step anew.
+    return partial(PackedLinear.__call__, packed)

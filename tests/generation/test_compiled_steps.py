@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 from fairseq.sequence_generator import SequenceGenerator
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fairseq_plugins.generation import compiled_steps
@@ -68,6 +70,22 @@ def test_one_sentence_and_one_hypothesis(build, architecture, sentences, diction
     model = build(architecture).double()
     model.make_generation_fast_()
     check_searches(model, dictionary, [sentences([9]), sentences([5]), sentences([32])], 20, beam=1)
+
+
+@needs_compiler
+def test_other_weights_and_another_generator(build, architecture, sentences, dictionary) -> None:
+    """From the same program."""
+    model, source = build(architecture), sentences([9, 6])
+    model.make_generation_fast_()
+    options = {"beam_size": BEAM, "max_len_b": 5}
+    steps = CompiledSteps()
+    translate(FastBeamSearch([model], dictionary, compiled=steps, **options), source)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for factor in (1, 1.01):
+            for parameter in model.parameters():
+                parameter.data.mul_(factor)
+            compiled = FastBeamSearch([model], dictionary, compiled=steps, **options)
+            assert_same(translate(FastBeamSearch([model], dictionary, **options), source), translate(compiled, source))
 
 
 @needs_compiler
@@ -157,11 +175,16 @@ def test_every_step_is_the_program(
 def test_no_compiler_sees_how_rows_move(build, architecture, sentences, dictionary, monkeypatch) -> None:
     """It might read moved rows of a state where it has written the next ones: torch 2.6 to 2.9 do."""
     users: list[Any] = []
+    left: list[Any] = []  # where compilers have taken apart what they know
 
     def look(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
         (order,) = graph.graph.find_nodes(op="placeholder", target="L_order_")
         users.extend(user.target for user in order.users)
-        return graph.forward
+        return aot_autograd(fw_compiler=look_again)(graph, inputs)
+
+    def look_again(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        left.extend(node.target for node in graph.graph.nodes)
+        return make_boxed_func(graph.forward)
 
     advance = torch.compile(StepwiseDecoding.advance, fullgraph=True, dynamic=False, backend=look)
     monkeypatch.setattr(compiled_steps, "_compiled", lambda on_gpu: advance)
@@ -169,6 +192,7 @@ def test_no_compiler_sees_how_rows_move(build, architecture, sentences, dictiona
     model.make_generation_fast_()
     check_searches(model, dictionary, [sentences([9, 6])], 5)
     assert set(users) == {torch.ops.fairseq_plugins.moved}
+    assert left.count(torch.ops.fairseq_plugins.moved.default) == len(users)
 
 
 @torch.no_grad()
