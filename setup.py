@@ -11,7 +11,7 @@ setup(
     author="fairseq_plugins contributors",
     license="MIT",
     python_requires=">=3.10",
-    packages=find_packages(include=["fairseq_plugins", "fairseq_plugins.*"]),
+    packages=find_packages(include=["fairseq_plugins", "fairseq_plugins.*", "fairseq_plugins_user_dir"]),
     entry_points={"console_scripts": ["fairseq-plugins = fairseq_plugins.tools.cli:main"]},
     install_requires=[
         # fairseq's last release does not import on Python >= 3.11; fairseq-fixed is its later main branch, repaired.

@@ -13,7 +13,7 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, BaseFairseqModel
 
-import fairseq_plugins  # noqa: F401  (registers the architectures)
+import fairseq_plugins.registration  # noqa: F401  (registers the architectures)
 from tests.commands import make_data
 
 ARCHITECTURES = ["convs2s_tiny", "weighted_transformer_tiny", "conv_encoder_tiny"]  # the smallest of each family

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from fairseq import checkpoint_utils
 
-import fairseq_plugins  # noqa: F401  (its repairs are what is tried here)
+import fairseq_plugins.registration  # noqa: F401  (its repairs are what is tried here)
 from tests.commands import FORKED, QUIET, ROOT, USER_DIR, become, make_data
 
 # The schedules and optimizers of the papers.

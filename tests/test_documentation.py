@@ -20,7 +20,7 @@ from fairseq.optim.lr_scheduler import LR_SCHEDULER_REGISTRY
 from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_REGISTRY
 
-import fairseq_plugins  # noqa: F401  (registers what it has)
+import fairseq_plugins.registration  # noqa: F401  (registers what it has)
 from fairseq_plugins.tools import cli
 from tests.commands import ROOT
 
@@ -91,7 +91,8 @@ def test_links_lead_somewhere(page: Page) -> None:
 def test_files_are_there(page: Page) -> None:
     """Those of this repository, named from its root, the package or the page's folder; others by name alone."""
     roots = (ROOT, ROOT / "fairseq_plugins", page.path.parent)
-    folders = {"docs", "examples", "fairseq_plugins", "tests", "user_dir"}  # others are what commands leave behind
+    # Others are what commands leave behind.
+    folders = {"docs", "examples", "fairseq_plugins", "fairseq_plugins_user_dir", "tests", "user_dir"}
     missing = []
     for word in words(page):
         first, *others = word.split("/")
@@ -120,7 +121,7 @@ def test_tools_and_their_options_exist(page: Page) -> None:
         for name, rest in re.findall(r"fairseq-plugins ([a-z-]+)([^|;)&]*)", code):
             parser = ArgumentParser()
             if name in cli._COMMANDS:
-                cli._COMMANDS[name][0].add_arguments(parser)
+                cli.find(name).add_arguments(parser)
             given = re.findall(r"(?<!\S)\[?(--[a-z-]+)", rest)
             if name not in cli._COMMANDS or not set(given) <= set(parser._option_string_actions):
                 wrong.append(f"{name} {' '.join(given)}")
@@ -136,8 +137,8 @@ def known_options() -> set[str]:
         options.get_generation_parser(interactive=True),
         options.get_validation_parser(),
     ]
-    for tool, _ in cli._COMMANDS.values():
-        tool.add_arguments(parser := ArgumentParser())
+    for name in cli._COMMANDS:
+        cli.find(name).add_arguments(parser := ArgumentParser())
         parsers.append(parser)
     registries = [MODEL_REGISTRY, TASK_REGISTRY, *(each["registry"] for each in REGISTRIES.values())]
     for registered in (each for registry in registries for each in registry.values()):

@@ -21,7 +21,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source.mkdir()
     for name in ("setup.py", "pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, source)
-    shutil.copytree(ROOT / "fairseq_plugins", source / "fairseq_plugins")
+    for name in ("fairseq_plugins", "fairseq_plugins_user_dir"):
+        shutil.copytree(ROOT / name, source / name)
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", wheels, source], check=True)
     subprocess.run([*pip, "install", "--no-deps", "--no-index", "--target", site, *wheels.glob("*.whl")], check=True)
@@ -43,7 +44,7 @@ def test_trains_from_a_wheel(site: Path, data: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(site)}
     shown = subprocess.run(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     user_dir = Path(shown.stdout.strip())
-    assert user_dir == site / "fairseq_plugins"
+    assert user_dir == site / "fairseq_plugins_user_dir"
     training = [*TRAINING, *QUIET, "--max-update", 1, "--save-dir", "save", "--arch", "convs2s_tiny"]
     run("train", data, "--user-dir", user_dir, *training, cwd=tmp_path, path=site)
     assert (tmp_path / "save" / "checkpoint_last.pt").exists()

@@ -46,7 +46,7 @@ WALKS = {
         Step("README.md", "from fairseq_plugins", after="python script.py"),
     ],
     "own architecture": [
-        Step("docs/extending.md", "import fairseq_plugins", PREPARE,
+        Step("docs/extending.md", "from fairseq_plugins", PREPARE,
              after="mkdir mine; mv script.py mine/__init__.py; fairseq-train DATA_BIN --user-dir mine "
              "--arch convs2s_my_corpus --optimizer adam --max-tokens 500"),
     ],

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import yaml
 from tables import FAMILIES, Family
 
-import fairseq_plugins  # noqa: F401  (its repairs of fairseq)
+import fairseq_plugins.registration  # noqa: F401  (its repairs of fairseq)
 from fairseq_plugins.tools.fairseq_command import fairseq_lines
 from fairseq_plugins.tools.figure import new_figure
 from fairseq_plugins.tools.plot_loss import read_log

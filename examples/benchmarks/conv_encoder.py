@@ -22,7 +22,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 from turns import DEVICE, compare, machine, make_dictionary, parse_options, random_sentences, take_turns, without_state
 
-import fairseq_plugins  # noqa: F401  (registers the architectures)
+import fairseq_plugins.registration  # noqa: F401  (registers the architectures)
 
 OPTIONS = (
     ("source-vocabulary", 35882, "source words"),

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq.checkpoint_utils import load_checkpoint_to_cpu
+from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 from turns import (
     JSON,
@@ -40,11 +40,11 @@ from turns import (
     write_json,
 )
 
-import fairseq_plugins
 from fairseq_plugins.nn.packed_linear import PRECISIONS
 from fairseq_plugins.tools import import_fconv
 from fairseq_plugins.tools.fairseq_command import fairseq
 from fairseq_plugins.tools.parallel_text import read_text
+from fairseq_plugins.tools.user_dir import USER_DIR
 
 OPTIONS = (
     ("input", "", "text to translate, plain or gzipped, one sentence of words between spaces a line"),
@@ -54,7 +54,6 @@ OPTIONS = (
     ("beams", "1,5", "beam sizes"),
     JSON,
 )
-USER_DIR = Path(fairseq_plugins.__file__).parent
 FCONV, CONVS2S, TRANSFORMER, WEIGHTED = "fconv", "convs2s", "transformer", "weighted_transformer_small"
 
 # To a random model two words, or two hypotheses, are now and then equally likely up to the last digits, and rounding
@@ -137,7 +136,7 @@ def make_models(args: Namespace, dictionary: Dictionary, folder: Path) -> None:
     """Checkpoints of all models."""
     layers = f"[({args.width}, {args.kernel})] * {args.layers}"
     save(FCONV, "fconv_wmt_en_ro", dictionary, folder, encoder_layers=layers, decoder_layers=layers)
-    torch.save(import_fconv.convert(load_checkpoint_to_cpu(str(folder / FCONV))), folder / CONVS2S)
+    torch.save(import_fconv.convert(checkpoint_utils.load_checkpoint_to_cpu(str(folder / FCONV))), folder / CONVS2S)
     depth = args.transformer_layers
     for name in (TRANSFORMER, WEIGHTED):
         save(name, name, dictionary, folder, encoder_layers=depth, decoder_layers=depth, share_all_embeddings=True)

@@ -19,7 +19,7 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.data.data_utils import infer_language_pair
 
-import fairseq_plugins  # noqa: F401  (its repairs of fairseq)
+import fairseq_plugins.registration  # noqa: F401  (its repairs of fairseq)
 from fairseq_plugins.generation.candidates import Candidates
 
 HERE = Path(__file__).resolve().parent

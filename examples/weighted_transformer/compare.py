@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from fairseq.checkpoint_utils import load_checkpoint_to_cpu
+from fairseq import checkpoint_utils
 from sacrebleu.metrics import BLEU, CHRF
 
-import fairseq_plugins  # noqa: F401  (its repairs of fairseq)
+import fairseq_plugins.registration  # noqa: F401  (its repairs of fairseq)
 from fairseq_plugins.tools.plot_loss import Point, draw, read_curve
 
 USER_DIR = Path(__file__).resolve().parents[2] / "user_dir"
@@ -111,7 +111,7 @@ def score(generated: Path, reference: Path) -> dict[str, float]:
 
 def weak_branches(checkpoint: Path) -> list[int]:
     """How many of κ and α are below a tenth of their mean, and how many there are."""
-    state = load_checkpoint_to_cpu(str(checkpoint))["model"]
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))["model"]
     weights = [value * len(value) for name, value in state.items() if ".kappa." in name or ".alpha." in name]
     flat = torch.cat(weights) if weights else torch.empty(0)
     return [int((flat < 0.1).sum()), flat.numel()]

@@ -1,7 +1,7 @@
 """The one place that touches fairseq, torch and numpy themselves.
 
 Every patch has a probe: it asks for what it mends, never for a version, and leaves alone what is already right.
-``fairseq_plugins`` imports this package, so ``--user-dir`` is enough to get all of them.
+`fairseq_plugins.registration` imports this package, so ``--user-dir`` is enough to get all of them.
 """
 
 import functools

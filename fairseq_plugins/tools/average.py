@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq.checkpoint_utils import load_checkpoint_to_cpu
+from fairseq import checkpoint_utils
 from omegaconf import OmegaConf
 from torch import Tensor
+
+import fairseq_plugins.registration  # noqa: F401  (mends fairseq's loader, which is looked up when it is called)
 
 __all__ = ["add_arguments", "run"]
 
@@ -100,7 +102,7 @@ def load(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise ValueError(f"{path} does not exist")
     try:
-        state = load_checkpoint_to_cpu(str(path))
+        state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
     except (RuntimeError, EOFError, KeyError, TypeError) as error:
         raise ValueError(f"{path} cannot be read as a checkpoint of fairseq: {error}") from error
     if state.get("cfg") is None:

@@ -2,43 +2,37 @@
 
 from __future__ import annotations
 
+import importlib
+import logging
 import pickle
 import sys
 from argparse import ArgumentParser
-
-from fairseq_plugins.tools import (
-    average,
-    export_nbest,
-    import_fconv,
-    lexicon,
-    own_data,
-    plot_attention,
-    plot_branches,
-    plot_loss,
-    prepare,
-    score,
-    tune_length,
-    tune_offset,
-    user_dir,
-)
+from types import ModuleType
 
 __all__ = ["main"]
 
 _COMMANDS = {
-    "user-dir": (user_dir, "print the path to give to fairseq's --user-dir"),
-    "import-fconv": (import_fconv, "turn a checkpoint of fairseq's fconv into one of convs2s"),
-    "prepare": (prepare, "prepare the data of an experiment of the papers"),
-    "own-data": (own_data, "prepare, train and translate: from two text files to translations"),
-    "average": (average, "write the mean of several checkpoints of a training"),
-    "lexicon": (lexicon, "find the translations of each source word in a parallel text"),
-    "plot-attention": (plot_attention, "draw what a translation attends to"),
-    "plot-branches": (plot_branches, "draw how the branches' weights of a Weighted Transformer develop"),
-    "plot-loss": (plot_loss, "draw the losses of trainings, out of fairseq's logs"),
-    "score": (score, "print BLEU or ROUGE of translations"),
-    "tune-length": (tune_length, "find the best length penalty for n-best lists, without decoding again"),
-    "tune-offset": (tune_offset, "find where to look for what an unknown word stands for"),
-    "export-nbest": (export_nbest, "write n-best lists in the format of Moses"),
+    "user-dir": "print the path to give to fairseq's --user-dir",
+    "import-fconv": "turn a checkpoint of fairseq's fconv into one of convs2s",
+    "prepare": "prepare the data of an experiment of the papers",
+    "own-data": "prepare, train and translate: from two text files to translations",
+    "average": "write the mean of several checkpoints of a training",
+    "lexicon": "find the translations of each source word in a parallel text",
+    "plot-attention": "draw what a translation attends to",
+    "plot-branches": "draw how the branches' weights of a Weighted Transformer develop",
+    "plot-loss": "draw the losses of trainings, out of fairseq's logs",
+    "score": "print BLEU or ROUGE of translations",
+    "tune-length": "find the best length penalty for n-best lists, without decoding again",
+    "tune-offset": "find where to look for what an unknown word stands for",
+    "export-nbest": "write n-best lists in the format of Moses",
 }
+
+
+def find(name: str) -> ModuleType:
+    """The module of a command."""
+    # It asks for tensorboardX when it is imported.
+    logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
+    return importlib.import_module(f"fairseq_plugins.tools.{name.replace('-', '_')}")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -47,11 +41,16 @@ def main(arguments: list[str] | None = None) -> None:
         prog="fairseq-plugins", description="Tools around the translation models of fairseq_plugins."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (tool, text) in _COMMANDS.items():
-        command = commands.add_parser(name, help=text, description=tool.__doc__)
-        tool.add_arguments(command)
-        command.set_defaults(run=tool.run)
-    args = parser.parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    called = next((word for word in words if not word.startswith("-")), None)
+    for name, text in _COMMANDS.items():
+        command = commands.add_parser(name, help=text)
+        if name == called:  # the others are not imported: with torch and fairseq that takes seconds
+            tool = find(name)
+            command.description = tool.__doc__
+            tool.add_arguments(command)
+            command.set_defaults(run=tool.run)
+    args = parser.parse_args(words)
     try:
         args.run(args)
     except (ValueError, OSError, pickle.UnpicklingError) as error:

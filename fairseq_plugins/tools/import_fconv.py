@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq.checkpoint_utils import load_checkpoint_to_cpu
+from fairseq import checkpoint_utils
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
 from omegaconf import OmegaConf, open_dict
 
+import fairseq_plugins.registration  # noqa: F401  (mends fairseq's loader, which is looked up when it is called)
 from fairseq_plugins.models.convs2s.from_fconv import convert_options, convert_parameters
 
 __all__ = ["add_arguments", "run"]
@@ -37,7 +38,7 @@ def run(args: Namespace) -> None:
         raise ValueError(f"{args.output} exists already")
     partial = args.output.with_name(args.output.name + ".partial")
     try:
-        torch.save(convert(load_checkpoint_to_cpu(str(args.input))), partial)
+        torch.save(convert(checkpoint_utils.load_checkpoint_to_cpu(str(args.input))), partial)
         partial.replace(args.output)
     except (ValueError, OSError, pickle.UnpicklingError):
         raise

@@ -16,16 +16,14 @@ from pathlib import Path
 import torch
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 
-import fairseq_plugins
 from fairseq_plugins.tools import parallel_text, score
 from fairseq_plugins.tools.corpus import Corpus, File, Texts, prepare
 from fairseq_plugins.tools.download import digest
 from fairseq_plugins.tools.fairseq_command import fairseq, fairseq_lines
 from fairseq_plugins.tools.generated import read_generated, read_text
+from fairseq_plugins.tools.user_dir import USER_DIR
 
 __all__ = ["add_arguments", "run"]
-
-USER_DIR = Path(fairseq_plugins.__file__).parent
 
 # Later fairseqs leave a last batch out that is no multiple of 8 sentences, in validation and generation too.
 ALL_SENTENCES = ["--required-batch-size-multiple", "1"]

@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq.checkpoint_utils import load_model_ensemble_and_task
+from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 from fairseq.models import BaseFairseqModel
 from fairseq.sequence_generator import SequenceGenerator
@@ -15,6 +15,7 @@ from fairseq.tasks import FairseqTask
 from subword_nmt.apply_bpe import BPE
 from torch import Tensor
 
+import fairseq_plugins.registration  # noqa: F401  (mends fairseq's loader, which is looked up when it is called)
 from fairseq_plugins.tools.figure import new_figure
 from fairseq_plugins.tools.layer_attention import attention_by_layer
 
@@ -48,7 +49,8 @@ def run(args: Namespace) -> None:
     if args.bpe_codes is not None:
         with args.bpe_codes.open(encoding="utf-8") as codes:
             sentence = BPE(codes).process_line(sentence)
-    (model,), _, task = load_model_ensemble_and_task([str(args.path)], arg_overrides={"data": args.data})
+    load = checkpoint_utils.load_model_ensemble_and_task
+    (model,), _, task = load([str(args.path)], arg_overrides={"data": args.data})
     source, target, layers = translate(task, model, sentence, args.beam)
     if args.layers is not None:
         layers = choose(layers, args.layers)

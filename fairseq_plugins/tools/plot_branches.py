@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from fairseq.checkpoint_utils import load_checkpoint_to_cpu
+from fairseq import checkpoint_utils
 from torch import Tensor
 
+import fairseq_plugins.registration  # noqa: F401  (mends fairseq's loader, which is looked up when it is called)
 from fairseq_plugins.tools.figure import line_styles, new_figure
 
 __all__ = ["add_arguments", "run"]
@@ -66,7 +67,7 @@ def read(files: Sequence[Path], layer: str | None) -> tuple[list[int], dict[Vect
     """The updates of the checkpoints, in order, and κ and α of a layer or of all at each of them, (updates, M)."""
     points: dict[int, dict[Vector, Tensor]] = {}
     for file in files:
-        state = load_checkpoint_to_cpu(str(file))
+        state = checkpoint_utils.load_checkpoint_to_cpu(str(file))
         found = {}
         for parameter, value in state["model"].items():
             match = re.fullmatch(r"(encoder|decoder)\.layers\.(\d+)\.branches\.(kappa|alpha)\.weight", parameter)

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import fairseq_plugins
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["USER_DIR", "add_arguments", "run"]
+
+USER_DIR = Path(fairseq_plugins.__file__).parents[1] / "fairseq_plugins_user_dir"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -15,5 +17,5 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    """Print the path: the package itself is a module that fairseq can import."""
-    print(Path(fairseq_plugins.__file__).parent)
+    """Print the path."""
+    print(USER_DIR)

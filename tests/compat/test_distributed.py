@@ -23,7 +23,7 @@ from tests.conftest import ARCHITECTURES
 
 # Writes what each rank has whenever rank 0 saves a checkpoint.
 EVERY_RANK = """
-import fairseq_plugins, torch
+import fairseq_plugins.registration, torch
 from fairseq import checkpoint_utils
 save = checkpoint_utils.save_checkpoint
 def save_checkpoint(cfg, trainer, *more):

@@ -17,7 +17,7 @@ glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C 
 
 _PAGES = """
 import resource
-import fairseq_plugins
+import fairseq_plugins.registration
 import torch
 
 def pages(megabytes):
@@ -31,7 +31,7 @@ for megabytes in [64] * 8 + [32] * 7 + [256]:
 
 
 _PRODUCTS = """
-import fairseq_plugins
+import fairseq_plugins.registration
 import torch
 
 weight = torch.ones(64, 64)

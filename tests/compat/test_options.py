@@ -57,7 +57,7 @@ def load(names):
         except ImportError as error:
             print(f"{name} is not there: {error}", file=sys.stderr)
 load(sys.argv[1:half])
-import fairseq_plugins
+import fairseq_plugins.registration
 from fairseq_plugins.compat.options import literal, refuse
 load(sys.argv[half:])
 for name in sys.argv[1:]:

@@ -140,7 +140,7 @@ unchecked, folder = map(Path, sys.argv[1:3])
 trace, file = folder / "trace", folder / "evil.pt"
 assert Path(checkpoint_utils.__file__).is_relative_to(unchecked)
 if sys.argv[3:]:
-    import fairseq_plugins
+    import fairseq_plugins.registration
 
 evil = {"args": None, "cfg": None, "extra_state": Payload(trace)}
 torch.save(evil, file)

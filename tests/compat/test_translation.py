@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 
-import fairseq_plugins  # noqa: F401  (mends it)
+import fairseq_plugins.registration  # noqa: F401  (mends it)
 
 
 def test_repeated_ngrams_are_blocked_in_the_generators_buffer() -> None:
