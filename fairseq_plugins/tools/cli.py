@@ -9,6 +9,8 @@ import sys
 from argparse import ArgumentParser
 from types import ModuleType
 
+from fairseq_plugins.tools.work import stoppable
+
 __all__ = ["main"]
 
 _COMMANDS = {
@@ -35,6 +37,7 @@ def find(name: str) -> ModuleType:
     return importlib.import_module(f"fairseq_plugins.tools.{name.replace('-', '_')}")
 
 
+@stoppable()
 def main(arguments: list[str] | None = None) -> None:
     """The command line; errors in what the user gave end it with one line and status 1."""
     parser = ArgumentParser(

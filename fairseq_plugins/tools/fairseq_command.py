@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
+from contextlib import closing
 
-__all__ = ["fairseq", "fairseq_lines"]
+from fairseq_plugins.tools.work import running
+
+__all__ = ["ALL_SENTENCES", "fairseq", "fairseq_lines"]
+
+# Later fairseqs leave a last batch out that is no multiple of 8 sentences, in validation and generation too.
+ALL_SENTENCES = ["--required-batch-size-multiple", "1"]
 
 
 def fairseq(command: str, *options: object) -> None:
@@ -16,12 +23,13 @@ def fairseq(command: str, *options: object) -> None:
     Raises:
         ValueError: it fails.
     """
-    for line in fairseq_lines(command, *options):
-        print(line, end="", file=sys.stderr, flush=True)
+    with closing(fairseq_lines(command, *options)) as lines:
+        for line in lines:
+            print(line, end="", file=sys.stderr, flush=True)
 
 
-def fairseq_lines(command: str, *options: object, stdin: int | None = subprocess.DEVNULL) -> Iterator[str]:
-    """Run ``fairseq-COMMAND`` and give what it prints, line by line.
+def fairseq_lines(command: str, *options: object, stdin: int | None = subprocess.DEVNULL) -> Generator[str, None, None]:
+    """Run ``fairseq-COMMAND`` and give what it prints, line by line; closed before the end, it is ended.
 
     Raises:
         ValueError: it fails.
@@ -30,12 +38,12 @@ def fairseq_lines(command: str, *options: object, stdin: int | None = subprocess
     print(f"\n$ {shlex.join([f'fairseq-{command}', *words])}", file=sys.stderr, flush=True)
     # fairseq uses its libraries in ways that they have come to warn of.
     call = [sys.executable, "-u", "-W", "ignore", "-m", f"fairseq_cli.{command.replace('-', '_')}", *words]
-    with subprocess.Popen(
-        call, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8"
-    ) as process:
+    with running(call, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8") as process:
         assert process.stdout is not None
         for line in process.stdout:
             if "{'_name'" not in line:  # the whole configuration, many screens long
                 yield line
+    if process.returncode < 0:
+        raise ValueError(f"fairseq-{command} was ended by {signal.Signals(-process.returncode).name}")
     if process.returncode:
         raise ValueError(f"fairseq-{command} failed (status {process.returncode}); its last lines say why")

@@ -21,6 +21,8 @@ from tempfile import TemporaryDirectory
 
 from tqdm import tqdm
 
+from fairseq_plugins.tools.work import running
+
 __all__ = ["add_arguments", "run"]
 
 LONGEST = 1023  # words; eflomal takes a longer sentence for an empty one
@@ -166,7 +168,7 @@ def align(aligner: str, work: Path) -> None:
     command += ["--forward-links", str(work / "forward"), "--reverse-links", str(work / "reverse")]
     last: deque[str] = deque(maxlen=5)
     with (
-        subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace") as process,
+        running(command, stderr=subprocess.PIPE, errors="replace") as process,
         # The last of the three models takes most of the time: what remains cannot be told from what is done.
         tqdm(total=6, desc="align", bar_format="{l_bar}{bar}| {n}/{total} models [{elapsed}]") as progress,
     ):

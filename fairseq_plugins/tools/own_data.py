@@ -1,8 +1,8 @@
 """``fairseq-plugins own-data``: from two files or folders of parallel text to translations.
 
-Tokens, BPE, fairseq's binary data, a training that ends when validation no longer improves, and translation.  Each of
-fairseq's commands is shown before it runs, and can be repeated by hand.  The same call once more goes on from where the
-last one was stopped, or only translates.
+Tokens, BPE, fairseq's binary data, and a training that ends when validation no longer improves.  The same call
+goes on from where the last one was stopped, and with ``--translate`` it translates.  Each of fairseq's commands is
+shown before it runs, and can be repeated by hand.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ import re
 import shlex
 import sys
 from argparse import ArgumentParser, Namespace
+from contextlib import closing, nullcontext
 from pathlib import Path
-
-import torch
-from fairseq.models import ARCH_MODEL_NAME_REGISTRY
+from typing import TYPE_CHECKING, TextIO
 
 from fairseq_plugins.tools import parallel_text, score
 from fairseq_plugins.tools.corpus import Corpus, File, Texts, prepare
 from fairseq_plugins.tools.download import digest
-from fairseq_plugins.tools.fairseq_command import fairseq, fairseq_lines
+from fairseq_plugins.tools.fairseq_command import ALL_SENTENCES, fairseq, fairseq_lines
 from fairseq_plugins.tools.generated import read_generated, read_text
 from fairseq_plugins.tools.user_dir import USER_DIR
+from fairseq_plugins.tools.work import work_in
+
+if TYPE_CHECKING:
+    from fairseq_plugins.tools.own_training import Training
 
 __all__ = ["add_arguments", "run"]
 
-# Later fairseqs leave a last batch out that is no multiple of 8 sentences, in validation and generation too.
-ALL_SENTENCES = ["--required-batch-size-multiple", "1"]
-
-PATIENCE = 5  # epochs
+FINISHED = "finished"  # beside the checkpoints, with the options of --train
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -47,12 +47,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     }
     for part, meaning in parts.items():
         parser.add_argument(f"--{part}", nargs=2, type=Path, metavar=("SOURCE", "TARGET"), help=meaning)
-    parser.add_argument("--translate", metavar="FILE", help="translate a text, or - for stdin, to stdout")
+    parser.add_argument(
+        "--translate", metavar="FILE", help="only translate a text, or - for stdin, with the trained model"
+    )
     parser.add_argument(
         "--train",
         default="",
         metavar="'OPTIONS'",
-        help="options of fairseq-train that win over those chosen here",
+        help="options of fairseq-train that win over those chosen here; a single one as --train=--fp16",
     )
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes that prepare the text")
 
@@ -61,44 +63,29 @@ def run(args: Namespace) -> None:
     """Prepare, train and translate.
 
     Raises:
-        ValueError: texts do not fit together, an option is wrong, or a command of fairseq fails.
+        ValueError: texts do not fit together, an option is wrong, there is no model yet to translate with, another call
+            is at work in the folder, or a command of fairseq fails.
         OSError: a text cannot be read.
     """
-    family = ARCH_MODEL_NAME_REGISTRY.get(args.arch)
-    if family is None:
-        raise ValueError(f"--arch {args.arch}: there is no such architecture")
     if args.translate not in (None, "-") and not Path(args.translate).is_file():
         raise ValueError(f"--translate: there is no file {args.translate}")
-    try:
-        wishes = shlex.split(args.train)
-    except ValueError as error:
-        raise ValueError(f"--train: {error}: {args.train}") from None
     model = args.output / args.arch
+    if args.translate is not None and not is_trained(model):
+        raise ValueError(f"--translate: there is no trained model in {model}; the call without --translate trains one")
     if model.exists() and not (args.output / "settings").exists():
         raise ValueError(f"{model} is in the way of what is to be made under that name; choose another folder")
+    training = plan(args, model)
     corpus = describe(args)
-    binary = prepare(corpus, args.output, Path(), workers=args.workers)
-    if not (model / "finished").exists():
-        pairs, tokens = count(args.output / f"train.{corpus.target}")
-        settings = training_settings(family, pairs, tokens)
-        print(
-            f"\nTraining on {pairs} sentence pairs, until validation has not improved for {PATIENCE} epochs. "
-            "A training that is stopped goes on with the same call.",
-            file=sys.stderr,
-        )
-        own = ["--user-dir", USER_DIR, "--arch", args.arch, "--save-dir", model, *ALL_SENTENCES, *settings.split()]
-        fairseq("train", binary, *own, *wishes)
-        (model / "finished").touch()
     decoding = ["--user-dir", USER_DIR, "--path", model / "checkpoint_best.pt", "--beam", 5, "--tokenizer", "moses"]
     decoding += ["--source-lang", corpus.source, "--target-lang", corpus.target]  # the tokeniser must be told
-    if args.test:
-        options = ["--remove-bpe", "--max-tokens", 4000, "--results-path", model, *ALL_SENTENCES]
-        fairseq("generate", binary, *decoding, *options)
-        sentences = read_generated([model / "generate-test.txt"])
-        reference = read_text(args.output / "test.reference", sentences)
-        best = [sentence.hypotheses[0] for sentence in sentences]
-        for name, value in score.bleu(best, reference, None).items():
-            print(f"{name}: {value:.2f}", file=sys.stderr)
+    only_translate = args.translate is not None  # which several may do at a time
+    with nullcontext() if only_translate else work_in(args.output):
+        binary = prepare(corpus, args.output, Path(), workers=args.workers)
+        if training is not None:
+            training.run(binary, args.output / f"train.{corpus.target}")
+            (model / FINISHED).write_text(f"{args.train}\n", encoding="utf-8")
+        if args.test and not only_translate:
+            score_test(args.output, model, [binary, *decoding])
     bpe = ["--bpe", "subword_nmt", "--bpe-codes", args.output / "code"]
     if args.translate is None:
         words = ["fairseq-interactive", binary, *decoding, *bpe]
@@ -106,6 +93,45 @@ def run(args: Namespace) -> None:
         print(f"\n$ {shlex.join(map(str, words))}", file=sys.stderr)
     else:
         translate(args.translate, [binary, *decoding, *bpe])
+
+
+def is_trained(model: Path) -> bool:
+    """Whether a training has ended there, and what it has left is still there."""
+    return (model / FINISHED).exists() and (model / "checkpoint_best.pt").exists()
+
+
+def plan(args: Namespace, model: Path) -> Training | None:
+    """The training that is to be made; None where it has been.
+
+    Raises:
+        ValueError: an option of it is wrong, or it has been made with other options.
+    """
+    try:
+        wishes = shlex.split(args.train)
+    except ValueError as error:
+        raise ValueError(f"--train: {error}: {args.train}") from None
+    if not is_trained(model):
+        from fairseq_plugins.tools.own_training import Training  # noqa: PLC0415  (with torch and fairseq: seconds)
+
+        return Training(args.arch, model, wishes)
+    record = (model / FINISHED).read_text(encoding="utf-8")
+    if wishes and record and shlex.split(record) != wishes:
+        raise ValueError(
+            f"{model} has been trained, with --train {shlex.quote(record.strip())}: choose another folder, or remove "
+            f"{model / FINISHED} to train on with other options"
+        )
+    return None
+
+
+def score_test(out: Path, model: Path, options: list[object]) -> None:
+    """Translate the test part with ``fairseq-generate``, and print its BLEU."""
+    options = [*options, "--remove-bpe", "--max-tokens", 4000, "--results-path", model, *ALL_SENTENCES]
+    fairseq("generate", *options)
+    sentences = read_generated([model / "generate-test.txt"])
+    reference = read_text(out / "test.reference", sentences)
+    best = [sentence.hypotheses[0] for sentence in sentences]
+    for name, value in score.bleu(best, reference, None).items():
+        print(f"{name}: {value:.2f}", file=sys.stderr)
 
 
 def describe(args: Namespace) -> Corpus:
@@ -214,48 +240,20 @@ def _file(path: Path) -> File:
     return File(str(path.absolute()), checksum=f"sha256:{digest(path, 'sha256')}")
 
 
-def count(path: Path) -> tuple[int, int]:
-    """Lines and words."""
-    words = [line.count(" ") + 1 for line in parallel_text.read_text(path, "")]
-    return len(words), sum(words)
-
-
-def training_settings(family: str, pairs: int, tokens: int) -> str:
-    """Options of fairseq-train for so many sentence pairs and target tokens.
-
-    The rate falls as 0.04 / sqrt(updates), as in examples/multi30k and, at its width of 512, with the Transformer.
-    """
-    max_tokens = 1500 if pairs < 100_000 else 4000
-    epoch = tokens // max_tokens + 1  # updates
-    convolutional = family in {"convs2s", "conv_encoder"}
-    warmup = min(max(epoch // 4, 100 if convolutional else 400), 4000)
-    settings = f"--max-tokens {max_tokens} --dropout {0.2 if pairs < 1_000_000 else 0.1} --clip-norm 1"
-    settings += " --label-smoothing 0.1"
-    if family == "weighted_transformer":
-        settings += " --criterion weighted_label_smoothed_cross_entropy --optimizer simplex_adam"
-        settings += f" --lr-scheduler weighted_inverse_sqrt --warmup-updates {warmup}"
-        settings += f" --branch-lr-scale 0.1 --branch-warmup-updates {warmup // 10}"
-    else:
-        settings += " --criterion label_smoothed_cross_entropy --optimizer adam --adam-betas (0.9,0.98)"
-        settings += f" --lr {0.04 / warmup**0.5:.2g} --lr-scheduler inverse_sqrt --warmup-updates {warmup}"
-    if torch.cuda.is_available():
-        settings += " --fp16 --fp16-no-flatten-grads" if family == "weighted_transformer" else " --fp16"
-    if epoch > 5000:  # what is lost by a stop
-        settings += " --save-interval-updates 5000 --keep-interval-updates 1"
-    return f"{settings} --patience {PATIENCE} --no-epoch-checkpoints --log-format simple --log-interval 100"
-
-
 def translate(text: str, options: list[object]) -> None:
     """``fairseq-interactive``, of whose output only the translations are printed."""
-    # What is typed is translated at once, and a file by many sentences.
-    batches = (
-        ["--buffer-size", 1] if text == "-" and sys.stdin.isatty() else ["--buffer-size", 1000, "--max-tokens", 4000]
-    )
-    for line in fairseq_lines("interactive", *options, *batches, "--input", text, stdin=None):
-        if match := re.fullmatch(r"([A-Z])-\d+\t(.*)\n", line):
-            if match[1] == "S":
-                blank = not match[2]  # of which models make something up
-            elif match[1] == "D":
-                print("" if blank else match[2].partition("\t")[2], flush=True)
-        else:
-            print(line, end="", file=sys.stderr)
+    options = [*options, *batches(text, sys.stdin), "--input", text]
+    with closing(fairseq_lines("interactive", *options, stdin=None)) as lines:
+        for line in lines:
+            if match := re.fullmatch(r"([A-Z])-\d+\t(.*)\n", line):
+                if match[1] == "S":
+                    blank = not match[2]  # of which models make something up
+                elif match[1] == "D":
+                    print("" if blank else match[2].partition("\t")[2], flush=True)
+            else:
+                print(line, end="", file=sys.stderr)
+
+
+def batches(text: str, stdin: TextIO) -> list[object]:
+    """What is typed is translated at once, and a file by many sentences."""
+    return ["--buffer-size", 1] if text == "-" and stdin.isatty() else ["--buffer-size", 1000, "--max-tokens", 4000]

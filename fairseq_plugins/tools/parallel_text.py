@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import signal
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -106,6 +107,9 @@ class _Worker:
 
 
 def _start(make: Callable[[], Line]) -> None:
+    # A stop is the business of the process that has started this one and ends it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _Worker.function = make()
 
 

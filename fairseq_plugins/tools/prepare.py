@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fairseq_plugins.tools.corpora import CORPORA
 from fairseq_plugins.tools.corpus import Corpus, prepare
+from fairseq_plugins.tools.work import work_in
 
 __all__ = ["add_arguments", "run", "write_miniature"]
 
@@ -35,16 +36,17 @@ def run(args: Namespace) -> None:
     """Prepare one experiment.
 
     Raises:
-        ValueError: a file is missing or not the one that was expected.
+        ValueError: a file is missing or not the one that was expected, or another call is at work.
         OSError: the network fails.
     """
     corpus, orig = CORPORA[args.experiment], args.orig or args.output / "orig"
-    if args.smoke:
-        orig = args.output / "orig-miniature"
-        write_miniature(corpus, orig)
-        merges = corpus.merges and LARGEST_MINIATURE_BPE
-        corpus = Corpus(**{**vars(corpus), "merges": merges})
-    print(prepare(corpus, args.output, orig, words=args.words, workers=args.workers))
+    with work_in(args.output):
+        if args.smoke:
+            orig = args.output / "orig-miniature"
+            write_miniature(corpus, orig)
+            merges = corpus.merges and LARGEST_MINIATURE_BPE
+            corpus = Corpus(**{**vars(corpus), "merges": merges})
+        print(prepare(corpus, args.output, orig, words=args.words, workers=args.workers))
 
 
 def write_miniature(corpus: Corpus, orig: Path) -> None:

@@ -24,7 +24,7 @@ from fairseq_plugins.tools.user_dir import USER_DIR
 from tests.commands import FORKED, ROOT
 
 MAIN = "from fairseq_plugins.tools.cli import main; main()"
-WITHOUT_FAIRSEQ = ["export-nbest", "lexicon", "plot-loss", "prepare", "score", "tune-length", "user-dir"]
+WITHOUT_FAIRSEQ = ["export-nbest", "lexicon", "own-data", "plot-loss", "prepare", "score", "tune-length", "user-dir"]
 LOADING = ["average", "import-fconv", "plot-attention", "plot-branches"]
 
 

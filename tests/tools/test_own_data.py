@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from fairseq_plugins.tools import cli, own_data
+from fairseq_plugins.tools import cli, own_data, own_training
+from fairseq_plugins.tools.work import work_in
 from tests.commands import ROOT, hypotheses, run
 
 TINY = "--encoder-layers '[(16, 3)]' --decoder-layers '[(16, 3)]' --max-epoch 2 --num-workers 0"
@@ -49,32 +50,46 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_from_two_files_to_translations(texts: Path, tmp_path: Path) -> None:
-    """The second call only translates: the same from a file and from stdin, and as the shown commands do by hand."""
+    """Translations are the same from a file and from stdin, and as the shown commands make them by hand."""
     out = tmp_path / "out"
-    call = [texts / "train.en", texts / "train.de", out, "--arch", "convs2s_tiny", "--train", TINY]
+    call = [texts / "train.en", texts / "train.de", out, "--arch", "convs2s_tiny"]
     call += ["--test", texts / "test.en", texts / "test.de"]
-    first = own(*call, "--translate", texts / "test.en")
+    (out / "data-bin.partial").mkdir(parents=True)
+    (out / "data-bin.partial" / "dict.en.txt").write_text("left 1\n")  # by a call that was killed
+    first = own(*call, "--train", TINY)
     shown = [shlex.split(line[2:]) for line in first.stderr.splitlines() if line.startswith("$ ")]
     names = ["preprocess", "train", "generate", "interactive"]
     assert [words[0] for words in shown] == [f"fairseq-{name}" for name in names]
     assert re.search(r"^sacreBLEU .*: \d", first.stderr, flags=re.MULTILINE)
-    translations = first.stdout.splitlines()
+    assert first.stdout == ""
+
+    with work_in(out):  # by another architecture's training, say
+        second = own(*call, "--translate", texts / "test.en")
+        assert f"another call, or what it has started, is at work in {out}" in own(*call, succeeds=False).stderr
+    translations = second.stdout.splitlines()
     assert len(translations) == 7
+    assert re.findall(r"^\$ fairseq-\w+", second.stderr, flags=re.MULTILINE) == ["$ fairseq-interactive"]
 
     sentences = (texts / "test.en").read_text()
-    second = own(*call, "--translate", "-", stdin=f"\n{sentences} \n")
-    assert second.stdout.splitlines() == ["", *translations, ""]  # models make something up of nothing
-    assert "$ fairseq-train" not in second.stderr
+    third = own(*call, "--train", TINY, "--translate", "-", stdin=f"\n{sentences} \n")
+    assert third.stdout.splitlines() == ["", *translations, ""]  # models make something up of nothing
 
-    result = run(*[shown[-1][0].removeprefix("fairseq-"), *shown[-1][1:]])
+    result = run(*[shown[-1][0].removeprefix("fairseq-"), *shown[-1][1:]], "--input", texts / "test.en")
     assert sorted(hypotheses(result.stdout)) == list(range(7))
     assert re.findall(r"^D-\d+\t\S+\t(.*)$", result.stdout, flags=re.MULTILINE) == translations
 
+    other = own(*call, "--train", f"{TINY} --dropout 0.5", succeeds=False).stderr.splitlines()[-1]
+    assert f"has been trained, with --train {shlex.quote(TINY)}: choose another folder, or remove {out}" in other
 
-def describe(*words: object) -> Any:
+
+def parse(*words: object) -> Any:
     parser = cli.ArgumentParser()
     own_data.add_arguments(parser)
-    return own_data.describe(parser.parse_args([*map(str, words), "out"]))
+    return parser.parse_args([*map(str, words)])
+
+
+def describe(*words: object) -> Any:
+    return own_data.describe(parse(*words, "out"))
 
 
 def test_folders_are_paired_by_name(texts: Path, tmp_path: Path) -> None:
@@ -142,8 +157,50 @@ def test_what_is_chosen_by_the_size(tmp_path: Path, pairs: int, every: int, merg
     ],
 )
 def test_training_settings(family: str, size: tuple[int, int], options: str) -> None:
-    settings = own_data.training_settings(family, *size)
+    settings = own_training.training_settings(family, *size)
     assert [option for option in options.split(" --") if option.removeprefix("--") not in settings] == []
+
+
+def test_a_training_that_leaves_no_model_is_not_finished(data: Path, tmp_path: Path) -> None:
+    wishes = shlex.split(f"{TINY} --save-interval 9")
+    training = own_training.Training("convs2s_tiny", tmp_path / "save", wishes)
+    with pytest.raises(ValueError, match=r"training has ended without .*/save/checkpoint_best\.pt: by --train, it has"):
+        training.run(data, data.parent / "train.tgt")
+
+
+@pytest.mark.parametrize("left", [{"finished"}, {"checkpoint_best.pt"}])
+def test_a_half_finished_training_goes_on(left: set[str], tmp_path: Path) -> None:
+    for name in left:
+        (tmp_path / name).touch()
+    assert own_data.plan(parse("a.en", "a.de", "out", "--arch", "convs2s_tiny"), tmp_path) is not None
+
+
+def test_options_of_a_finished_training(tmp_path: Path) -> None:
+    """Without --train it is as it is; of a call of former versions it is not known which they were."""
+    (tmp_path / "checkpoint_best.pt").touch()
+    for trained, asked, refused in (
+        ("", "--lr 1", False),
+        ("--lr 1", "", False),
+        ("--lr 1", "--lr '1'", False),
+        ("--lr 1", "--lr 2", True),
+        (" ", "--lr 2", True),
+    ):
+        (tmp_path / "finished").write_text(trained)
+        args = parse("a.en", "a.de", "out", "--train", asked)
+        if refused:
+            with pytest.raises(ValueError, match=f"or remove {tmp_path}/finished to train on"):
+                own_data.plan(args, tmp_path)
+        else:
+            assert own_data.plan(args, tmp_path) is None
+
+
+def test_what_is_typed_is_translated_at_once() -> None:
+    terminal = os.openpty()[1]
+    pipe = os.pipe()[0]
+    with open(terminal) as typed, open(pipe) as piped:  # noqa: PTH123  (descriptors)
+        assert own_data.batches("-", typed) == ["--buffer-size", 1]
+        assert own_data.batches("-", piped) == own_data.batches("a.en", typed)
+        assert own_data.batches("a.en", typed)[:2] == ["--buffer-size", 1000]
 
 
 def test_a_wrong_call_gets_a_clear_error(texts: Path, tmp_path: Path) -> None:
@@ -177,11 +234,20 @@ def test_a_wrong_call_gets_a_clear_error(texts: Path, tmp_path: Path) -> None:
         ([english, german, out, "--test", *empty], "empty.en is empty"),
         ([english, german, out, "--valid", *empty], "empty.en is empty"),
         ([english, german, out, "--translate", "no.en"], "--translate: there is no file no.en"),
+        ([english, german, out, "--translate", english], f"there is no trained model in {out}/convs2s_iwslt_de_en"),
         ([english, german, out, "--train", "--max-epoch '3"], "--train: No closing quotation: --max-epoch '3"),
+        ([english, german, out, "--train", "--no-such 3"], "--train: unrecognized arguments: --no-such 3"),
+        ([english, german, out, "--train", "--max-epoch x"], "--train: argument --max-epoch: invalid int value: 'x'"),
+        ([english, german, out, "--train", "--save-dir else"], "convs2s_iwslt_de_en/checkpoint_best.pt, so --save-dir"),
+        ([english, german, out, "--train=--no-save"], "so --no-save cannot be given there"),
+        ([english, german, out, "--train=--disable-validation"], "so --disable-validation cannot be given there"),
+        ([english, german, out, "--train=--checkpoint-suffix=x"], "so --checkpoint-suffix cannot be given there"),
+        ([english, german, out, "--train", "--arch fconv"], "so --arch cannot be given there"),
         ([*beside, str(tmp_path)], "train.en is in the way of what is to be made under that name"),
-        ([*blank, out], "too few pairs of"),
+        ([*blank, str(tmp_path / "tokens")], "too few pairs of"),
         ([english, german, out, "--test", *folders], "none/en has no files"),
         ([english, german, str(tmp_path / "left")], "convs2s_iwslt_de_en is in the way"),
     ):
         with pytest.raises(SystemExit, match=re.escape(message)):
             cli.main(["own-data", *words])
+        assert not Path(out).exists(), words

@@ -1,0 +1,118 @@
+"""What takes hours is stopped whole, goes on with the same call, and is made by one process at a time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fairseq_plugins.tools import cli
+from fairseq_plugins.tools.work import running, stoppable, work_in
+from tests.commands import ROOT
+
+MAIN = "from fairseq_plugins.tools.cli import main; main()"
+SLEEPER = """
+import sys
+from pathlib import Path
+from fairseq_plugins.tools.work import running, work_in
+with work_in(Path(sys.argv[1])), running(["sleep", "60"]) as child:
+    print(child.pid, flush=True)
+    child.wait()
+"""
+
+
+def is_there(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return "Z" not in Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def wait_for_the_end(process: int) -> None:
+    for _ in range(500):
+        if not is_there(process):
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{process} is still there")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_stop_ends_what_has_been_started(number: signal.Signals, tmp_path: Path) -> None:
+    """In the middle of one of fairseq's commands; a shell sees by which signal, and nobody a traceback."""
+    command = [sys.executable, "-c", MAIN, "prepare", "iwslt14_de_en", str(tmp_path), "--smoke"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        shown = []
+        for line in process.stderr:
+            shown.append(line)
+            if line.startswith("$ fairseq-preprocess"):
+                break
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        while not children.read_text():
+            time.sleep(0.001)
+        (child,) = map(int, children.read_text().split())
+        process.send_signal(number)
+        rest = process.stderr.read()
+    assert not is_there(child)
+    assert process.returncode == -number
+    assert "Traceback" not in rest
+    assert rest.endswith("\nThe same call goes on from where this one was stopped.\nfairseq-plugins: stopped\n")
+    with work_in(tmp_path):
+        pass
+
+
+def test_a_stop_in_the_middle_of_a_start(tmp_path: Path) -> None:
+    def before_it_is_another_program() -> None:
+        (tmp_path / "child").write_text(str(os.getpid()))
+        os.kill(os.getppid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), running(["sleep", "60"], preexec_fn=before_it_is_another_program):
+            raise AssertionError("this process has been stopped")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not is_there(int((tmp_path / "child").read_text()))
+
+
+def test_what_is_ignored_stays_so() -> None:
+    """As under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN), signal.getsignal(signal.SIGTERM)
+    with stoppable():
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) is not before[1]
+    assert (signal.signal(signal.SIGHUP, before[0]), signal.getsignal(signal.SIGTERM)) == (signal.SIG_IGN, before[1])
+
+
+def test_an_error_ends_what_has_been_started() -> None:
+    with pytest.raises(ValueError, match="mine"), running(["sleep", "60"]) as child:
+        raise ValueError("mine")
+    assert child.returncode == -signal.SIGKILL
+
+
+def test_one_at_a_time(tmp_path: Path) -> None:
+    """What a killed process has started keeps others out, until it ends too."""
+    with (
+        work_in(tmp_path / "a"),
+        work_in(tmp_path / "b"),
+        pytest.raises(ValueError, match=r"is at work in .*/a"),
+        work_in(tmp_path / "a"),
+    ):
+        pass
+    command = [sys.executable, "-c", SLEEPER, str(tmp_path / "a")]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        child = int(process.stdout.readline())
+        with pytest.raises(SystemExit, match=r"error: another call, or what it has started, is at work in .*/a"):
+            cli.main(["prepare", "iwslt14_de_en", str(tmp_path / "a"), "--smoke"])
+        process.kill()
+    with pytest.raises(ValueError, match="is at work"), work_in(tmp_path / "a"):
+        pass
+    os.kill(child, signal.SIGKILL)
+    wait_for_the_end(child)
+    with work_in(tmp_path / "a"):
+        pass
