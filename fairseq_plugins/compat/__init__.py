@@ -35,6 +35,7 @@ def apply() -> None:
     options.read_options_without_eval()
     options.quote_file_names()
     options.show_help_of_all_options()
+    resuming.name_damaged_checkpoints()
     resuming.pass_over_damaged_checkpoints()
     resuming.name_checkpoints_that_do_not_fit()
     resuming.refuse_other_words()

@@ -1,4 +1,4 @@
-"""Checkpoints that nothing can go on from: the error names the file, and training passes over a damaged one."""
+"""Checkpoints that nothing can go on from: the error names the file, and training goes on from another one."""
 
 from __future__ import annotations
 
@@ -12,12 +12,19 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from fairseq import checkpoint_utils
+from fairseq.dataclass.configs import CheckpointConfig
 from fairseq.trainer import Trainer
 
-__all__ = ["name_checkpoints_that_do_not_fit", "pass_over_damaged_checkpoints", "refuse_other_words"]
+__all__ = [
+    "name_checkpoints_that_do_not_fit",
+    "name_damaged_checkpoints",
+    "pass_over_damaged_checkpoints",
+    "refuse_other_words",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -31,9 +38,16 @@ def is_whole(path: Path) -> bool:
         return zipfile.is_zipfile(file) or (file.seek(0) == 0 and file.read(1) == PICKLE)
 
 
-def newest_whole_checkpoint(folder: Path) -> Path | None:
-    saved = (path for path in folder.iterdir() if re.fullmatch(SAVED_BESIDE_THE_LAST, path.name))
-    return max(filter(is_whole, saved), key=lambda path: path.stat().st_mtime, default=None)
+def newest_whole_checkpoint(folder: Path, but: str | None = None) -> Path | None:
+    """The one that was written last.
+
+    Args:
+        but: the name of a file that does not count: what is fine-tuned is not of the same training.
+    """
+    other = but and Path(but).resolve()
+    saved = (path for path in folder.glob("*.pt") if re.fullmatch(SAVED_BESIDE_THE_LAST, path.name))
+    whole = (path for path in saved if path.resolve() != other and is_whole(path))
+    return max(whole, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def does_not_say_which(load: Callable[[str], Any]) -> bool:
@@ -48,13 +62,9 @@ def does_not_say_which(load: Callable[[str], Any]) -> bool:
     return False
 
 
-def pass_over_damaged_checkpoints() -> None:
-    """fairseq does not say which file has no end, and does not start again where it is ``checkpoint_last.pt``, though
-    good ones stand beside it.
-
-    Training goes on from the newest of these, and says so.
-    """
-    load, resume = checkpoint_utils.load_checkpoint_to_cpu, Trainer.load_checkpoint
+def name_damaged_checkpoints() -> None:
+    """fairseq does not say which file has no end."""
+    load = checkpoint_utils.load_checkpoint_to_cpu
     if not does_not_say_which(load):
         return
 
@@ -67,17 +77,50 @@ def pass_over_damaged_checkpoints() -> None:
                 raise
             raise OSError(f"{path} is damaged and cannot be read: {error}") from None
 
-    @functools.wraps(resume)
-    def load_checkpoint(self: Any, filename: str, *args: Any, **kwargs: Any) -> Any:
-        last = Path(self.cfg.checkpoint.save_dir, "checkpoint_last.pt")
-        if Path(filename) == last and last.is_file() and not is_whole(last):
-            newest = newest_whole_checkpoint(last.parent)
-            if newest is not None:
-                logger.warning(f"{last} is damaged; training goes on from {newest}")
-                filename = str(newest)
-        return resume(self, filename, *args, **kwargs)
+    checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
 
-    checkpoint_utils.load_checkpoint_to_cpu, Trainer.load_checkpoint = load_checkpoint_to_cpu, load_checkpoint
+
+def looks_for_the_last_only(load: Callable[..., Any]) -> bool:
+    """Probe: whether ``load`` asks for ``checkpoint_last.pt`` where that is missing and another one is there."""
+    asked = []
+    trainer = SimpleNamespace(
+        checkpoint_suffix="",
+        load_checkpoint=lambda path, *_, **__: asked.append(Path(path).name),
+        get_train_iterator=lambda **_: SimpleNamespace(epoch=1),
+        lr_step=lambda _: None,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "checkpoint1.pt").write_bytes(PICKLE)
+        load(CheckpointConfig(save_dir=folder), trainer)
+    return asked == ["checkpoint_last.pt"]
+
+
+def pass_over_damaged_checkpoints() -> None:
+    """Where ``checkpoint_last.pt`` is damaged, fairseq does not start again, and where it is missing, as it is when the
+    disk was full after the first epoch, it starts anew and writes over the others, though good ones stand beside it.
+
+    Training goes on from the newest of these, and says so.
+    """
+    start = checkpoint_utils.load_checkpoint
+    if not looks_for_the_last_only(start):
+        return
+
+    @functools.wraps(start)
+    def load_checkpoint(cfg: Any, trainer: Any, **passthrough: Any) -> Any:
+        last, given = Path(cfg.save_dir, "checkpoint_last.pt"), (cfg.restore_file, cfg.finetune_from_model)
+        newest = None
+        if cfg.restore_file == last.name and not trainer.checkpoint_suffix and not (last.is_file() and is_whole(last)):
+            newest = newest_whole_checkpoint(last.parent, but=cfg.finetune_from_model)
+        if newest is None:
+            return start(cfg, trainer, **passthrough)
+        logger.warning(f"{last} is {'damaged' if last.exists() else 'missing'}; training goes on from {newest}")
+        cfg.restore_file, cfg.finetune_from_model = str(newest), None
+        try:
+            return start(cfg, trainer, **passthrough)
+        finally:
+            cfg.restore_file, cfg.finetune_from_model = given
+
+    checkpoint_utils.load_checkpoint = load_checkpoint
 
 
 def name_checkpoints_that_do_not_fit() -> None:

@@ -42,7 +42,7 @@ def replacing(path: str) -> Iterator[str]:
             raise
         raise OSError(
             f"{path} was not written: {cause(error) or error}. Checkpoints that were there before are as they were; "
-            "started again, training goes on from the last one."
+            "started again, without --restore-file, training goes on from the last one."
         ) from error
 
 

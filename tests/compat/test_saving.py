@@ -108,6 +108,48 @@ def test_training_passes_over_a_damaged_checkpoint(data: Path, save: Path) -> No
     assert "(epoch 1 @ 3 updates)" in log
 
 
+def test_training_goes_on_where_the_last_is_missing(data: Path, save: Path) -> None:
+    """As after the first epoch, when the disk is full before its copy is made: from the newest one there is."""
+    for name in ("checkpoint_last.pt", "checkpoint_best.pt"):
+        (save / name).unlink()
+    assert updates(faults.finish(faults.start(options(data, 9), save), save)) == 9
+    log = (save / "log").read_text()
+    assert f"{save}/checkpoint_last.pt is missing; training goes on from {save}/checkpoint_1_6.pt" in log
+    assert "(epoch 1 @ 6 updates)" in log
+
+
+def test_fine_tuning_goes_on_and_starts_with_what_is_tuned(data: Path, save: Path) -> None:
+    """A checkpoint in the same folder that is to be fine-tuned is not one of the fine-tuning."""
+    for name in ("checkpoint_last.pt", "checkpoint_best.pt", "checkpoint_1_6.pt"):
+        (save / name).unlink()
+    tuned = save / "checkpoint_1_3.pt"
+    words = [*options(data, 2), "--finetune-from-model", tuned]
+    assert updates(faults.finish(faults.start(words, save), save)) == 2
+    assert "checkpoint_last.pt is missing" not in (save / "log").read_text()
+    (save / "checkpoint_last.pt").unlink()
+    words = [*options(data, 4), "--finetune-from-model", tuned]
+    state = faults.finish(faults.start(words, save), save)
+    assert updates(state) == 4
+    assert "checkpoint_last.pt is missing; training goes on from" in (save / "log").read_text()
+    assert "(epoch 1 @ 2 updates)" in (save / "log").read_text()
+    chosen = state["cfg"]["checkpoint"]
+    assert (chosen["restore_file"], chosen["finetune_from_model"]) == ("checkpoint_last.pt", str(tuned))
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a power failure may leave the name, and nothing of the content."""
+    path, synced, sync = tmp_path / "checkpoint1.pt", [], os.fsync
+
+    def record(descriptor: int) -> None:
+        synced.append((os.fstat(descriptor), path.exists()))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    checkpoint_utils.torch_persistent_save({"model": torch.zeros(100)}, str(path))
+    ((before, named),) = synced
+    assert (before.st_ino, before.st_size, named) == (path.stat().st_ino, path.stat().st_size, False)
+
+
 @pytest.mark.parametrize("kept", [0, 10, 10_000, -1])
 def test_a_damaged_checkpoint_is_named(kept: int, trained: Path, tmp_path: Path) -> None:
     path = Path(shutil.copy(trained / "checkpoint_last.pt", tmp_path))

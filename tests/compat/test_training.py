@@ -89,6 +89,18 @@ def test_a_finished_training_is_left_alone(data: Path, tmp_path: Path) -> None:
     assert updates(train(data, tmp_path, "--max-update", 6)) == 6
 
 
+def test_a_resumed_schedule_is_told_which_epoch_has_ended(data: Path, tmp_path: Path) -> None:
+    """One without validation, in which the rate falls all the same: any loss but the first is too small here."""
+    options = ["--validate-interval", 2, "--maximize-best-checkpoint-metric", "--save-interval-updates", 0]
+    options += ["--max-tokens", 9999, "--max-epoch"]  # one update in each epoch
+    rates = []
+    for name, epochs in (("straight", [6]), ("resumed", [5, 6])):
+        (tmp_path / name).mkdir()
+        states = [train(data, tmp_path / name, *options, epoch) for epoch in epochs]
+        rates.append(states[-1]["optimizer_history"][-1]["lr_scheduler_state"]["lr"])
+    assert rates == pytest.approx([0.0025, 0.0025])
+
+
 def test_the_next_training_of_a_process_starts_afresh() -> None:
     load = checkpoint_utils.load_checkpoint
     assert training.remembers_another_training(inspect.unwrap(load))
