@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 __all__ = ["running", "stoppable", "work_in"]
+
+GRACE = 5  # seconds that a program has to end by itself
 
 
 @contextmanager
@@ -38,7 +40,7 @@ def work_in(folder: Path) -> Iterator[None]:
             print("\nThe same call goes on from where this one was stopped.", file=sys.stderr)
             raise
         finally:
-            # Not left to the end of all children: those that load data take some seconds to notice that they are alone.
+            # Not left to the end of all children: of one that had to be killed, others may be left for some seconds.
             fcntl.flock(file, fcntl.LOCK_UN)
 
 
@@ -78,8 +80,14 @@ def _stop(number: int, _: object) -> None:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    process.wait()
+    """First so that it can end what it has started itself, as fairseq's processes that load data."""
+    process.send_signal(signal.SIGINT)
+    try:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE)
+    finally:
+        process.kill()
+        process.wait()
 
 
 @contextmanager

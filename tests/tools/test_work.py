@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_plugins.tools import cli
+from fairseq_plugins.tools import cli, work
 from fairseq_plugins.tools.work import running, stoppable, work_in
 from tests.commands import ROOT
 
@@ -89,10 +89,13 @@ def test_what_is_ignored_stays_so() -> None:
     assert (signal.signal(signal.SIGHUP, before[0]), signal.getsignal(signal.SIGTERM)) == (signal.SIG_IGN, before[1])
 
 
-def test_an_error_ends_what_has_been_started() -> None:
-    with pytest.raises(ValueError, match="mine"), running(["sleep", "60"]) as child:
-        raise ValueError("mine")
-    assert child.returncode == -signal.SIGKILL
+@pytest.mark.parametrize(("trap", "end"), [("", signal.SIGINT), ("trap '' INT; ", signal.SIGKILL)])
+def test_an_error_ends_what_has_been_started(trap: str, end: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "GRACE", 0.1)
+    call = ["bash", "-c", f"{trap}echo begun; exec sleep 60"]
+    with pytest.raises(ValueError, match="begun"), running(call, stdout=subprocess.PIPE) as child:
+        raise ValueError(child.stdout.readline())
+    assert child.returncode == -end
 
 
 def test_one_at_a_time(tmp_path: Path) -> None:
