@@ -9,6 +9,7 @@ import functools
 from fairseq_plugins.compat import (
     checkpoints,
     distributed,
+    hub,
     interactive,
     memory,
     options,
@@ -29,6 +30,10 @@ def apply() -> None:
     distributed.join_the_others_under_hydra()
     distributed.train_on_processors()
     distributed.wrap_models_on_processors()
+    hub.copy_the_state_of_tasks()
+    hub.generate_as_asked()
+    hub.refuse_options_of_other_tasks()
+    hub.take_the_task_asked_for()
     interactive.translate_every_line()
     memory.keep_freed_memory()
     memory.keep_few_products()
