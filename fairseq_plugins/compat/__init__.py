@@ -15,6 +15,7 @@ from fairseq_plugins.compat import (
     options,
     resuming,
     saving,
+    searches,
     training,
     translation,
 )
@@ -45,6 +46,9 @@ def apply() -> None:
     resuming.refuse_other_words()
     saving.save_checkpoints_whole()
     saving.copy_checkpoints_whole()
+    searches.count_groups_by_their_place_in_the_batch()
+    searches.refuse_what_no_search_does()
+    searches.refuse_without_constraints()
     training.finish_the_epoch_on_resume()
     training.keep_the_batches_on_resume()
     training.remember_lost_patience()
