@@ -20,7 +20,7 @@ def takes_numbers_of_the_data_for_places(search: DiverseBeamSearch) -> bool:
     sentence = torch.tensor([1])
     try:
         for step in range(2):
-            search.step(step, torch.zeros(1, 2, 5), torch.zeros(1, 2, step), None, sentence)
+            search.step(step, torch.zeros(1, 2, 5), torch.zeros(1, 2, step), torch.zeros(2, step + 1), sentence)
     except IndexError:
         return True
     return False
@@ -29,7 +29,8 @@ def takes_numbers_of_the_data_for_places(search: DiverseBeamSearch) -> bool:
 def count_groups_by_their_place_in_the_batch() -> None:
     """``--diverse-beam-groups`` fails: what its groups have in common is looked for at a sentence's number in the data.
 
-    It is found at the sentence's place in the first step, when all are there.
+    It is found at the sentence's place in the first step, when all are there.  And a hypothesis that has ended is gone
+    on with, as it never is by other searches, which have others in reserve.
     """
     if not takes_numbers_of_the_data_for_places(DiverseBeamSearch(Dictionary(), 2, 0.5)):
         return
@@ -37,10 +38,13 @@ def count_groups_by_their_place_in_the_batch() -> None:
 
     @functools.wraps(make)
     def make_step(
-        self: Any, step: int, lprobs: Tensor, scores: Tensor, prev_output_tokens: Any, original_batch_idxs: Tensor
+        self: Any, step: int, lprobs: Tensor, scores: Tensor, prev_output_tokens: Tensor, original_batch_idxs: Tensor
     ) -> Any:
         if step == 0:
             self.sentences = original_batch_idxs
+        else:
+            ended = prev_output_tokens[:, -1].eq(self.eos).view(len(lprobs), -1, 1)
+            lprobs = lprobs.masked_fill(ended, -torch.inf)
         places = original_batch_idxs.unsqueeze(1).eq(self.sentences).int().argmax(dim=1)
         return make(self, step, lprobs, scores, prev_output_tokens, places)
 

@@ -62,7 +62,7 @@ def test_diverse_search_is_its_plain_form() -> None:
     for step in range(5):
         alike = 2 * torch.randn(len(sentences), 1, words)
         lprobs = (alike + 0.3 * torch.randn(len(sentences), beam, words)).log_softmax(dim=2)
-        found = search.step(step, lprobs, scores, None, sentences)
+        found = search.step(step, lprobs, scores, torch.zeros(len(sentences) * beam, step + 1), sentences)
         for place, sentence in enumerate(sentences.tolist()):
             totals = scores[place, :, -1] if step else None
             wanted = diverse_step(lprobs[place], totals, groups, strength, shared[sentence])
@@ -86,9 +86,12 @@ def test_sentences_together_find_what_each_finds_alone(kind, architecture: str, 
         found = generator.generate([model], {"net_input": {"src_tokens": rows, "src_lengths": lengths}, **numbers})
         return [[hypo["tokens"].tolist() for hypo in beams] for beams in found]
 
+    eos = dictionary.eos()
     together = generate(source, id=torch.tensor([7, 30, 1]))
     assert together == [generate(row[row.ne(dictionary.pad())].unsqueeze(0))[0] for row in source]
     assert len({tuple(map(tuple, beams)) for beams in together}) > 1
+    assert all(tokens.index(eos) == len(tokens) - 1 for beams in together for tokens in beams)
+    assert len({len(tokens) for beams in together for tokens in beams}) > 1
 
 
 @pytest.fixture(scope="module")
