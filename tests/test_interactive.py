@@ -104,6 +104,16 @@ def test_a_batch_may_be_shorter_than_the_model(data: Path, checkpoint) -> None:
     assert "line 2 has 31 tokens: only the first 19 are translated" in result.stdout + result.stderr
 
 
+def test_a_long_line_is_told_by_its_number_in_the_input(data: Path, checkpoint, tmp_path: Path) -> None:
+    """In the first buffer of lines, and in those after it."""
+    lines = ["w1", "w2 " * 70, "w3", "w4", "w5", "w6 " * 80, "w7 " * 90]
+    (tmp_path / "lines").write_text("\n".join(lines) + "\n")
+    options = ["--buffer-size", 3, "--batch-size", 2, "--input", tmp_path / "lines"]
+    result = run(*command(data, checkpoint(ARCHITECTURES[0]), *options))
+    told = re.findall(r"line (\d+) has (\d+) tokens", result.stdout + result.stderr)
+    assert told == [("2", "71"), ("6", "81"), ("7", "91")]
+
+
 MEMORY = """
 import resource, sys
 from fairseq_cli.interactive import cli_main

@@ -333,6 +333,22 @@ def align(positions: list[int], length: int) -> SourceWords:
     return SourceWords([], attention, torch.arange(length + 1) < length)
 
 
+def test_words_of_a_buffer_are_forgotten_with_it(target: Dictionary) -> None:
+    """Those that come again get a number of their own again, for the numbers of others are theirs by then."""
+
+    def tokens_of(lines: list[str], encode) -> list[torch.Tensor]:
+        return [target.encode_line(encode(line), add_if_not_exist=False) for line in lines]
+
+    task = SimpleNamespace(source_dictionary=target, get_interactive_tokens_and_lengths=tokens_of)
+    size = len(target)
+    keep_source_words(task, SimpleNamespace(generate=None))
+    for lines in (["der Bello", "Rex Hund"], ["Rex", "der Waldi Bello"], ["Hund"]):
+        found = task.get_interactive_tokens_and_lengths(lines, str)
+        assert [target.string(tokens) for tokens in found] == lines
+        assert len(target) == len(target.indices) == len(target.count)
+    assert len(target) == size
+
+
 def test_words_and_tokens_are_not_confused(target: Dictionary) -> None:
     """A start of sentence inside a hypothesis is a token, and no word of its text."""
     tokens = torch.tensor([UNK, target.bos(), target.index("Hund"), UNK, UNK, EOS])

@@ -9,11 +9,15 @@ import functools
 from fairseq_plugins.compat import (
     checkpoints,
     distributed,
+    half_precision,
+    hub,
     interactive,
     memory,
+    misfits,
     options,
     resuming,
     saving,
+    searches,
     training,
     translation,
 )
@@ -29,9 +33,18 @@ def apply() -> None:
     distributed.join_the_others_under_hydra()
     distributed.train_on_processors()
     distributed.wrap_models_on_processors()
+    half_precision.flatten_on_gpus_only()
+    half_precision.take_bfloat16_for_no_tpu()
+    hub.copy_the_state_of_tasks()
+    hub.generate_as_asked()
+    hub.refuse_options_of_other_tasks()
+    hub.take_the_task_asked_for()
     interactive.translate_every_line()
     memory.keep_freed_memory()
     memory.keep_few_products()
+    misfits.refuse_adaptive_loss_of_a_full_softmax()
+    misfits.refuse_models_of_one_pair_of_languages()
+    misfits.refuse_tasks_without_what_the_model_takes()
     options.read_options_without_eval()
     options.quote_file_names()
     options.show_help_of_all_options()
@@ -41,7 +54,11 @@ def apply() -> None:
     resuming.refuse_other_words()
     saving.save_checkpoints_whole()
     saving.copy_checkpoints_whole()
+    searches.count_groups_by_their_place_in_the_batch()
+    searches.refuse_what_no_search_does()
+    searches.refuse_without_constraints()
     training.finish_the_epoch_on_resume()
+    training.read_numbers_of_manual_schedules()
     training.keep_the_batches_on_resume()
     training.remember_lost_patience()
     training.forget_the_training_before()

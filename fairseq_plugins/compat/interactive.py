@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import itertools
 import logging
 import sys
@@ -23,8 +24,8 @@ logger = logging.getLogger(__name__)
 
 
 def translate_every_line() -> None:
-    """fairseq ends at a line that is no UTF-8 or too long, takes a carriage return for the end of a line, and keeps
-    all that it has read.
+    """fairseq ends at a line that is no UTF-8 or too long, takes a carriage return for the end of a line, keeps all
+    that it has read, and cannot print soft alignments.
 
     Its program may have been started as a script or as a module.
     """
@@ -36,6 +37,8 @@ def translate_every_line() -> None:
             program.buffered_read = buffered_read
         if not cuts_long_lines(program.make_batches):
             program.make_batches = with_long_lines_cut(program.make_batches)
+        if prints_pairs_only(program.main):
+            program.main = without_soft_alignments(program.main)
 
 
 def reads_every_line(read: Callable[[str, int], Iterator[list[str]]]) -> bool:
@@ -115,3 +118,20 @@ def with_long_lines_cut(make_batches: Callable[..., Iterator[Any]]) -> Callable[
         before += len(lines)
 
     return batches
+
+
+def prints_pairs_only(main: Callable[..., None]) -> bool:
+    """Probe: whether ``main`` knows alignments of words to words, and none of probabilities."""
+    return "soft" not in inspect.unwrap(main).__code__.co_consts
+
+
+def without_soft_alignments(main: Callable[..., None]) -> Callable[..., None]:
+    """The program, which says at once that it cannot print them; fairseq's ends after the first line."""
+
+    @functools.wraps(main)
+    def refuse_soft_alignments(cfg: Any, **options: Any) -> None:
+        if cfg.generation.print_alignment == "soft":
+            raise ValueError("--print-alignment soft: fairseq-generate prints it; fairseq-interactive only hard ones")
+        main(cfg, **options)
+
+    return refuse_soft_alignments

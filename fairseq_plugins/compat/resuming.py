@@ -124,11 +124,12 @@ def pass_over_damaged_checkpoints() -> None:
 
 
 def name_checkpoints_that_do_not_fit() -> None:
-    """With data of another vocabulary, ``fairseq-generate`` and others do not say which model has other sizes.
+    """With data of another vocabulary, ``fairseq-generate`` and others do not say which model has other sizes, and
+    ``fairseq-train`` not what does not fit.
 
-    The probe comes with the error: whether it names the file.
+    The probe comes with the error: whether it names the file, and the reason.
     """
-    load = checkpoint_utils.load_model_ensemble_and_task
+    load, resume = checkpoint_utils.load_model_ensemble_and_task, Trainer.load_checkpoint
 
     @functools.wraps(load)
     def load_model_ensemble_and_task(filenames: Sequence[str], *args: Any, **kwargs: Any) -> Any:
@@ -140,7 +141,21 @@ def name_checkpoints_that_do_not_fit() -> None:
             names = ", ".join(map(str, filenames))
             raise RuntimeError(f"{names}: not of the vocabulary or the architecture asked for. {error}") from None
 
+    @functools.wraps(resume)
+    def load_checkpoint(self: Any, filename: str, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return resume(self, filename, *args, **kwargs)
+        except Exception as error:
+            reason = " ".join(str(error.__context__).split())
+            if "state_dict" not in reason or reason in str(error):
+                raise
+            raise RuntimeError(
+                f"{filename}: not of the vocabulary or the architecture asked for; data for a model that is trained "
+                f"already are made with its dictionaries (fairseq-preprocess --srcdict --tgtdict). {reason[:200]}"
+            ) from None
+
     checkpoint_utils.load_model_ensemble_and_task = load_model_ensemble_and_task
+    Trainer.load_checkpoint = load_checkpoint
 
 
 def words(task: Any) -> dict[str, str]:
@@ -156,7 +171,7 @@ def words(task: Any) -> dict[str, str]:
 def refuse_other_words() -> None:
     """fairseq resumes with any dictionary of the same size, and trains on as if the words were the same.
 
-    Their digests are saved, and compared unless the optimizer is reset, as it is where fine-tuning starts.
+    Their digests are saved and compared.  Where the optimizer is reset, as where fine-tuning starts, it is only said.
     """
     save, resume = Trainer.save_checkpoint, Trainer.load_checkpoint
     if "source_dictionary" in inspect.unwrap(save).__code__.co_names:  # the probe: somebody looks at the words
@@ -171,11 +186,12 @@ def refuse_other_words() -> None:
         extra_state = resume(self, filename, reset_optimizer, *args, **kwargs)
         saved = (extra_state or {}).get("words", {})
         for name, digest in words(self.task).items():
-            if saved.get(name, digest) != digest and not reset_optimizer:
-                raise ValueError(
-                    f"{filename} was trained with other {name} words than those of this data; "
-                    "to train on with these nevertheless, give --reset-optimizer"
-                )
+            others = f"{filename} was trained with other {name} words than those of this data"
+            if saved.get(name, digest) == digest:
+                continue
+            if not reset_optimizer:
+                raise ValueError(f"{others}; to train on with these nevertheless, give --reset-optimizer")
+            logger.warning(f"{others}: each gets what was learned for the word of its number")
         return extra_state
 
     Trainer.save_checkpoint, Trainer.load_checkpoint = save_checkpoint, load_checkpoint

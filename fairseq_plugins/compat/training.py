@@ -16,8 +16,11 @@ from fairseq import checkpoint_utils
 from fairseq.data import FairseqDataset, bucket_pad_length_dataset, data_utils
 from fairseq.data.audio import raw_audio_dataset
 from fairseq.dataclass.configs import CheckpointConfig
+from fairseq.optim.lr_scheduler.manual_lr_scheduler import ManualSchedule
 from fairseq.tasks import FairseqTask
 from fairseq.trainer import Trainer
+
+from fairseq_plugins.nn.literal import literal
 
 __all__ = [
     "find_buckets_with_numpy_2",
@@ -26,6 +29,7 @@ __all__ = [
     "keep_the_batches_on_resume",
     "keep_the_last_batch",
     "leave_a_finished_training_alone",
+    "read_numbers_of_manual_schedules",
     "remember_lost_patience",
     "restore_numpy_compat",
 ]
@@ -202,6 +206,31 @@ def leave_a_finished_training_alone() -> None:
         return loaded
 
     checkpoint_utils.load_checkpoint = load_checkpoint
+
+
+def reads_numbers(parse: Callable[..., dict[int, float]]) -> bool:
+    """Probe: whether ``parse`` takes a number for an update."""
+    try:
+        return parse(None, "{1: 0.5}") == {1: 0.5}
+    except TypeError:
+        return False
+
+
+def read_numbers_of_manual_schedules() -> None:
+    """``--lr-scheduler manual`` takes ``--update2lr "{'1': 0.1}"``, also ``'1-5'`` and ``'1,5'``, and fails at
+    ``{1: 0.1}``.
+    """
+    parse = ManualSchedule.parse_manuallr_args
+    if reads_numbers(parse):
+        return
+
+    @functools.wraps(parse)
+    def parse_manuallr_args(self: Any, lr_args_str: str) -> dict[int, float]:
+        read = literal(lr_args_str)
+        named = {str(key): value for key, value in read.items()} if isinstance(read, dict) else read
+        return parse(self, str(named))
+
+    ManualSchedule.parse_manuallr_args = parse_manuallr_args
 
 
 def restore_numpy_compat() -> None:

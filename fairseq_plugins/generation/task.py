@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from fairseq_plugins.generation.search import CandidateSearch, CandidateSearchWi
 from fairseq_plugins.nn.packing import Packing
 
 __all__ = ["TranslationFastTask"]
+
+logger = logging.getLogger(__name__)
 
 
 @register_task("translation_fast", dataclass=TranslationFastConfig)
@@ -40,7 +43,10 @@ class TranslationFastTask(TranslationTask):
         super().__init__(cfg, src_dict, tgt_dict)
         if not math.isfinite(cfg.word_penalty):
             raise ValueError(f"--word-penalty: {cfg.word_penalty} is not a number")
-        if cfg.candidates is not None and Path(cfg.candidates).exists():
+        self._told: set[str] = set()
+        if cfg.candidates is None:
+            self._tell_of("without --candidates", "candidates_per_word", "frequent_candidates")
+        elif Path(cfg.candidates).exists():
             self.candidates  # noqa: B018  (reads them: of an error the user hears at the start)
 
     @functools.cached_property
@@ -85,6 +91,14 @@ class TranslationFastTask(TranslationTask):
     def _options(self) -> list[Any]:
         return [self.cfg.candidates, self.cfg.candidates_per_word, self.cfg.frequent_candidates]
 
+    def _tell_of(self, where: str, *options: str) -> None:
+        """Of options that somebody has given and that do nothing there; once, for Python asks for many generators."""
+        for option in options:
+            name = f"--{option.replace('_', '-')}"
+            if getattr(self.cfg, option) != getattr(TranslationFastConfig, option) and name not in self._told:
+                self._told.add(name)
+                logger.warning(f"{name} does nothing {where}")
+
     def build_generator(
         self,
         models: list[BaseFairseqModel],
@@ -97,6 +111,10 @@ class TranslationFastTask(TranslationTask):
 
         A caller's own generator is taken as it is, and fairseq scores references with the whole vocabulary.
         """
+        if getattr(args, "replace_unk", None) is None:
+            self._tell_of("without --replace-unk", "attention_offset")
+        if getattr(args, "score_reference", False):
+            self._tell_of("with --score-reference", "candidates", "cpu_dtype", "compile_steps", "word_penalty")
         extra = dict(extra_gen_cls_kwargs or {})
         if seq_gen_cls is None:
             aligns = bool(getattr(args, "print_alignment", None))  # fairseq looks only where no class is given

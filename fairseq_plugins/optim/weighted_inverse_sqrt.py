@@ -8,6 +8,9 @@ d model width, N layers, t updates:
 
 from __future__ import annotations
 
+import logging
+
+from fairseq.dataclass.configs import OptimizationConfig
 from fairseq.optim import FairseqOptimizer
 from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
 
@@ -16,12 +19,14 @@ from fairseq_plugins.optim.config import WeightedInverseSqrtConfig
 
 __all__ = ["WeightedInverseSqrt"]
 
+logger = logging.getLogger(__name__)
+
 
 @register_lr_scheduler("weighted_inverse_sqrt", dataclass=WeightedInverseSqrtConfig)
 class WeightedInverseSqrt(FairseqLRScheduler):
     """A linear rise and an inverse square root for the network, another for the branches' weights.
 
-    It computes the rates from the model's size: ``--lr`` is not used.
+    It computes the rates from the model's size: ``--lr`` is not used, and who gives it is told so.
 
     Raises:
         ValueError: the optimizer is not ``simplex_adam``, or a warm-up is shorter than one update.
@@ -34,6 +39,8 @@ class WeightedInverseSqrt(FairseqLRScheduler):
         for option in ("warmup_updates", "branch_warmup_updates"):
             if getattr(cfg, option) < 1:
                 raise ValueError(f"--{option.replace('_', '-')} must be positive, but it is {getattr(cfg, option)}")
+        if list(optimizer.cfg.lr) != OptimizationConfig().lr:
+            logger.warning("--lr does nothing with --lr-scheduler weighted_inverse_sqrt: take --lr-scale")
         # Under hydra the sizes of the default architecture are not in the configuration.
         sizes = {
             name: DEFAULT_SIZES[name] if cfg[name] is None else cfg[name]

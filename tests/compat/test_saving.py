@@ -178,12 +178,19 @@ def test_a_checkpoint_of_something_else_is_refused(data: Path, save: Path, tmp_p
     larger = with_other_words(data, tmp_path / "larger", "more 1\n" * 1 + "words 1\n")
     assert named in fail(options(larger, 9), save)
     assert "size mismatch for encoder" in (save / "log").read_text()
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    errors = fail([*options(larger, 3), "--finetune-from-model", named], begun)
+    assert f"RuntimeError: {named}: not of the vocabulary or the architecture asked for; data for a model" in errors
+    assert "size mismatch for encoder" in errors
     other = with_other_words(data, tmp_path / "other")
     assert f"{named} was trained with other source words" in fail(options(other, 9), save)
     tuned = tmp_path / "tuned"
     tuned.mkdir()
     tuning = [*options(other, 3), "--finetune-from-model", named]
     assert updates(faults.finish(faults.start(tuning, tuned), tuned)) == 3
+    told = f"{named} was trained with other target words than those of this data: each gets what was learned"
+    assert told in (tuned / "log").read_text()
 
     failed = run("generate", larger, "--user-dir", USER_DIR, "--path", named, "--cpu", succeeds=False)
     assert f"RuntimeError: {named}: not of the vocabulary or the architecture asked for" in failed.stderr

@@ -41,6 +41,18 @@ def logs() -> list[dict[str, object]]:
     return [{**LOSSES, **first}, {**LOSSES, **second}]
 
 
+def test_statistics_are_of_training(build, sentences, task) -> None:
+    """Validation has as many forward passes for each update, of weights that stay the same."""
+    source = sentences([5, 3])
+    sample = {"net_input": {"src_tokens": source, "src_lengths": None, "prev_output_tokens": source}}
+    sample |= {"target": source, "ntokens": 8}
+    model = build("weighted_transformer_tiny")
+    criterion = WeightedLabelSmoothedCrossEntropy(task, sentence_avg=False, label_smoothing=0.1)
+    seen = [set(criterion(model.train(mode), sample)[2]) for mode in (False, True)]
+    assert seen[0] == {"loss", "nll_loss", "ntokens", "nsentences", "sample_size"}
+    assert {"forwards", "kappa_entropy", "kappa_ratio", "alpha_entropy", "alpha_ratio"} <= seen[1]
+
+
 def test_the_mean_over_forward_passes_is_shown() -> None:
     with metrics.aggregate(new_root=True) as shown:
         WeightedLabelSmoothedCrossEntropy.reduce_metrics(logs())

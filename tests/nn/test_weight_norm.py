@@ -29,7 +29,10 @@ def test_a_twin_has_the_weights_of_its_time_and_leaves_the_original_alone() -> N
     weights = [module.weight.detach().clone() for module in original]
     shared = object()
     original.shared = shared
+    original.register_buffer("table", torch.ones(3))
     twin = without_weight_norm(original, shared)
+    assert twin.table is original.table  # all that is no normalised weight, and may be large, is there once
+    assert twin[0].bias is original[0].bias
     assert not has_weight_norm(twin)
     assert has_weight_norm(original)
     assert twin.shared is shared

@@ -129,6 +129,18 @@ def test_what_is_translated_without(calls: list[int], width: int, kernel: int, p
     assert not calls
 
 
+@pytest.mark.parametrize(
+    ("precision", "amx", "pays"),
+    [("float32", True, True), ("bfloat16", False, True), ("bfloat16", True, False), ("int8", False, False)],
+)
+def test_fewer_products_pay_where_each_is_slow(monkeypatch, precision: str, amx: bool, pays: bool) -> None:
+    """AMX multiplies bfloat16 several times as fast as float32 is multiplied."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    monkeypatch.setitem(PRECISIONS, precision, (PRECISIONS[precision][0], lambda: True))
+    with Packing(precision).for_batch(), torch.no_grad():
+        assert winograd.pays(torch.zeros(8, 16, 512), kernel=3) is pays
+
+
 def test_where_onednn_is_much_faster_it_multiplies_with_windows(calls: list[int], monkeypatch) -> None:
     monkeypatch.setattr(linear, "_onednn_is_faster", lambda: True)
     GatedConvolution(256, 8, kernel=3, causal=True)(torch.zeros(32, 16, 256))

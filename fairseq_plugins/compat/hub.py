@@ -1,0 +1,163 @@
+"""fairseq's Python interface: ``from_pretrained``, and what it returns."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import inspect
+import logging
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from fairseq import checkpoint_utils, hub_utils
+from fairseq.hub_utils import GeneratorHubInterface
+from fairseq.models import FairseqEncoderDecoderModel
+from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
+from fairseq.tasks.fairseq_task import StatefulContainer
+from omegaconf import DictConfig, OmegaConf, open_dict
+from torch import nn
+
+__all__ = ["copy_the_state_of_tasks", "generate_as_asked", "refuse_options_of_other_tasks", "take_the_task_asked_for"]
+
+logger = logging.getLogger(__name__)
+
+
+def options_of(task: str | None) -> set[str]:
+    """What the task of that name has; nothing where it takes its options in fairseq's old way."""
+    config = TASK_DATACLASS_REGISTRY.get(task)
+    return set(config.__dataclass_fields__) if config else set()
+
+
+def tasks_with(option: str) -> str:
+    """The names of all tasks that have it."""
+    return ", ".join(name for name in TASK_DATACLASS_REGISTRY if option in options_of(name))
+
+
+def keeps_the_task_of_the_checkpoint(overwrite: Callable[..., None]) -> bool:
+    """Probe: whether ``overwrite`` passes over the name of another task."""
+    cfg = OmegaConf.create({"task": {"_name": "translation"}})
+    overwrite(cfg, {"task": "denoising"})
+    return bool(cfg.task._name == "translation")
+
+
+def take_the_task_asked_for() -> None:
+    """``from_pretrained(..., task="translation_fast")`` goes on with the task of the checkpoint, without a word, and
+    without the options that the checkpoint's has not.
+    """
+    overwrite = checkpoint_utils.overwrite_args_by_name
+    if not keeps_the_task_of_the_checkpoint(overwrite):
+        return
+
+    @functools.wraps(overwrite)
+    def overwrite_args_by_name(cfg: DictConfig, overrides: dict[str, Any]) -> None:
+        task, asked = cfg.get("task"), overrides.get("task")
+        if isinstance(task, DictConfig) and not isinstance(asked, dict):  # fairseq itself understands a whole task
+            with open_dict(task):
+                if asked in TASK_DATACLASS_REGISTRY:
+                    task._name = asked
+                for option in options_of(task.get("_name")) & overrides.keys():  # the others get defaults
+                    task[option] = overrides[option]
+        overwrite(cfg, overrides)
+
+    checkpoint_utils.overwrite_args_by_name = overwrite_args_by_name
+
+
+def refuse_options_of_other_tasks() -> None:
+    """``from_pretrained(..., cpu_dtype="int8")`` does nothing, and says nothing, where the task has no such option, and
+    so does an option that nobody has.
+
+    There is nothing to probe: what has been taken is found in the configuration.
+    """
+    load = hub_utils.from_pretrained
+    read_by_the_hub = {*inspect.signature(load).parameters, "generation_args", "is_vocoder", "user_dir"}
+
+    @functools.wraps(load)
+    def from_pretrained(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        asked = kwargs.get("task")
+        if isinstance(asked, str) and asked not in TASK_REGISTRY:
+            raise ValueError(f"there is no task {asked!r}")
+        loaded = load(*args, **kwargs)
+        cfg = loaded["args"]
+        name = getattr(cfg.get("task"), "_name", None)
+        if isinstance(asked, str) and isinstance(cfg.task, DictConfig) and name != asked:
+            raise ValueError(f"a checkpoint of the task {name} cannot be given to {asked}")
+        parts = [cfg, *(part for part in cfg.values() if isinstance(part, DictConfig | dict | Namespace))]
+        for option in kwargs.keys() - options_of(name) - read_by_the_hub:
+            if any(option in part for part in parts):
+                continue
+            if tasks_with(option):
+                raise ValueError(f"{option} is no option of the task {name}; give task=, one of {tasks_with(option)}")
+            logger.warning(f"{option} does nothing: no part of the configuration has such an option")
+        return loaded
+
+    hub_utils.from_pretrained = from_pretrained
+
+
+@contextlib.contextmanager
+def attention_reported(models: nn.Module) -> Iterator[None]:
+    """Within this, models that were prepared without attention report it."""
+    silent = [module for module in models.modules() if not getattr(module, "need_attn", True)]
+    for module in silent:
+        module.need_attn = True  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for module in silent:
+            module.need_attn = False  # type: ignore[assignment]
+
+
+def generate_as_asked() -> None:
+    """The hub prepares models without attention, and then fails where ``print_alignment`` asks for it.
+
+    It fails in ``score`` too, which has no place for the source of a translation, and passes over what is an option of
+    the task, and ``replace_unk``.
+    """
+    generate = GeneratorHubInterface.generate
+    if "need_attn" in generate.__code__.co_names:  # the probe: somebody asks for attention
+        return
+
+    @functools.wraps(generate)
+    def generate_with_attention(self: Any, *args: Any, **kwargs: Any) -> Any:
+        asked = {**self.cfg.generation, **kwargs}
+        if asked.get("score_reference") and any(isinstance(each, FairseqEncoderDecoderModel) for each in self.models):
+            raise ValueError(
+                "score() and score_reference are for language models here, for there is no place for the translation "
+                "of a source; fairseq-generate --score-reference scores translations"
+            )
+        if asked.get("replace_unk") is not None:
+            raise ValueError("replace_unk does nothing here; fairseq-interactive --replace-unk replaces unknown words")
+        for option in kwargs.keys() - self.cfg.generation.keys():
+            if tasks_with(option):
+                raise ValueError(f"{option} is an option of a task: give it to from_pretrained")
+        with attention_reported(self.models) if asked.get("print_alignment") else contextlib.nullcontext():
+            return generate(self, *args, **kwargs)
+
+    GeneratorHubInterface.generate = generate_with_attention
+
+
+def cannot_be_copied(container: object) -> bool:
+    """Probe: whether an object without attributes yet looks for them without end."""
+    try:
+        copy.copy(container)
+    except RecursionError:
+        return True
+    return False
+
+
+def copy_the_state_of_tasks() -> None:
+    """A task cannot be copied, and so neither what ``from_pretrained`` returns: a copy of its state, which has nothing
+    yet, asks itself for what it has.
+    """
+    if not cannot_be_copied(StatefulContainer()):
+        return
+    find = StatefulContainer.__getattr__
+
+    @functools.wraps(find)
+    def look(self: Any, name: str) -> Any:
+        if name.startswith("_"):  # of Python's, or not there yet
+            raise AttributeError(name)
+        return find(self, name)
+
+    StatefulContainer.__getattr__ = look

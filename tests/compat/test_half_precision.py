@@ -1,0 +1,55 @@
+"""``--bf16`` and ``--fp16`` on a processor."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq import options
+
+from fairseq_plugins.compat import half_precision
+from tests.commands import MODEL, QUIET, SIZES, TRAINING, USER_DIR, run
+
+
+def train(data: Path, folder: Path, *precision: object) -> tuple[float, dict[str, torch.Tensor]]:
+    """Loss and parameters after an epoch of four updates."""
+    command = [data, "--user-dir", USER_DIR, "--arch", "convs2s", *MODEL, *SIZES, *TRAINING, *QUIET, "--cpu"]
+    command += ["--max-epoch", 1, "--dropout", 0, "--save-dir", folder, "--fp16-init-scale", 4]
+    output = run("train", *command, *precision)
+    loss = re.search(r'"valid_loss": "([\d.]+)"', output.stdout + output.stderr)
+    assert loss is not None
+    return float(loss[1]), torch.load(folder / "checkpoint_last.pt", weights_only=False)["model"]
+
+
+@pytest.mark.parametrize(
+    ("option", "same"),
+    [
+        ("--bf16", None),
+        ("--memory-efficient-bf16", None),
+        ("--fp16", ["--fp16", "--fp16-no-flatten-grads"]),
+    ],
+)
+def test_training_on_a_processor(data: Path, tmp_path: Path, option: str, same: list[str] | None) -> None:
+    loss, model = train(data, tmp_path / "half", option)
+    exact, wanted = train(data, tmp_path / "exact", *(same or []))
+    assert loss == pytest.approx(exact, rel=0.01)
+    if same is None:
+        assert all(torch.equal(each, each.bfloat16().to(each.dtype)) for each in model.values())
+    else:
+        assert all(torch.equal(model[name], wanted[name]) for name in wanted)
+
+
+def test_a_tpu_wants_its_software(data: Path) -> None:
+    errors = run("train", data, "--user-dir", USER_DIR, "--arch", "convs2s", "--tpu", succeeds=False).stderr
+    assert "ValueError: --tpu needs torch_xla, which is not installed" in errors
+
+
+def test_a_repaired_fairseq_is_left_alone() -> None:
+    assert not half_precision.takes_bfloat16_for_a_tpu(options.parse_args_and_arch)
+    assert half_precision.takes_bfloat16_for_a_tpu(lambda *_: argparse.Namespace(tpu=True))
+    mended = half_precision.FP16Optimizer.build_optimizer.__func__
+    half_precision.take_bfloat16_for_no_tpu()
+    assert half_precision.FP16Optimizer.build_optimizer.__func__ is mended

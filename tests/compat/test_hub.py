@@ -1,0 +1,169 @@
+"""fairseq's Python interface: ``from_pretrained``, and what it returns."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import re
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf, overwrite_args_by_name
+from fairseq.hub_utils import GeneratorHubInterface
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
+from omegaconf import OmegaConf
+
+from fairseq_plugins.compat import hub
+from fairseq_plugins.generation.beam_search import FastBeamSearch
+from fairseq_plugins.generation.search import CandidateSearch
+from tests.commands import save_model
+from tests.conftest import enliven
+
+FCONV = {"encoder_layers": "[(16, 3)]", "decoder_layers": "[(16, 3)]"}
+LINES = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9"]
+
+
+@pytest.fixture(scope="module")
+def load(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """``load(architecture, option=value, ...)``: a random model, as `from_pretrained` returns it.
+
+    With ``old=True`` its checkpoint has its options in the form that fairseq had before 0.11.
+    """
+    folder = tmp_path_factory.mktemp("hub")
+    task = TranslationTask.setup_task(TranslationConfig(data=str(data), source_lang="src", target_lang="tgt"))
+
+    @functools.cache
+    def checkpoint(architecture: str, old: bool) -> str:
+        torch.manual_seed(1)
+        args = Namespace(arch=architecture, task="translation", criterion="cross_entropy")
+        vars(args).update(source_lang="src", target_lang="tgt", max_source_positions=64, max_target_positions=64)
+        vars(args).update(FCONV if architecture == "fconv" else {})
+        ARCH_CONFIG_REGISTRY[architecture](args)
+        model = ARCH_MODEL_REGISTRY[architecture].build_model(args, task)
+        enliven(model)
+        path = save_model(model, args, folder / f"{architecture}{old}.pt")
+        if not old:
+            cfg = OmegaConf.to_container(convert_namespace_to_omegaconf(args))
+            torch.save({**torch.load(path), "args": None, "cfg": cfg}, path)
+        return path.name
+
+    def load(architecture: str = "convs2s_tiny", old: bool = False, **options: Any) -> Any:
+        model = ARCH_MODEL_REGISTRY[architecture]
+        return model.from_pretrained(str(folder), checkpoint(architecture, old), data_name_or_path=str(data), **options)
+
+    return load
+
+
+def generate(model: Any, **options: Any) -> list[list[dict[str, Any]]]:
+    return model.generate([model.encode(line) for line in LINES], max_len_b=8, **options)
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_the_fast_search_takes_any_checkpoint(load, old: bool) -> None:
+    fast = load(old=old, task="translation_fast", cpu_dtype="int8", word_penalty=0.5)
+    generator = fast.task.build_generator(fast.models, fast.cfg.generation)
+    assert type(generator) is FastBeamSearch
+    assert (generator.packing.precision, generator.model.word_penalty) == ("int8", 0.5)
+    plain, exact = load(old=old), load(old=old, task="translation_fast")
+    assert type(plain.task) is TranslationTask
+    for beams, others in zip(generate(plain), generate(exact), strict=True):
+        assert [hypo["tokens"].tolist() for hypo in beams] == [hypo["tokens"].tolist() for hypo in others]
+
+
+def test_it_translates_among_candidates(load, tmp_path: Path) -> None:
+    (tmp_path / "candidates.txt").write_text("".join(f"w{number} w{number + 1} 0.5\n" for number in range(10)))
+    (tmp_path / "frequent.txt").write_text("".join(f"w{number} 9\n" for number in range(15, 20)))
+    fast = load(task="translation_fast", candidates=str(tmp_path), frequent_candidates=5)
+    assert type(fast.task.build_generator(fast.models, fast.cfg.generation)) is CandidateSearch
+    words = fast.translate("w1 w2 w3", beam=2, max_len_b=8).split()
+    assert words
+    assert set(words) <= {"w2", "w3", "w4", *(f"w{number}" for number in range(15, 20))}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cpu_dtype": "int8"}, "cpu_dtype is no option of the task translation; give task=, one of translation_fast"),
+        ({"task": "translation_fats"}, "there is no task 'translation_fats'"),
+    ],
+)
+@pytest.mark.parametrize("old", [False, True])
+def test_options_that_would_do_nothing_are_refused(load, options: dict[str, str], message: str, old: bool) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load(old=old, **options)
+
+
+def test_a_task_that_takes_its_options_in_another_way_is_refused(load) -> None:
+    with pytest.raises(ValueError, match="translation cannot be given to multilingual_translation"):
+        load(task="multilingual_translation")
+
+
+def test_an_option_that_nobody_has_is_told(load, caplog: pytest.LogCaptureFixture) -> None:
+    load(nonsense=1, lenpen=0.5, post_process="subword_nmt", bpe=None)
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+        "nonsense does nothing: no part of the configuration has such an option"
+    ]
+
+
+@pytest.mark.parametrize("task", ["translation", "translation_fast"])
+def test_alignments_are_those_of_a_model_that_was_prepared_for_them(load, architecture: str, task: str) -> None:
+    model, prepared = (load(architecture, task=task, **options) for options in ({}, {"print_alignment": "hard"}))
+    before, found = generate(model), generate(model, print_alignment="hard")
+    wanted = generate(prepared)
+    for beams, others, plain in zip(found, wanted, before, strict=True):
+        for hypo, other, alone in zip(beams, others, plain, strict=True):
+            assert hypo["alignment"] == other["alignment"]
+            assert torch.equal(hypo["tokens"], alone["tokens"])
+    assert any(hypo["alignment"] for beams in found for hypo in beams)
+    assert not generate(model)[0][0]["attention"].numel()  # it is reported where it is asked for
+    soft = generate(model, print_alignment="soft")
+    assert len(soft[0][0]["alignment"]) == len(soft[0][0]["tokens"])
+
+
+def test_fconv_aligns_too(load) -> None:
+    assert generate(load("fconv"), print_alignment="hard")[0][0]["alignment"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"score_reference": True}, "fairseq-generate --score-reference"),
+        ({"replace_unk": ""}, "fairseq-interactive --replace-unk"),
+        ({"cpu_dtype": "int8"}, "cpu_dtype is an option of a task: give it to from_pretrained"),
+    ],
+)
+def test_what_generate_does_not_do_is_refused(load, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        generate(load(task="translation_fast"), **options)
+
+
+def test_score_is_refused(load) -> None:
+    with pytest.raises(ValueError, match="score_reference are for language models"):
+        load().score("w1 w2")
+
+
+def test_a_copy_translates_alike(load, architecture: str) -> None:
+    model = load(architecture, task="translation_fast")
+    wanted = model.translate(LINES, max_len_b=8)
+    twin = copy.deepcopy(model)
+    assert twin.task is not model.task
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert twin.translate(LINES, max_len_b=8) == wanted
+
+
+def test_a_repaired_fairseq_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert hub.keeps_the_task_of_the_checkpoint(overwrite_args_by_name)  # fairseq's own
+    assert not hub.keeps_the_task_of_the_checkpoint(hub.checkpoint_utils.overwrite_args_by_name)
+    assert not hub.cannot_be_copied(hub.StatefulContainer())
+    before = hub.checkpoint_utils.overwrite_args_by_name, GeneratorHubInterface.generate
+    hub.take_the_task_asked_for()
+    assert before[0] is hub.checkpoint_utils.overwrite_args_by_name
+    with pytest.raises(AttributeError, match="no factory"):
+        hub.StatefulContainer().words  # noqa: B018  (it looks for it)

@@ -1,0 +1,51 @@
+"""What does not go with a model says so, before anything is trained."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from fairseq_plugins.compat.misfits import missing_in_the_task
+from tests.commands import QUIET, TRAINING, USER_DIR, run
+from tests.conftest import ARCHITECTURES
+
+
+def refused(data: Path, *options: object) -> str:
+    command = [data, "--user-dir", USER_DIR, "--no-save", *TRAINING, *QUIET]
+    return run("train", *command, "--arch", ARCHITECTURES[0], *options, succeeds=False).stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("task", ["language_modeling", "cross_lingual_lm"])
+def test_a_task_without_sources_is_refused(data: Path, task: str) -> None:
+    """One with its options in a dataclass, and one in fairseq's old way."""
+    assert refused(data, "--task", task) == (
+        f"ValueError: --arch {ARCHITECTURES[0]} does not go with --task {task}, which has no max_source_positions: "
+        "take --task translation or translation_fast"
+    )
+
+
+def test_tasks_that_have_what_a_model_takes_are_taken(architecture: str) -> None:
+    needs = Namespace(arch=architecture, task="translation", max_source_positions="${task.max_source_positions}")
+    assert not list(missing_in_the_task(needs))
+    old = Namespace(arch=architecture, task="translation_multi_simple_epoch", max_source_positions=9)
+    assert list(missing_in_the_task(old)) == ["max_target_positions"]
+    assert not list(missing_in_the_task(Namespace(**vars(old), max_target_positions=9)))
+    assert not list(missing_in_the_task(Namespace()))
+
+
+def test_a_multilingual_task_names_what_it_takes(data: Path) -> None:
+    error = refused(data, "--task", "multilingual_translation", "--lang-pairs", "src-tgt")
+    assert f"takes --arch multilingual_transformer and its like, not {ARCHITECTURES[0]}" in error
+
+
+def test_adaptive_loss_wants_an_adaptive_softmax(data: Path) -> None:
+    error = refused(data, "--criterion", "adaptive_loss", "--ddp-backend", "legacy_ddp")
+    assert error.startswith("ValueError: --criterion adaptive_loss is for a model with an adaptive softmax")
+
+
+def test_adaptive_loss_goes_with_fairseqs_transformer(data: Path) -> None:
+    options = ["--arch", "transformer_tiny", "--adaptive-softmax-cutoff", 8, "--max-update", 1, "--no-save"]
+    options += ["--criterion", "adaptive_loss", "--ddp-backend", "legacy_ddp", *TRAINING, *QUIET]
+    run("train", data, "--user-dir", USER_DIR, *options)

@@ -1,0 +1,30 @@
+"""Section 3.5: where dropout has thinned the input of a map, its weights are drawn smaller by the root of what is kept.
+
+The output layer's input is dropped too, and so is that of the map from the embeddings; nothing is before the maps back.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from torch import nn
+
+
+@pytest.mark.parametrize(
+    ("part", "kept"),
+    [
+        ("encoder.from_embedding", 0.25),
+        ("encoder.convolutions.0", 0.25),
+        ("encoder.to_embedding", 1),
+        ("decoder.from_embedding", 0.25),
+        ("decoder.convolutions.0", 0.25),
+        ("decoder.to_embedding", 1),
+        ("decoder.output_projection", 0.25),
+    ],
+)
+def test_maps_behind_dropout_are_drawn_smaller(build, part: str, kept: float) -> None:
+    module: nn.Module = build("convs2s_tiny", dropout=0.75).get_submodule(part)
+    weight = module.weight  # of a convolution: (kernel, width, twice the width)
+    gain, inputs = (4, weight.size(0) * weight.size(1)) if weight.dim() == 3 else (1, weight.size(1))
+    assert float(weight.std()) == pytest.approx(math.sqrt(gain * kept / inputs), rel=0.1)

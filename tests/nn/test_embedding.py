@@ -1,0 +1,31 @@
+"""Embeddings of words and positions: how long a sentence is, whatever it is padded with."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fairseq_plugins.nn.embedding import InputEmbedding
+
+PAD = 1
+
+
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
+@pytest.mark.parametrize("left", [False, True])
+def test_padding_is_no_part_of_a_sentence(positions: str, left: bool) -> None:
+    """A batch may be padded beyond the model's positions, as to a bucket's length; a sentence may not reach there."""
+    torch.manual_seed(1)
+    words = nn.Embedding(9, 6, padding_idx=PAD)
+    embedding = InputEmbedding(words, max_positions=4, positions=positions, dropout=0.0, owner="test")
+
+    def pad(sentence: list[int]) -> Tensor:
+        padding = [PAD] * (7 - len(sentence))
+        return torch.tensor([padding + sentence if left else sentence + padding])
+
+    sentence = [5, 3, 8, 2]
+    padded = embedding(torch.cat([pad(sentence), pad(sentence[:2])]))
+    of_words = slice(3, None) if left else slice(4)
+    assert torch.equal(padded[:1, of_words], embedding(torch.tensor([sentence])))
+    with pytest.raises(ValueError, match="a sentence of 5 tokens is longer than the model's 4 positions"):
+        embedding(torch.cat([pad(sentence), pad([5, 3, 8, 4, 2])]))
