@@ -8,6 +8,7 @@ import functools
 
 from fairseq_plugins.compat import (
     checkpoints,
+    contents,
     distributed,
     interactive,
     memory,
@@ -25,6 +26,8 @@ def apply() -> None:
     checkpoints.load_checkpoints_safely()
     checkpoints.broadcast_plain_configuration()
     checkpoints.unpack_archives_inside_their_folder()
+    contents.look_at_what_is_read()
+    contents.fit_optimizer_states()
     distributed.follow_torchrun()
     distributed.join_the_others_under_hydra()
     distributed.train_on_processors()
@@ -33,6 +36,7 @@ def apply() -> None:
     memory.keep_freed_memory()
     memory.keep_few_products()
     options.read_options_without_eval()
+    options.refuse_references()
     options.quote_file_names()
     options.show_help_of_all_options()
     resuming.pass_over_damaged_checkpoints()

@@ -61,7 +61,7 @@ def run(args: Namespace) -> None:
     averaged = {
         **state,
         "args": None,
-        "cfg": OmegaConf.to_container(state["cfg"], resolve=True, enum_to_str=True),
+        "cfg": OmegaConf.to_container(state["cfg"], enum_to_str=True),
         "model": parameters,
         "last_optimizer_state": None,
     }

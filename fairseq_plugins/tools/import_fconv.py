@@ -65,7 +65,7 @@ def convert(state: dict[str, Any]) -> dict[str, Any]:
         cfg.model = convert_options(options, state["model"])
     return {
         "args": None,
-        "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
+        "cfg": OmegaConf.to_container(cfg, enum_to_str=True),
         "model": convert_parameters(state["model"]),
         "criterion": None,
         "optimizer_history": state["optimizer_history"],
