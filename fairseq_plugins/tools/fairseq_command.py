@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 
 __all__ = ["fairseq", "fairseq_lines"]
+
+# As `python -m`, which looks for modules in the working folder first: there may be a sacrebleu.py among the texts. The
+# option against it, -P, came with Python 3.11.
+RUN = """import sys
+sys.path[:] = filter(None, sys.path)
+import runpy
+runpy.run_module("fairseq_cli.{}", run_name="__main__", alter_sys=True)
+"""
 
 
 def fairseq(command: str, *options: object) -> None:
@@ -29,9 +38,11 @@ def fairseq_lines(command: str, *options: object, stdin: int | None = subprocess
     words = [str(option) for option in options]
     print(f"\n$ {shlex.join([f'fairseq-{command}', *words])}", file=sys.stderr, flush=True)
     # fairseq uses its libraries in ways that they have come to warn of.
-    call = [sys.executable, "-u", "-W", "ignore", "-m", f"fairseq_cli.{command.replace('-', '_')}", *words]
+    call = [sys.executable, "-u", "-W", "ignore", "-c", RUN.format(command.replace("-", "_")), *words]
+    # The processes that it starts itself look nowhere else either, from Python 3.11 on.
+    environment = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONIOENCODING": "utf-8"}
     with subprocess.Popen(
-        call, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8"
+        call, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", env=environment
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
