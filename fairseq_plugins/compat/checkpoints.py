@@ -123,7 +123,8 @@ def load_checkpoints_safely() -> None:
         try:
             return load(path, *args, **kwargs)
         except (pickle.UnpicklingError, ValueError) as error:
-            reason = str(error.__context__ or error)  # what was wrong, before torch adds its advice
+            # What was wrong, before torch adds its advice.
+            reason = str(error if isinstance(error, ValueError) else error.__context__ or error)
             if foreign := re.search(r"GLOBAL (\S+)", reason):
                 reason = f"it holds {foreign[1]}, which no checkpoint of fairseq needs"
             raise pickle.UnpicklingError(f"{path} was refused: {reason}. Nothing that it carries was run.") from None

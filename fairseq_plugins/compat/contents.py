@@ -80,8 +80,10 @@ def check(state: Any) -> None:
     """
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         raise ValueError("it holds no parameters of a model")
-    if odd := [name for name, value in state["model"].items() if not isinstance(value, Tensor)]:
-        raise ValueError(f"its parameter {str(odd[0])[:100]!r} is no tensor")
+    for name, value in state["model"].items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            shown = repr(name[:100]) if isinstance(name, str) else f"of {type(name).__name__}"
+            raise ValueError(f"its parameter {shown} is no tensor with a name")
     for name, kind in (("cfg", dict), ("args", Namespace)):
         if not isinstance(state.get(name), kind | NoneType):
             raise ValueError(f"its {name} is no configuration")
@@ -114,8 +116,16 @@ class Torch(ModuleType):
 
     @staticmethod
     def load(*args: Any, **kwargs: Any) -> Any:
-        """As torch's own."""
-        state = torch.load(*args, **kwargs)
+        """As torch's own, without its advice to switch the check of files off."""
+        try:
+            state = torch.load(*args, **kwargs)
+        except RuntimeError as error:
+            if "weights_only" not in str(error):
+                raise
+            kinds = "TorchScript, or of a torch before 0.1.10"
+            raise ValueError(
+                f"it is {kinds}, of which data cannot be read alone; save it anew as a state_dict"
+            ) from None
         check(state)
         return state
 

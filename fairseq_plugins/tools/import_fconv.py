@@ -7,8 +7,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-import torch
-from fairseq.checkpoint_utils import load_checkpoint_to_cpu
+from fairseq.checkpoint_utils import load_checkpoint_to_cpu, torch_persistent_save
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
 from omegaconf import OmegaConf, open_dict
 
@@ -35,17 +34,14 @@ def run(args: Namespace) -> None:
         raise ValueError(f"{args.input} does not exist")
     if args.output.exists():
         raise ValueError(f"{args.output} exists already")
-    partial = args.output.with_name(args.output.name + ".partial")
     try:
-        torch.save(convert(load_checkpoint_to_cpu(str(args.input))), partial)
-        partial.replace(args.output)
+        converted = convert(load_checkpoint_to_cpu(str(args.input)))
     except (ValueError, OSError, pickle.UnpicklingError):
         raise
     except Exception as error:  # there is none that a file cannot cause
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"{args.input} cannot be converted from fairseq's fconv: {reason}") from error
-    finally:
-        partial.unlink(missing_ok=True)
+    torch_persistent_save(converted, str(args.output))
     print(f"{args.output}: translate with fairseq-generate --user-dir $(fairseq-plugins user-dir) --path {args.output}")
 
 

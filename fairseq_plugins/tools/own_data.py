@@ -66,6 +66,8 @@ def run(args: Namespace) -> None:
         ValueError: texts do not fit together, an option is wrong, or a command of fairseq fails.
         OSError: a text cannot be read.
     """
+    if odd := re.search(r"[,:\\]|\$\{", str(args.output)):
+        raise ValueError(f"{args.output}: fairseq takes {odd[0]} for no part of a folder's name; choose another one")
     family = ARCH_MODEL_NAME_REGISTRY.get(args.arch)
     if family is None:
         raise ValueError(f"--arch {args.arch}: there is no such architecture")

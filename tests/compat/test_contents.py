@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import copy
+import io
 import os
+import pickle
+import tarfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -139,8 +142,8 @@ TENSORS: dict[str, tuple[Callable[[], Any], str]] = {
     "expanded": (lambda: torch.ones(1).expand(10**12), HUGE),
     "overlapping": (lambda: torch.ones(100).as_strided((50, 50), (1, 1)), HUGE),
     "with attributes": (with_attributes, HUGE),
-    "a text": (lambda: "text", "is no tensor"),
-    "nothing": (lambda: None, "is no tensor"),
+    "a text": (lambda: "text", "is no tensor with a name"),
+    "nothing": (lambda: None, "is no tensor with a name"),
 }
 
 
@@ -162,6 +165,28 @@ def test_tensors_are_what_they_seem(kind: str, place: str, state: dict[str, Any]
         checkpoint_utils.load_ema_from_checkpoint(str(tmp_path / "model.pt"))
 
 
+def scripted(path: Path) -> None:
+    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), path)
+
+
+def tarred(path: Path) -> None:
+    """As torch saved before 0.1.10."""
+    with tarfile.open(path, "w") as archive:
+        for name in ("storages", "tensors", "pickle", "sys_info"):
+            content = pickle.dumps(0, protocol=2)
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
+@pytest.mark.parametrize("save", [scripted, tarred])
+def test_advice_to_switch_the_check_off_is_not_repeated(save: Callable[[Path], None], tmp_path: Path) -> None:
+    save(tmp_path / "model.pt")
+    with pytest.raises(Exception, match=r"model\.pt was refused: it is TorchScript, or") as error:
+        checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "model.pt"))
+    assert "weights_only" not in str(error.value)
+
+
 def endless() -> dict[str, Any]:
     endless: dict[str, Any] = {}
     endless["inside"] = endless
@@ -174,6 +199,7 @@ def endless() -> dict[str, Any]:
         ({"model": None}, "no parameters"),
         ({"model": "text"}, "no parameters"),
         ({"model": [torch.ones(1)]}, "no parameters"),
+        ({"model": {3: torch.ones(1)}}, "parameter of int is no tensor with a name"),
         ({"cfg": []}, "its cfg is no configuration"),
         ({"cfg": "common: {seed: '\\x24{oc.env:SECRET}'}"}, "its cfg is no configuration"),
         ({"args": {"arch": "fconv"}}, "its args is no configuration"),

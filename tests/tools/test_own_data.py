@@ -71,6 +71,13 @@ def test_from_two_files_to_translations(texts: Path, tmp_path: Path) -> None:
     assert re.findall(r"^D-\d+\t\S+\t(.*)$", result.stdout, flags=re.MULTILINE) == translations
 
 
+@pytest.mark.parametrize("name", ["a,b", "a:b", "a\\b", "x${oc.env:HOME}"])
+def test_names_that_fairseq_takes_apart_are_refused(name: str, texts: Path, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="for no part of a folder's name"):
+        cli.main(["own-data", str(texts / "train.en"), str(texts / "train.de"), str(tmp_path / name)])
+    assert not list(tmp_path.iterdir())
+
+
 def describe(*words: object) -> Any:
     parser = cli.ArgumentParser()
     own_data.add_arguments(parser)
