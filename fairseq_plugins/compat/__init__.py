@@ -32,6 +32,7 @@ def apply() -> None:
     distributed.join_the_others_under_hydra()
     distributed.train_on_processors()
     distributed.wrap_models_on_processors()
+    interactive.print_every_letter()
     interactive.translate_every_line()
     memory.keep_freed_memory()
     memory.keep_few_products()

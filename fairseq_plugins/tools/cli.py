@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import sys
 from argparse import ArgumentParser
@@ -52,6 +53,8 @@ def main(arguments: list[str] | None = None) -> None:
         tool.add_arguments(command)
         command.set_defaults(run=tool.run)
     args = parser.parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # letters that its encoding has not
     try:
         args.run(args)
     except (ValueError, OSError, pickle.UnpicklingError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
 from omegaconf import OmegaConf, open_dict
 
 from fairseq_plugins.models.convs2s.from_fconv import convert_options, convert_parameters
+from fairseq_plugins.tools.any_file import blaming
 
 __all__ = ["add_arguments", "run"]
 
@@ -34,13 +34,8 @@ def run(args: Namespace) -> None:
         raise ValueError(f"{args.input} does not exist")
     if args.output.exists():
         raise ValueError(f"{args.output} exists already")
-    try:
+    with blaming(args.input, "cannot be converted from fairseq's fconv"):
         converted = convert(load_checkpoint_to_cpu(str(args.input)))
-    except (ValueError, OSError, pickle.UnpicklingError):
-        raise
-    except Exception as error:  # there is none that a file cannot cause
-        reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{args.input} cannot be converted from fairseq's fconv: {reason}") from error
     torch_persistent_save(converted, str(args.output))
     print(f"{args.output}: translate with fairseq-generate --user-dir $(fairseq-plugins user-dir) --path {args.output}")
 

@@ -45,14 +45,14 @@ def writing(path: Path) -> Iterator[TextIO]:
 
 
 def decoded(file: Iterable[bytes], path: Path) -> Iterator[str]:
-    """The lines of a file with their ends.
+    """The lines of a file with their ends, without a byte order mark.
 
     Raises:
         ValueError: one is not UTF-8.
     """
     for number, line in enumerate(file, start=1):
         try:
-            yield line.decode("utf-8")
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             raise ValueError(f"{path}, line {number} is not UTF-8: {error}") from error
 
@@ -76,8 +76,10 @@ def read_text(path: Path, language: str) -> Iterator[str]:
             lines = (line.rstrip("\r\n") for line in decoded(file, path))
             if name.endswith((".sgm", ".xml")):
                 for line in lines:
-                    if match := re.search(r"<seg[^>]*>(.*?)</seg>", line):
-                        yield " ".join(match[1].split())
+                    # Searched for, a pattern would try each of many beginnings up to the end of the line.
+                    text, end, _ = line.partition("<seg")[2].partition(">")[2].partition("</seg>")
+                    if end:
+                        yield " ".join(text.split())
             elif name.startswith("train.tags."):
                 for line in lines:
                     if not re.search("<(url|talkid|keywords)>", line):
