@@ -33,6 +33,7 @@ def apply() -> None:
     distributed.train_on_processors()
     distributed.wrap_models_on_processors()
     interactive.print_every_letter()
+    interactive.segment_long_words()
     interactive.translate_every_line()
     memory.keep_freed_memory()
     memory.keep_few_products()

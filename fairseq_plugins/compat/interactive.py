@@ -16,9 +16,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE
 from torch import Tensor
 
-__all__ = ["print_every_letter", "translate_every_line"]
+from fairseq_plugins.long_words import segment
+
+__all__ = ["print_every_letter", "segment_long_words", "translate_every_line"]
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +73,17 @@ def print_every_letter() -> None:
         return
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def takes_long_words(encode: Callable[..., str]) -> bool:
+    """Probe: whether byte pair encoding gets a word of a thousand letters at once."""
+    return encode(SimpleNamespace(bpe=SimpleNamespace(process_line=str, separator="@@")), "a" * 1000) == "a" * 1000
+
+
+def segment_long_words() -> None:
+    """``--bpe subword_nmt`` takes minutes for a word of a hundred thousand letters, of which few are translated."""
+    if takes_long_words(SubwordNMTBPE.encode):
+        SubwordNMTBPE.encode = lambda self, line: segment(self.bpe, line)
 
 
 def cuts_long_lines(make_batches: Callable[..., Iterator[Any]]) -> bool:

@@ -22,6 +22,8 @@ from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 from tqdm import tqdm
 
+from fairseq_plugins.long_words import segment, without_long_words
+
 __all__ = [
     "apply_codes", "clean", "concatenate", "decoded", "each_line", "learn_codes", "moses", "read_pairs", "read_text",
     "split", "writing",
@@ -193,12 +195,13 @@ def learn_codes(paths: Iterable[Path], merges: int, output: Path) -> None:
     """One BPE (Sennrich et al. 2016) of all files together."""
     with ExitStack() as stack, writing(output) as file:
         texts = [stack.enter_context(path.open(encoding="utf-8", newline="\n")) for path in paths]
-        learn_bpe(tqdm(chain(*texts), desc="count words", unit=" lines"), file, merges)
+        lines = tqdm(chain(*texts), desc="count words", unit=" lines")
+        learn_bpe((without_long_words(line) for line in lines), file, merges)
 
 
 def _bpe(codes: Path) -> Line:
     with codes.open(encoding="utf-8") as file:
-        return BPE(file).process_line
+        return partial(segment, BPE(file))
 
 
 def apply_codes(codes: Path, path: Path, output: Path, workers: int) -> None:

@@ -15,6 +15,7 @@ from fairseq.tasks import FairseqTask
 from subword_nmt.apply_bpe import BPE
 from torch import Tensor
 
+from fairseq_plugins.long_words import segment
 from fairseq_plugins.tools.any_file import blaming
 from fairseq_plugins.tools.figure import new_figure
 from fairseq_plugins.tools.layer_attention import attention_by_layer
@@ -48,7 +49,7 @@ def run(args: Namespace) -> None:
     sentence = args.input
     if args.bpe_codes is not None:
         with args.bpe_codes.open(encoding="utf-8") as codes, blaming(args.bpe_codes, "are no codes of subword-nmt"):
-            sentence = BPE(codes).process_line(sentence)
+            sentence = segment(BPE(codes), sentence)
     with blaming(args.path, "cannot translate"):
         (model,), _, task = load_model_ensemble_and_task([str(args.path)], arg_overrides={"data": args.data})
         source, target, layers = translate(task, model, sentence, args.beam)
