@@ -6,7 +6,6 @@ import contextlib
 import functools
 import glob
 import os
-import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,7 +27,7 @@ def cause(error: BaseException | None) -> BaseException | None:
 
 def name_beside(path: str) -> str:
     """A name for this process alone; what killed processes of this machine have left under theirs is removed."""
-    own = f"{path}.{socket.gethostname()}-{{}}.tmp"
+    own = f"{path}.{os.uname().nodename}-{{}}.tmp"
     before, after = own.split("{}")
     for left in glob.glob(f"{glob.escape(before)}*{after}"):  # noqa: PTH207  (fairseq has names, not paths)
         with contextlib.suppress(ValueError):

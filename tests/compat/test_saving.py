@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import resource
 import shutil
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -111,7 +110,7 @@ def test_what_killed_processes_have_left_is_removed(tmp_path: Path) -> None:
     killed = multiprocessing.get_context("fork").Process(target=os.getpid)
     killed.start()
     killed.join()
-    here = socket.gethostname()
+    here = os.uname().nodename
     writers = [f"{here}-{killed.pid}", f"{here}-{os.getppid()}", f"elsewhere-{killed.pid}", f"{here}-x"]
     left = [tmp_path / f"{path.name}.{writer}.tmp" for writer in writers]
     for name in left:
