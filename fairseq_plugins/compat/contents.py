@@ -40,7 +40,7 @@ def contents(value: Any, place: str = "it") -> Iterator[tuple[str, Any]]:
     yield place, value
     inner: Iterable[tuple[object, Any]] = ()
     if isinstance(value, dict):
-        inner = value.items()
+        inner = dict.items(value)
     elif isinstance(value, list | tuple | set):
         inner = enumerate(value)
     elif isinstance(value, (Namespace, *OLD_METERS)):
@@ -78,9 +78,9 @@ def check(state: Any) -> None:
     Raises:
         ValueError: says what.
     """
-    if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
+    if type(state) is not dict or not isinstance(state.get("model"), dict):
         raise ValueError("it holds no parameters of a model")
-    for name, value in state["model"].items():
+    for name, value in dict.items(state["model"]):
         if not isinstance(name, str) or not isinstance(value, Tensor):
             shown = repr(name[:100]) if isinstance(name, str) else f"of {type(name).__name__}"
             raise ValueError(f"its parameter {shown} is no tensor with a name")
@@ -92,6 +92,8 @@ def check(state: Any) -> None:
             raise ValueError(f"it holds more than {MOST} values")
         if isinstance(value, Tensor) and (fault := fault_of(value)):
             raise ValueError(f"{place} is {fault}")
+        if isinstance(value, dict | Tensor) and (odd := [*{*getattr(value, "__dict__", ())} - {"_metadata"}]):
+            raise ValueError(f"{place} has an attribute {odd[0]!r}, which would hide what it holds")
     if found := reference_in({name: state.get(name) for name in ("cfg", "args")}):
         raise ValueError(found)
 

@@ -8,6 +8,7 @@ import io
 import os
 import pickle
 import tarfile
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -185,6 +186,23 @@ def test_advice_to_switch_the_check_off_is_not_repeated(save: Callable[[Path], N
     with pytest.raises(Exception, match=r"model\.pt was refused: it is TorchScript, or") as error:
         checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "model.pt"))
     assert "weights_only" not in str(error.value)
+
+
+class Hiding:
+    """A table with a parameter that a method of its own hides: what it lists is nothing."""
+
+    def __init__(self, parameter: torch.Tensor) -> None:
+        self.parameter = parameter
+
+    def __reduce__(self) -> Any:
+        return OrderedDict, (), {"items": OrderedDict, "keys": set}, None, iter([(NAME, self.parameter)])
+
+
+@pytest.mark.parametrize("parameter", [compressed(), torch.ones(2)], ids=["compressed", "plain"])
+def test_nothing_is_hidden(parameter: torch.Tensor, state: dict[str, Any], tmp_path: Path) -> None:
+    torch.save({**state, "model": Hiding(parameter)}, tmp_path / "model.pt")
+    with pytest.raises(Exception, match="model has an attribute"):
+        checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "model.pt"))
 
 
 def endless() -> dict[str, Any]:
