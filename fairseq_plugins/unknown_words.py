@@ -18,6 +18,8 @@ from torch import Tensor
 
 __all__ = ["SourceWords", "keep_source_words", "moved", "read_translations", "replace_unknown_words"]
 
+LONGEST_SHOWN = 100  # characters of a line in an error
+
 
 class SourceWords(list[Any]):
     """A hypothesis's alignment as fairseq prints it, and the source word that each target token attends to most.
@@ -104,7 +106,7 @@ def replace_unknown_words(
     if len(words) != alignment.length:
         raise ValueError(
             f"--replace-unk needs the source as the model reads it, in {alignment.length} words, without --bpe or "
-            f"--tokenizer; this has {len(words)}: {source}"
+            f"--tokenizer; this has {len(words)}: {source[:LONGEST_SHOWN]}"
         )
     if not words:
         return text
@@ -120,7 +122,7 @@ def read_translations(replace_unk: str | None) -> dict[str, str] | None:
     """Read what ``--replace-unk`` was given: a file of lines ``source target``, or nothing, which copies all words.
 
     Raises:
-        ValueError: a line is not two words.
+        ValueError: a line is not two words, or not UTF-8.
         OSError: the file cannot be read.
     """
     if replace_unk is None:
@@ -128,10 +130,15 @@ def read_translations(replace_unk: str | None) -> dict[str, str] | None:
     if replace_unk.strip() in ("", "@@"):  # fairseq's parser makes the latter of the option alone
         return {}
     translations = {}
-    with Path(replace_unk).open(encoding="utf-8") as lines:
+    with Path(replace_unk).open("rb") as lines:  # as text, a carriage return would end a line
         for number, line in enumerate(lines, start=1):
-            words = line.split()
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{replace_unk}, line {number} is not UTF-8: {error}") from error
+            words = text.split()
             if len(words) != 2:
-                raise ValueError(f"{replace_unk}, line {number}: expected 'source target', found {line.strip()!r}")
+                found = text.strip()[:LONGEST_SHOWN]
+                raise ValueError(f"{replace_unk}, line {number}: expected 'source target', found {found!r}")
             translations[words[0]] = words[1]
     return translations

@@ -80,7 +80,7 @@ def kill(process: BaseProcess, save: Path, checkpoints: int, moments: random.Ran
     if moments.random() < 0.5:
         process.join(moments.uniform(0, 0.1))
     else:
-        wait_for_a_write(process, save, moments.choice(["*.tmp", "checkpoint_last.pt.tmp"]))
+        wait_for_a_write(process, save, moments.choice(["*.tmp", "checkpoint_last.pt.*.tmp"]))
     process.kill()
     process.join()
     assert process.exitcode, "training ended before it could be killed: it takes more epochs"

@@ -387,6 +387,36 @@ def test_dictionary_lines(tmp_path: Path) -> None:
             utils.load_align_dict(str(path))
 
 
+def test_a_dictionary_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "dictionary").write_text("Hund dog\nKatze cat\n", encoding="utf-8-sig")
+    assert read_translations(str(tmp_path / "dictionary")) == {"Hund": "dog", "Katze": "cat"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"Hund dog\n\xff cat\n", "dictionary, line 2 is not UTF-8"),
+        (b"Hund dog\rKatze cat\n", "dictionary, line 1: expected 'source target', found 'Hund dog.rKatze cat'$"),
+        (b"word " * 10**6, f"dictionary, line 1: expected 'source target', found '{'word ' * 20}'$"),
+    ],
+    ids=["bytes", "carriage return", "long"],
+)
+def test_what_is_no_dictionary_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "dictionary").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_translations(str(tmp_path / "dictionary"))
+
+
+def test_letters_that_the_output_has_not_are_printed_as_numbers(
+    corpus: Path, checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dictionary").write_text("".join(f"w{number} Übung\n" for number in range(12)), encoding="utf-8")
+    options = ["--user-dir", USER_DIR, "--path", checkpoint("convs2s_tiny"), "--max-len-b", 6, "--unkpen", -1]
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    result = run("interactive", corpus / "bin", *options, "--replace-unk", tmp_path / "dictionary", stdin="w1 w2\n")
+    assert re.search(r"^D-0\t.*\\xdcbung", result.stdout, flags=re.MULTILINE)
+
+
 def test_a_repaired_fairseq_is_left_alone() -> None:
     assert not translation.takes_hard_alignments(utils.replace_unk)
 

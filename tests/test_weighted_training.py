@@ -221,7 +221,8 @@ def test_alternatives_train_and_translate(data: Path, tmp_path: Path, options: l
         ({"encoder_attention_heads": 3}, "--encoder-attention-heads must divide --encoder-embed-dim, but 3"),
         ({"decoder_ffn_embed_dim": 30}, "--decoder-attention-heads must divide --decoder-ffn-embed-dim, but 4"),
         ({"branch_gating_topk": 5}, "--branch-gating-topk must lie between 1 and --encoder-attention-heads"),
-        ({"decoder_layers": 0}, "--decoder-layers must be positive, but it is 0"),
+        ({"decoder_layers": 0}, "--decoder-layers must be positive, 200 at most, but it is 0"),
+        ({"encoder_layers": 10**6}, "--encoder-layers must be positive, 200 at most, but it is 1000000"),
         ({"encoder_embed_dim": 15}, "--encoder-embed-dim must be even"),
     ],
 )

@@ -8,6 +8,7 @@ import functools
 
 from fairseq_plugins.compat import (
     checkpoints,
+    contents,
     distributed,
     half_precision,
     hub,
@@ -29,6 +30,8 @@ def apply() -> None:
     checkpoints.load_checkpoints_safely()
     checkpoints.broadcast_plain_configuration()
     checkpoints.unpack_archives_inside_their_folder()
+    contents.look_at_what_is_read()
+    contents.fit_optimizer_states()
     distributed.follow_torchrun()
     distributed.join_the_others_under_hydra()
     distributed.train_on_processors()
@@ -39,6 +42,8 @@ def apply() -> None:
     hub.generate_as_asked()
     hub.refuse_options_of_other_tasks()
     hub.take_the_task_asked_for()
+    interactive.print_every_letter()
+    interactive.segment_long_words()
     interactive.translate_every_line()
     memory.keep_freed_memory()
     memory.keep_few_products()
@@ -46,6 +51,7 @@ def apply() -> None:
     misfits.refuse_models_of_one_pair_of_languages()
     misfits.refuse_tasks_without_what_the_model_takes()
     options.read_options_without_eval()
+    options.refuse_references()
     options.quote_file_names()
     options.show_help_of_all_options()
     resuming.name_damaged_checkpoints()

@@ -22,8 +22,9 @@ import numpy as np
 import torch
 from fairseq import checkpoint_utils, file_utils
 from fairseq.distributed import utils as distributed_utils
-from fairseq.logging.meters import AverageMeter, StopwatchMeter, TimeMeter
 from omegaconf import OmegaConf
+
+from fairseq_plugins.compat.contents import OLD_METERS, reference_in
 
 __all__ = [
     "broadcast_plain_configuration",
@@ -71,11 +72,9 @@ def plain_scalar(dtype: PlainDtype, data: bytes) -> Any:
     return np.frombuffer(data, dtype.resolve())[0]
 
 
-OLD_METERS = (AverageMeter, StopwatchMeter, TimeMeter)
-
 SAFE_GLOBALS: list[Any] = [
     argparse.Namespace,  # a model's options
-    *OLD_METERS,  # fairseq before 0.10 saved its meters as objects, under another name
+    *OLD_METERS,  # saved under another name too
     *((meter, f"fairseq.meters.{meter.__name__}") for meter in OLD_METERS),
     distributed_utils._TensorPlaceholder,  # a distributed resume sends the state without its tensors first
     (PlainDtype, "numpy.dtype"),  # sums in the meters, as those of --eval-bleu
@@ -94,7 +93,7 @@ def refuses_foreign_classes(load: Callable[[str], Any]) -> bool:
             load(path)
         except pickle.UnpicklingError:
             return True
-        except (TypeError, RuntimeError):  # read, and no checkpoint; or torch has been told to check and not to check
+        except (TypeError, ValueError, RuntimeError):  # read, and no checkpoint; or torch is to check and not to check
             pass
     return False
 
@@ -119,10 +118,13 @@ def load_checkpoints_safely() -> None:
                 f"{path} was not loaded: any code that it carries would be run. "
                 "It takes torch 2.6 or later, and TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD must not be set."
             )
+        if found := reference_in((args, kwargs)):  # overrides
+            raise ValueError(found)
         try:
             return load(path, *args, **kwargs)
-        except pickle.UnpicklingError as error:
-            reason = str(error.__context__ or error)  # what was wrong, before torch adds its advice
+        except (pickle.UnpicklingError, ValueError) as error:
+            # What was wrong, before torch adds its advice.
+            reason = str(error if isinstance(error, ValueError) else error.__context__ or error)
             if foreign := re.search(r"GLOBAL (\S+)", reason):
                 reason = f"it holds {foreign[1]}, which no checkpoint of fairseq needs"
             raise pickle.UnpicklingError(f"{path} was refused: {reason}. Nothing that it carries was run.") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import io
 import itertools
 import logging
 import sys
@@ -16,9 +17,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE
 from torch import Tensor
 
-__all__ = ["translate_every_line"]
+from fairseq_plugins.long_words import segment
+
+__all__ = ["print_every_letter", "segment_long_words", "translate_every_line"]
 
 logger = logging.getLogger(__name__)
 
@@ -55,11 +59,34 @@ def reads_every_line(read: Callable[[str, int], Iterator[list[str]]]) -> bool:
 def buffered_read(path: str, buffer_size: int) -> Iterator[list[str]]:
     """The lines of a file, or of the standard input where it is called ``-``, so many at once.
 
-    Only a line feed ends a line, and what is not UTF-8 becomes a replacement character.
+    Only a line feed ends a line, what is not UTF-8 becomes a replacement character, and a byte order mark goes.
     """
     with contextlib.nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as lines:
         while buffer := list(itertools.islice(lines, buffer_size)):
-            yield [line.decode("utf-8", errors="replace").strip() for line in buffer]
+            yield [line.decode("utf-8", errors="replace").strip().removeprefix("\ufeff") for line in buffer]
+
+
+def print_every_letter() -> None:
+    """fairseq's programs end at the first letter that the encoding of the standard output has not.
+
+    It is printed as its number.  The probe is what Python does with such letters there.
+    """
+    programs = [sys.modules.get(name) for name in ("fairseq_cli.generate", "fairseq_cli.interactive", "__main__")]
+    if not any(hasattr(program, "cli_main") for program in programs):
+        return
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def takes_long_words(encode: Callable[..., str]) -> bool:
+    """Probe: whether byte pair encoding gets a word of a thousand letters at once."""
+    return encode(SimpleNamespace(bpe=SimpleNamespace(process_line=str, separator="@@")), "a" * 1000) == "a" * 1000
+
+
+def segment_long_words() -> None:
+    """``--bpe subword_nmt`` takes minutes for a word of a hundred thousand letters, of which few are translated."""
+    if takes_long_words(SubwordNMTBPE.encode):
+        SubwordNMTBPE.encode = lambda self, line: segment(self.bpe, line)
 
 
 def cuts_long_lines(make_batches: Callable[..., Iterator[Any]]) -> bool:

@@ -16,10 +16,12 @@ from typing import Any, NoReturn
 
 from fairseq import options
 from fairseq.data import FastaDataset
+from fairseq.dataclass import utils as dataclass_utils
 
+from fairseq_plugins.compat.contents import reference_in
 from fairseq_plugins.nn.literal import literal
 
-__all__ = ["quote_file_names", "read_options_without_eval", "show_help_of_all_options"]
+__all__ = ["quote_file_names", "read_options_without_eval", "refuse_references", "show_help_of_all_options"]
 
 
 FAIRSEQ = ("fairseq", "fairseq_cli")
@@ -71,6 +73,34 @@ def read_options_without_eval() -> None:
         if isinstance(module, ModuleType) and str(vars(module).get("__package__")).partition(".")[0] in FAIRSEQ:
             read_literals(module)
     sys.meta_path.insert(0, FairseqFinder)
+
+
+def takes_references(read: Callable[..., Any]) -> bool:
+    """Probe: whether an option can refer to another."""
+    try:
+        read(argparse.Namespace(wandb_project="${common.seed}"))
+    except ValueError:
+        return False
+    return True
+
+
+def refuse_references() -> None:
+    """fairseq replaces ``${...}`` in options, and in those that an old checkpoint brings along, by another option or
+    what the environment says.
+
+    Its own defaults, of which some are references, are no options.
+    """
+    read = dataclass_utils.override_module_args
+    if not takes_references(read):
+        return
+
+    @functools.wraps(read)
+    def override_module_args(args: Any) -> Any:
+        if found := reference_in(args):
+            raise ValueError(found)
+        return read(args)
+
+    dataclass_utils.override_module_args = override_module_args
 
 
 def quote_file_names() -> None:

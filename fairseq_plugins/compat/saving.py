@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import glob
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -24,6 +25,21 @@ def cause(error: BaseException | None) -> BaseException | None:
     return error
 
 
+def name_beside(path: str) -> str:
+    """A name for this process alone; what killed processes of this machine have left under theirs is removed."""
+    own = f"{path}.{os.uname().nodename}-{{}}.tmp"
+    before, after = own.split("{}")
+    for left in glob.glob(f"{glob.escape(before)}*{after}"):  # noqa: PTH207  (fairseq has names, not paths)
+        with contextlib.suppress(ValueError):
+            try:
+                os.kill(int(left[len(before) : -len(after)]), 0)
+            except ProcessLookupError:
+                Path(left).unlink(missing_ok=True)
+            except PermissionError:  # somebody else's
+                pass
+    return own.format(os.getpid())
+
+
 @contextlib.contextmanager
 def replacing(path: str) -> Iterator[str]:
     """A file beside ``path`` that takes its place when it is written, and is gone when it could not be.
@@ -31,7 +47,7 @@ def replacing(path: str) -> Iterator[str]:
     Raises:
         OSError: it could not; ``path`` is what it was.
     """
-    beside = f"{path}.tmp"
+    beside = name_beside(path)
     try:
         yield beside
         Path(beside).replace(path)

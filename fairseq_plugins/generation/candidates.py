@@ -122,7 +122,7 @@ def _lines(path: Path, form: str) -> Iterator[list[str]]:
             for number, line in enumerate(file, 1):
                 fields = line.split(" ")
                 if len(fields) != size or not _is_number(fields[-1]):
-                    raise ValueError(f"{path}, line {number}: expected `{form}`, found {line!r}")
+                    raise ValueError(f"{path}, line {number}: expected `{form}`, found {line[:100]!r}")
                 yield fields
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is not UTF-8 text: {error}") from error

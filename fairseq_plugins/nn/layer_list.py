@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 
 from fairseq_plugins.nn.literal import literal
 
-__all__ = ["ConvolutionSpec", "parse_attention", "parse_convolutions"]
+__all__ = ["MOST_LAYERS", "ConvolutionSpec", "parse_attention", "parse_convolutions"]
+
+MOST_LAYERS = 200  # a checkpoint of some kilobytes may ask for any number, and each is built before it is missed
 
 
 class ConvolutionSpec(NamedTuple):
@@ -29,7 +31,7 @@ def parse_convolutions(text: str, option: str, may_be_empty: bool = False) -> li
         may_be_empty: whether the list may be empty.
 
     Raises:
-        ValueError: the text is not such a list; the message shows what was expected.
+        ValueError: the text is not such a list, of `MOST_LAYERS` at most; the message shows what was expected.
     """
     expected = (
         f"{option}: expected a list of (width, kernel) or (width, kernel, residual) layers of positive whole numbers, "
@@ -38,6 +40,8 @@ def parse_convolutions(text: str, option: str, may_be_empty: bool = False) -> li
     layers = _parse(text, expected)
     if not isinstance(layers, list) or not (layers or may_be_empty):
         raise ValueError(expected)
+    if len(layers) > MOST_LAYERS:
+        raise ValueError(f"{option}: {len(layers)} layers, and {MOST_LAYERS} are the most")
     specs: list[ConvolutionSpec] = []
     for layer in layers:
         if not isinstance(layer, tuple) or len(layer) not in (2, 3) or not all(type(size) is int for size in layer):

@@ -63,13 +63,11 @@ def run(args: Namespace) -> None:
     averaged = {
         **state,
         "args": None,
-        "cfg": OmegaConf.to_container(state["cfg"], resolve=True, enum_to_str=True),
+        "cfg": OmegaConf.to_container(state["cfg"], enum_to_str=True),
         "model": parameters,
         "last_optimizer_state": None,
     }
-    partial = args.output.with_name(args.output.name + ".partial")
-    torch.save(averaged, partial)
-    partial.replace(args.output)
+    checkpoint_utils.torch_persistent_save(averaged, str(args.output))
     print(f"{args.output}: the mean of\n" + "\n".join(f"  {path}" for path in paths))
 
 
@@ -101,13 +99,18 @@ def load(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is a folder: its last N checkpoints are taken with --last N")
     if not path.exists():
         raise ValueError(f"{path} does not exist")
-    try:
-        state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
-    except (RuntimeError, EOFError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} cannot be read as a checkpoint of fairseq: {error}") from error
-    if state.get("cfg") is None:
-        raise ValueError(f"{path} has no configuration")
+    state: dict[str, Any] = checkpoint_utils.load_checkpoint_to_cpu(str(path))
+    if architecture(state) is None:
+        raise ValueError(f"{path} does not say of which architecture it is")
     return state
+
+
+def architecture(state: Mapping[str, Any]) -> Any:
+    """Its name, or None."""
+    try:
+        return state["cfg"].model._name
+    except Exception:  # there is none that a file cannot cause
+        return None
 
 
 def is_averaged(name: str, value: Tensor) -> bool:
@@ -127,7 +130,7 @@ def check_same_model(first_path: Path, first: Mapping[str, Any], path: Path, sta
         ValueError: says in what the two differ.
     """
     places = f"{first_path} and {path}"
-    names = [str(each["cfg"].model._name) for each in (first, state)]
+    names = [architecture(each) for each in (first, state)]
     if names[0] != names[1]:
         raise ValueError(f"{places} are of different architectures: {names[0]} and {names[1]}")
     ours, theirs = first["model"], state["model"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import logging
 import pickle
 import sys
@@ -54,6 +55,8 @@ def main(arguments: list[str] | None = None) -> None:
             tool.add_arguments(command)
             command.set_defaults(run=tool.run)
     args = parser.parse_args(words)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # letters that its encoding has not
     try:
         args.run(args)
     except (ValueError, OSError, pickle.UnpicklingError) as error:

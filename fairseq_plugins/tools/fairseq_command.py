@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import subprocess
@@ -15,6 +16,14 @@ __all__ = ["ALL_SENTENCES", "fairseq", "fairseq_lines"]
 
 # Later fairseqs leave a last batch out that is no multiple of 8 sentences, in validation and generation too.
 ALL_SENTENCES = ["--required-batch-size-multiple", "1"]
+
+# As `python -m`, which looks for modules in the working folder first: there may be a sacrebleu.py among the texts. The
+# option against it, -P, came with Python 3.11.
+RUN = """import sys
+sys.path[:] = filter(None, sys.path)
+import runpy
+runpy.run_module("fairseq_cli.{}", run_name="__main__", alter_sys=True)
+"""
 
 
 def fairseq(command: str, *options: object) -> None:
@@ -37,8 +46,11 @@ def fairseq_lines(command: str, *options: object, stdin: int | None = subprocess
     words = [str(option) for option in options]
     print(f"\n$ {shlex.join([f'fairseq-{command}', *words])}", file=sys.stderr, flush=True)
     # fairseq uses its libraries in ways that they have come to warn of.
-    call = [sys.executable, "-u", "-W", "ignore", "-m", f"fairseq_cli.{command.replace('-', '_')}", *words]
-    with running(call, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8") as process:
+    call = [sys.executable, "-u", "-W", "ignore", "-c", RUN.format(command.replace("-", "_")), *words]
+    # The processes that it starts itself look nowhere else either, from Python 3.11 on.
+    environment = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONIOENCODING": "utf-8"}
+    pipes = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with running(call, **pipes, encoding="utf-8", env=environment) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if "{'_name'" not in line:  # the whole configuration, many screens long

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import pickle
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-import torch
 from fairseq import checkpoint_utils
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
 from omegaconf import OmegaConf, open_dict
 
 import fairseq_plugins.registration  # noqa: F401  (mends fairseq's loader, which is looked up when it is called)
 from fairseq_plugins.models.convs2s.from_fconv import convert_options, convert_parameters
+from fairseq_plugins.tools.any_file import blaming
 
 __all__ = ["add_arguments", "run"]
 
@@ -36,17 +35,9 @@ def run(args: Namespace) -> None:
         raise ValueError(f"{args.input} does not exist")
     if args.output.exists():
         raise ValueError(f"{args.output} exists already")
-    partial = args.output.with_name(args.output.name + ".partial")
-    try:
-        torch.save(convert(checkpoint_utils.load_checkpoint_to_cpu(str(args.input))), partial)
-        partial.replace(args.output)
-    except (ValueError, OSError, pickle.UnpicklingError):
-        raise
-    except Exception as error:  # there is none that a file cannot cause
-        reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{args.input} cannot be converted from fairseq's fconv: {reason}") from error
-    finally:
-        partial.unlink(missing_ok=True)
+    with blaming(args.input, "cannot be converted from fairseq's fconv"):
+        converted = convert(checkpoint_utils.load_checkpoint_to_cpu(str(args.input)))
+    checkpoint_utils.torch_persistent_save(converted, str(args.output))
     print(f"{args.output}: translate with fairseq-generate --user-dir $(fairseq-plugins user-dir) --path {args.output}")
 
 
@@ -66,7 +57,7 @@ def convert(state: dict[str, Any]) -> dict[str, Any]:
         cfg.model = convert_options(options, state["model"])
     return {
         "args": None,
-        "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
+        "cfg": OmegaConf.to_container(cfg, enum_to_str=True),
         "model": convert_parameters(state["model"]),
         "criterion": None,
         "optimizer_history": state["optimizer_history"],

@@ -67,6 +67,8 @@ def run(args: Namespace) -> None:
             is at work in the folder, or a command of fairseq fails.
         OSError: a text cannot be read.
     """
+    if odd := re.search(r"[,:\\]|\$\{", str(args.output)):
+        raise ValueError(f"{args.output}: fairseq takes {odd[0]} for no part of a folder's name; choose another one")
     if args.translate not in (None, "-") and not Path(args.translate).is_file():
         raise ValueError(f"--translate: there is no file {args.translate}")
     model = args.output / args.arch

@@ -23,6 +23,8 @@ from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 from tqdm import tqdm
 
+from fairseq_plugins.long_words import segment, without_long_words
+
 __all__ = [
     "apply_codes", "clean", "concatenate", "decoded", "each_line", "learn_codes", "moses", "read_pairs", "read_text",
     "split", "writing",
@@ -46,14 +48,14 @@ def writing(path: Path) -> Iterator[TextIO]:
 
 
 def decoded(file: Iterable[bytes], path: Path) -> Iterator[str]:
-    """The lines of a file with their ends.
+    """The lines of a file with their ends, without a byte order mark.
 
     Raises:
         ValueError: one is not UTF-8.
     """
     for number, line in enumerate(file, start=1):
         try:
-            yield line.decode("utf-8")
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             raise ValueError(f"{path}, line {number} is not UTF-8: {error}") from error
 
@@ -77,8 +79,10 @@ def read_text(path: Path, language: str) -> Iterator[str]:
             lines = (line.rstrip("\r\n") for line in decoded(file, path))
             if name.endswith((".sgm", ".xml")):
                 for line in lines:
-                    if match := re.search(r"<seg[^>]*>(.*?)</seg>", line):
-                        yield " ".join(match[1].split())
+                    # Searched for, a pattern would try each of many beginnings up to the end of the line.
+                    text, end, _ = line.partition("<seg")[2].partition(">")[2].partition("</seg>")
+                    if end:
+                        yield " ".join(text.split())
             elif name.startswith("train.tags."):
                 for line in lines:
                     if not re.search("<(url|talkid|keywords)>", line):
@@ -195,12 +199,13 @@ def learn_codes(paths: Iterable[Path], merges: int, output: Path) -> None:
     """One BPE (Sennrich et al. 2016) of all files together."""
     with ExitStack() as stack, writing(output) as file:
         texts = [stack.enter_context(path.open(encoding="utf-8", newline="\n")) for path in paths]
-        learn_bpe(tqdm(chain(*texts), desc="count words", unit=" lines"), file, merges)
+        lines = tqdm(chain(*texts), desc="count words", unit=" lines")
+        learn_bpe((without_long_words(line) for line in lines), file, merges)
 
 
 def _bpe(codes: Path) -> Line:
     with codes.open(encoding="utf-8") as file:
-        return BPE(file).process_line
+        return partial(segment, BPE(file))
 
 
 def apply_codes(codes: Path, path: Path, output: Path, workers: int) -> None:

@@ -16,6 +16,8 @@ from subword_nmt.apply_bpe import BPE
 from torch import Tensor
 
 import fairseq_plugins.registration  # noqa: F401  (mends fairseq's loader, which is looked up when it is called)
+from fairseq_plugins.long_words import segment
+from fairseq_plugins.tools.any_file import blaming
 from fairseq_plugins.tools.figure import new_figure
 from fairseq_plugins.tools.layer_attention import attention_by_layer
 
@@ -47,11 +49,12 @@ def run(args: Namespace) -> None:
             raise ValueError(f"{file} does not exist")
     sentence = args.input
     if args.bpe_codes is not None:
-        with args.bpe_codes.open(encoding="utf-8") as codes:
-            sentence = BPE(codes).process_line(sentence)
-    load = checkpoint_utils.load_model_ensemble_and_task
-    (model,), _, task = load([str(args.path)], arg_overrides={"data": args.data})
-    source, target, layers = translate(task, model, sentence, args.beam)
+        with args.bpe_codes.open(encoding="utf-8") as codes, blaming(args.bpe_codes, "are no codes of subword-nmt"):
+            sentence = segment(BPE(codes), sentence)
+    with blaming(args.path, "cannot translate"):
+        load = checkpoint_utils.load_model_ensemble_and_task
+        (model,), _, task = load([str(args.path)], arg_overrides={"data": args.data})
+        source, target, layers = translate(task, model, sentence, args.beam)
     if args.layers is not None:
         layers = choose(layers, args.layers)
     draw(source, target, layers, args.output)
@@ -78,7 +81,10 @@ def translate(
     # The model is not prepared for inference, which would switch its attention off; for the same reason the plain
     # generator, whatever the task would choose.
     generator = task.build_generator([model], Namespace(beam=beam), seq_gen_cls=SequenceGenerator)
-    best = task.inference_step(generator, [model], sample)[0][0]
+    found = task.inference_step(generator, [model], sample)[0]
+    if not found or not found[0]["positional_scores"].isfinite().all():
+        raise ValueError("the model finds no translation: are all of its parameters numbers?")
+    best = found[0]
     layers = {f"layer {number}": a for number, a in attention_by_layer(model, sample, best["tokens"]).items()}
     if not layers:
         if best["attention"].numel() == 0:

@@ -13,6 +13,7 @@ from fairseq import checkpoint_utils
 from torch import Tensor
 
 import fairseq_plugins.registration  # noqa: F401  (mends fairseq's loader, which is looked up when it is called)
+from fairseq_plugins.tools.any_file import blaming
 from fairseq_plugins.tools.figure import line_styles, new_figure
 
 __all__ = ["add_arguments", "run"]
@@ -39,8 +40,10 @@ def run(args: Namespace) -> None:
     Raises:
         ValueError: a checkpoint is missing, has no such layer, or matplotlib is not installed.
     """
-    updates, vectors = read(list_files(args.checkpoints), args.layer)
-    draw(updates, vectors, args.output)
+    files = list_files(args.checkpoints)
+    with blaming(files[0], "and those after it cannot be drawn"):
+        updates, vectors = read(files, args.layer)
+        draw(updates, vectors, args.output)
     print(f"{len(updates)} checkpoints, updates {updates[0]} to {updates[-1]}\n{args.output}")
 
 

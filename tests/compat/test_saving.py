@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import resource
 import shutil
@@ -83,6 +84,39 @@ def test_nothing_is_left_of_what_could_not_be_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
     checkpoint_utils.torch_persistent_save({"model": torch.zeros(100)}, str(path))
     assert torch.equal(torch.load(path)["model"], torch.zeros(100))
+
+
+def test_two_processes_write_one_name(tmp_path: Path) -> None:
+    """As two trainings do that have one folder by mistake: each writes whole checkpoints."""
+    path = tmp_path / "checkpoint_last.pt"
+
+    def write() -> None:
+        for _ in range(30):
+            checkpoint_utils.torch_persistent_save({"model": torch.zeros(10_000)}, str(path))
+
+    writers = [multiprocessing.get_context("fork").Process(target=write) for _ in range(2)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    assert list(tmp_path.iterdir()) == [path]
+    assert torch.equal(torch.load(path)["model"], torch.zeros(10_000))
+
+
+def test_what_killed_processes_have_left_is_removed(tmp_path: Path) -> None:
+    """And nothing of what is still being written, here or on another machine."""
+    path = tmp_path / "checkpoint_last.pt"
+    killed = multiprocessing.get_context("fork").Process(target=os.getpid)
+    killed.start()
+    killed.join()
+    here = os.uname().nodename
+    writers = [f"{here}-{killed.pid}", f"{here}-{os.getppid()}", f"elsewhere-{killed.pid}", f"{here}-x"]
+    left = [tmp_path / f"{path.name}.{writer}.tmp" for writer in writers]
+    for name in left:
+        name.touch()
+    checkpoint_utils.torch_persistent_save({"model": torch.zeros(1)}, str(path))
+    assert sorted(tmp_path.iterdir()) == sorted([path, *left[1:]])
 
 
 def test_a_failed_copy_leaves_what_was_there(tmp_path: Path, request: pytest.FixtureRequest) -> None:

@@ -186,4 +186,4 @@ def test_import_of_fconv(state: dict[str, Any], file: Path) -> None:
         new.unlink(missing_ok=True)
         file.write_bytes(random.choice([damaged, some])(random))
         trial(paths)
-        assert not list(file.parent.glob("*.partial"))
+        assert not list(file.parent.glob("*.tmp"))

@@ -57,6 +57,12 @@ def test_refuses_the_rest_and_shows_what_it_wants(text: str) -> None:
         parse_convolutions(text, "--encoder-layers")
 
 
+def test_refuses_a_stack_without_end() -> None:
+    assert len(parse_convolutions("[(512, 3)] * 200", "--encoder-layers")) == 200
+    with pytest.raises(ValueError, match="--encoder-layers: 201 layers, and 200 are the most"):
+        parse_convolutions("[(512, 3)] * 201", "--encoder-layers")
+
+
 def test_refuses_a_residual_from_before_the_input() -> None:
     parse_convolutions("[(8, 3), (8, 3, 2)]", "--encoder-layers")
     with pytest.raises(ValueError, match="residual connection of layer 2 starts 3 layers back"):

@@ -130,6 +130,15 @@ def test_wrong_options_get_a_clear_error(trained: Path, tmp_path: Path, argument
     assert message in str(ended.value)
 
 
+@pytest.mark.parametrize("model", [None, "text", [], {}, "???", {"_name": "???"}])
+def test_what_has_no_architecture_is_refused(trained: Path, tmp_path: Path, model: Any) -> None:
+    content = torch.load(trained / "checkpoint1.pt")
+    content["cfg"]["model"] = model
+    torch.save(content, tmp_path / "odd.pt")
+    with pytest.raises(SystemExit, match=r"odd\.pt (does not say of which architecture it is|cannot be read)"):
+        cli.main(["average", str(tmp_path / "odd.pt"), "--output", str(tmp_path / "average.pt")])
+
+
 def test_code_in_a_checkpoint_is_refused_and_files_are_kept(trained: Path, tmp_path: Path) -> None:
     torch.save({"model": print}, tmp_path / "foreign.pt")
     first = trained / "checkpoint1.pt"

@@ -82,6 +82,13 @@ def test_from_two_files_to_translations(texts: Path, tmp_path: Path) -> None:
     assert f"has been trained, with --train {shlex.quote(TINY)}: choose another folder, or remove {out}" in other
 
 
+@pytest.mark.parametrize("name", ["a,b", "a:b", "a\\b", "x${oc.env:HOME}"])
+def test_names_that_fairseq_takes_apart_are_refused(name: str, texts: Path, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="for no part of a folder's name"):
+        cli.main(["own-data", str(texts / "train.en"), str(texts / "train.de"), str(tmp_path / name)])
+    assert not list(tmp_path.iterdir())
+
+
 def parse(*words: object) -> Any:
     parser = cli.ArgumentParser()
     own_data.add_arguments(parser)

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import tarfile
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -238,6 +239,20 @@ def test_formats(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ValueError, match=name):
             list(parallel_text.read_text(tmp_path / name, "en"))
+
+
+@pytest.mark.parametrize("line", ["<seg " * 40_000, "<seg>" * 40_000, "<seg" * 10_000 + ">" + "</seg" * 10_000])
+def test_many_beginnings_of_a_sentence_take_no_time(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "test.sgm"
+    path.write_text(f"{line}\n<seg id='1'> a  b </seg> <seg>c</seg>\n<seg\n")
+    began = time.process_time()
+    assert list(parallel_text.read_text(path, "en")) == ["a b"]
+    assert time.process_time() - began < 0.5
+
+
+def test_a_byte_order_mark_is_no_part_of_a_word(tmp_path: Path) -> None:
+    (tmp_path / "train.en").write_text("a\n\ufeffb\n", encoding="utf-8-sig")
+    assert list(parallel_text.read_text(tmp_path / "train.en", "en")) == ["a", "\ufeffb"]
 
 
 def test_tokens_are_those_of_fairseq_whatever_the_number_of_workers() -> None:

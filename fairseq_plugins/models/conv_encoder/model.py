@@ -21,7 +21,7 @@ from fairseq_plugins.models.presets import fill_in
 from fairseq_plugins.models.source_encoder import SourceEncoder
 from fairseq_plugins.models.state_version import check_version, register_version
 from fairseq_plugins.nn.embedding import InputEmbedding
-from fairseq_plugins.nn.layer_list import ConvolutionSpec, parse_convolutions
+from fairseq_plugins.nn.layer_list import MOST_LAYERS, ConvolutionSpec, parse_convolutions
 from fairseq_plugins.nn.unfilled import unfilled_where_filled_later
 
 __all__ = ["ConvEncoderModel"]
@@ -57,6 +57,8 @@ class ConvEncoderModel(FairseqEncoderDecoderModel):
         ):
             if getattr(cfg, option) <= 0:
                 raise ValueError(f"--{option.replace('_', '-')} must be positive, but it is {getattr(cfg, option)}")
+            if option.endswith("_layers") and getattr(cfg, option) > MOST_LAYERS:
+                raise ValueError(f"--{option.replace('_', '-')} is {getattr(cfg, option)}, {MOST_LAYERS} are the most")
         encoder = _build_encoder(cfg, task.source_dictionary)
         decoder = LSTMDecoder(
             task.target_dictionary,

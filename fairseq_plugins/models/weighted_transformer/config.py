@@ -8,6 +8,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II, DictConfig
 
 from fairseq_plugins.models.presets import fill_in
+from fairseq_plugins.nn.layer_list import MOST_LAYERS
 
 __all__ = ["DEFAULT_SIZES", "WeightedTransformerConfig", "complete"]
 
@@ -91,8 +92,8 @@ def complete(cfg: Namespace | DictConfig) -> None:
         raise ValueError(f"--encoder-embed-dim must be even, but it is {cfg.encoder_embed_dim}")
     for side in ("encoder", "decoder"):
         branches, layers = getattr(cfg, f"{side}_attention_heads"), getattr(cfg, f"{side}_layers")
-        if layers < 1:
-            raise ValueError(f"--{side}-layers must be positive, but it is {layers}")
+        if not 1 <= layers <= MOST_LAYERS:
+            raise ValueError(f"--{side}-layers must be positive, {MOST_LAYERS} at most, but it is {layers}")
         for name in ("encoder_embed_dim", f"{side}_ffn_embed_dim"):
             size = getattr(cfg, name)
             if branches < 1 or size % branches:

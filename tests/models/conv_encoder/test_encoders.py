@@ -213,6 +213,7 @@ def test_convolutions_learn_slower(optimizer: type[torch.optim.Optimizer]) -> No
         ({"aggregation_layers": "[(256, 0)]"}, "--aggregation-layers: expected a list"),
         ({"decoder_layers": 0}, "--decoder-layers must be positive, but it is 0"),
         ({"encoder_lstm_layers": 0}, "--encoder-lstm-layers must be positive"),
+        ({"decoder_layers": 10**6}, "--decoder-layers is 1000000, 200 are the most"),
         ({"init_range": -1.0}, "--init-range must be positive"),
     ],
 )

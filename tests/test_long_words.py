@@ -1,0 +1,58 @@
+"""Words of many thousand letters."""
+
+from __future__ import annotations
+
+import random
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE
+from subword_nmt.apply_bpe import BPE
+
+from fairseq_plugins.compat.interactive import takes_long_words
+from fairseq_plugins.long_words import LONGEST, segment
+from fairseq_plugins.tools import parallel_text
+
+LETTERS = "abcdefghijklmnop"
+
+
+@pytest.fixture(scope="module")
+def codes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Learned from words of which one is long."""
+    folder = tmp_path_factory.mktemp("codes")
+    random.seed(1)
+    words = ["".join(random.choices(LETTERS, k=random.randint(2, 9))) for _ in range(200)]
+    text = "\n".join(" ".join(random.choices(words, k=10)) for _ in range(500)) + "\n"
+    for name, more in (("plain", ""), ("code", f"{words[0]} {'xyz' * 50_000} {words[0]}\n")):
+        (folder / "text").write_text(text + (more or f"{words[0]} {words[0]}\n"))
+        parallel_text.learn_codes([folder / "text"], 100, folder / name)
+    assert (folder / "plain").read_text() == (folder / "code").read_text()
+    return folder / "code"
+
+
+@pytest.mark.parametrize(
+    "line", ["", " ", "abc  dog ", "hide " * LONGEST, "f" * LONGEST, f" a {'abcdefghijk' * LONGEST} b"]
+)
+def test_each_segments_alike(line: str, codes: Path) -> None:
+    """The taking apart is subword-nmt's own where no word is long, and is undone by taking its mark away."""
+    with codes.open(encoding="utf-8") as file:
+        bpe = BPE(file)
+    ours, fairseq_s = parallel_text._bpe(codes), SubwordNMTBPE(Namespace(bpe_codes=str(codes), bpe_separator="@@"))
+    found = ours(line)
+    assert found == fairseq_s.encode(line) == segment(bpe, line)
+    assert found.replace("@@ ", "").split() == line.split()
+    if max(map(len, line.split(" "))) <= LONGEST:
+        assert found == bpe.process_line(line)
+
+
+def test_no_long_word_is_taken_at_once() -> None:
+    lengths: list[int] = []
+    bpe = SimpleNamespace(process_line=lambda text: lengths.append(len(text)) or text, separator="@@")
+    segment(bpe, f"a {'b' * (2 * LONGEST + 1)} c")
+    assert lengths == [1, LONGEST, LONGEST, 1, 1]
+
+
+def test_a_repaired_fairseq_is_left_alone() -> None:
+    assert not takes_long_words(SubwordNMTBPE.encode)
