@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import threading
 from collections.abc import Callable
 from weakref import WeakValueDictionary
 
@@ -51,6 +52,7 @@ class PackedLinear:
         return self._product(x)
 
 
+_ENGINE = threading.Lock()  # of torch, for all threads together
 _NUMBERS = itertools.count()
 _NUMBERED: WeakValueDictionary[int, PackedLinear] = WeakValueDictionary()
 _OPERATORS = torch.library.Library("fairseq_plugins", "DEF")
@@ -83,13 +85,14 @@ def _pack_int8(weight: Tensor, bias: Tensor | None) -> Product:
     zero = torch.zeros(len(scale), dtype=torch.long)
     quantised = torch._make_per_channel_quantized_tensor(steps, scale.double(), zero, 0)
     quantized = torch.backends.quantized
-    before = quantized.engine
-    # The engine "x86" chooses well but for wide layers and many rows, where it takes five times oneDNN's time.
-    quantized.engine = "onednn" if weight.numel() > 2**22 else "x86"
-    try:
-        packed = torch.ops.quantized.linear_prepack(quantised, bias)
-    finally:
-        quantized.engine = before
+    with _ENGINE:
+        before = quantized.engine
+        # The engine "x86" chooses well but for wide layers and many rows, where it takes five times oneDNN's time.
+        quantized.engine = "onednn" if weight.numel() > 2**22 else "x86"
+        try:
+            packed = torch.ops.quantized.linear_prepack(quantised, bias)
+        finally:
+            quantized.engine = before
 
     def multiply(x: Tensor) -> Tensor:
         if math.isfinite(x.sum().item()):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fairseq_plugins.nn.packed_linear import PRECISIONS, can_pack
 
-__all__ = ["Packing", "computed", "current_packing"]
+__all__ = ["BatchPacking", "Packing", "computed", "current_packing"]
 
 logger = logging.getLogger(__name__)
 
@@ -25,11 +25,11 @@ _Kept = TypeVar("_Kept")
 _Pack = Callable[[Tensor, Tensor | None, str], _Kept]
 _Tensors = TypeVar("_Tensors", bound=tuple[Tensor, ...])
 
-_CURRENT: ContextVar[Packing | None] = ContextVar("packing", default=None)
+_CURRENT: ContextVar[BatchPacking | None] = ContextVar("packing", default=None)
 
 
 class Packing:
-    """The weights of the models that one generator translates with, packed.
+    """The weights of the models that the generators of a task translate with, packed; for any number of threads.
 
     A packed weight is found by what the weight does to a vector, which is computed anew for each batch.  So a weight
     that has changed in any way is packed again, unless its products with that vector are the same numbers: a change
@@ -45,10 +45,7 @@ class Packing:
             logger.warning(f"this processor or torch has no fast {precision} products: float32 is used")
             precision = "float32"
         self.precision = precision
-        self._kept: dict[object, object] = {}
-        self._before: dict[object, object] = {}
-        # Of this batch, whose weights stay as they are; they are kept, so that no other tensor gets the same id.
-        self._fingerprints: dict[int, tuple[Tensor, object]] = {}
+        self._kept: dict[object, object] = {}  # of the last batch; never written to
         self._has_warned = False
 
     def __reduce__(self) -> tuple[type[Packing], tuple[str]]:
@@ -58,16 +55,35 @@ class Packing:
     @contextmanager
     def for_batch(self) -> Iterator[None]:
         """Within this context linear maps without gradients go through packed weights."""
-        self._before, self._kept = self._kept, {}
-        token = _CURRENT.set(self)
+        batch = BatchPacking(self.precision, self._kept)
+        token = _CURRENT.set(batch)
         try:
             yield
         finally:
             _CURRENT.reset(token)
-            self._before, self._fingerprints = {}, {}
-        if not self._kept and self.precision != "float32" and not self._has_warned:
+            self._kept = batch.kept
+        if not batch.kept and self.precision != "float32" and not self._has_warned:
             self._has_warned = True
             logger.warning(f"{self.precision} changes nothing here: it is for float32 models of this plugin on a CPU")
+
+
+class BatchPacking:
+    """What one batch, whose weights stay as they are, uses of a `Packing`.
+
+    Args:
+        precision: as of `Packing`.
+        before: what an earlier batch has left.
+
+    Attributes:
+        kept: what this one leaves.
+    """
+
+    def __init__(self, precision: str, before: dict[object, object]) -> None:
+        self.precision = precision
+        self.kept: dict[object, object] = {}
+        self._before = before
+        # With the weights themselves, so that no other tensor gets the same id.
+        self._fingerprints: dict[int, tuple[Tensor, object]] = {}
 
     def packed(self, pack: _Pack[_Kept], weight: Tensor, bias: Tensor | None) -> _Kept:
         """``pack(weight, bias, precision)`` with the weight, (O, K), and bias, (O,) or None, as they are in this batch.
@@ -87,7 +103,7 @@ class Packing:
         return result
 
     def _keep(self, key: object, make: Callable[[], _Kept]) -> _Kept:
-        kept = self._kept[key] = self._kept.get(key) or self._before.get(key) or make()
+        kept = self.kept[key] = self.kept.get(key) or self._before.get(key) or make()
         return cast("_Kept", kept)
 
     def _fingerprint(self, weight: Tensor) -> object:
@@ -98,12 +114,12 @@ class Packing:
 
 
 def computed(compute: Callable[..., _Tensors], *weights: Tensor) -> _Tensors:
-    """``compute(*weights)``, once for all batches of a generator; see `Packing.computed`."""
+    """``compute(*weights)``, once for all batches of a generator; see `BatchPacking.computed`."""
     packing = current_packing(weights[0])
     return compute(*weights) if packing is None else packing.computed(compute, *weights)
 
 
-def current_packing(weight: Tensor) -> Packing | None:
+def current_packing(weight: Tensor) -> BatchPacking | None:
     """The packing that a product with this weight goes through now, if any."""
     return _CURRENT.get() if can_pack(weight) and not torch.is_grad_enabled() else None
 

@@ -26,7 +26,7 @@ from torch.autograd.function import once_differentiable
 
 from fairseq_plugins.nn.linear import prefers_onednn
 from fairseq_plugins.nn.packed_linear import PackedLinear, can_pack
-from fairseq_plugins.nn.packing import Packing, current_packing
+from fairseq_plugins.nn.packing import BatchPacking, current_packing
 
 __all__ = ["convolve", "packed_products", "packing_for", "pays"]
 
@@ -46,7 +46,7 @@ def pays(x: Tensor, kernel: int) -> bool:
     )
 
 
-def packing_for(like: Tensor, kernel: int, dim: int) -> Packing | None:
+def packing_for(like: Tensor, kernel: int, dim: int) -> BatchPacking | None:
     """The packing of now, if translating with its `packed_products` pays; to pack them for one batch alone hardly does.
 
     The answer does not hang on the size of the batch, or the next one might have to pack anew.

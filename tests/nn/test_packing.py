@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from fairseq_plugins.nn.linear import linear
 from fairseq_plugins.nn.packed_linear import PRECISIONS, PackedLinear, has_onednn
-from fairseq_plugins.nn.packing import Packing, computed
+from fairseq_plugins.nn.packing import Packing, computed, current_packing
 from fairseq_plugins.nn.step_linear import step_linear
 from tests.operators import Operators
 
@@ -137,8 +137,8 @@ def test_other_computations_of_the_same_weights_are_others() -> None:
 def test_a_weight_may_be_packed_in_several_ways(again: str) -> None:
     weight, bias = layer()
     other = weight if again == "the same tensor" else weight.clone()
-    packing = Packing()
-    with packing.for_batch():
+    with Packing().for_batch():
+        packing = current_packing(weight)
         assert isinstance(packing.packed(PackedLinear, weight, bias), PackedLinear)
         assert packing.packed(lambda *given: given, other, bias) == (other, bias, "float32")
 
