@@ -17,12 +17,14 @@ from torch import Tensor, nn
 from fairseq_plugins.models.exporting import NoTorchScript
 from fairseq_plugins.nn.decoder_state import Kept, RowOrder
 from fairseq_plugins.nn.embedding import InputEmbedding
+from fairseq_plugins.nn.selected_rows import SelectedRows
 from fairseq_plugins.nn.source import Source
 from fairseq_plugins.nn.step_linear import step_linear
 
-__all__ = ["IncrementalDecoder", "StepwiseDecoding", "check_target_padding"]
+__all__ = ["ROOM", "IncrementalDecoder", "StepwiseDecoding", "check_target_padding"]
 
 _STATE = "decoding"
+ROOM = 16  # steps that there is memory for at the start, and at least how many are added when it is full
 
 
 def check_target_padding(task: FairseqTask, family: str) -> None:
@@ -42,10 +44,12 @@ class IncrementalDecoder(NoTorchScript, FairseqIncrementalDecoder):
         dictionary: target words.
 
     Attributes:
+        decoding: the family's kind of `StepwiseDecoding`.
         embedding: of target words.
         output_projection: from features to logits.
     """
 
+    decoding: type[StepwiseDecoding]
     embedding: InputEmbedding
     output_projection: nn.Linear
 
@@ -59,13 +63,19 @@ class IncrementalDecoder(NoTorchScript, FairseqIncrementalDecoder):
     ) -> tuple[Tensor, dict[str, list[Tensor | None]]]:
         """All positions at once, up to `output_layer`: (B, T, width), and the attention as `forward` returns it."""
 
-    @abstractmethod
     def output_layer(self, features: Tensor, **unused: object) -> Tensor:
         """Logits over the vocabulary: (..., width) -> (..., V)."""
+        return self.output_projection(features)
 
-    @abstractmethod
-    def start(self, encoder_out: Source, room: int | None = None) -> StepwiseDecoding:
-        """The state of a batch of the rows of the encoder's result before its first step; see `StepwiseDecoding`."""
+    def start(
+        self, source: Source, beam: int = 1, room: int | None = None, words: Tensor | None = None
+    ) -> StepwiseDecoding:
+        """The state of a batch before its first step; see `StepwiseDecoding`."""
+        return self.decoding(self, source, beam, room, words)
+
+    def max_positions(self) -> int:
+        """Longest target, in tokens."""
+        return self.embedding.max_positions
 
     def forward(
         self,
@@ -90,13 +100,9 @@ class IncrementalDecoder(NoTorchScript, FairseqIncrementalDecoder):
             return self.output_layer(features), extra
         decoding = self.get_incremental_state(incremental_state, _STATE)
         if decoding is None:
-            decoding = self.start(encoder_out)
+            decoding = self.start(*encoder_out.group())
             self.set_incremental_state(incremental_state, _STATE, decoding)
         return decoding.decode(prev_output_tokens)
-
-    def begin(self, incremental_state: dict[str, Any], decoding: Any) -> None:
-        """Decode a batch by a state that is not of `start`'s making, but has its ``decode`` and ``order``."""
-        self.set_incremental_state(incremental_state, _STATE, decoding)
 
     @property
     def wants_attention(self) -> bool:
@@ -121,24 +127,29 @@ class StepwiseDecoding:
 
     Args:
         decoder: which.
-        encoder_out: the encoder's result.
+        source: the encoder's result, one entry for each of B sentences.
+        beam: k, rows of each sentence.
         room: when given, no row will leave, and all tensors of the state keep their shapes and places in memory, until
             there have been so many steps and `grow` has to be called.
+        words: when given, the words to predict among, see `SelectedRows`; by default all.
 
     Attributes:
-        beam: rows that each sentence has in this step: k, or one in the first step, see `decode`.
+        steps: how many the host knows of.
     """
 
-    def __init__(self, decoder: IncrementalDecoder, encoder_out: Source, room: int | None) -> None:
+    def __init__(
+        self, decoder: IncrementalDecoder, source: Source, beam: int, room: int | None, words: Tensor | None
+    ) -> None:
         self.decoder = decoder
+        self.source = source
         self.fixed = room is not None
         self.room: int | None = None  # steps that there is memory for, if steps add to the state
-        self.source, self.beam = encoder_out.group()
-        self.order = RowOrder(len(self.source.keys) * self.beam, self.beam)
+        self.order = RowOrder(len(source.keys) * beam, beam)
         self.steps = 0
-        self.position = torch.zeros(1, dtype=torch.long, device=self.source.keys.device)  # as many, on the device
-        self.check_length = decoder.embedding.check_length
-        projection = decoder.output_projection
+        self.position = torch.zeros(1, dtype=torch.long, device=source.keys.device)  # steps, as the device knows them
+        projection: nn.Linear | SelectedRows = decoder.output_projection
+        if words is not None:
+            projection = SelectedRows(projection, words)
         self.output_layer = step_linear(projection.weight, projection.bias, self.order.rows)
 
     @abstractmethod
@@ -146,16 +157,16 @@ class StepwiseDecoding:
         """One step, which looks at no number on the device.
 
         Args:
-            tokens: one for each row, (R,), or (B,) where `beam` is one.
-            order: which row before each row continues, of the same shape; None when nothing moved.
+            tokens: one for each row, (R,): the k rows of a sentence, or in the first step one for each sentence.
+            order: which row of the step before each row continues, of the same shape; None when nothing moved.
 
         Returns:
             features (R, width) and the reported attention, (R, S) or None.
         """
 
-    @abstractmethod
     def keep(self, kept: Kept) -> None:
         """Go on with these sentences only, which the next order is of."""
+        self.source = self.source.select(kept.sentences)
 
     def grow(self, steps: int) -> None:
         """Make room for so many more steps: nothing to do where steps add nothing to the state."""
@@ -166,16 +177,21 @@ class StepwiseDecoding:
         self.position.add_(1)
         return result
 
+    def begin_step(self) -> None:
+        """What the host does before each step: it counts it, and makes room for it."""
+        if self.steps == self.room:
+            self.grow(self.room if self.fixed else max(ROOM, self.room // 4))
+        self.steps += 1
+
     @torch.no_grad()
     def decode(self, prev_output_tokens: Tensor) -> tuple[Tensor, dict[str, list[Tensor | None]]]:
-        """Decode the tokens that have not been seen yet.
+        """Decode the tokens that have not been seen yet, as fairseq wants it.
 
         Args:
-            prev_output_tokens: (R, T), all tokens so far.  The first one may be given for each sentence, (B, 1), where
-                its k rows are alike, and is then computed once; not where `room` was given.
+            prev_output_tokens: (R, T), all tokens so far.
 
         Returns:
-            logits (R, n, V) for the n new tokens and, as ``"attn"``, their attention (R, n, S) or None; or of B rows.
+            logits (R, n, V) for the n new tokens and, as ``"attn"``, their attention (R, n, S) or None.
 
         Raises:
             ValueError: there is no new token, a token lies beyond the model's positions, or there are as many rows as
@@ -187,31 +203,21 @@ class StepwiseDecoding:
                 f"{self.steps} tokens of each row have been decoded and {length} are given; pass all tokens so far"
             )
         rows, left, k = len(prev_output_tokens), self.order.left, self.order.beam
-        beam = 1 if length == 1 and rows < left and not self.fixed else k
-        if rows * k != left * beam:
+        if rows != left:
             raise ValueError(f"{rows} target rows for an encoder's output of {left // k} x {k} rows")
         features, attention = [], []
         for step in range(self.steps, length):
-            self.check_length(step + 1)
+            self.decoder.embedding.check_length(step + 1)
             order, kept = self.order.take()
             if kept is not None:
                 self.keep(kept)
-            x, a = self.advance(prev_output_tokens[:, step], self._to_beam(beam, order))
-            self.steps += 1
+            self.begin_step()
+            x, a = self.advance(prev_output_tokens[:, step], order)
             features.append(x)
             attention.append(a)
         logits = self.output_layer(torch.stack(features, dim=1))
         return logits, {"attn": [None if a is None else torch.stack(attention, dim=1)]}  # type: ignore[arg-type]
 
-    def _to_beam(self, beam: int, order: Tensor | None) -> Tensor | None:
-        """The order of the rows, where each sentence is to have so many: from k to one for the first step, and back."""
-        before, self.beam = self.beam, beam
-        if beam == before:
-            return order
-        if order is None:
-            order = torch.arange(self.order.rows, device=self.position.device)
-        return order[:: self.order.beam] if beam < before else order.div(self.order.beam, rounding_mode="floor")
-
     def by_sentence(self, x: Tensor) -> Tensor:
         """(R, ...) -> (B, k, ...), without a copy."""
-        return x.view(-1, self.beam, x.size(-1))
+        return x.view(len(self.source.keys), -1, x.size(-1))

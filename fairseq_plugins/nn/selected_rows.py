@@ -25,7 +25,7 @@ class SelectedRows(nn.Module):
 
     Args:
         linear: a map with a weight (V, K), which may be normalised by torch's parametrisation or its older hook.
-        rows: the outputs wanted, (n,).
+        rows: the outputs wanted, (n,); where negative none is, and minus infinity comes out.
 
     Raises:
         ValueError: the map is not linear, or its weight is computed in some other way.
@@ -33,16 +33,18 @@ class SelectedRows(nn.Module):
 
     # Buffers, so that a copy of the module around this one can share them as it shares parameters.
     weight: Tensor
-    bias: Tensor | None
+    bias: Tensor
 
     def __init__(self, linear: nn.Module, rows: Tensor) -> None:
         super().__init__()
-        weight, *magnitude = (part.index_select(0, rows) for part in _parts(linear))
+        found = rows.clamp(min=0)
+        weight, *magnitude = (part.index_select(0, found) for part in _parts(linear))
         if magnitude:
             weight = torch._weight_norm(weight, magnitude[0], 0)
         bias: Any = linear.bias
+        bias = weight.new_zeros(len(rows)) if bias is None else bias.index_select(0, found)
         self.register_buffer("weight", weight, persistent=False)
-        self.register_buffer("bias", None if bias is None else bias.index_select(0, rows), persistent=False)
+        self.register_buffer("bias", bias.masked_fill(rows < 0, -torch.inf), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., K) -> (..., n)."""

@@ -18,10 +18,7 @@ def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 @st.composite
 def decodings(draw: st.DrawFn, options: st.SearchStrategy[dict[str, Any]]) -> dict[str, Any]:
-    """A model, a padded batch, a beam, and how rows are re-ordered and sentences leave before each step.
-
-    Rows of a sentence may begin alike, and their first step is then made once for each sentence.
-    """
+    """A model, a padded batch, a beam, and how rows are re-ordered and sentences leave before each step."""
     sentences, beam = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     left, orders = sentences, []
     for _ in range(draw(st.integers(1, 6))):
@@ -34,7 +31,6 @@ def decodings(draw: st.DrawFn, options: st.SearchStrategy[dict[str, Any]]) -> di
         "left_pad": draw(st.booleans()),
         "beam": beam,
         "orders": orders,
-        "alike": draw(st.booleans()),
         "prepared": draw(st.booleans()),
         "dtype": draw(st.sampled_from([torch.float32, torch.float64])),
     }
@@ -62,8 +58,6 @@ def check_stepwise_equals_full(
     torch.manual_seed(2)
     sentence = expanded
     tokens = torch.randint(4, words, (len(expanded), 1), device=source.device)
-    if decoding["alike"]:
-        tokens = tokens[::beam].repeat_interleave(beam, dim=0)
     state: dict[str, Any] = {}
     for new_order in [None, *decoding["orders"]]:
         if new_order is not None:
@@ -72,11 +66,10 @@ def check_stepwise_equals_full(
             encoded = model.encoder.reorder_encoder_out(encoded, order)
             new = torch.randint(4, words, (len(order), 1), device=source.device)
             sentence, tokens = sentence[order], torch.cat([tokens[order], new], dim=1)
-        rows = slice(None, None, beam if decoding["alike"] and new_order is None else 1)
-        logits, extra = model.decoder(tokens[rows], encoded, incremental_state=state)
-        tokens_seen, sentence_seen = tokens[rows], sentence[rows]
-        expected, expected_extra = reference.decoder(tokens_seen, everything.select(sentence_seen))
+        logits, extra = model.decoder(tokens, encoded, incremental_state=state)
+        seen = everything.select(sentence)
+        expected, expected_extra = reference.decoder(tokens, seen)
         close(logits, expected[:, -1:])
         close(extra["attn"][0], expected_extra["attn"][0][:, -1:])
         own = model.decoder.get_incremental_state(state, STATE)
-        check_state(own, reference, tokens_seen, everything.select(sentence_seen))
+        check_state(own, reference, tokens, seen)

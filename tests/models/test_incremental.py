@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.modules import FairseqDropout
 
-from fairseq_plugins.generation.compiled_steps import tensors_of
+from fairseq_plugins.generation.programs import tensors_of
 from fairseq_plugins.models.weighted_transformer import stepwise
 from tests.models.stepwise import close
 from tests.operators import Operators
@@ -58,20 +58,38 @@ def test_rows_that_do_not_fit_the_source_are_refused(build, architecture, senten
 
 
 @torch.no_grad()
-def test_one_row_for_each_sentence_is_for_the_first_token_alone(build, architecture, sentences, device) -> None:
+def test_a_first_step_of_one_row_for_each_sentence(build, architecture, sentences, device) -> None:
+    """Where its rows are alike; the order of the next step is of those that were there."""
     model, beams = build(architecture), torch.arange(6, device=device) // 3
-    encoded, words, state = model.encoder(sentences([5, 3])).reorder(beams), sentences([4, 4]), {}
-    for given in (words, words[:, :1].repeat(2, 1)):
-        with pytest.raises(ValueError, match=f"^{len(given)} target rows for an encoder's output of 2 x 3 rows$"):
-            model.decoder(given, encoded, incremental_state=state)
+    source, words = model.encoder(sentences([5, 3])), sentences([4, 4])
     with pytest.raises(ValueError, match=r"^2 target rows for an encoder's output of 2 x 3 rows$"):
-        model.decoder.start(encoded, room=4).decode(words[:, :1])
-    model.decoder(words[:, :1], encoded, incremental_state=state)
-    with pytest.raises(ValueError, match=r"^2 target rows for an encoder's output of 2 x 3 rows$"):
-        model.decoder(words[:, :2], encoded, incremental_state=state)
-    actual, _ = model.decoder(words[beams], encoded, incremental_state=state)
-    expected, _ = model.decoder(words[beams], encoded)
-    close(actual, expected[:, 1:])
+        model.decoder(words[:, :1], source.reorder(beams), incremental_state={})
+    decoding = model.decoder.start(source, beam=3)
+    logits = []
+    for step, order in enumerate((3 * torch.arange(2, device=device), beams, None)):
+        decoding.begin_step()
+        tokens = words[:, step] if step == 0 else words[beams, step]
+        features, _ = decoding.advance(tokens, order)
+        logits.append(decoding.output_layer(features))
+    expected, _ = model.decoder(words[beams], source.reorder(beams))
+    for step, actual in enumerate(logits):
+        close(actual, expected[:: 3 if step == 0 else 1, step])
+
+
+@torch.no_grad()
+def test_steps_among_some_words(build, architecture, sentences, device) -> None:
+    """Those that are none have no probability."""
+    model = build(architecture)
+    source, target = model.encoder(sentences([5, 3])), sentences([4, 4])
+    words = torch.tensor([0, 1, 2, 3, 7, 30, -1], device=device)
+    decoding = model.decoder.start(source, words=words)
+    expected, _ = model.decoder(target, source)
+    for step in range(3):
+        decoding.begin_step()
+        features, _ = decoding.advance(target[:, step], None)
+        logits = decoding.output_layer(features)
+        close(logits[:, :-1], expected[:, step, words[:-1]])
+        assert logits[:, -1].tolist() == [-torch.inf] * 2
 
 
 @torch.no_grad()
@@ -155,7 +173,7 @@ def test_a_state_that_stays_in_its_place(build, architecture, sentences, device)
     model = build(architecture, **LAYERS.get(architecture, {})).double()
     encoded, rows = model.encoder(sentences([5, 3])), torch.arange(6, device=device)
     beams = encoded.reorder(rows // 3)
-    decoding = model.decoder.start(beams, room=20)
+    decoding = model.decoder.start(encoded, 3, room=20)
     places = [tensor.data_ptr() for tensor in tensors_of(decoding)]
     order = torch.tensor([1, 1, 0, 5, 3, 3], device=device)
     words = sentences([29] * 6)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from fairseq.models import BaseFairseqModel
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
-from fairseq_plugins.models.output_layer import narrowed
+from fairseq_plugins.models.output_layer import among, narrowed
 from fairseq_plugins.nn.initialisation import Linear
 from fairseq_plugins.nn.selected_rows import SelectedRows
 from tests.conftest import ARCHITECTURES
@@ -49,15 +50,30 @@ def inputs(sentences: Callable[..., Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     return source, source.ne(1).sum(dim=1), sentences([5, 4, 3], seed=2)
 
 
+@contextmanager
+def twin(model: BaseFairseqModel, candidates: Tensor) -> Iterator[BaseFairseqModel]:
+    """The model itself stays as it is."""
+    parts = dict(model.named_modules(remove_duplicate=False))
+    yield among(model, candidates)
+    assert all(parts[name] is part for name, part in model.named_modules(remove_duplicate=False))
+
+
+@contextmanager
+def itself(model: BaseFairseqModel, candidates: Tensor) -> Iterator[BaseFairseqModel]:
+    with narrowed(model, candidates):
+        yield model
+
+
+@pytest.mark.parametrize("narrow", [twin, itself])
 @pytest.mark.parametrize("prepared", [False, True])
-def test_predictions_and_gradients(model: Model, inputs: tuple[Tensor, ...], prepared: bool) -> None:
+def test_predictions_and_gradients(model: Model, inputs: tuple[Tensor, ...], narrow: Any, prepared: bool) -> None:
     candidates = torch.tensor(CANDIDATES, device=inputs[0].device)
     models = [model(), model()]
     if prepared:
         for each in models:
             each.make_generation_fast_()
-    with narrowed(models[0], candidates):
-        actual = models[0](*inputs)[0]
+    with narrow(models[0], candidates) as narrowed_model:
+        actual = narrowed_model(*inputs)[0]
     expected = models[1](*inputs)[0][..., candidates]
     torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
 

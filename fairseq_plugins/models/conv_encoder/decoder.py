@@ -31,6 +31,8 @@ class LSTMDecoder(IncrementalDecoder):
         dropout: on the input of all layers but the first, and on the decoder's output.
     """
 
+    decoding = ConvEncoderDecoding
+
     def __init__(
         self, dictionary: Dictionary, embedding: InputEmbedding, hidden_size: int, layers: int, dropout: float
     ) -> None:
@@ -51,15 +53,3 @@ class LSTMDecoder(IncrementalDecoder):
         for lstm in self.upper:
             h, _ = lstm(self.dropout(h))
         return self.dropout(self.to_embedding(h)), {"attn": [a if self.wants_attention else None]}
-
-    def output_layer(self, features: Tensor, **unused: object) -> Tensor:
-        """Logits over the vocabulary: (..., f) -> (..., V)."""
-        return self.output_projection(features)
-
-    def start(self, encoder_out: Source, room: int | None = None) -> ConvEncoderDecoding:
-        """The state of a batch before its first step."""
-        return ConvEncoderDecoding(self, encoder_out, room)
-
-    def max_positions(self) -> int:
-        """Longest target, in tokens."""
-        return self.embedding.max_positions

@@ -26,18 +26,15 @@ __all__ = ["ConvEncoderDecoding"]
 class ConvEncoderDecoding(StepwiseDecoding):
     """The decoding of one batch.
 
-    Args:
-        decoder: the decoder.
-        encoder_out: the encoder's result.
-        room: as of `StepwiseDecoding`.
+    Args: as of `StepwiseDecoding`.
     """
 
     @torch.no_grad()
-    def __init__(self, decoder: LSTMDecoder, encoder_out: Source, room: int | None) -> None:
-        super().__init__(decoder, encoder_out, room)
+    def __init__(self, decoder: LSTMDecoder, source: Source, beam: int, room: int | None, words: Tensor | None) -> None:
+        super().__init__(decoder, source, beam, room, words)
         rows = self.order.rows
         self.to_embedding = step_linear(decoder.to_embedding.weight, decoder.to_embedding.bias, rows)
-        self.attention = ProjectedAttention(decoder.attentive, self.source)
+        self.attention = ProjectedAttention(decoder.attentive, source)
         attentive = decoder.attentive
         self.lstms = [
             _StepLSTM(attentive.input.weight, attentive.recurrent.weight, attentive.input.bias, rows, self.fixed)
@@ -59,6 +56,7 @@ class ConvEncoderDecoding(StepwiseDecoding):
 
     def keep(self, kept: Kept) -> None:
         """Go on with these sentences only."""
+        super().keep(kept)
         self.attention.keep(kept)
 
 

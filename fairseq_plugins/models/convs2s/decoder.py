@@ -40,6 +40,8 @@ class ConvS2SDecoder(IncrementalDecoder):
         tied: whether the projection to the vocabulary is the word embedding.
     """
 
+    decoding = ConvS2SDecoding
+
     def __init__(
         self,
         dictionary: Dictionary,
@@ -96,20 +98,8 @@ class ConvS2SDecoder(IncrementalDecoder):
         # The mean over the layers that attend, so that each row sums to one; fairseq divides by all layers.
         return features, {"attn": [torch.stack(attention).mean(dim=0) if self.wants_attention else None]}
 
-    def output_layer(self, features: Tensor, **unused: object) -> Tensor:
-        """Logits over the vocabulary: (..., out_embed_dim) -> (..., V)."""
-        return self.output_projection(features)
-
     @property
     def layers(self) -> Iterator[tuple[GatedConvolution, MultiStepAttention | None, Shortcut]]:
         """The layers from the input up: convolution, attention where there is one, and residual connection."""
         layers: Any = zip(self.convolutions, self.attentions, self.shortcuts, strict=True)
         return layers
-
-    def start(self, encoder_out: Source, room: int | None = None) -> ConvS2SDecoding:
-        """The state of a batch before its first step."""
-        return ConvS2SDecoding(self, encoder_out, room)
-
-    def max_positions(self) -> int:
-        """Longest target, in tokens."""
-        return self.embedding.max_positions

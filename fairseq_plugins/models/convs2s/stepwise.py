@@ -34,17 +34,16 @@ __all__ = ["ConvS2SDecoding"]
 class ConvS2SDecoding(StepwiseDecoding):
     """The decoding of one batch.
 
-    Args:
-        decoder: the decoder, prepared for inference or in the middle of training.
-        encoder_out: the encoder's result.
-        room: as of `StepwiseDecoding`.
+    Args: as of `StepwiseDecoding`.
     """
 
     @torch.no_grad()
-    def __init__(self, decoder: ConvS2SDecoder, encoder_out: Source, room: int | None) -> None:
+    def __init__(
+        self, decoder: ConvS2SDecoder, source: Source, beam: int, room: int | None, words: Tensor | None
+    ) -> None:
         if has_weight_norm(decoder):
             decoder = without_weight_norm(decoder, decoder.dictionary)
-        super().__init__(decoder, encoder_out, room)
+        super().__init__(decoder, source, beam, room, words)
         rows = self.order.rows
         self.from_embedding, self.to_embedding = (
             step_linear(part.weight, part.bias, rows) for part in (decoder.from_embedding, decoder.to_embedding)
@@ -53,8 +52,8 @@ class ConvS2SDecoding(StepwiseDecoding):
         self.layers = []
         for convolution, attention, shortcut in decoder.layers:
             projected = None
-            if attention is not None and attention.projecting_pays(self.source.keys.size(1)):
-                projected = ProjectedAttention(attention, self.source)
+            if attention is not None and attention.projecting_pays(source.keys.size(1)):
+                projected = ProjectedAttention(attention, source)
             self.layers.append(
                 _Layer(
                     convolution=step_convolution(convolution, rows, self.fixed),
@@ -90,7 +89,7 @@ class ConvS2SDecoding(StepwiseDecoding):
 
     def keep(self, kept: Kept) -> None:
         """Go on with these sentences only."""
-        self.source = self.source.select(kept.sentences)
+        super().keep(kept)
         for layer in self.layers:
             if layer.projected is not None:
                 layer.projected.keep(kept)

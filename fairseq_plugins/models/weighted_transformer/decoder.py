@@ -28,6 +28,8 @@ class WeightedTransformerDecoder(IncrementalDecoder):
         output_projection: to the vocabulary.
     """
 
+    decoding = WeightedTransformerDecoding
+
     def __init__(
         self,
         cfg: Namespace | DictConfig,
@@ -56,15 +58,3 @@ class WeightedTransformerDecoder(IncrementalDecoder):
             heads = cast(DecoderLayer, layer).source_attention
             attention = heads.weights(query, source.keys, source.bias.unsqueeze(1)).mean(dim=1)
         return x, {"attn": [attention]}
-
-    def output_layer(self, features: Tensor, **unused: object) -> Tensor:
-        """Logits over the vocabulary: (..., d) -> (..., V)."""
-        return self.output_projection(features)
-
-    def start(self, encoder_out: Source, room: int | None = None) -> WeightedTransformerDecoding:
-        """The state of a batch before its first step."""
-        return WeightedTransformerDecoding(self, encoder_out, room)
-
-    def max_positions(self) -> int:
-        """Longest target, in tokens."""
-        return self.embedding.max_positions

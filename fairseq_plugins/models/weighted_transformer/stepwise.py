@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from fairseq_plugins.models.incremental import StepwiseDecoding
+from fairseq_plugins.models.incremental import ROOM, StepwiseDecoding
 from fairseq_plugins.nn.attention import join_heads, split_heads
 from fairseq_plugins.nn.block_diagonal import add_block_diagonal
 from fairseq_plugins.nn.decoder_state import Ancestry, Kept, Past
@@ -24,35 +24,32 @@ if TYPE_CHECKING:
 
 __all__ = ["WeightedTransformerDecoding"]
 
-_ROOM = 16  # steps that there is memory for at the start, and at least how many are added when it is full
 _FEWEST_IN_BAGS = 16  # rows; for fewer, matrix products take less time (measured, 2 cores of an EPYC of family 25)
 
 
 class WeightedTransformerDecoding(StepwiseDecoding):
     """The decoding of one batch.
 
-    Args:
-        decoder: the decoder.
-        encoder_out: the encoder's result.
-        room: as of `StepwiseDecoding`.
+    Args: as of `StepwiseDecoding`.
     """
 
     @torch.no_grad()
-    def __init__(self, decoder: WeightedTransformerDecoder, encoder_out: Source, room: int | None) -> None:
-        super().__init__(decoder, encoder_out, room)
+    def __init__(
+        self, decoder: WeightedTransformerDecoder, source: Source, beam: int, room: int | None, words: Tensor | None
+    ) -> None:
+        super().__init__(decoder, source, beam, room, words)
         rows = self.order.rows
-        self.room: int = _ROOM if room is None else room
-        self.ancestry = Ancestry(len(self.source.keys), self.beam, self.room, self.source.keys.device, self.fixed)
+        self.room: int = ROOM if room is None else room
+        self.ancestry = Ancestry(len(source.keys), beam, self.room, source.keys.device, self.fixed)
         modules = cast("list[DecoderLayer]", decoder.layers)
         self.heads = modules[0].self_attention.heads
-        self.layers = [_Layer(module, self.source, rows, self.beam, self.room) for module in modules]
+        self.layers = [_Layer(module, source, rows, beam, self.room) for module in modules]
 
     def step(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """One token per row, (R,), to features (R, d) and the last layer's attention (R, S)."""
-        if not self.fixed and self.steps == self.room:
-            self.grow(max(_ROOM, self.room // 4))
-        places = self.ancestry.step(order, self.beam, self.position)
-        past, to_source = self._sights()
+        beam = tokens.numel() // len(self.source.keys)
+        places = self.ancestry.step(order, beam, self.position)
+        past, to_source = self._sights(beam)
 
         x = self.by_sentence(self.decoder.embedding.step(tokens, self.position))
         for layer in self.layers:
@@ -62,17 +59,17 @@ class WeightedTransformerDecoding(StepwiseDecoding):
             attention = to_source.weights(query, layer.source_keys).mean(dim=1).flatten(0, 1)
         return x.flatten(0, 1), attention
 
-    def _sights(self) -> tuple[Sight, Sight]:
+    def _sights(self, beam: int) -> tuple[Sight, Sight]:
         """What the rows of this step look at, of the steps so far and of the source."""
         sentences, words, _ = self.source.keys.shape
         source_bias = self.source.bias.unsqueeze(1)
         # Attending to what has not been filled costs less than steps of several shapes only where these are compiled.
-        steps = self.room if self.fixed else self.steps + 1
+        steps = self.room if self.fixed else self.steps
         seen = steps * self.order.beam
-        if self.fixed or self.position.device.type != "cpu" or sentences * self.beam < _FEWEST_IN_BAGS:
+        if self.fixed or self.position.device.type != "cpu" or sentences * beam < _FEWEST_IN_BAGS:
             return Sight(seen, self.ancestry.bias(steps, self.source.keys.dtype)), Sight(words, source_bias)
         ancestors = self.ancestry.ancestors(steps)
-        everywhere = torch.arange(words).expand(sentences, self.beam, words)
+        everywhere = torch.arange(words).expand(sentences, beam, words)
         return (
             Sight(seen, places=ancestors.unsqueeze(1), bags=bags(ancestors, self.heads, self.room * self.order.beam)),
             Sight(words, source_bias, bags=bags(everywhere, self.heads, words)),
@@ -80,7 +77,7 @@ class WeightedTransformerDecoding(StepwiseDecoding):
 
     def keep(self, kept: Kept) -> None:
         """Go on with these sentences only."""
-        self.source = self.source.select(kept.sentences)
+        super().keep(kept)
         for layer in self.layers:
             layer.keep(kept)
 

@@ -151,7 +151,7 @@ def test_a_step_attends_to_the_steps_so_far(build, sentences, monkeypatch) -> No
     ):
         sights.clear()
         model, words = model.to(to), sentences([3] * count).to(to)
-        decoding = model.decoder.start(model.encoder(sentences([5] * count).to(to)), room)
+        decoding = model.decoder.start(model.encoder(sentences([5] * count).to(to)), 1, room)
         for length in (1, 2, 3):
             decoding.decode(words[:, :length])
         assert [sight.seen for sight in sights[::own_and_source]] == ([1, 2, 3] if room is None else [20, 20, 20])
