@@ -53,7 +53,7 @@ from turns import (
 )
 
 from fairseq_plugins.generation.beam_search import FastBeamSearch
-from fairseq_plugins.generation.compiled_steps import CompiledSteps
+from fairseq_plugins.generation.programs import Programs
 from fairseq_plugins.nn.packed_linear import PRECISIONS
 from fairseq_plugins.nn.packing import Packing
 
@@ -146,7 +146,7 @@ def searches(
         ours = f"{name}, translation_fast{suffix}"
         runs[ours] = partial(search().generate, None, sample)
         if args.compile_steps:
-            runs[ours + COMPILED] = partial(search(compiled=CompiledSteps()).generate, None, sample)
+            runs[ours + COMPILED] = partial(search(programs=Programs()).generate, None, sample)
     return runs
 
 

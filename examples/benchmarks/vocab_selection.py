@@ -29,8 +29,8 @@ from torch import Tensor
 from turns import compare, machine, make_dictionary, parse_options, ratio, take_turns
 
 from fairseq_plugins.criterions.vocab_selection_cross_entropy import VocabSelectionCrossEntropy
+from fairseq_plugins.generation.beam_search import FastBeamSearch
 from fairseq_plugins.generation.candidates import Candidates
-from fairseq_plugins.generation.search import CandidateSearch
 
 OPTIONS = (
     ("input", "", "source text, plain or gzipped, one sentence a line"),
@@ -101,7 +101,7 @@ class Bench:
             search = (
                 SequenceGenerator([model], self.target, **options)
                 if candidates is None
-                else CandidateSearch([model], self.target, candidates=candidates, **options)
+                else FastBeamSearch([model], self.target, candidates=candidates, **options)
             )
             hypotheses += search.generate(None, batch)
         return hypotheses

@@ -15,9 +15,8 @@ from fairseq.tasks.translation import TranslationTask
 
 from fairseq_plugins.generation.beam_search import FastBeamSearch, FastBeamSearchWithAlignment
 from fairseq_plugins.generation.candidates import Candidates
-from fairseq_plugins.generation.compiled_steps import CompiledSteps
 from fairseq_plugins.generation.config import TranslationFastConfig
-from fairseq_plugins.generation.search import CandidateSearch, CandidateSearchWithAlignment
+from fairseq_plugins.generation.programs import Programs
 from fairseq_plugins.nn.packing import Packing
 
 __all__ = ["TranslationFastTask"]
@@ -69,8 +68,8 @@ class TranslationFastTask(TranslationTask):
         return Packing(str(self.cfg.cpu_dtype))
 
     @functools.cached_property
-    def _compiled(self) -> CompiledSteps | None:
-        return CompiledSteps() if self.cfg.compile_steps else None
+    def _programs(self) -> Programs | None:
+        return Programs() if self.cfg.compile_steps else None
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of the task."""
@@ -120,10 +119,7 @@ class TranslationFastTask(TranslationTask):
             aligns = bool(getattr(args, "print_alignment", None))  # fairseq looks only where no class is given
             if aligns:
                 extra["print_alignment"] = args.print_alignment
-            extra |= {"packing": self._packing, "compiled": self._compiled, "word_penalty": self.cfg.word_penalty}
-            if self.candidates is None:
-                seq_gen_cls = FastBeamSearchWithAlignment if aligns else FastBeamSearch
-            else:
-                extra["candidates"] = self.candidates
-                seq_gen_cls = CandidateSearchWithAlignment if aligns else CandidateSearch
+            extra |= {"packing": self._packing, "programs": self._programs}
+            extra |= {"word_penalty": self.cfg.word_penalty, "candidates": self.candidates}
+            seq_gen_cls = FastBeamSearchWithAlignment if aligns else FastBeamSearch
         return super().build_generator(models, args, seq_gen_cls, extra, **kwargs)

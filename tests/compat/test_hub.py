@@ -16,11 +16,11 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf, overwrite_ar
 from fairseq.hub_utils import GeneratorHubInterface
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
+from fairseq_plugins.generation.search import CandidateSearch
 from omegaconf import OmegaConf
 
 from fairseq_plugins.compat import hub
 from fairseq_plugins.generation.beam_search import FastBeamSearch
-from fairseq_plugins.generation.search import CandidateSearch
 from tests.commands import save_model
 from tests.conftest import enliven
 

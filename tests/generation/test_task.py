@@ -20,7 +20,6 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from fairseq_plugins.generation.beam_search import FastBeamSearch, FastBeamSearchWithAlignment
 from fairseq_plugins.generation.config import TranslationFastConfig
-from fairseq_plugins.generation.search import CandidateSearch, CandidateSearchWithAlignment
 from fairseq_plugins.generation.task import TranslationFastTask
 from fairseq_plugins.nn.packed_linear import PRECISIONS
 from tests.conftest import ARCHITECTURES
@@ -34,8 +33,8 @@ class Own(SequenceGenerator):
 @pytest.mark.parametrize(
     ("with_candidates", "args", "kwargs", "kind"),
     [
-        (True, {}, {}, CandidateSearch),
-        (True, {"print_alignment": "soft"}, {}, CandidateSearchWithAlignment),
+        (True, {}, {}, FastBeamSearch),
+        (True, {"print_alignment": "soft"}, {}, FastBeamSearchWithAlignment),
         (True, {"score_reference": True}, {}, SequenceScorer),
         (True, {}, {"seq_gen_cls": Own}, Own),
         (False, {}, {}, FastBeamSearch),
@@ -60,9 +59,8 @@ def test_generator_of_the_task(
     if isinstance(generator, FastBeamSearch):
         assert generator.model.word_penalty == 0.25
         assert generator.lm_weight == 0.5
-        assert generator.compiled is None
-    if isinstance(generator, CandidateSearch):
-        assert generator.candidates is some
+        assert generator.programs is None
+        assert generator.candidates is (some if with_candidates else None)
     if isinstance(generator, SequenceGeneratorWithAlignment):
         chosen = {"hard": utils.extract_hard_alignment, "soft": utils.extract_soft_alignment}
         assert generator.extract_alignment is chosen[args["print_alignment"]]
@@ -86,7 +84,7 @@ def test_generators_of_a_task_share_what_takes_long_to_make(build, dictionary, c
     model = build(ARCHITECTURES[0])
     one, other = (task.build_generator([model], Namespace(beam=3)) for _ in range(2))
     assert one.packing is other.packing
-    assert one.compiled is other.compiled is not None
+    assert one.programs is other.programs is not None
     assert "not compiled" not in caplog.text
     task.build_generator([model, model], Namespace(beam=3))
     assert caplog.messages == ["steps are not compiled: that is for plain beam search with one model of this plugin"]

@@ -12,8 +12,8 @@ from fairseq import search
 from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithAlignment
 from torch import Tensor
 
+from fairseq_plugins.generation.beam_search import FastBeamSearch, FastBeamSearchWithAlignment
 from fairseq_plugins.generation.candidates import Candidates
-from fairseq_plugins.generation.search import CandidateSearch, CandidateSearchWithAlignment
 from tests.conftest import ARCHITECTURES
 from tests.generation.searching import LENGTHS, MODES, Model, assert_same, generate
 
@@ -41,23 +41,18 @@ def forced_words(options: dict[str, Any]) -> list[int]:
 def test_all_words(model: Model, everything: Candidates, dictionary, sentences, mode: str) -> None:
     """Sampled words too.  The scores are the same numbers where a product is, whose memory lies elsewhere."""
     source = sentences(LENGTHS, left_pad=True)
-    actual = generate(CandidateSearch, [model()], dictionary, source, candidates=everything, **MODES[mode])
+    actual = generate(FastBeamSearch, [model()], dictionary, source, candidates=everything, **MODES[mode])
     assert_same(actual, generate(SequenceGenerator, [model()], dictionary, source, **MODES[mode]), tolerance=2e-6)
 
 
-# After a prefix that ends the sentence fairseq fills its beams with copies, and their attention is that of some beam
-# of no probability.
-AFTER_AN_END = ("prefix with an end", "prefix behind another first word")
-
-
-@pytest.mark.parametrize("mode", [mode for mode in MODES if "sampling" not in mode and mode not in AFTER_AN_END])
+@pytest.mark.parametrize("mode", [mode for mode in MODES if "sampling" not in mode])
 def test_some_words(model: Model, some: Candidates, dictionary, sentences, device, mode: str) -> None:
     source = sentences(LENGTHS, left_pad=True)
     mask, forced = some.mask(source), forced_words(MODES[mode])
     assert not forced or not mask[forced].all()
     mask[forced] = True
     assert 20 <= int(mask.sum()) <= 35
-    actual = generate(CandidateSearch, [model()], dictionary, source, candidates=some, **MODES[mode])
+    actual = generate(FastBeamSearch, [model()], dictionary, source, candidates=some, **MODES[mode])
     expected = generate(SequenceGenerator, [as_if_impossible(model(), mask)], dictionary, source, **MODES[mode])
     assert_same(actual, expected, tolerance=2e-5)
 
@@ -68,7 +63,7 @@ def test_sampling_among_some_words(model: Model, some: Candidates, dictionary, s
     source = sentences([5])
     words = some.mask(source).nonzero().squeeze(1)
     ((beam, *_),) = generate(
-        CandidateSearch, [model()], dictionary, source, candidates=some, search=search.Sampling, min_len=4
+        FastBeamSearch, [model()], dictionary, source, candidates=some, search=search.Sampling, min_len=4
     )
     assert set(beam["tokens"].tolist()) <= set(words.tolist())
     previous = torch.cat([words.new_tensor([dictionary.eos()]), beam["tokens"][:-1]])
@@ -82,7 +77,7 @@ def test_sampling_among_some_words(model: Model, some: Candidates, dictionary, s
 @pytest.mark.parametrize("kind", ["everything", "some"])
 def test_ensemble(model: Model, dictionary, sentences, kind: str, request: pytest.FixtureRequest) -> None:
     candidates, source = request.getfixturevalue(kind), sentences(LENGTHS)
-    actual = generate(CandidateSearch, [model(1), model(2)], dictionary, source, candidates=candidates)
+    actual = generate(FastBeamSearch, [model(1), model(2)], dictionary, source, candidates=candidates)
     plain = [as_if_impossible(model(seed), candidates.mask(source)) for seed in (1, 2)]
     assert_same(actual, generate(SequenceGenerator, plain, dictionary, source), tolerance=2e-5)
 
@@ -93,7 +88,7 @@ def test_prepared_for_inference(model: Model, dictionary, sentences, kind: str, 
     models = [model(), as_if_impossible(model(), candidates.mask(source))]
     for each in models:
         each.make_generation_fast_(beamable_mm_beam_size=4, need_attn=True)
-    actual = generate(CandidateSearch, models[:1], dictionary, source, candidates=candidates)
+    actual = generate(FastBeamSearch, models[:1], dictionary, source, candidates=candidates)
     assert_same(actual, generate(SequenceGenerator, models[1:], dictionary, source), tolerance=2e-5)
 
 
@@ -108,7 +103,7 @@ def test_alignment(model: Model, some: Candidates, dictionary, sentences, alignm
             pytest.skip("fairseq cannot: this model does not name its attention")
         ours.full_context_alignment = theirs.full_context_alignment = True
     options = {"print_alignment": alignment, "beam_size": 3}
-    actual = generate(CandidateSearchWithAlignment, [ours], dictionary, source, candidates=some, **options)
+    actual = generate(FastBeamSearchWithAlignment, [ours], dictionary, source, candidates=some, **options)
     expected = generate(SequenceGeneratorWithAlignment, [theirs], dictionary, source, **options)
     for beam in chain(*actual, *expected):
         beam["alignment"] = torch.tensor([[float(number) for number in row] for row in beam["alignment"]])
@@ -120,11 +115,11 @@ def test_in_the_middle_of_training(model: Model, some: Candidates, dictionary, s
     source = sentences(LENGTHS)
     sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(dictionary.pad()).sum(dim=1)}}
     trained = model(1)
-    generator = CandidateSearch([trained], dictionary, candidates=some, beam_size=4, max_len_b=12)
+    generator = FastBeamSearch([trained], dictionary, candidates=some, beam_size=4, max_len_b=12)
     first = generator.generate([trained], sample)
     trained.load_state_dict(model(2).state_dict())
     actual = generator.generate([trained], sample)
-    assert_same(actual, generate(CandidateSearch, [model(2)], dictionary, source, candidates=some), tolerance=0)
+    assert_same(actual, generate(FastBeamSearch, [model(2)], dictionary, source, candidates=some), tolerance=0)
     assert any(
         mine[0]["tokens"].tolist() != theirs[0]["tokens"].tolist() for mine, theirs in zip(actual, first, strict=True)
     )
@@ -140,7 +135,7 @@ def test_leaves_everything_as_it_was(model: Model, some: Candidates, dictionary,
 
     source, models = sentences(LENGTHS), [model(1), model(2)]
     sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(dictionary.pad()).sum(dim=1)}}
-    generator = CandidateSearch(
+    generator = FastBeamSearch(
         models,
         dictionary,
         some,
@@ -157,7 +152,7 @@ def test_leaves_everything_as_it_was(model: Model, some: Candidates, dictionary,
     else:
         generator.generate(models, sample)
     assert (generator.vocab_size, generator.token_indices_to_suppress.tolist()) == (len(dictionary), [11])
-    assert generator.model.words is None
+    assert generator.model.models[0] is models[0]
     for each, modules, before in zip(models, parts, values, strict=True):
         assert all(module is modules[name] for name, module in each.named_modules(remove_duplicate=False))
         assert list(each.state_dict()) == list(before)
@@ -176,7 +171,7 @@ def test_forced_words_are_looked_for_where_the_source_is(build, dictionary, some
         raise Asked(mask.device.type)
 
     monkeypatch.setattr(Tensor, "nonzero", nonzero)
-    generator = CandidateSearch([build(ARCHITECTURES[0])], dictionary, some, tokens_to_suppress=("w7",))
+    generator = FastBeamSearch([build(ARCHITECTURES[0])], dictionary, some, tokens_to_suppress=("w7",))
     source = torch.zeros(2, 3, dtype=torch.long, device="meta")
     with pytest.raises(Asked, match="meta"):
         generator._generate({"net_input": {"src_tokens": source}}, prefix_tokens=source)
@@ -184,23 +179,36 @@ def test_forced_words_are_looked_for_where_the_source_is(build, dictionary, some
 
 @pytest.mark.parametrize(
     ("options", "needed"),
-    [({"beam_size": 5}, 11), ({"search": lambda d: search.Sampling(d, sampling_topk=9), "beam_size": 1}, 9)],
+    [
+        ({"beam_size": 5}, 6),
+        ({"beam_size": 5, "search": lambda d: search.DiverseSiblingsSearch(d, 0.5)}, 11),
+        ({"search": lambda d: search.Sampling(d, sampling_topk=9), "beam_size": 1}, 9),
+    ],
 )
 def test_too_few_candidates(build, dictionary, sentences, options: dict[str, Any], needed: int) -> None:
     models, source = [build(ARCHITECTURES[0])], sentences([3])
     always = torch.zeros(len(dictionary), dtype=torch.bool)
     always[: needed - 1] = True
     candidates = Candidates(torch.full((len(dictionary), 1), needed), always)
-    generate(CandidateSearch, models, dictionary, source, candidates=candidates, **options)
+    generate(FastBeamSearch, models, dictionary, source, candidates=candidates, **options)
     candidates.translations.fill_(0)
     with pytest.raises(ValueError, match=f"needs {needed} candidates and a batch has only {needed - 1}: raise --freq"):
-        generate(CandidateSearch, models, dictionary, source, candidates=candidates, **options)
+        generate(FastBeamSearch, models, dictionary, source, candidates=candidates, **options)
+
+
+@pytest.mark.parametrize("beam", [23, 43, 60])
+def test_all_words_and_many_hypotheses(build, everything: Candidates, dictionary, sentences, beam: int) -> None:
+    """More than half of the words, and more than all: fairseq takes as many as there are."""
+    source, options = sentences(LENGTHS), {"beam_size": beam, "max_len_b": 4}
+    models = [build(ARCHITECTURES[0]).double()]
+    actual = generate(FastBeamSearch, models, dictionary, source, candidates=everything, **options)
+    assert_same(actual, generate(SequenceGenerator, models, dictionary, source, **options), tolerance=2e-6)
 
 
 def test_what_needs_the_whole_vocabulary(build, dictionary, some: Candidates) -> None:
     models = [build(ARCHITECTURES[0])]
     with pytest.raises(ValueError, match=r"^--candidates does not go with --lm-path: a language model scores "):
-        CandidateSearch(models, dictionary, some, lm_model=models[0])
+        FastBeamSearch(models, dictionary, candidates=some, lm_model=models[0])
     strategy = search.PrefixConstrainedBeamSearch(dictionary, lambda batch, tokens: [4])
     with pytest.raises(ValueError, match=r"^--candidates does not go with prefix_allowed_tokens_fn, whose .* before$"):
-        CandidateSearch(models, dictionary, some, search_strategy=strategy)
+        FastBeamSearch(models, dictionary, candidates=some, search_strategy=strategy)

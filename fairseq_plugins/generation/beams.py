@@ -1,0 +1,241 @@
+"""The hypotheses of a batch, and the step of a beam search: the same on every device, and nothing but tensors.
+
+B sentences, k hypotheses (rows) for each, R = B·k; V words, T steps, S source positions.
+
+A step changes no shape and looks at no number.  What it finds is written down as back-pointers, which never move: which
+word each hypothesis went on with, which one it continued, and which ended.  They are followed once, at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairseq_plugins.generation.best_words import best_words
+from fairseq_plugins.generation.ensemble import OtherDecoding
+from fairseq_plugins.models.incremental import StepwiseDecoding
+from fairseq_plugins.nn.decoder_state import Kept
+
+__all__ = ["Beams", "Rules"]
+
+
+class Rules(NamedTuple):
+    """What a search forbids, forces or penalises; words by their numbers among the candidates, if there are any.
+
+    Attributes:
+        ruled: the words whose log-probability is changed, (n,).
+        penalties: what is added to it at each step, (T, n).
+        forced: the word that all hypotheses of a sentence take at each step, (T, B); where -1, any.
+        last: the last step, in which all that is left ends, (1,).
+        words: the candidates, (V,), or None where they are all words; where negative there is none.
+        beam: k.
+        word_penalty: added to the log-probability of each word; in ``penalties`` the end loses it again.
+        temperature: logits are divided by it.
+        eos: the end.
+        bos: the first word.
+    """
+
+    ruled: Tensor
+    penalties: Tensor
+    forced: Tensor
+    last: Tensor
+    words: Tensor | None
+    beam: int
+    word_penalty: float
+    temperature: float
+    eos: int
+    bos: int
+
+    def clone(self) -> Rules:
+        """The same elsewhere in memory."""
+        parts: Any = (each.clone() if torch.is_tensor(each) else each for each in self)
+        return Rules(*parts)
+
+
+class Beams:
+    """The search of one batch.
+
+    Args:
+        decoding: a decoder before its first step.
+        rules: of the batch.
+        rows: of each sentence in the first step: k, or one, since they are all alike.
+        fixed: whether all tensors stay in their places in memory, and no sentence leaves.
+        attends: S, where a fixed state is to keep the attention.
+        in_place: whether log-probabilities may overwrite the logits.
+
+    Attributes:
+        sentences: those that are left, by their numbers in the batch, (B,).
+        finished: which of these have k finished hypotheses, (B,).
+    """
+
+    def __init__(
+        self,
+        decoding: StepwiseDecoding | OtherDecoding,
+        rules: Rules,
+        rows: int,
+        *,
+        fixed: bool = False,
+        attends: int | None = None,
+        in_place: bool = False,
+    ) -> None:
+        self.decoding, self.rules, self.beam, self.fixed, self.in_place = decoding, rules, rules.beam, fixed, in_place
+        (steps, sentences), device, beam = rules.forced.shape, rules.forced.device, rules.beam
+        self.sentences = torch.arange(sentences, device=device)
+        self.tokens = torch.full((sentences * rows,), rules.bos, device=device)  # the last word of each row
+        self.order = torch.arange(0, sentences * beam, beam // rows, device=device)  # which row each continues
+        # Only one of a sentence's rows, which are alike, has any probability at first.
+        self.totals = torch.full((sentences, rows), -torch.inf, device=device)
+        self.totals[:, 0] = 0
+        self.count = torch.zeros(sentences, dtype=torch.long, device=device)  # of hypotheses that have ended
+        self.finished = torch.zeros(sentences, dtype=torch.bool, device=device)
+        self.position = torch.zeros(1, dtype=torch.long, device=device)
+        # Of each step: words and parents of those that go on, and parents of those that end; and both their scores.
+        self.numbers = torch.zeros(steps, sentences, 3 * beam, dtype=torch.long, device=device)
+        self.scores = torch.full((steps, sentences, 2 * beam), -torch.inf, device=device)
+        self.attention = None if attends is None else self._no_attention(attends)
+
+    def begin_and_step(self, step: Callable[[Beams], None] | None = None) -> None:
+        """`step`, or a program of it, after what the host does before; not where the state is another batch's."""
+        self.decoding.begin_step()
+        (step or Beams.step)(self)
+
+    def step(self) -> None:
+        """All hypotheses grow by a word, or end."""
+        k = self.beam
+        forced = self.rules.forced.index_select(0, self.position).squeeze(0).index_select(0, self.sentences)
+        best, words = self._best_of_rows(forced)
+        scores, words, parents = self._best_of_sentences(best, words, forced)
+        # Of a sentence's best 2k, of which at most k end, those end that are among the first k...
+        ends = words.eq(self.rules.eos) & scores.ne(-torch.inf)
+        ended = scores[:, :k].where(ends[:, :k], -torch.inf)
+        # ... and the first k that do not end go on.
+        going = ends.sort(dim=1, stable=True)[1][:, :k]
+        totals, tokens, mothers = (part.gather(1, going) for part in (scores, words, parents))
+
+        at = self.position, self.sentences
+        self.numbers.index_put_(at, torch.cat([tokens, mothers, parents[:, :k]], dim=1))
+        self.scores.index_put_(at, torch.cat([totals, ended], dim=1))
+        first = torch.arange(0, len(self.tokens), self.totals.size(1), device=tokens.device).unsqueeze(1)
+        count = self.count + ends[:, :k].sum(dim=1)
+        self._go_on(
+            tokens=tokens.flatten(), order=(first + mothers).flatten(), totals=totals, count=count, finished=count >= k
+        )
+
+    def _best_of_rows(self, forced: Tensor) -> tuple[Tensor, Tensor]:
+        """The log-probabilities of the n best words of each row, the best first, and these words, (R, n) each.
+
+        Args:
+            forced: the word that each sentence is to take in this step, or -1, (B,).
+        """
+        rules = self.rules
+        features, attention = self.decoding.advance(self.tokens, self.order)
+        if attention is not None:
+            self._see(attention)
+        logits = self.decoding.output_layer(features)
+        if rules.temperature != 1:
+            logits = logits / rules.temperature
+        place = logits if self.in_place and logits.dtype == torch.float32 else None
+        lprobs = torch.log_softmax(logits, dim=1, dtype=torch.float32, out=place)
+        ruled, penalties = rules.ruled.expand(len(lprobs), -1), rules.penalties.index_select(0, self.position)
+        lprobs.scatter_add_(1, ruled, penalties.expand_as(ruled))
+        best, words = best_words(lprobs, min(2 * self.beam, lprobs.size(1)))
+
+        forced = forced.unsqueeze(1).expand_as(self.totals).reshape(-1, 1)
+        only = torch.full_like(best, -torch.inf)
+        only[:, :1] = lprobs.gather(1, forced.clamp(min=0))
+        best = only.where(forced >= 0, best)
+        words = forced.where(forced >= 0, words)
+        if rules.word_penalty:
+            best = best + rules.word_penalty
+        if rules.words is not None:
+            words = rules.words[words].clamp(min=0)  # of a row without numbers any word may come out
+        return best.masked_fill(best.isnan(), -torch.inf), words
+
+    def _best_of_sentences(self, best: Tensor, words: Tensor, forced: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The up to 2k best of each sentence: scores, words, and which of its rows each continues, (B, 2k) each."""
+        sentences, size = len(self.sentences), best.size(1)
+        scores = best.view(sentences, -1, size) + self.totals.unsqueeze(2)
+        # Where a prefix ends the sentence, all its hypotheses end, as copies of the first: so it is in fairseq.
+        copies = (forced.eq(self.rules.eos) & self.position.ne(self.rules.last)).unsqueeze(1)
+        scores = scores[:, :1].where(copies.unsqueeze(2), scores).flatten(1)
+        scores, at = scores.topk(min(2 * self.beam, scores.size(1)))
+        parents = at.div(size, rounding_mode="floor").masked_fill(copies, 0)
+        return scores, words.view(sentences, -1).gather(1, at), parents
+
+    def _see(self, attention: Tensor) -> None:
+        """Write down what rows attend to in this step, (R, S)."""
+        if self.attention is None:
+            self.attention = self._no_attention(attention.size(1))
+        rows = self.sentences.unsqueeze(1) * self.beam + torch.arange(self.totals.size(1), device=attention.device)
+        self.attention.index_put_((self.position, rows.flatten()), attention.type_as(self.attention))
+
+    def _no_attention(self, source_length: int) -> Tensor:
+        steps, sentences = self.rules.forced.shape
+        return self.totals.new_zeros(steps, sentences * self.beam, source_length)
+
+    def _go_on(self, **parts: Tensor) -> None:
+        for name, value in parts.items():
+            if self.fixed:
+                getattr(self, name).copy_(value)
+            else:
+                setattr(self, name, value)
+        self.position.add_(1)
+
+    def keep(self, places: Tensor) -> None:
+        """Go on with the sentences that are now at these places."""
+        self.decoding.keep(Kept(places))
+        for name in ("sentences", "totals", "count"):
+            setattr(self, name, getattr(self, name).index_select(0, places))
+        for name in ("tokens", "order"):
+            setattr(self, name, getattr(self, name).view(-1, self.beam).index_select(0, places).flatten())
+
+    def hypotheses(self, steps: int, len_penalty: float) -> list[list[dict[str, Tensor]]]:
+        """The finished hypotheses of each sentence after so many steps, the best first, as fairseq's generators do.
+
+        Args:
+            steps: how many were made.
+            len_penalty: the power of its length that a score is divided by.
+        """
+        words, mothers, parents = np.split(self.numbers[:steps].cpu().numpy(), 3, axis=2)
+        totals, ended = np.split(self.scores[:steps].cpu().numpy(), 2, axis=2)
+        # Of each sentence the first k, by step and then by rank.
+        ends = (ended > -np.inf).swapaxes(0, 1).reshape(ended.shape[1], -1)
+        sentence, at = np.nonzero(ends & (ends.cumsum(axis=1) <= self.beam))
+        last, rank = np.divmod(at, self.beam)
+
+        # Back from the end: which row each hypothesis was before a step, its word, and its score after it.
+        row = parents[last, sentence, rank]
+        before, word, total = (np.zeros((len(at), steps), each) for each in (np.int64, np.int64, np.float32))
+        everyone = np.arange(len(at))
+        word[everyone, last], total[everyone, last] = self.rules.eos, ended[last, sentence, rank]
+        for step in reversed(range(steps)):
+            inside = np.nonzero(last > step)[0]
+            place = step, sentence[inside], row[inside]
+            word[inside, step], total[inside, step], row[inside] = words[place], totals[place], mothers[place]
+            before[:, step] = row
+        score = total[everyone, last] / ((last + 1) ** float(len_penalty)).astype(np.float32)
+        total[:, 1:] -= total[:, :-1].copy()
+
+        device = self.numbers.device
+        tokens, scores, each = (torch.from_numpy(part).to(device) for part in (word, score, total))
+        attention = torch.empty(len(at), 0)
+        if self.attention is not None:
+            rows = torch.from_numpy(before + sentence[:, None] * self.beam).to(device)
+            attention = self.attention[torch.arange(steps, device=device), rows].transpose(1, 2)
+        found: list[list[dict[str, Tensor]]] = [[] for _ in ends]
+        for i in np.lexsort((-score, sentence)):
+            length = last[i] + 1
+            found[sentence[i]].append(
+                {
+                    "tokens": tokens[i, :length],
+                    "score": scores[i],
+                    "attention": attention[i, ..., :length],
+                    "alignment": torch.empty(0),
+                    "positional_scores": each[i, :length],
+                }
+            )
+        return found

@@ -1,0 +1,163 @@
+"""Random searches of this plugin's models against fairseq's own, word by word: ``python -m tests.searches 10000``."""
+
+from __future__ import annotations
+
+import logging
+import random
+import sys
+import warnings
+from argparse import Namespace
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+from fairseq.sequence_generator import EnsembleModel, SequenceGenerator
+from tqdm import tqdm
+
+import fairseq_plugins  # noqa: F401  (registers the architectures)
+from fairseq_plugins.generation.beam_search import FastBeamSearch
+from fairseq_plugins.generation.candidates import Candidates
+from fairseq_plugins.generation.programs import Programs
+from tests.conftest import ARCHITECTURES, WORDS, enliven
+from tests.generation.searching import assert_same
+
+FIRST = 4  # of the words that are no special symbols
+PAD, EOS = 1, 2
+
+
+class Reference(EnsembleModel):
+    """fairseq's, in whose eyes some words cannot be, and with a constant for each word but the end."""
+
+    possible: torch.Tensor
+    word_penalty: float
+
+    def forward_decoder(self, *args: Any, **kwargs: Any) -> Any:
+        lprobs, attention = super().forward_decoder(*args, **kwargs)
+        lprobs = lprobs.masked_fill(~self.possible, -torch.inf).log_softmax(dim=1)
+        return lprobs + self.word_penalty * (torch.arange(lprobs.size(1)) != EOS), attention
+
+
+@cache
+def dictionary() -> Dictionary:
+    words = Dictionary()
+    for index in range(WORDS):
+        words.add_symbol(f"w{index}")
+    return words
+
+
+@cache
+def model(architecture: str, seed: int, prepared: bool) -> Any:
+    """In double precision, so that searches can be compared; their scores are in single precision all the same."""
+    torch.manual_seed(seed)
+    args = Namespace(arch=architecture, max_source_positions=64, max_target_positions=64)
+    ARCH_CONFIG_REGISTRY[architecture](args)
+    task = SimpleNamespace(source_dictionary=dictionary(), target_dictionary=dictionary())
+    made = ARCH_MODEL_REGISTRY[architecture].build_model(args, task)
+    enliven(made)
+    made.double().eval()
+    if prepared:
+        made.make_generation_fast_(need_attn=True)
+    return made
+
+
+@cache
+def programs() -> Programs:
+    """Fixed states in the memory of earlier batches, as on a GPU, without the graphs."""
+    return Programs(capture=lambda run: run, compile_step=lambda step: step)
+
+
+def check(number: int) -> tuple[bool, int]:
+    """The search of this number: whether a program made it, and how many hypotheses there were.
+
+    Raises:
+        AssertionError: it differs from fairseq's.
+    """
+    chance = random.Random(number)
+    torch.manual_seed(number)
+    pick = chance.choice
+    lengths = [chance.randint(1, 12) for _ in range(chance.randint(1, 9))]
+    source = torch.full((len(lengths), max(lengths)), PAD)
+    left_pad = pick([True, False])
+    for row, length in zip(source, lengths, strict=True):
+        words = torch.cat([torch.randint(FIRST, FIRST + WORDS, (length - 1,)), torch.tensor([EOS])])
+        row[-length if left_pad else 0 : None if left_pad else length] = words
+    longest = pick([0, 1, 3, 8, 20])
+    options = {
+        "beam_size": pick([1, 2, 3, 5, 7, 12]),
+        "max_len_a": pick([0, 0, 0.5]),
+        "max_len_b": longest,
+        "min_len": chance.randint(0, min(longest, 5)),
+        "unk_penalty": pick([0, 0, 1.5, -1.5]),
+        "temperature": pick([1, 1, 2]),
+        "len_penalty": pick([0, 0.5, 1]),
+        "normalize_scores": pick([True, True, False]),
+        "tokens_to_suppress": pick([(), (), ("w7", "w8", "w30")]),
+    }
+    call: dict[str, Any] = {"bos_token": pick([None, None, 8])}
+    if pick([True, False]):
+        prefix = torch.randint(FIRST, FIRST + WORDS, (len(lengths), chance.randint(1, 4)))
+        for row in prefix:
+            length = chance.randint(0, len(row))
+            row[length:] = PAD
+            if length > 1 and pick([True, False, False]):  # where it is an end alone, fairseq fails
+                row[length - 1] = EOS
+        call["prefix_tokens"] = prefix
+    candidates = None
+    possible = torch.ones(FIRST + WORDS, dtype=torch.bool)
+    if pick([True, False]):
+        always = torch.rand(FIRST + WORDS) < 0.4
+        always[: FIRST + 15] = True
+        candidates = Candidates(torch.randint(FIRST, FIRST + WORDS, (FIRST + WORDS, 1)), always)
+        possible = candidates.mask(source)
+        forced = [call.get("prefix_tokens", torch.empty(0)), torch.tensor([call["bos_token"] or EOS])]
+        forced.append(torch.tensor([dictionary().index(word) for word in options["tokens_to_suppress"]]))
+        possible[torch.cat([each.flatten().long() for each in forced])] = True
+    prepared, runs_programs = pick([True, True, False]), pick([True, False])
+    searched = model(pick(ARCHITECTURES), chance.randint(0, 9), prepared)
+    reference = Reference([searched])
+    reference.possible, reference.word_penalty = possible, pick([0.0, 0.0, 1.0, -0.7])
+
+    sample = {"net_input": {"src_tokens": source, "src_lengths": torch.tensor(lengths)}}
+    expected = SequenceGenerator(reference, dictionary(), **options).generate([], sample, **call)
+    search = FastBeamSearch(
+        [searched],
+        dictionary(),
+        candidates=candidates,
+        word_penalty=reference.word_penalty,
+        programs=programs() if runs_programs else None,
+        **options,
+    )
+    with torch.inference_mode(pick([True, False])):
+        actual = search.generate([searched], sample, **call)
+    assert_same(actual, expected, tolerance=2e-5)  # of sums in single precision
+    return runs_programs and prepared, sum(map(len, actual))
+
+
+def main() -> None:
+    searches = int(sys.argv[1])
+    first = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    different, by_programs, hypotheses = [], 0, 0
+    for number in tqdm(range(first, first + searches)):
+        try:
+            by_program, found = check(number)
+        except AssertionError as error:
+            different.append(number)
+            print(f"search {number} differs: {error}", file=sys.stderr)
+        else:
+            by_programs += by_program
+            hypotheses += found
+    print(
+        f"{searches} searches, {by_programs} of them in the memory of earlier ones, {hypotheses} hypotheses: "
+        f"{len(different)} differ from fairseq's {different or ''}"
+    )
+    sys.exit(bool(different))
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    main()
