@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from pathlib import Path
 
 import pytest
 import torch
@@ -91,15 +91,35 @@ def test_convolutions_through_windows(calls: list[int], kernel: int, causal: boo
         torch.testing.assert_close(ours.double(), theirs.double(), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("quotient", [0.5, 1.0])
-def test_other_work_on_the_machine_does_not_turn_the_choice(quotient: float, monkeypatch) -> None:
-    """Each library is undisturbed once in 32 turns."""
-    number = itertools.count()
+@pytest.mark.parametrize(
+    ("wish", "family", "chosen"),
+    [
+        ("", ("AuthenticAMD", 26), True),
+        ("", ("AuthenticAMD", 25), False),
+        ("", ("GenuineIntel", 26), False),
+        ("", None, False),
+        ("0", ("AuthenticAMD", 26), False),
+        ("1", None, True),
+    ],
+)
+def test_which_library_is_no_matter_of_chance(monkeypatch, wish: str, family: object, chosen: bool) -> None:
+    """The two round in other ways: what is resumed on the same machine computes as before."""
+    monkeypatch.setenv("FAIRSEQ_PLUGINS_ONEDNN", wish)
+    monkeypatch.setattr(module, "_family", lambda: family)
+    assert module._onednn_is_faster.__wrapped__() is chosen
 
-    def seconds(multiply: object) -> float:
-        turn = next(number) // 2
-        undisturbed, at = (quotient, 20) if multiply is module._onednn else (1.0, 11)
-        return undisturbed if turn == at else undisturbed * (2 + turn % 5)
 
-    monkeypatch.setattr(module, "_seconds", seconds)
-    assert module._onednn_is_faster.__wrapped__() is (quotient < 0.75)
+def test_a_wish_that_is_none(monkeypatch) -> None:
+    monkeypatch.setenv("FAIRSEQ_PLUGINS_ONEDNN", "yes")
+    with pytest.raises(
+        ValueError, match=r"^FAIRSEQ_PLUGINS_ONEDNN is 'yes': 1 multiplies through oneDNN, 0 through MKL$"
+    ):
+        module._onednn_is_faster.__wrapped__()
+
+
+def test_the_processor_is_known(monkeypatch) -> None:
+    text = "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 26\nmodel\t\t: 2\n\nprocessor\t: 1\n"
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: text)
+    assert module._family() == ("AuthenticAMD", 26)
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "processor\t: 0\nCPU implementer\t: 0x41\n")
+    assert module._family() is None
