@@ -177,7 +177,7 @@ class FastBeamSearch(SequenceGenerator):
         if self.token_indices_to_suppress is not None:
             ruled += _numbers(self.token_indices_to_suppress.to(device), words).tolist()
         penalties = torch.zeros(steps, len(ruled))
-        penalties[:, 0], penalties[:, 1], penalties[:, 2] = -torch.inf, -self.unk_penalty, -self.word_penalty
+        penalties[:, 0], penalties[:, 1] = -torch.inf, -self.unk_penalty
         penalties[first:, 3:] = -torch.inf
         penalties[first : self.min_len, 2] = -torch.inf
         return Rules(

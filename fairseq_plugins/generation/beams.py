@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fairseq_plugins.generation.best_words import best_words
-from fairseq_plugins.generation.ensemble import OtherDecoding
+from fairseq_plugins.generation.ensemble import OtherDecoding, penalise_words
 from fairseq_plugins.models.incremental import StepwiseDecoding
 from fairseq_plugins.nn.decoder_state import Kept
 
@@ -33,7 +33,7 @@ class Rules(NamedTuple):
         last: the last step, in which all that is left ends, (1,).
         words: the candidates, (V,), or None where they are all words; where negative there is none.
         beam: k.
-        word_penalty: added to the log-probability of each word; in ``penalties`` the end loses it again.
+        word_penalty: added to the log-probability of each word but the end.
         temperature: logits are divided by it.
         eos: the end.
         bos: the first word.
@@ -140,6 +140,7 @@ class Beams:
             logits = logits / rules.temperature
         place = logits if self.in_place and logits.dtype == torch.float32 else None
         lprobs = torch.log_softmax(logits, dim=1, dtype=torch.float32, out=place)
+        penalise_words(lprobs, rules.word_penalty, rules.eos)
         ruled, penalties = rules.ruled.expand(len(lprobs), -1), rules.penalties.index_select(0, self.position)
         lprobs.scatter_add_(1, ruled, penalties.expand_as(ruled))
         best, words = best_words(lprobs, min(2 * self.beam, lprobs.size(1)))
@@ -149,8 +150,6 @@ class Beams:
         only[:, :1] = lprobs.gather(1, forced.clamp(min=0))
         best = only.where(forced >= 0, best)
         words = forced.where(forced >= 0, words)
-        if rules.word_penalty:
-            best = best + rules.word_penalty
         if rules.words is not None:
             words = rules.words[words].clamp(min=0)  # of a row without numbers any word may come out
         return best.masked_fill(best.isnan(), -torch.inf), words

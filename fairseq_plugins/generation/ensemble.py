@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fairseq_plugins.nn.decoder_state import Kept
 
-__all__ = ["Ensemble", "OtherDecoding"]
+__all__ = ["Ensemble", "OtherDecoding", "penalise_words"]
 
 
 class Ensemble(EnsembleModelWithAlignment):
@@ -38,9 +38,14 @@ class Ensemble(EnsembleModelWithAlignment):
         """As fairseq's: tokens (R, T) to log-probabilities (R, V) and attention."""
         tokens = tokens if self.words is None else self.words[tokens]
         lprobs, attention = super().forward_decoder(tokens, *args, **kwargs)
-        if self.word_penalty:
-            lprobs += self.word_penalty * (torch.arange(lprobs.size(1), device=lprobs.device) != self.eos)
+        penalise_words(lprobs, self.word_penalty, self.eos)
         return lprobs, attention
+
+
+def penalise_words(lprobs: Tensor, penalty: float, eos: int) -> None:
+    """Add the penalty to the log-probability of each word but the end, (R, V), in place."""
+    if penalty:
+        lprobs += penalty * (torch.arange(lprobs.size(1), device=lprobs.device) != eos)
 
 
 class OtherDecoding:
