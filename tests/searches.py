@@ -15,6 +15,7 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.sequence_generator import EnsembleModel, SequenceGenerator
+from torch import Tensor
 from tqdm import tqdm
 
 import fairseq_plugins  # noqa: F401  (registers the architectures)
@@ -31,13 +32,18 @@ PAD, EOS = 1, 2
 class Reference(EnsembleModel):
     """fairseq's, in whose eyes some words cannot be, and with a constant for each word but the end."""
 
-    possible: torch.Tensor
+    possible: Tensor
     word_penalty: float
 
-    def forward_decoder(self, *args: Any, **kwargs: Any) -> Any:
-        lprobs, attention = super().forward_decoder(*args, **kwargs)
-        lprobs = lprobs.masked_fill(~self.possible, -torch.inf).log_softmax(dim=1)
-        return lprobs + self.word_penalty * (torch.arange(lprobs.size(1)) != EOS), attention
+    def forward_decoder(
+        self, tokens: Tensor, encoder_outs: Any, incremental_states: Any, temperature: float = 1.0
+    ) -> tuple[Tensor, Tensor | None]:
+        logits, extra = self.single_model.decoder(tokens, encoder_outs[0], incremental_state=incremental_states[0])
+        (attention,) = extra["attn"]
+        logits = logits[:, -1].masked_fill(~self.possible, -torch.inf) / temperature
+        lprobs = logits.log_softmax(dim=1, dtype=torch.float32)
+        lprobs += self.word_penalty * (torch.arange(lprobs.size(1)) != EOS)
+        return lprobs, None if attention is None else attention[:, -1]
 
 
 @cache
