@@ -93,7 +93,7 @@ class Beams:
         self.count = torch.zeros(sentences, dtype=torch.long, device=device)  # of hypotheses that have ended
         self.finished = torch.zeros(sentences, dtype=torch.bool, device=device)
         self.position = torch.zeros(1, dtype=torch.long, device=device)
-        # Of each step: words and parents of those that go on, and parents of those that end; and both their scores.
+        # Of each step: words of those that go on, and rows that these continue and others end; and the scores of both.
         self.numbers = torch.zeros(steps, sentences, 3 * beam, dtype=torch.long, device=device)
         self.scores = torch.full((steps, sentences, 2 * beam), -torch.inf, device=device)
         self.attention = None if attends is None else self._no_attention(attends)
@@ -111,18 +111,22 @@ class Beams:
         scores, words, parents = self._best_of_sentences(best, words, forced)
         # Of a sentence's best 2k, of which at most k end, those end that are among the first k...
         ends = words.eq(self.rules.eos) & scores.ne(-torch.inf)
-        ended = scores[:, :k].where(ends[:, :k], -torch.inf)
+        ended = scores[:, :k].masked_fill(~ends[:, :k], -torch.inf)
         # ... and the first k that do not end go on.
         going = ends.sort(dim=1, stable=True)[1][:, :k]
-        totals, tokens, mothers = (part.gather(1, going) for part in (scores, words, parents))
+        totals, tokens, continued = (part.gather(1, going) for part in (scores, words, parents))
 
         at = self.position, self.sentences
-        self.numbers.index_put_(at, torch.cat([tokens, mothers, parents[:, :k]], dim=1))
+        self.numbers.index_put_(at, torch.cat([tokens, continued, parents[:, :k]], dim=1))
         self.scores.index_put_(at, torch.cat([totals, ended], dim=1))
         first = torch.arange(0, len(self.tokens), self.totals.size(1), device=tokens.device).unsqueeze(1)
         count = self.count + ends[:, :k].sum(dim=1)
         self._go_on(
-            tokens=tokens.flatten(), order=(first + mothers).flatten(), totals=totals, count=count, finished=count >= k
+            tokens=tokens.flatten(),
+            order=(first + continued).flatten(),
+            totals=totals,
+            count=count,
+            finished=count >= k,
         )
 
     def _best_of_rows(self, forced: Tensor) -> tuple[Tensor, Tensor]:
@@ -199,7 +203,7 @@ class Beams:
             steps: how many were made.
             len_penalty: the power of its length that a score is divided by.
         """
-        words, mothers, parents = np.split(self.numbers[:steps].cpu().numpy(), 3, axis=2)
+        words, continued, ended_in = np.split(self.numbers[:steps].cpu().numpy(), 3, axis=2)
         totals, ended = np.split(self.scores[:steps].cpu().numpy(), 2, axis=2)
         # Of each sentence the first k, by step and then by rank.
         ends = (ended > -np.inf).swapaxes(0, 1).reshape(ended.shape[1], -1)
@@ -207,14 +211,14 @@ class Beams:
         last, rank = np.divmod(at, self.beam)
 
         # Back from the end: which row each hypothesis was before a step, its word, and its score after it.
-        row = parents[last, sentence, rank]
+        row = ended_in[last, sentence, rank]
         before, word, total = (np.zeros((len(at), steps), each) for each in (np.int64, np.int64, np.float32))
         everyone = np.arange(len(at))
         word[everyone, last], total[everyone, last] = self.rules.eos, ended[last, sentence, rank]
         for step in reversed(range(steps)):
             inside = np.nonzero(last > step)[0]
             place = step, sentence[inside], row[inside]
-            word[inside, step], total[inside, step], row[inside] = words[place], totals[place], mothers[place]
+            word[inside, step], total[inside, step], row[inside] = words[place], totals[place], continued[place]
             before[:, step] = row
         score = total[everyone, last] / ((last + 1) ** float(len_penalty)).astype(np.float32)
         total[:, 1:] -= total[:, :-1].copy()
