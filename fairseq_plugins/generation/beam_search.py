@@ -73,6 +73,7 @@ class FastBeamSearch(SequenceGenerator):
     ) -> None:
         models = list(models.models) if isinstance(models, EnsembleModel) else models
         super().__init__(Ensemble(models, word_penalty, tgt_dict.eos()), tgt_dict, **options)
+        self.model.eos = self.eos
         self.packing = packing or Packing()
         self.programs = programs
         self.word_penalty = word_penalty
@@ -81,6 +82,8 @@ class FastBeamSearch(SequenceGenerator):
             logger.warning("steps are not compiled: that is for plain beam search with one model of this plugin")
         if candidates and self.lm_model is not None:
             raise ValueError("--candidates does not go with --lm-path: a language model scores the whole vocabulary")
+        if candidates and self.eos != tgt_dict.eos():
+            raise ValueError("candidates go with the dictionary's own end of sentences alone")
         if candidates and isinstance(self.search, PrefixConstrainedBeamSearch):
             raise ValueError("--candidates does not go with prefix_allowed_tokens_fn, whose words are not known before")
 
@@ -148,10 +151,12 @@ class FastBeamSearch(SequenceGenerator):
         assert self.min_len <= longest, "min_len cannot be larger than max_len, please adjust these!"  # fairseq's words
         rules = self._rules(source, longest, prefix, bos, words)
         with ExitStack() as stack:
-            if self.programs is not None and self.programs.can_run(model, source):
+            stack.enter_context(torch.cuda.device_of(source))
+            if self.programs is not None and self.programs.can_run(model, source, longest + 1):
                 beams, step = stack.enter_context(self.programs.batch(model, self._begin, source, rules))
             else:
-                beams = self._begin(net_input, rules)
+                # Rows of a sentence are alike in the first step; but a prefix may end it there, with k copies.
+                beams = self._begin(net_input, rules, rows=1 if prefix is None else self.beam_size)
                 step = beams.begin_and_step
             steps = self._run(beams, step, len(source), longest)
             found = beams.hypotheses(steps, self.len_penalty if self.normalize_scores else 0)[: len(source)]
@@ -176,7 +181,7 @@ class FastBeamSearch(SequenceGenerator):
         ruled = [self.pad, self.unk, self.eos]
         if self.token_indices_to_suppress is not None:
             ruled += _numbers(self.token_indices_to_suppress.to(device), words).tolist()
-        penalties = torch.zeros(steps, len(ruled))
+        penalties = torch.zeros(steps, len(ruled), dtype=torch.float32)
         penalties[:, 0], penalties[:, 1] = -torch.inf, -self.unk_penalty
         penalties[first:, 3:] = -torch.inf
         penalties[first : self.min_len, 2] = -torch.inf
@@ -193,13 +198,16 @@ class FastBeamSearch(SequenceGenerator):
             bos=bos,
         )
 
-    def _begin(self, net_input: dict[str, Any], rules: Rules, room: int | None = None) -> Beams:
+    def _begin(
+        self, net_input: dict[str, Any], rules: Rules, room: int | None = None, rows: int | None = None
+    ) -> Beams:
         """Encode a batch.
 
         Args:
             net_input: the batch.
             rules: of the batch.
             room: as of `StepwiseDecoding`.
+            rows: as of `Beams`; by default k.
         """
         model: Any = self.model.single_model
         (encoded,) = self.model.forward_encoder(net_input)
@@ -208,7 +216,7 @@ class FastBeamSearch(SequenceGenerator):
             attends = source.size(1) if fixed and model.decoder.wants_attention else None
             in_place = source.device.type == "cpu" and not fixed  # where memory of that size is slow
             decoding = model.decoder.start(encoded, k, room, rules.words)
-            return Beams(decoding, rules, k if fixed else 1, fixed=fixed, attends=attends, in_place=in_place)
+            return Beams(decoding, rules, rows or k, fixed=fixed, attends=attends, in_place=in_place)
         if rules.words is not None:
             model = among(model, rules.words)
         return Beams(OtherDecoding(model, encoded, len(source), k, source.device), rules, rows=k)
@@ -220,17 +228,17 @@ class FastBeamSearch(SequenceGenerator):
         after the look, so that neither waits for the other, and there it is worth while when half of them can leave.
         """
         every, look = steps_between_looks(beams.position.device), None
-        waits = every == 1
+        late, share = (0, 1) if every == 1 else (1, 2)
         for number in range(1, longest + 1):
             step()
             if number % every == 0:
                 look = Look(beams.finished[:sentences])
-            if look is not None and (waits or number % every == 1):
+            if look is not None and number % every == late:
                 finished = look.result()
                 if all(finished):
                     return number
                 stay = [place for place, has_finished in enumerate(finished) if not has_finished]
-                if not beams.fixed and len(stay) <= (len(finished) - 1 if waits else len(finished) // 2):
+                if not beams.fixed and len(stay) < len(finished) and share * len(stay) <= len(finished):
                     sentences = len(stay)
                     beams.keep(_without_gaps(stay, beams.position.device))
         step()
@@ -268,6 +276,10 @@ class FastBeamSearch(SequenceGenerator):
 
 class FastBeamSearchWithAlignment(SequenceGeneratorWithAlignment, FastBeamSearch):
     """The same with the alignments of ``--print-alignment``."""
+
+    def generate(self, models: Any, sample: dict[str, Any], **options: Any) -> list[list[dict[str, Tensor]]]:
+        """As fairseq's, which aligns no batch without sentences."""
+        return super().generate(models, sample, **options) if len(sample["net_input"]["src_tokens"]) else []
 
 
 def _numbers(tokens: Tensor, words: Tensor | None) -> Tensor:

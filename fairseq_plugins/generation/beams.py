@@ -88,14 +88,14 @@ class Beams:
         self.tokens = torch.full((sentences * rows,), rules.bos, device=device)  # the last word of each row
         self.order = torch.arange(0, sentences * beam, beam // rows, device=device)  # which row each continues
         # Only one of a sentence's rows, which are alike, has any probability at first.
-        self.totals = torch.full((sentences, rows), -torch.inf, device=device)
+        self.totals = torch.full((sentences, rows), -torch.inf, dtype=torch.float32, device=device)
         self.totals[:, 0] = 0
         self.count = torch.zeros(sentences, dtype=torch.long, device=device)  # of hypotheses that have ended
         self.finished = torch.zeros(sentences, dtype=torch.bool, device=device)
         self.position = torch.zeros(1, dtype=torch.long, device=device)
         # Of each step: words of those that go on, and rows that these continue and others end; and the scores of both.
         self.numbers = torch.zeros(steps, sentences, 3 * beam, dtype=torch.long, device=device)
-        self.scores = torch.full((steps, sentences, 2 * beam), -torch.inf, device=device)
+        self.scores = torch.full((steps, sentences, 2 * beam), -torch.inf, dtype=torch.float32, device=device)
         self.attention = None if attends is None else self._no_attention(attends)
 
     def begin_and_step(self, step: Callable[[Beams], None] | None = None) -> None:
@@ -236,7 +236,7 @@ class Beams:
                 {
                     "tokens": tokens[i, :length],
                     "score": scores[i],
-                    "attention": attention[i, ..., :length],
+                    "attention": attention[i, ..., :length].clone(),  # or one would keep that of all
                     "alignment": torch.empty(0),
                     "positional_scores": each[i, :length],
                 }

@@ -31,6 +31,8 @@ _LENGTHS = 32  # lengths are rounded up to a multiple
 _CANDIDATES = 256
 _KEPT = 16  # shapes whose memory and graphs are kept on a GPU
 
+_CAPTURING = threading.Lock()  # of which torch can do one at a time
+
 Run = Callable[[], None]
 Step = Callable[[Beams], None]
 
@@ -54,22 +56,25 @@ class Programs:
         self._step = (compile_step or _compiled)(Beams.step)
         self._kept: dict[object, _Captured] = {}  # the least recently used first
         self._lock = threading.Lock()
+        self._end: torch.cuda.Event | None = None
 
     def __reduce__(self) -> tuple[type[Programs], tuple[object, object]]:
         """A copy makes its own."""
         return Programs, (self.capture, self.compile_step)
 
-    def can_run(self, model: BaseFairseqModel, source: Tensor) -> bool:
-        """Whether a batch, (B, S), of this model is searched by programs.
+    def can_run(self, model: BaseFairseqModel, source: Tensor, steps: int) -> bool:
+        """Whether a batch, (B, S), of this model is searched by programs, in so many steps.
 
-        Not in the middle of training, where each batch has normalised weights of its own; not with fairseq's models,
-        nor with a source that is longer than the model's positions, at which the host has to look.
+        Not while weights are normalised anew for each batch, as in ConvS2S's training, nor under autocast; not with
+        fairseq's models, nor beyond the model's positions, of which the host would have to know.
         """
         decoder = model.decoder
         return (
             isinstance(decoder, IncrementalDecoder)
             and not has_weight_norm(decoder)
+            and not torch.is_autocast_enabled(source.device.type)
             and source.size(1) <= model.encoder.max_positions()
+            and steps <= decoder.max_positions()
         )
 
     @contextmanager
@@ -89,9 +94,14 @@ class Programs:
             source, rules = _rounded_up(source, rules, model.encoder)
             capture = self.capture or (as_graph if source.is_cuda else None)
             if capture is not None:
+                if self._end is not None:  # of the batch before, which another stream may still have to read
+                    torch.cuda.current_stream().wait_event(self._end)
                 captured = self._captured(model, begin, source, rules, capture)
                 captured.set_up_for(source, rules)
-                yield captured.beams, captured.step
+                try:
+                    yield captured.beams, captured.step
+                finally:
+                    self._end = torch.cuda.current_stream().record_event() if source.is_cuda else None
             else:  # where to attend to steps that may come takes long
                 beams = begin({"src_tokens": source, "src_lengths": None}, rules.clone(), _LENGTHS)
                 yield beams, functools.partial(beams.begin_and_step, self._step)
@@ -101,13 +111,14 @@ class Programs:
     ) -> _Captured:
         numbers = (rules.beam, rules.word_penalty, rules.temperature, rules.eos, rules.bos)
         shapes = tuple(part.shape for part in (source, *tensors_of(rules)))
-        places = tuple(part.data_ptr() for part in (*model.parameters(), *model.buffers()))
-        key = (model.decoder, model.decoder.wants_attention, numbers, shapes, places)
-        captured = self._kept.pop(key, None) or _Captured(begin, source, rules, self._step, capture)
-        self._kept[key] = captured
-        while len(self._kept) > _KEPT:
+        places = tuple((part.data_ptr(), part.dtype) for part in (*model.parameters(), *model.buffers()))
+        drops = tuple(part.training or getattr(part, "apply_during_inference", False) for part in model.modules())
+        key = (model.decoder, model.decoder.wants_attention, numbers, shapes, places, drops)
+        captured = self._kept.pop(key, None)
+        while len(self._kept) >= _KEPT:
             del self._kept[next(iter(self._kept))]
-        return captured
+        self._kept[key] = captured or _Captured(begin, source, rules, self._step, capture)
+        return self._kept[key]
 
 
 class _Captured:
@@ -137,17 +148,24 @@ class _Captured:
 
 def as_graph(run: Run) -> Run:
     """A CUDA graph of what this does, which is done a few times first, so that all is compiled and laid out."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
+    with _CAPTURING:
+        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                run()
+        torch.cuda.current_stream().wait_stream(stream)
+        # Of what a run makes nothing is needed after it, so all may use the same memory.
+        pool = _pool(torch.cuda.current_device())
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        run()
     replay: Run = graph.replay
     return replay
+
+
+@functools.cache
+def _pool(device: int) -> Any:
+    return torch.cuda.graph_pool_handle()
 
 
 class Look:
@@ -173,8 +191,15 @@ class Look:
 
 
 def write(new: object, place: object) -> None:
-    """Copy what an object and its parts have of tensors to those of another one of its kind."""
-    for value, mine in zip(tensors_of(new), tensors_of(place), strict=True):
+    """Copy what an object and its parts have of tensors to those of another one of its kind.
+
+    Raises:
+        ValueError: they are not of one kind; nothing has been copied.
+    """
+    pairs = list(zip(tensors_of(new), tensors_of(place), strict=True))
+    if any((value.shape, value.dtype) != (mine.shape, mine.dtype) for value, mine in pairs):
+        raise ValueError("the states of two batches do not fit together")
+    for value, mine in pairs:
         if value.data_ptr() != mine.data_ptr():
             mine.copy_(value)
 

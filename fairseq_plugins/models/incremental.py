@@ -178,7 +178,12 @@ class StepwiseDecoding:
         return result
 
     def begin_step(self) -> None:
-        """What the host does before each step: it counts it, and makes room for it."""
+        """What the host does before each step: it counts it, and makes room for it.
+
+        Raises:
+            ValueError: the step lies beyond the model's positions.
+        """
+        self.decoder.embedding.check_length(self.steps + 1)
         if self.steps == self.room:
             self.grow(self.room if self.fixed else max(ROOM, self.room // 4))
         self.steps += 1
@@ -207,11 +212,10 @@ class StepwiseDecoding:
             raise ValueError(f"{rows} target rows for an encoder's output of {left // k} x {k} rows")
         features, attention = [], []
         for step in range(self.steps, length):
-            self.decoder.embedding.check_length(step + 1)
+            self.begin_step()
             order, kept = self.order.take()
             if kept is not None:
                 self.keep(kept)
-            self.begin_step()
             x, a = self.advance(prev_output_tokens[:, step], order)
             features.append(x)
             attention.append(a)

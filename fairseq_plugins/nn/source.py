@@ -6,7 +6,6 @@ from copy import copy
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 __all__ = ["Source", "padding_bias"]
@@ -48,18 +47,6 @@ class Source:
     def expand(self) -> Source:
         """One entry per row, copied where rows share a sentence."""
         return self if self.rows is None else self.select(self.rows)
-
-    def pad(self, sentences: int, length: int) -> Source:
-        """So many sentences of such a length; what is added is padding, or sentences of zeros.
-
-        Their positions are not masked, so that attention to them is a number.
-        """
-        before, words = self.padding_mask.shape
-        more = (0, 0, 0, length - words, 0, sentences - before)
-        mask = F.pad(F.pad(self.padding_mask, (0, length - words), value=True), (0, 0, 0, sentences - before))
-        padded = F.pad(self.keys, more), F.pad(self.values, more), mask
-        # Where nothing is added, what comes back lies in memory as before.
-        return Source(*(part.clone(memory_format=torch.contiguous_format) for part in padded))
 
     def group(self) -> tuple[Source, int]:
         """One entry per sentence, and k, how many rows each has.
