@@ -10,3 +10,7 @@ from fairseq_plugins import (  # noqa: F401  (compat mends fairseq, the others r
     models,
     optim,
 )
+from fairseq_plugins.backends import cpu
+from fairseq_plugins.models.translation_model import TranslationModel
+
+TranslationModel.backends.append(cpu.accelerate_)

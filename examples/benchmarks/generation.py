@@ -52,10 +52,10 @@ from turns import (
     write_json,
 )
 
+from fairseq_plugins.backends.cpu.packed import PRECISIONS
+from fairseq_plugins.backends.cpu.packing import Packing
 from fairseq_plugins.generation.beam_search import FastBeamSearch
 from fairseq_plugins.generation.programs import Programs
-from fairseq_plugins.nn.packed_linear import PRECISIONS
-from fairseq_plugins.nn.packing import Packing
 
 OPTIONS = (
     *SIZES,

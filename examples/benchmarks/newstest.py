@@ -40,7 +40,7 @@ from turns import (
     write_json,
 )
 
-from fairseq_plugins.nn.packed_linear import PRECISIONS
+from fairseq_plugins.backends.cpu.packed import PRECISIONS
 from fairseq_plugins.tools import import_fconv
 from fairseq_plugins.tools.fairseq_command import fairseq
 from fairseq_plugins.tools.parallel_text import read_text

@@ -24,9 +24,9 @@ from fairseq.models.fconv import FConvModel
 from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
 
+from fairseq_plugins.backends.cpu.steps import step_linear
 from fairseq_plugins.models.convs2s.from_fconv import convert_options, convert_parameters
 from fairseq_plugins.models.convs2s.model import ConvS2SModel
-from fairseq_plugins.nn.step_linear import step_linear
 
 DEVICE = ("device", "cpu", "where the models are: cpu or cuda")
 JSON = ("json", "", "also write all figures, machine and options to this file")

@@ -24,13 +24,13 @@ from fairseq.sequence_generator import (
 )
 from torch import Tensor
 
+from fairseq_plugins.backends.cpu.packing import Packing
 from fairseq_plugins.generation.beams import Beams, Rules
 from fairseq_plugins.generation.candidates import Candidates
 from fairseq_plugins.generation.ensemble import Ensemble, OtherDecoding
 from fairseq_plugins.generation.programs import Look, Programs
 from fairseq_plugins.models.incremental import IncrementalDecoder
 from fairseq_plugins.models.output_layer import among
-from fairseq_plugins.nn.packing import Packing
 
 __all__ = ["FastBeamSearch", "FastBeamSearchWithAlignment"]
 

@@ -6,12 +6,14 @@ B sentences, k hypotheses (rows) for each, R = B·k rows, T target positions, S 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from fairseq.data import Dictionary
 from fairseq.models import FairseqIncrementalDecoder
-from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
 from fairseq_plugins.models.exporting import NoTorchScript
@@ -19,22 +21,11 @@ from fairseq_plugins.nn.decoder_state import Kept, RowOrder
 from fairseq_plugins.nn.embedding import InputEmbedding
 from fairseq_plugins.nn.selected_rows import SelectedRows
 from fairseq_plugins.nn.source import Source
-from fairseq_plugins.nn.step_linear import step_linear
 
-__all__ = ["ROOM", "IncrementalDecoder", "StepwiseDecoding", "check_target_padding"]
+__all__ = ["ROOM", "IncrementalDecoder", "StepwiseDecoding"]
 
 _STATE = "decoding"
 ROOM = 16  # steps that there is memory for at the start, and at least how many are added when it is full
-
-
-def check_target_padding(task: FairseqTask, family: str) -> None:
-    """Refuse targets that begin with padding, which a decoder would read in training and never when it translates.
-
-    Raises:
-        ValueError: the task has ``--left-pad-target``.
-    """
-    if getattr(getattr(task, "cfg", None), "left_pad_target", False):
-        raise ValueError(f"{family} takes targets padded on the right: leave out --left-pad-target")
 
 
 class IncrementalDecoder(NoTorchScript, FairseqIncrementalDecoder):
@@ -150,7 +141,11 @@ class StepwiseDecoding:
         projection: nn.Linear | SelectedRows = decoder.output_projection
         if words is not None:
             projection = SelectedRows(projection, words)
-        self.output_layer = step_linear(projection.weight, projection.bias, self.order.rows)
+        self.output_layer = self.linear(projection.weight, projection.bias)
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+        """The map ``x -> x Wᵀ + b`` with the weight, (N, K), as it is now; for many calls without gradients."""
+        return partial(F.linear, weight=weight, bias=bias)
 
     @abstractmethod
     def step(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -6,15 +6,24 @@ B sentences, T queries, S positions attended to, h heads, v = d/h, width of a he
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch.nn.functional as F
 from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
-from fairseq_plugins.nn.linear import FastLinear
 from fairseq_plugins.nn.softmax import softmax
 
-__all__ = ["AttentionHeads", "attend", "attention_weights", "join_heads", "split_heads", "xavier_linear"]
+__all__ = [
+    "AttentionHeads",
+    "Sight",
+    "attend",
+    "attention_scores",
+    "attention_weights",
+    "join_heads",
+    "split_heads",
+    "xavier_linear",
+]
 
 
 class AttentionHeads(nn.Module):
@@ -32,7 +41,7 @@ class AttentionHeads(nn.Module):
         self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
         # As fairseq draws them: the three as one matrix, so that one product makes them.
         self.query = xavier_linear(dim, dim, gain=math.sqrt(0.5))
-        self.key_value = FastLinear(dim, 2 * dim)
+        self.key_value = nn.Linear(dim, 2 * dim)
         for weight in self.key_value.weight.chunk(2):
             nn.init.xavier_uniform_(weight, gain=math.sqrt(0.5))
         nn.init.zeros_(self.key_value.bias)
@@ -72,21 +81,42 @@ def attend(
     return F.scaled_dot_product_attention(q, keys, values, attn_mask=bias, dropout_p=dropout, is_causal=causal)
 
 
-def attention_weights(q: Tensor, keys: Tensor, bias: Tensor | None, places: Tensor | None = None) -> Tensor:
-    """The weights that `attend` averages with, (B, h, T, n), computed at least in float32.
+def attention_weights(q: Tensor, keys: Tensor, bias: Tensor | None) -> Tensor:
+    """The weights that `attend` averages with, (B, h, T, S), computed at least in float32.
 
     Args:
         q: (B, h, T, v).
         keys: as columns, (B, h, v, S).
-        bias: added to the scores, broadcast to (B, h, T, n).
-        places: of the n keys that a query is compared with, (B, 1, T, n); None where they are all, n = S.
+        bias: added to the scores, broadcast to (B, h, T, S).
     """
-    scores = (q * q.size(-1) ** -0.5) @ keys
-    if places is not None:
-        scores = scores.gather(3, places.expand(-1, scores.size(1), -1, -1))
-    if bias is not None:
-        scores = scores + bias
-    return softmax(scores)
+    scores = attention_scores(q, keys)
+    return softmax(scores if bias is None else scores + bias)
+
+
+def attention_scores(q: Tensor, keys: Tensor) -> Tensor:
+    """``q · k / √v``, (B, h, T, S); the arguments are those of `attention_weights`."""
+    return (q * q.size(-1) ** -0.5) @ keys
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What the few rows of each sentence look at in a decoding step.
+
+    Attributes:
+        seen: how many of the keys and values, from the first on, any row looks at.
+        bias: added to the scores, broadcast to (B, h, T, seen); None for nothing.
+    """
+
+    seen: int
+    bias: Tensor | None
+
+    def weights(self, q: Tensor, keys: Tensor) -> Tensor:
+        """`attention_weights` of q (B, h, T, v) and keys as columns, (B, h, v, S): (B, h, T, seen)."""
+        return attention_weights(q, keys.narrow(3, 0, self.seen), self.bias)
+
+    def average(self, weights: Tensor, values: Tensor) -> Tensor:
+        """Averages of ``values`` (B, h, S, v) by these weights: (B, h, T, v).  torch's fused kernel would be slower."""
+        return weights @ values.narrow(2, 0, self.seen)
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -101,7 +131,7 @@ def join_heads(x: Tensor) -> Tensor:
 
 def xavier_linear(in_features: int, out_features: int, gain: float = 1.0) -> nn.Linear:
     """A linear map with Xavier's uniform weights and zero bias, as fairseq's Transformer has them."""
-    linear = FastLinear(in_features, out_features)
+    linear = nn.Linear(in_features, out_features)
     nn.init.xavier_uniform_(linear.weight, gain=gain)
     nn.init.zeros_(linear.bias)
     return linear

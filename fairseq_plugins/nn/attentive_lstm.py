@@ -9,16 +9,17 @@ it, and in the backward pass all gradients of weights and source, which are prod
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from fairseq_plugins.nn.linear import FastLinear
 from fairseq_plugins.nn.softmax import softmax
 from fairseq_plugins.nn.source import Source
-from fairseq_plugins.nn.step_linear import step_linear
 
 __all__ = ["AttentiveLSTM", "lstm_cell"]
 
@@ -33,10 +34,10 @@ class AttentiveLSTM(nn.Module):
 
     def __init__(self, embed_dim: int, hidden_size: int) -> None:
         super().__init__()
-        self.query = FastLinear(hidden_size, embed_dim)  # W_d, b_d
-        self.input = FastLinear(embed_dim, 4 * hidden_size)
-        self.conditional_input = FastLinear(embed_dim, 4 * hidden_size, bias=False)
-        self.recurrent = FastLinear(hidden_size, 4 * hidden_size, bias=False)
+        self.query = nn.Linear(hidden_size, embed_dim)  # W_d, b_d
+        self.input = nn.Linear(embed_dim, 4 * hidden_size)
+        self.conditional_input = nn.Linear(embed_dim, 4 * hidden_size, bias=False)
+        self.recurrent = nn.Linear(hidden_size, 4 * hidden_size, bias=False)
 
     def forward(self, g: Tensor, source: Source) -> tuple[Tensor, Tensor]:
         """All target positions.
@@ -61,8 +62,12 @@ class AttentiveLSTM(nn.Module):
             self.conditional_input.weight,
         )
         # Under autocast they come in different precisions, and the backward pass is not under it.
-        h, a = _Recurrence.apply(x, *(other.to(x.dtype) for other in others))
+        h, a = _Recurrence.apply(self.step_linear, x, *(other.to(x.dtype) for other in others))
         return h.transpose(0, 1), a.transpose(0, 1)
+
+    def step_linear(self, weight: Tensor, rows: int) -> Callable[[Tensor], Tensor]:
+        """The map ``x -> x Wᵀ`` of a weight with which so many rows are multiplied at every step."""
+        return partial(F.linear, weight=weight)
 
 
 def lstm_cell(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,6 +90,7 @@ class _Recurrence(torch.autograd.Function):
     """The loop over time.
 
     Args of `apply`:
+        step_linear: as of `AttentiveLSTM`.
         x: W_g g + b, (T, B, 4H).
         q: g + b_d, (T, B, f).
         keys, values: (B, S, f).
@@ -98,7 +104,15 @@ class _Recurrence(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, q: Tensor, keys: Tensor, values: Tensor, bias: Tensor, w_h: Tensor, w_c: Tensor
+        ctx: Any,
+        step_linear: Callable[[Tensor, int], Callable[[Tensor], Tensor]],
+        x: Tensor,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        bias: Tensor,
+        w_h: Tensor,
+        w_c: Tensor,
     ) -> tuple[Tensor, Tensor]:
         steps, batch, width = x.shape
         hidden = width // 4
@@ -106,7 +120,7 @@ class _Recurrence(torch.autograd.Function):
         cells = torch.zeros_like(states)
         gates, queries, contexts = torch.empty_like(x), torch.empty_like(q), torch.empty_like(q)
         attention = x.new_empty(steps, batch, keys.size(1))
-        recurrent, conditional_input = step_linear(w_h, None, batch), step_linear(w_c, None, batch)
+        recurrent, conditional_input = step_linear(w_h, batch), step_linear(w_c, batch)
         columns = keys.transpose(1, 2)
         for t in range(steps):
             from_state = recurrent(states[t])
@@ -116,6 +130,7 @@ class _Recurrence(torch.autograd.Function):
             contexts[t] = torch.bmm(a, values).squeeze(1)
             torch.add(x[t] + from_state[:, :width], conditional_input(contexts[t]), out=gates[t])
             states[t + 1], cells[t + 1] = lstm_cell(gates[t], cells[t])
+        ctx.step_linear = step_linear
         ctx.save_for_backward(gates, states, cells, queries, contexts, attention, keys, values, w_h, w_c)
         ctx.mark_non_differentiable(attention)
         return states[1:], attention
@@ -125,8 +140,8 @@ class _Recurrence(torch.autograd.Function):
     def backward(ctx: Any, grad_states: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         gates, states, cells, queries, contexts, attention, keys, values, w_h, w_c = ctx.saved_tensors
         steps, batch, width = gates.shape
-        to_state = step_linear(w_h.t().contiguous(), None, batch)
-        to_context = step_linear(w_c.t().contiguous(), None, batch)
+        to_state = ctx.step_linear(w_h.t().contiguous(), batch)
+        to_context = ctx.step_linear(w_c.t().contiguous(), batch)
         columns = values.transpose(1, 2)
         # Of all steps: gates before their non-linearities with queries beside them, scores, contexts.
         grads = gates.new_empty(*gates.shape[:2], width + keys.size(2))
@@ -157,4 +172,4 @@ class _Recurrence(torch.autograd.Function):
         grad_values = torch.bmm(attention.permute(1, 2, 0), grad_contexts.transpose(0, 1))
         grad_w_h = grads.flatten(0, 1).t() @ states[:-1].flatten(0, 1)
         grad_w_c = grad_x.flatten(0, 1).t() @ contexts.flatten(0, 1)
-        return grad_x, grad_q, grad_keys, grad_values, None, grad_w_h, grad_w_c
+        return None, grad_x, grad_q, grad_keys, grad_values, None, grad_w_h, grad_w_c

@@ -27,13 +27,10 @@ from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
 from fairseq_plugins.nn.attention import xavier_linear
-from fairseq_plugins.nn.block_diagonal import add_block_diagonal
-from fairseq_plugins.nn.linear import FastLinear, linear
-from fairseq_plugins.nn.packing import computed
 from fairseq_plugins.nn.simplex import SimplexVector
 from fairseq_plugins.nn.softmax import softmax
 
-__all__ = ["BranchedBlock", "FoldedWeights"]
+__all__ = ["BranchedBlock", "FoldedWeights", "add_block_diagonal", "fold_alpha", "fold_kappa"]
 
 
 class FoldedWeights(NamedTuple):
@@ -44,14 +41,32 @@ class FoldedWeights(NamedTuple):
     second: Tensor  # (d, M·F); α is not in it where a gate takes its place
 
 
-def _fold_kappa(out: Tensor, first: Tensor, kappa: Tensor) -> tuple[Tensor, Tensor]:
+def fold_kappa(out: Tensor, first: Tensor, kappa: Tensor) -> tuple[Tensor, Tensor]:
+    """The first two of `FoldedWeights`, of the matrices W^O (d, d) and W_1 (d_ff, d)."""
     M = len(kappa)
     out = out * kappa.repeat_interleave(out.size(1) // M)
     return out, torch.bmm(out.t().unflatten(0, (M, -1)), first.unflatten(0, (M, -1)).transpose(1, 2))
 
 
-def _fold_alpha(second: Tensor, alpha: Tensor) -> tuple[Tensor]:
-    return (second * alpha.repeat_interleave(second.size(1) // len(alpha)),)
+def fold_alpha(second: Tensor, alpha: Tensor) -> Tensor:
+    """The third of `FoldedWeights`, of the matrix W_2, (d, d_ff)."""
+    return second * alpha.repeat_interleave(second.size(1) // len(alpha))
+
+
+def add_block_diagonal(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """``y_i + x_i W_i`` for each block i of tensors that keep their M blocks side by side.
+
+    Args:
+        y: (N, M·b).
+        x: (N, M·a).
+        weight: (M, a, b).
+
+    Returns:
+        (N, M·b).
+    """
+    x, weight = x.to(y.dtype), weight.to(y.dtype)  # under autocast they may come in different precisions
+    rows, by_block = (part.unflatten(1, (len(weight), -1)).transpose(0, 1) for part in (y, x))
+    return torch.baddbmm(rows, by_block, weight).transpose(0, 1).flatten(1)
 
 
 class BranchedBlock(nn.Module):
@@ -88,8 +103,8 @@ class BranchedBlock(nn.Module):
         self.branches = branches
         # As fairseq's Transformer draws them: W^O is Xavier's, W_1 and W_2 lie within d^-½ and d_ff^-½.
         self.out = xavier_linear(dim, dim)
-        self.first = FastLinear(dim, ffn_dim)
-        self.second = FastLinear(ffn_dim, dim)
+        self.first = nn.Linear(dim, ffn_dim)
+        self.second = nn.Linear(ffn_dim, dim)
         self.attention_norm = nn.LayerNorm(dim)
         self.norm = nn.LayerNorm(dim)
         self.kappa = SimplexVector(branches, mode, constraint)
@@ -119,11 +134,9 @@ class BranchedBlock(nn.Module):
 
     def fold(self) -> FoldedWeights:
         """The weights as `forward` multiplies with them; differentiable."""
-        out, first = computed(_fold_kappa, self.out.weight, self.first.weight, self.kappa())
+        out, first = fold_kappa(self.out.weight, self.first.weight, self.kappa())
         second = self.second.weight
-        if self.alpha is not None:
-            (second,) = computed(_fold_alpha, second, self.alpha())
-        return FoldedWeights(out, first, second)
+        return FoldedWeights(out, first, second if self.alpha is None else fold_alpha(second, self.alpha()))
 
     def forward(self, x: Tensor, heads: Tensor) -> Tensor:
         """A layer's output, (..., d), through folded weights.
@@ -133,10 +146,9 @@ class BranchedBlock(nn.Module):
             heads: (..., d), head after head.
         """
         folded = self.fold()
-        # Two-dimensional from the start: what is overwritten should not be a view, which autograd would copy.
-        inner = add_block_diagonal(self.first(x.flatten(0, -2)), heads.flatten(0, -2), folded.first)
-        attended = linear(heads, folded.out, self.out.bias)
-        return self.finish(x, attended, inner, partial(linear, weight=folded.second, bias=self.second.bias))
+        inner = add_block_diagonal(self.first(x).flatten(0, -2), heads.flatten(0, -2), folded.first)
+        attended = F.linear(heads, folded.out, self.out.bias)
+        return self.finish(x, attended, inner, partial(F.linear, weight=folded.second, bias=self.second.bias))
 
     def finish(self, x: Tensor, attended: Tensor, inner: Tensor, second: Callable[[Tensor], Tensor]) -> Tensor:
         """The rest, from where decoding step by step has its own way of multiplying.

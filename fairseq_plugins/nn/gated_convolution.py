@@ -1,24 +1,23 @@
 """Gated convolutions and the shortcuts around them (ConvS2S sections 3.2 and 3.4).
 
-T time steps, B sentences, C input width, D output width, w kernel width.  Time comes first, as
+T time steps, B sentences, R rows (hypotheses), C input width, D output width, w kernel width.  Time comes first, as
 `torch.conv_tbc` wants it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_plugins.nn import winograd
+from fairseq_plugins.nn.decoder_state import Window
 from fairseq_plugins.nn.initialisation import Linear
-from fairseq_plugins.nn.linear import linear, prefers_onednn
 from fairseq_plugins.nn.weight_norm import weight_norm
 
-__all__ = ["GatedConvolution", "Shortcut"]
+__all__ = ["GatedConvolution", "Shortcut", "StepConvolution"]
 
 SQRT_HALF = math.sqrt(0.5)
 
@@ -46,26 +45,41 @@ class GatedConvolution(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """All positions at once: (T, B, C) -> (T, B, D)."""
-        if winograd.pays(x, self.kernel):
-            return F.glu(winograd.convolve(x, self.weight, self.bias, self.padding), dim=-1)
-        length = x.size(0)
+        return F.glu(self.convolve(x), dim=-1)
+
+    def convolve(self, x: Tensor) -> Tensor:
+        """``W * x + b``: (T, B, C) -> (T, B, 2D)."""
         x = F.pad(x, (0, 0, 0, 0, *self.padding))
-        if prefers_onednn(x):
-            windows = torch.cat([x[start : start + length] for start in range(self.kernel)], dim=-1)
-            return F.glu(linear(windows, self.matrix, self.bias), dim=-1)
-        return F.glu(torch.conv_tbc(x.contiguous(), self.weight, self.bias), dim=-1)
+        return torch.conv_tbc(x.contiguous(), self.weight, self.bias)
 
     @property
     def matrix(self) -> Tensor:
         """The convolution at one position as a linear map of its flattened window, (2D, wC); a view of the weight."""
         return self.weight.flatten(0, 1).t()
 
-    def lay_out_(self) -> None:
-        """Let the plain weight lie in memory so that `matrix` is contiguous; shape and values stay.
 
-        As the strides of the parameter itself, this layout cannot go stale, and loading a checkpoint keeps it.
+class StepConvolution:
+    """``W * x + b`` of a causal convolution, one more input of each row at a time.
+
+    It has a method and is not called by itself: torch 2.6 would compile a step anew for each such object.
+
+    Args:
+        product: the map of `GatedConvolution.matrix` and the bias, (R, wC) -> (R, 2D).
+        window: the last inputs of each row.
+    """
+
+    def __init__(self, product: Callable[[Tensor], Tensor], window: Window) -> None:
+        self.product = product
+        self.window = window
+
+    def step(self, x: Tensor, order: Tensor | None) -> Tensor:
+        """One output of each row, (R, 2D).
+
+        Args:
+            x: the next inputs, (R, C), which nobody overwrites for two steps.
+            order: the earlier row that each row continues, (R,); None when nothing moved.
         """
-        self.weight.data = self.weight.data.permute(2, 0, 1).contiguous().permute(1, 2, 0)
+        return self.product(self.window.push(x, order))
 
 
 class Shortcut(nn.Module):

@@ -12,7 +12,6 @@ import math
 
 from torch import nn
 
-from fairseq_plugins.nn.linear import FastLinear
 from fairseq_plugins.nn.weight_norm import weight_norm
 
 __all__ = ["Embedding", "Linear"]
@@ -34,7 +33,7 @@ def Linear(in_features: int, out_features: int, retain: float = 1.0) -> nn.Linea
         out_features: number of outputs.
         retain: p, the probability with which dropout retains each input.
     """
-    linear = FastLinear(in_features, out_features)
+    linear = nn.Linear(in_features, out_features)
     nn.init.normal_(linear.weight, mean=0, std=math.sqrt(retain / in_features))
     nn.init.zeros_(linear.bias)
     return weight_norm(linear, dim=0)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fairseq_plugins.nn.literal import literal
 
-__all__ = ["MOST_LAYERS", "ConvolutionSpec", "parse_attention", "parse_convolutions"]
+__all__ = ["MOST_LAYERS", "ConvolutionSpec", "input_widths", "parse_attention", "parse_convolutions"]
 
 MOST_LAYERS = 200  # a checkpoint of some kilobytes may ask for any number, and each is built before it is missed
 
@@ -20,6 +21,15 @@ class ConvolutionSpec(NamedTuple):
     width: int
     kernel: int
     residual: int = 1
+
+
+def input_widths(layers: Sequence[ConvolutionSpec]) -> list[tuple[int, int]]:
+    """For each layer the width of its input, and that of where its residual connection starts: its input, if none does.
+
+    The input of the first layer is as wide as its output.
+    """
+    widths = [layer.width for layer in layers[:1]] + [layer.width for layer in layers]
+    return [(widths[i], widths[i + 1 - max(layer.residual, 1)]) for i, layer in enumerate(layers)]
 
 
 def parse_convolutions(text: str, option: str, may_be_empty: bool = False) -> list[ConvolutionSpec]:

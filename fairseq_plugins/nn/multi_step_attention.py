@@ -5,13 +5,14 @@ B sentences, T target positions, S source positions, C layer width, f embedding 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from fairseq_plugins.nn.decoder_state import Kept
 from fairseq_plugins.nn.gated_convolution import SQRT_HALF
 from fairseq_plugins.nn.initialisation import Linear
-from fairseq_plugins.nn.linear import linear
 from fairseq_plugins.nn.softmax import softmax
 from fairseq_plugins.nn.source import Source
 
@@ -67,16 +68,19 @@ class ProjectedAttention:
     Args:
         attention: the layer, with plain weights.
         source: one entry per sentence.
+        linear: makes the map ``x -> x Wᵀ`` of a weight W.
     """
 
-    def __init__(self, attention: MultiStepAttention, source: Source) -> None:
+    def __init__(
+        self, attention: MultiStepAttention, source: Source, linear: Callable[[Tensor], Callable[[Tensor], Tensor]]
+    ) -> None:
         w_d, b_d = attention.in_projection.weight, attention.in_projection.bias
         w_o, b_o = attention.out_projection.weight, attention.out_projection.bias
         # As columns, (B, C, S), and laid out so: a product of the few rows of a step then takes a fraction of the time.
-        self.keys = linear(source.keys, w_d.t()).transpose(1, 2).contiguous()
+        self.keys = linear(w_d.t())(source.keys).transpose(1, 2).contiguous()
         self.score_bias = (torch.matmul(source.keys, b_d) * SQRT_HALF).unsqueeze(1)  # (B, 1, S)
         # The weights of an average sum to one, so what is added to each value is added to the average.
-        values = linear(source.values, w_o)
+        values = linear(w_o)(source.values)
         self.values = torch.addcmul(b_o * SQRT_HALF, values, source.sqrt_lengths, value=SQRT_HALF)  # (B, S, C)
 
     def keep(self, kept: Kept) -> None:

@@ -5,6 +5,7 @@ V outputs, K inputs, n selected outputs.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -12,8 +13,6 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import _WeightNorm
 from torch.nn.utils.weight_norm import WeightNorm
-
-from fairseq_plugins.nn.linear import FastLinear, linear
 
 __all__ = ["SelectedRows"]
 
@@ -37,6 +36,7 @@ class SelectedRows(nn.Module):
 
     def __init__(self, linear: nn.Module, rows: Tensor) -> None:
         super().__init__()
+        self._forward = type(linear).forward  # torch's own, or the same in another way
         found = rows.clamp(min=0)
         weight, *magnitude = (part.index_select(0, found) for part in _parts(linear))
         if magnitude:
@@ -48,12 +48,13 @@ class SelectedRows(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., K) -> (..., n)."""
-        return linear(x, self.weight, self.bias)
+        y: Tensor = self._forward(self, x)
+        return y
 
 
 def _parts(module: nn.Module) -> tuple[Tensor, ...]:
     """What the weight is made of row by row: itself, (V, K), or its direction, (V, K), and magnitude, (V, 1)."""
-    if isinstance(module, nn.Linear) and type(module).forward in (nn.Linear.forward, FastLinear.forward):
+    if isinstance(module, nn.Linear) and inspect.unwrap(type(module).forward) is nn.Linear.forward:
         normed: Any = module
         parametrisations = [each for every in getattr(normed, "parametrizations", {}).values() for each in every]
         match [*normed._forward_pre_hooks.values(), *parametrisations]:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
+from fairseq_plugins.backends.cpu import winograd
 from fairseq_plugins.generation.candidates import Candidates
-from fairseq_plugins.nn import winograd
 from tests.conftest import ARCHITECTURES
 from tests.generation.fairseq_models import FAIRSEQ_MODELS, fairseq_model
 from tests.generation.searching import Model

@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fairseq_plugins.backends.cpu.packing import Packing
 from fairseq_plugins.generation import beam_search
 from fairseq_plugins.generation.beam_search import FastBeamSearch, FastBeamSearchWithAlignment
 from fairseq_plugins.generation.ensemble import Ensemble
 from fairseq_plugins.models.incremental import StepwiseDecoding
-from fairseq_plugins.nn.packing import Packing
 from tests.conftest import ARCHITECTURES
 from tests.generation.fairseq_models import fairseq_model
 from tests.generation.searching import LENGTHS, MODES, Model, assert_same, generate

@@ -15,12 +15,12 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fairseq_plugins.backends.cpu.packing import Packing
 from fairseq_plugins.generation import programs
 from fairseq_plugins.generation.beam_search import FastBeamSearch
 from fairseq_plugins.generation.beams import Beams
 from fairseq_plugins.generation.candidates import Candidates
 from fairseq_plugins.generation.programs import Programs, Run, tensors_of, write
-from fairseq_plugins.nn.packing import Packing
 from tests.generation.searching import assert_same, generate
 
 BEAM = 3

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from fairseq_plugins.backends.cpu.packed import PRECISIONS, Packed
+from fairseq_plugins.backends.cpu.packing import Packing
 from fairseq_plugins.generation.beam_search import FastBeamSearch
 from fairseq_plugins.generation.candidates import Candidates
 from fairseq_plugins.generation.programs import Programs
-from fairseq_plugins.nn.packed_linear import PRECISIONS, PackedLinear
-from fairseq_plugins.nn.packing import Packing
 from tests.generation.fairseq_models import fairseq_model
 from tests.generation.searching import assert_same, generate
 
@@ -77,7 +77,7 @@ def test_the_quantised_engine_stays_what_it_was() -> None:
     before = torch.backends.quantized.engine
     wide = torch.ones(2**11 + 1, 2**11)
     with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(lambda rows: PackedLinear(wide[:rows], None, "int8"), [2**11 + 1, 8] * 8))
+        list(pool.map(lambda rows: Packed(wide[:rows], None, "int8"), [2**11 + 1, 8] * 8))
     assert torch.backends.quantized.engine == before
 
 

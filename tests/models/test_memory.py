@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fairseq_plugins.nn import winograd
-from fairseq_plugins.nn.packed_linear import has_onednn
-from fairseq_plugins.nn.packing import Packing
+from fairseq_plugins.backends.cpu import winograd
+from fairseq_plugins.backends.cpu.packed import has_onednn
+from fairseq_plugins.backends.cpu.packing import Packing
 
 BEAM = 3
 ROOT_OF_LENGTH = 1

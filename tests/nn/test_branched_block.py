@@ -9,8 +9,7 @@ import torch
 from fairseq.models.transformer import TransformerConfig
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 
-from fairseq_plugins.nn.block_diagonal import add_block_diagonal
-from fairseq_plugins.nn.branched_block import BranchedBlock
+from fairseq_plugins.nn.branched_block import BranchedBlock, add_block_diagonal
 
 
 def block(dim: int = 12, ffn_dim: int = 24, branches: int = 3, **options: object) -> BranchedBlock:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fairseq_plugins.nn.layer_list import parse_attention, parse_convolutions
+from fairseq_plugins.nn.layer_list import input_widths, parse_attention, parse_convolutions
 
 
 @pytest.mark.parametrize(
@@ -67,6 +67,12 @@ def test_refuses_a_residual_from_before_the_input() -> None:
     parse_convolutions("[(8, 3), (8, 3, 2)]", "--encoder-layers")
     with pytest.raises(ValueError, match="residual connection of layer 2 starts 3 layers back"):
         parse_convolutions("[(8, 3), (8, 3, 3)]", "--encoder-layers")
+
+
+def test_where_layers_and_their_residual_connections_start() -> None:
+    layers = parse_convolutions("[(8, 3), (16, 3, 2), (24, 3, 0), (32, 3, 3)]", "--encoder-layers")
+    assert input_widths(layers) == [(8, 8), (8, 8), (16, 16), (24, 8)]
+    assert input_widths([]) == []
 
 
 def test_attention_in_any_subset_of_the_layers() -> None:

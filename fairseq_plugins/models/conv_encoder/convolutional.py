@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from fairseq_plugins.models.source_encoder import SourceEncoder
 from fairseq_plugins.nn.embedding import InputEmbedding
-from fairseq_plugins.nn.layer_list import ConvolutionSpec
-from fairseq_plugins.nn.linear import FastLinear, linear
+from fairseq_plugins.nn.layer_list import ConvolutionSpec, input_widths
 
 __all__ = ["Convolution", "ConvolutionalEncoder"]
 
@@ -60,18 +59,16 @@ class ConvolutionStack(nn.Module):
 
     def __init__(self, embed_dim: int, convolutions: Sequence[ConvolutionSpec]) -> None:
         super().__init__()
-        widths = [convolutions[0].width if convolutions else embed_dim]
-        self.from_embedding = _linear(embed_dim, widths[0])
+        width = convolutions[0].width if convolutions else embed_dim
+        self.from_embedding = _linear(embed_dim, width)
         self.convolutions = nn.ModuleList()
         self.shortcuts = nn.ModuleList()
         self.residuals = [layer.residual for layer in convolutions]
-        for width, kernel, residual in convolutions:
-            self.convolutions.append(Convolution(widths[-1], width, kernel))
-            start = widths[-max(residual, 1)]
+        for (width, kernel, residual), (inputs, start) in zip(convolutions, input_widths(convolutions), strict=True):
+            self.convolutions.append(Convolution(inputs, width, kernel))
             widens = residual > 0 and start != width
             self.shortcuts.append(nn.Conv1d(start, width, kernel_size=1) if widens else nn.Identity())
-            widths.append(width)
-        self.to_embedding = _linear(widths[-1], embed_dim)
+        self.to_embedding = _linear(width, embed_dim)
 
     def forward(self, e: Tensor, padding_mask: Tensor) -> Tensor:
         """Embeddings (B, S, f) to (B, S, f); the mask is true where there is no token, (B, S)."""
@@ -118,9 +115,6 @@ class Convolution(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, d, S) -> (B, out_dim, S)."""
-        if not torch.is_grad_enabled():  # a sentence is smaller than the weight
-            windows = F.pad(x * self.scale, self.padding).unfold(2, self.weight.size(2), 1).transpose(1, 2)
-            return linear(windows.flatten(2), self.weight.flatten(1), self.bias * self.scale).transpose(1, 2)
         weight, bias = (_Scaled.apply(part, self.scale) for part in (self.weight, self.bias))
         return F.conv1d(F.pad(x, self.padding), weight, bias)
 
@@ -138,4 +132,4 @@ class _Scaled(torch.autograd.Function):
 
 
 def _linear(from_dim: int, to_dim: int) -> nn.Module:
-    return nn.Identity() if from_dim == to_dim else FastLinear(from_dim, to_dim)
+    return nn.Identity() if from_dim == to_dim else nn.Linear(from_dim, to_dim)

@@ -14,7 +14,6 @@ from fairseq_plugins.models.conv_encoder.stepwise import ConvEncoderDecoding
 from fairseq_plugins.models.incremental import IncrementalDecoder
 from fairseq_plugins.nn.attentive_lstm import AttentiveLSTM
 from fairseq_plugins.nn.embedding import InputEmbedding
-from fairseq_plugins.nn.linear import FastLinear
 from fairseq_plugins.nn.source import Source
 
 __all__ = ["LSTMDecoder"]
@@ -42,8 +41,8 @@ class LSTMDecoder(IncrementalDecoder):
         self.embedding = embedding
         self.attentive = AttentiveLSTM(embed_dim, hidden_size)
         self.upper = nn.ModuleList(nn.LSTM(hidden_size, hidden_size, batch_first=True) for _ in range(layers - 1))
-        self.to_embedding = FastLinear(hidden_size, embed_dim)
-        self.output_projection = FastLinear(embed_dim, len(dictionary))
+        self.to_embedding = nn.Linear(hidden_size, embed_dim)
+        self.output_projection = nn.Linear(embed_dim, len(dictionary))
 
     def extract_features(
         self, prev_output_tokens: Tensor, encoder_out: Source, **unused: object

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from fairseq_plugins.models.source_encoder import SourceEncoder
 from fairseq_plugins.nn.embedding import InputEmbedding
-from fairseq_plugins.nn.linear import FastLinear
 
 __all__ = ["LSTMEncoder"]
 
@@ -43,7 +42,7 @@ class LSTMEncoder(SourceEncoder):
             nn.ModuleList(nn.LSTM(size, hidden_size, batch_first=True) for size in sizes)
             for _ in range(2 if bidirectional else 1)
         )
-        self.to_embedding = FastLinear(len(self.stacks) * hidden_size, embed_dim, bias=False)
+        self.to_embedding = nn.Linear(len(self.stacks) * hidden_size, embed_dim, bias=False)
 
     def encode(self, e: Tensor, padding_mask: Tensor) -> tuple[Tensor, Tensor]:
         """Top-level states of all stacks side by side, mapped to (B, S, f), as keys and as values.

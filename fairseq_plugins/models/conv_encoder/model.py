@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from typing import Any
 
 from fairseq.data import Dictionary
-from fairseq.models import FairseqEncoderDecoderModel, register_model
+from fairseq.models import register_model
 from fairseq.tasks import FairseqTask
 from omegaconf import DictConfig
 from torch import nn
@@ -16,37 +15,25 @@ from fairseq_plugins.models.conv_encoder.convolutional import Convolution, Convo
 from fairseq_plugins.models.conv_encoder.decoder import LSTMDecoder
 from fairseq_plugins.models.conv_encoder.lstm import LSTMEncoder
 from fairseq_plugins.models.conv_encoder.pooling import PoolingEncoder
-from fairseq_plugins.models.incremental import check_target_padding
 from fairseq_plugins.models.presets import fill_in
 from fairseq_plugins.models.source_encoder import SourceEncoder
-from fairseq_plugins.models.state_version import check_version, register_version
+from fairseq_plugins.models.translation_model import TranslationModel
 from fairseq_plugins.nn.embedding import InputEmbedding
 from fairseq_plugins.nn.layer_list import MOST_LAYERS, ConvolutionSpec, parse_convolutions
-from fairseq_plugins.nn.unfilled import unfilled_where_filled_later
 
 __all__ = ["ConvEncoderModel"]
 
-STATE_VERSION = 1
-
 
 @register_model("conv_encoder", dataclass=ConvEncoderConfig)
-class ConvEncoderModel(FairseqEncoderDecoderModel):
+class ConvEncoderModel(TranslationModel):
     """An encoder without recurrence, or one of those that it is compared with, and an LSTM decoder."""
 
-    def __init__(self, encoder: SourceEncoder, decoder: LSTMDecoder) -> None:
-        super().__init__(encoder, decoder)
-        register_version(self, STATE_VERSION)
+    family = "conv_encoder"
 
     @classmethod
-    @unfilled_where_filled_later()
-    def build_model(cls, cfg: Namespace | DictConfig, task: FairseqTask) -> ConvEncoderModel:
-        """Build the model that the options describe.
-
-        Raises:
-            ValueError: an option is malformed, or two do not fit together.
-        """
+    def build(cls, cfg: Namespace | DictConfig, task: FairseqTask) -> ConvEncoderModel:
+        """As of `TranslationModel`."""
         fill_in(cfg, DEFAULTS)
-        check_target_padding(task, "conv_encoder")
         for option in (
             "encoder_embed_dim",
             "encoder_hidden_size",
@@ -70,15 +57,6 @@ class ConvEncoderModel(FairseqEncoderDecoderModel):
         model = cls(encoder, decoder)
         _initialise(model, cfg.init_range)
         return model
-
-    def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
-        """Look at a checkpoint before it is loaded.
-
-        Raises:
-            ValueError: the checkpoint was written by a newer version than this one.
-        """
-        super().upgrade_state_dict_named(state_dict, name)
-        check_version(state_dict, STATE_VERSION, "conv_encoder")
 
 
 def _build_encoder(cfg: Namespace | DictConfig, dictionary: Dictionary) -> SourceEncoder:

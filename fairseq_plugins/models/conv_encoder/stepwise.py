@@ -5,6 +5,7 @@ R rows (hypotheses), k of them for each of B sentences; S source positions, H un
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -15,7 +16,6 @@ from fairseq_plugins.nn.attentive_lstm import AttentiveLSTM, lstm_cell
 from fairseq_plugins.nn.decoder_state import Kept, moved
 from fairseq_plugins.nn.softmax import softmax
 from fairseq_plugins.nn.source import Source
-from fairseq_plugins.nn.step_linear import step_linear
 
 if TYPE_CHECKING:
     from fairseq_plugins.models.conv_encoder.decoder import LSTMDecoder
@@ -32,16 +32,17 @@ class ConvEncoderDecoding(StepwiseDecoding):
     @torch.no_grad()
     def __init__(self, decoder: LSTMDecoder, source: Source, beam: int, room: int | None, words: Tensor | None) -> None:
         super().__init__(decoder, source, beam, room, words)
-        rows = self.order.rows
-        self.to_embedding = step_linear(decoder.to_embedding.weight, decoder.to_embedding.bias, rows)
-        self.attention = ProjectedAttention(decoder.attentive, source)
+        self.to_embedding = self.linear(decoder.to_embedding.weight, decoder.to_embedding.bias)
+        self.attention = ConditionalInput(decoder.attentive, source)
         attentive = decoder.attentive
-        self.lstms = [
-            _StepLSTM(attentive.input.weight, attentive.recurrent.weight, attentive.input.bias, rows, self.fixed)
-        ]
+        self.lstms = [self._lstm(attentive.input.weight, attentive.recurrent.weight, attentive.input.bias)]
         for lstm in cast("list[nn.LSTM]", decoder.upper):
             weight_input, weight_state, *biases = cast("list[Tensor]", lstm.all_weights[0])
-            self.lstms.append(_StepLSTM(weight_input, weight_state, biases[0] + biases[1], rows, self.fixed))
+            self.lstms.append(self._lstm(weight_input, weight_state, biases[0] + biases[1]))
+
+    def _lstm(self, weight_input: Tensor, weight_state: Tensor, bias: Tensor) -> _StepLSTM:
+        gates = self.linear(torch.cat([weight_input, weight_state], dim=1), bias)
+        return _StepLSTM(gates, weight_state.new_zeros(self.order.rows, weight_state.size(1)), self.fixed)
 
     def step(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """One token per row, (R,), to features (R, f) and the attention (R, S)."""
@@ -60,8 +61,8 @@ class ConvEncoderDecoding(StepwiseDecoding):
         self.attention.keep(kept)
 
 
-class ProjectedAttention:
-    """The attention of `AttentiveLSTM` with its projections moved to the source, where they are computed once.
+class ConditionalInput:
+    """What the gates get from the source: attention whose projections are moved to the source, and computed once there.
 
     With ``d = W_d h + b_d + g``, ``d·z = h·(W_dᵀ z) + b_d·z + g·z``; and what the gates get from the source is
     ``W_c Σ a_j v_j = Σ a_j (W_c v_j)``.
@@ -89,13 +90,12 @@ class ProjectedAttention:
 
 
 class _StepLSTM:
-    """State of one LSTM, and its step as one product; a fixed state stays in its place in memory."""
+    """State of one LSTM, at first zeros, (R, H), and its step as one product; a fixed one stays in its place."""
 
-    def __init__(self, weight_input: Tensor, weight_state: Tensor, bias: Tensor, rows: int, fixed: bool) -> None:
+    def __init__(self, gates: Callable[[Tensor], Tensor], zeros: Tensor, fixed: bool) -> None:
+        self.gates = gates
+        self.h, self.cell = zeros, torch.zeros_like(zeros)
         self.fixed = fixed
-        self.gates = step_linear(torch.cat([weight_input, weight_state], dim=1), bias, rows)
-        self.h = weight_state.new_zeros(rows, weight_state.size(1))
-        self.cell = torch.zeros_like(self.h)
 
     def join(self, x: Tensor, order: Tensor | None) -> Tensor:
         """Inputs (R, width) beside the states in the new order, (R, width + H)."""

@@ -19,8 +19,7 @@ from fairseq_plugins.models.incremental import IncrementalDecoder
 from fairseq_plugins.nn.embedding import InputEmbedding
 from fairseq_plugins.nn.gated_convolution import GatedConvolution, Shortcut
 from fairseq_plugins.nn.initialisation import Linear
-from fairseq_plugins.nn.layer_list import ConvolutionSpec
-from fairseq_plugins.nn.linear import FastLinear
+from fairseq_plugins.nn.layer_list import ConvolutionSpec, input_widths
 from fairseq_plugins.nn.multi_step_attention import MultiStepAttention
 from fairseq_plugins.nn.source import Source
 
@@ -58,20 +57,19 @@ class ConvS2SDecoder(IncrementalDecoder):
         retain = 1 - dropout
         embed_dim = embedding.words.embedding_dim
         self.embedding = embedding
-        widths = [convolutions[0].width]
-        self.from_embedding = Linear(embed_dim, widths[0], retain)
+        self.from_embedding = Linear(embed_dim, convolutions[0].width, retain)
         self.convolutions = nn.ModuleList()
         self.attentions = nn.ModuleList()
         self.shortcuts = nn.ModuleList()
-        for (width, kernel, residual), attend in zip(convolutions, attends, strict=True):
-            self.convolutions.append(GatedConvolution(widths[-1], width, kernel, causal=True, retain=retain))
+        for layer, inputs, attend in zip(convolutions, input_widths(convolutions), attends, strict=True):
+            width, kernel, residual = layer
+            self.convolutions.append(GatedConvolution(inputs[0], width, kernel, causal=True, retain=retain))
             self.attentions.append(MultiStepAttention(width, embed_dim) if attend else None)  # type: ignore[arg-type]
-            self.shortcuts.append(Shortcut(residual, widths[-max(residual, 1)], width))
-            widths.append(width)
-        self.to_embedding = Linear(widths[-1], out_embed_dim)
+            self.shortcuts.append(Shortcut(residual, inputs[1], width))
+        self.to_embedding = Linear(width, out_embed_dim)
         self.output_projection: nn.Linear
         if tied:
-            self.output_projection = FastLinear(out_embed_dim, len(dictionary))
+            self.output_projection = nn.Linear(out_embed_dim, len(dictionary))
             nn.init.zeros_(self.output_projection.bias)
             self.output_projection.weight = embedding.words.weight
         else:

@@ -12,7 +12,7 @@ from fairseq_plugins.models.source_encoder import SourceEncoder
 from fairseq_plugins.nn.embedding import InputEmbedding
 from fairseq_plugins.nn.gated_convolution import SQRT_HALF, GatedConvolution, Shortcut
 from fairseq_plugins.nn.initialisation import Linear
-from fairseq_plugins.nn.layer_list import ConvolutionSpec
+from fairseq_plugins.nn.layer_list import ConvolutionSpec, input_widths
 
 __all__ = ["ConvS2SEncoder"]
 
@@ -43,15 +43,13 @@ class ConvS2SEncoder(SourceEncoder):
 
         retain = 1 - dropout
         embed_dim = embedding.words.embedding_dim
-        widths = [convolutions[0].width]
-        self.from_embedding = Linear(embed_dim, widths[0], retain)
+        self.from_embedding = Linear(embed_dim, convolutions[0].width, retain)
         self.convolutions = nn.ModuleList()
         self.shortcuts = nn.ModuleList()
-        for width, kernel, residual in convolutions:
-            self.convolutions.append(GatedConvolution(widths[-1], width, kernel, causal=False, retain=retain))
-            self.shortcuts.append(Shortcut(residual, widths[-max(residual, 1)], width))
-            widths.append(width)
-        self.to_embedding = Linear(widths[-1], embed_dim)
+        for (width, kernel, residual), inputs in zip(convolutions, input_widths(convolutions), strict=True):
+            self.convolutions.append(GatedConvolution(inputs[0], width, kernel, causal=False, retain=retain))
+            self.shortcuts.append(Shortcut(residual, inputs[1], width))
+        self.to_embedding = Linear(width, embed_dim)
 
     def encode(self, e: Tensor, padding_mask: Tensor) -> tuple[Tensor, Tensor]:
         """Keys z and values (z + e)√½, each (B, S, f)."""

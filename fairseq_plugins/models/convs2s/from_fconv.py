@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fairseq_plugins.models.convs2s.config import ConvS2SConfig
-from fairseq_plugins.models.convs2s.model import STATE_VERSION
+from fairseq_plugins.models.convs2s.model import ConvS2SModel
 from fairseq_plugins.nn.weight_norm import DIRECTION, MAGNITUDE, folded_weight
 
 __all__ = ["convert_options", "convert_parameters"]
@@ -44,7 +44,7 @@ def convert_parameters(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Raises:
         ValueError: a parameter does not belong to an fconv model, or is no tensor that holds all of its numbers.
     """
-    converted = {"version": torch.tensor(STATE_VERSION)}
+    converted = {"version": torch.tensor(ConvS2SModel.state_version)}
     for name, value in parameters.items():  # before any of them is computed with
         if not _is_whole(value):
             raise ValueError(f"{name} is no tensor that holds all of its numbers")

@@ -17,12 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_plugins.models.incremental import StepwiseDecoding
-from fairseq_plugins.nn.decoder_state import Kept
-from fairseq_plugins.nn.gated_convolution import SQRT_HALF, Shortcut
+from fairseq_plugins.nn.decoder_state import Kept, Window
+from fairseq_plugins.nn.gated_convolution import SQRT_HALF, GatedConvolution, Shortcut, StepConvolution
 from fairseq_plugins.nn.multi_step_attention import MultiStepAttention, ProjectedAttention
 from fairseq_plugins.nn.source import Source
-from fairseq_plugins.nn.step_convolution import StepConvolution, step_convolution
-from fairseq_plugins.nn.step_linear import step_linear
 from fairseq_plugins.nn.weight_norm import has_weight_norm, without_weight_norm
 
 if TYPE_CHECKING:
@@ -44,25 +42,30 @@ class ConvS2SDecoding(StepwiseDecoding):
         if has_weight_norm(decoder):
             decoder = without_weight_norm(decoder, decoder.dictionary)
         super().__init__(decoder, source, beam, room, words)
-        rows = self.order.rows
         self.from_embedding, self.to_embedding = (
-            step_linear(part.weight, part.bias, rows) for part in (decoder.from_embedding, decoder.to_embedding)
+            self.linear(part.weight, part.bias) for part in (decoder.from_embedding, decoder.to_embedding)
         )
 
         self.layers = []
         for convolution, attention, shortcut in decoder.layers:
             projected = None
             if attention is not None and attention.projecting_pays(source.keys.size(1)):
-                projected = ProjectedAttention(attention, source)
+                projected = ProjectedAttention(attention, source, self.linear)
             self.layers.append(
                 _Layer(
-                    convolution=step_convolution(convolution, rows, self.fixed),
+                    convolution=self.convolution(convolution),
                     attention=attention,
                     projected=projected,
                     shortcut=shortcut,
                 )
             )
         self.attending = sum(layer.attention is not None for layer in self.layers)
+
+    def convolution(self, module: GatedConvolution) -> StepConvolution:
+        """One with plain weights, step by step, as they are now."""
+        kernel, dim, _ = module.weight.shape
+        window = Window(self.order.rows, kernel, dim, like=module.weight, fixed=self.fixed)
+        return StepConvolution(self.linear(module.matrix, module.bias), window)
 
     def step(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """One token per row, (R,), to features (R, out_embed_dim) and the averaged attention (R, S)."""

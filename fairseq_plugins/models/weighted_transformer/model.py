@@ -8,51 +8,47 @@ from typing import Any
 
 import torch
 from fairseq.data import Dictionary
-from fairseq.models import FairseqEncoderDecoderModel, register_model
+from fairseq.models import register_model
 from fairseq.tasks import FairseqTask
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from fairseq_plugins.models.incremental import check_target_padding
-from fairseq_plugins.models.state_version import check_version, register_version
+from fairseq_plugins.models.translation_model import TranslationModel
 from fairseq_plugins.models.weighted_transformer.config import WeightedTransformerConfig, complete
 from fairseq_plugins.models.weighted_transformer.decoder import WeightedTransformerDecoder
 from fairseq_plugins.models.weighted_transformer.encoder import WeightedTransformerEncoder
 from fairseq_plugins.nn.embedding import InputEmbedding
-from fairseq_plugins.nn.linear import FastLinear
 from fairseq_plugins.nn.simplex import SimplexVector, check_simplex
-from fairseq_plugins.nn.unfilled import unfilled_where_filled_later
 
 __all__ = ["WeightedTransformerModel"]
 
-STATE_VERSION = 2
 _MODES = ("learned", "uniform", "random", "resampled")
 
 
 @register_model("weighted_transformer", dataclass=WeightedTransformerConfig)
-class WeightedTransformerModel(FairseqEncoderDecoderModel):
+class WeightedTransformerModel(TranslationModel):
     """A Transformer whose heads are weighted branches, each with its own part of the feed-forward network."""
+
+    family = "weighted_transformer"
+    state_version = 2
 
     def __init__(
         self, encoder: WeightedTransformerEncoder, decoder: WeightedTransformerDecoder, branch_weights: str
     ) -> None:
         super().__init__(encoder, decoder)
         self._updates = 0
-        register_version(self, STATE_VERSION)
         # Not to be averaged: fairseq's moving average leaves out what is called a version.
         self.branch_weights_version: Tensor
         self.register_buffer("branch_weights_version", torch.tensor(_MODES.index(branch_weights)))
 
     @classmethod
-    @unfilled_where_filled_later()
-    def build_model(cls, cfg: Namespace | DictConfig, task: FairseqTask) -> WeightedTransformerModel:
-        """Build the model that the options describe.
+    def build(cls, cfg: Namespace | DictConfig, task: FairseqTask) -> WeightedTransformerModel:
+        """As of `TranslationModel`.
 
         Raises:
             ValueError: two options do not fit together, or embeddings cannot be shared.
         """
         complete(cfg)
-        check_target_padding(task, "weighted_transformer")
         dim, sharing = cfg.encoder_embed_dim, str(cfg.share_embeddings)
         target_words = _word_embedding(task.target_dictionary, dim)
         if sharing != "all":
@@ -64,7 +60,7 @@ class WeightedTransformerModel(FairseqEncoderDecoderModel):
                 "source and target have different dictionaries, so their embeddings cannot be one: make the data with "
                 "fairseq-preprocess --joined-dictionary, or use --share-embeddings decoder"
             )
-        output_projection = FastLinear(dim, len(task.target_dictionary), bias=False)
+        output_projection = nn.Linear(dim, len(task.target_dictionary), bias=False)
         if sharing == "none":
             nn.init.normal_(output_projection.weight, mean=0, std=dim**-0.5)
         else:
@@ -119,8 +115,7 @@ class WeightedTransformerModel(FairseqEncoderDecoderModel):
                 were others.
         """
         super().upgrade_state_dict_named(state_dict, name)
-        check_version(state_dict, STATE_VERSION, "weighted_transformer")
-        if int(state_dict.get("version", STATE_VERSION)) < STATE_VERSION:
+        if int(state_dict.get("version", self.state_version)) < self.state_version:
             raise ValueError("the checkpoint has the layers of version 1, which this code no longer has: train anew")
         version = state_dict.setdefault("branch_weights_version", self.branch_weights_version)
         if int(version) != int(self.branch_weights_version):

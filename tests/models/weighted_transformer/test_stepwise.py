@@ -7,7 +7,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fairseq_plugins.models.weighted_transformer import stepwise
+from fairseq_plugins.backends.cpu import steps as fast_steps
+from fairseq_plugins.backends.cpu.bags import SightByBags
 from fairseq_plugins.nn.attention import split_heads
 from fairseq_plugins.nn.source import Source
 from tests.models.stepwise import STATE, check_stepwise_equals_full, close, decodings
@@ -33,7 +34,7 @@ def options(draw: st.DrawFn) -> dict:
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(decoding=decodings(options()))
 def test_stepwise_equals_full(build, sentences, monkeypatch, fewest_in_bags: int, decoding: dict) -> None:
-    monkeypatch.setattr(stepwise, "_FEWEST_IN_BAGS", fewest_in_bags)
+    monkeypatch.setattr(fast_steps, "_FEWEST_IN_BAGS", fewest_in_bags)
     check_stepwise_equals_full(build, sentences, "weighted_transformer_tiny", decoding, check_past)
 
 
@@ -63,7 +64,7 @@ def check_past(decoding, reference, tokens: torch.Tensor, source: Source) -> Non
 @torch.no_grad()
 def test_memory_grows_with_the_target(build, sentences, monkeypatch, fewest_in_bags: int) -> None:
     """Beyond the first allocation of sixteen steps, to no more than a quarter or sixteen steps too much."""
-    monkeypatch.setattr(stepwise, "_FEWEST_IN_BAGS", fewest_in_bags)
+    monkeypatch.setattr(fast_steps, "_FEWEST_IN_BAGS", fewest_in_bags)
     model = build("weighted_transformer_tiny", max_target_positions=120)
     encoded, target = model.encoder(sentences([5, 3])), sentences([120, 120])
     expected, _ = model.decoder(target, encoded)
@@ -134,26 +135,20 @@ def test_the_first_maps_go_to_the_values_where_that_is_less_work(build, sentence
 
 
 @torch.no_grad()
-def test_a_step_attends_to_the_steps_so_far(build, sentences, monkeypatch) -> None:
+def test_a_step_attends_to_the_steps_so_far(build, sentences) -> None:
     """Of what there is memory for; where the state is fixed, to all of it.  Many rows on a processor have bags."""
-    model, attend, sights = build("weighted_transformer_tiny"), stepwise.attend_step, []
-    monkeypatch.setattr(
-        stepwise,
-        "attend_step",
-        lambda q, keys, values, sight, dropout: sights.append(sight) or attend(q, keys, values, sight, dropout),
-    )
-    own_and_source = 2 * len(model.decoder.layers)
+    model = build("weighted_transformer_tiny")
     for count, room, to, has_bags in (
         (16, None, "cpu", True),
         (15, None, "cpu", False),
         (16, 20, "cpu", False),
         (16, None, "meta", False),
     ):
-        sights.clear()
         model, words = model.to(to), sentences([3] * count).to(to)
         decoding = model.decoder.start(model.encoder(sentences([5] * count).to(to)), 1, room)
         for length in (1, 2, 3):
             decoding.decode(words[:, :length])
-        assert [sight.seen for sight in sights[::own_and_source]] == ([1, 2, 3] if room is None else [20, 20, 20])
-        assert {sight.seen for sight in sights[1::2]} == {decoding.source.keys.size(1)}
-        assert {sight.bags is not None for sight in sights} == {has_bags}
+            past, source = decoding.sight_of_past(beam=1), decoding.sight_of_source(beam=1)
+            assert past.seen == (length if room is None else room)
+            assert source.seen == decoding.source.keys.size(1)
+            assert [isinstance(sight, SightByBags) for sight in (past, source)] == [has_bags] * 2

@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fairseq_plugins.nn import linear as module
-from fairseq_plugins.nn.gated_convolution import GatedConvolution
-from fairseq_plugins.nn.linear import FastLinear, linear
-from fairseq_plugins.nn.packed_linear import has_onednn
+from fairseq_plugins.backends.cpu import linear as module
+from fairseq_plugins.backends.cpu.convolution import FastGatedConvolution
+from fairseq_plugins.backends.cpu.linear import FastLinear, linear
+from fairseq_plugins.backends.cpu.packed import has_onednn
 
 onednn = pytest.mark.skipif(not has_onednn(), reason="this torch has no oneDNN")
 
@@ -78,9 +78,9 @@ def test_where_torchs_own_products_stay(calls: list[int]) -> None:
 @pytest.mark.parametrize(("kernel", "causal"), [(1, False), (2, False), (3, False), (3, True), (4, False)])
 def test_convolutions_through_windows(calls: list[int], kernel: int, causal: bool) -> None:
     torch.manual_seed(1)
-    convolution, x = GatedConvolution(64, 64, kernel, causal), torch.randn(20, 16, 64)
+    convolution, x = FastGatedConvolution(64, 64, kernel, causal), torch.randn(20, 16, 64)
     results = []
-    for made, start in ((convolution, x), (GatedConvolution(64, 64, kernel, causal).double(), x.double())):
+    for made, start in ((convolution, x), (FastGatedConvolution(64, 64, kernel, causal).double(), x.double())):
         made.load_state_dict(convolution.state_dict())
         start = start.requires_grad_()
         y = made(start)

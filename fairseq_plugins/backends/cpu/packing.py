@@ -15,7 +15,7 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor
 
-from fairseq_plugins.nn.packed_linear import PRECISIONS, can_pack
+from fairseq_plugins.backends.cpu.packed import PRECISIONS, can_pack
 
 __all__ = ["BatchPacking", "Packing", "computed", "current_packing"]
 
@@ -36,8 +36,8 @@ class Packing:
     that is lost in the rounding of a row's sum.  What a batch does not use is forgotten.
 
     Args:
-        precision: one of `fairseq_plugins.nn.packed_linear.PRECISIONS`; where the processor has no instructions for it,
-            it is float32, with a warning.
+        precision: one of `packed.PRECISIONS`; where the processor has no instructions for it, it is float32, with a
+            warning.
     """
 
     def __init__(self, precision: str = "float32") -> None:
@@ -89,7 +89,7 @@ class BatchPacking:
         """``pack(weight, bias, precision)`` with the weight, (O, K), and bias, (O,) or None, as they are in this batch.
 
         Args:
-            pack: `fairseq_plugins.nn.packed_linear.PackedLinear`, or what packs in other ways.
+            pack: `packed.Packed`, or what packs in other ways.
         """
         key = pack, self._fingerprint(weight), None if bias is None else self._fingerprint(bias)
         return self._keep(key, lambda: pack(weight, bias, self.precision))

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from fairseq_plugins.nn.packed_linear import PackedLinear, can_pack
-from fairseq_plugins.nn.packing import current_packing
+from fairseq_plugins.backends.cpu.packed import Packed, can_pack
+from fairseq_plugins.backends.cpu.packing import current_packing
 
 __all__ = ["FastLinear", "linear", "prefers_onednn"]
 
@@ -34,6 +34,8 @@ class FastLinear(nn.Linear):
         """(..., K) -> (..., O)."""
         return linear(x, self.weight, self.bias)
 
+    forward.__wrapped__ = nn.Linear.forward  # type: ignore[attr-defined]  # the same, as `nn.selected_rows` asks
+
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x Wᵀ + b``, as `torch.nn.functional.linear`.
@@ -46,10 +48,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Returns:
         (..., O).
     """
-    if x.numel() * weight.size(0) < _SMALL or weight.dtype != x.dtype or not prefers_onednn(x):
+    if not prefers_onednn(x) or weight.dtype != x.dtype or x.numel() * weight.size(0) < _SMALL:
         return F.linear(x, weight, bias)
     if (packing := current_packing(weight)) is not None:
-        return packing.packed(PackedLinear, weight, bias)(x)
+        return packing.packed(Packed, weight, bias)(x)
     y: Tensor = _OneDNNLinear.apply(x.flatten(0, -2), weight, bias)
     return y if x.dim() == 2 else y.view(*x.shape[:-1], -1)  # a view could not be overwritten without copies
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fairseq_plugins.nn.linear import linear
-from fairseq_plugins.nn.packed_linear import PRECISIONS, PackedLinear, has_onednn
-from fairseq_plugins.nn.packing import Packing, computed, current_packing
-from fairseq_plugins.nn.step_linear import step_linear
+from fairseq_plugins.backends.cpu.linear import linear
+from fairseq_plugins.backends.cpu.packed import PRECISIONS, Packed, has_onednn
+from fairseq_plugins.backends.cpu.packing import Packing, computed, current_packing
+from fairseq_plugins.backends.cpu.steps import step_linear
 from tests.operators import Operators
 
 pytestmark = pytest.mark.skipif(not has_onednn(), reason="this torch cannot pack")
@@ -139,7 +139,7 @@ def test_a_weight_may_be_packed_in_several_ways(again: str) -> None:
     other = weight if again == "the same tensor" else weight.clone()
     with Packing().for_batch():
         packing = current_packing(weight)
-        assert isinstance(packing.packed(PackedLinear, weight, bias), PackedLinear)
+        assert isinstance(packing.packed(Packed, weight, bias), Packed)
         assert packing.packed(lambda *given: given, other, bias) == (other, bias, "float32")
 
 

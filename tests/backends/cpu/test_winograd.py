@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_plugins.nn import linear, winograd
-from fairseq_plugins.nn.gated_convolution import GatedConvolution
-from fairseq_plugins.nn.packed_linear import PRECISIONS, has_onednn
-from fairseq_plugins.nn.packing import Packing
+from fairseq_plugins.backends.cpu import linear, winograd
+from fairseq_plugins.backends.cpu.convolution import FastGatedConvolution, lay_out_
+from fairseq_plugins.backends.cpu.packed import PRECISIONS, has_onednn
+from fairseq_plugins.backends.cpu.packing import Packing
 from fairseq_plugins.nn.weight_norm import without_weight_norm
 from tests.operators import Operators
 
@@ -39,7 +39,7 @@ def plain(x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int]) -> 
 def test_it_is_a_convolution(length: int, padding: tuple[int, int]) -> None:
     torch.manual_seed(1)
     x, bias = torch.randn(5, length, 24).transpose(0, 1), torch.randn(40)
-    weight = torch.randn(40, 3, 24).permute(1, 2, 0)  # as `GatedConvolution.lay_out_` does
+    weight = torch.randn(40, 3, 24).permute(1, 2, 0)  # as `lay_out_` does
     g = torch.randn(40, 5, length).transpose(0, 2).double()
     results = []
     for convolve in (winograd.convolve, plain):
@@ -54,7 +54,7 @@ def test_it_is_a_convolution(length: int, padding: tuple[int, int]) -> None:
 @pytest.mark.parametrize("causal", [False, True])
 def test_training_takes_it(calls: list[int], causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(1)
-    made = GatedConvolution(256, 32, kernel=3, causal=causal)
+    made = FastGatedConvolution(256, 32, kernel=3, causal=causal)
     start = torch.randn(32, 16, 256)
     results = []
     for narrowest in (256, 257):
@@ -82,7 +82,7 @@ def test_training_takes_it(calls: list[int], causal: bool, monkeypatch: pytest.M
     ids=["few inputs", "narrow", "kernel", "translating", "autocast", "double"],
 )
 def test_what_goes_without(calls: list[int], width: int, sentences: int, kernel: int, context, dtype) -> None:
-    made = GatedConvolution(width, 8, kernel, causal=True).to(dtype)
+    made = FastGatedConvolution(width, 8, kernel, causal=True).to(dtype)
     with context:
         made(torch.zeros(32, sentences, width, dtype=dtype))
     assert not calls
@@ -97,8 +97,8 @@ def test_translating_with_packed_weights(length: int, causal: bool, precision: s
     if not (winograd._sums_pay(precision) and PRECISIONS[precision][1]()):
         pytest.skip(f"no {precision} on this processor")
     torch.manual_seed(1)
-    made, packing = without_weight_norm(GatedConvolution(512, 32, kernel=3, causal=causal)), Packing(precision)
-    made.lay_out_()
+    made, packing = without_weight_norm(FastGatedConvolution(512, 32, kernel=3, causal=causal)), Packing(precision)
+    lay_out_(made)
     made.bias.normal_()
     x, tolerance = torch.randn(length, 3, 512), {"float32": 1e-5, "bfloat16": 0.03}[precision]
     counts = []
@@ -123,7 +123,7 @@ def test_translating_with_packed_weights(length: int, causal: bool, precision: s
 def test_what_is_translated_without(calls: list[int], width: int, kernel: int, precision: str) -> None:
     if not PRECISIONS[precision][1]():
         pytest.skip(f"this processor has no {precision}")
-    made = without_weight_norm(GatedConvolution(width, 8, kernel, causal=True))
+    made = without_weight_norm(FastGatedConvolution(width, 8, kernel, causal=True))
     with Packing(precision).for_batch():
         made(torch.zeros(32, 16, width))
     assert not calls
@@ -143,5 +143,5 @@ def test_fewer_products_pay_where_each_is_slow(monkeypatch, precision: str, amx:
 
 def test_where_onednn_is_much_faster_it_multiplies_with_windows(calls: list[int], monkeypatch) -> None:
     monkeypatch.setattr(linear, "_onednn_is_faster", lambda: True)
-    GatedConvolution(256, 8, kernel=3, causal=True)(torch.zeros(32, 16, 256))
+    FastGatedConvolution(256, 8, kernel=3, causal=True)(torch.zeros(32, 16, 256))
     assert not calls

@@ -24,9 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fairseq_plugins.nn.linear import prefers_onednn
-from fairseq_plugins.nn.packed_linear import PackedLinear, can_pack
-from fairseq_plugins.nn.packing import BatchPacking, current_packing
+from fairseq_plugins.backends.cpu.linear import prefers_onednn
+from fairseq_plugins.backends.cpu.packed import Packed, can_pack
+from fairseq_plugins.backends.cpu.packing import BatchPacking, current_packing
 
 __all__ = ["convolve", "packed_products", "packing_for", "pays"]
 
@@ -91,16 +91,16 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int]) 
     return y[:length]
 
 
-def packed_products(weight: Tensor, bias: Tensor | None, precision: str) -> list[PackedLinear]:
+def packed_products(weight: Tensor, bias: Tensor | None, precision: str) -> list[Packed]:
     """The maps from sums of inputs, (..., C), to the products m_0 to m_3, (..., O).
 
     Args:
         weight: (O, 3C).
         bias: (O,), which becomes a part of m_1 and so of both outputs.
-        precision: as of `PackedLinear`.
+        precision: as of `Packed`.
     """
     sums = _sums_of_weights(weight.unflatten(1, (3, -1)).transpose(0, 1))
-    return [PackedLinear(*each, precision) for each in zip(sums, (None, bias, None, None), strict=True)]
+    return [Packed(*each, precision) for each in zip(sums, (None, bias, None, None), strict=True)]
 
 
 class _Winograd(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Linear maps with weights laid out for the processor's products, in fewer bits where that is wanted.
+"""Products with weights laid out for the processor's products, in fewer bits where that is wanted.
 
 On the CPU a product of a few rows spends much of its time bringing the weight into the order in which the kernel reads
 it.  oneDNN, which torch ships, can keep a weight in that order: with a 1536 x 1024 matrix on two AVX-512 cores a
@@ -20,13 +20,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["PRECISIONS", "PackedLinear", "can_pack", "has_onednn"]
+__all__ = ["PRECISIONS", "Packed", "can_pack", "has_onednn"]
 
 Product = Callable[[Tensor], Tensor]
 Pack = Callable[[Tensor, Tensor | None], Product]
 
 
-class PackedLinear:
+class Packed:
     """The map ``x -> x Wᵀ + b``, (..., K) -> (..., O), with the weight as it is now.
 
     A compiled program calls it as an operator, by a number that it reads when it runs: so a program serves all weights
@@ -54,7 +54,7 @@ class PackedLinear:
 
 _ENGINE = threading.Lock()  # of torch, for all threads together
 _NUMBERS = itertools.count()
-_NUMBERED: WeakValueDictionary[int, PackedLinear] = WeakValueDictionary()
+_NUMBERED: WeakValueDictionary[int, Packed] = WeakValueDictionary()
 _OPERATORS = torch.library.Library("fairseq_plugins", "DEF")
 _OPERATORS.define("packed_linear(Tensor x, Tensor number, SymInt outputs) -> Tensor")
 _OPERATORS.impl("packed_linear", lambda x, number, _: _NUMBERED[number.item()]._product(x), "CPU")

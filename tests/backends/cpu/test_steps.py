@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fairseq_plugins.nn.step_linear import step_linear
+from fairseq_plugins.backends.cpu.steps import step_linear
 from tests.operators import Operators
 
 

@@ -1,0 +1,89 @@
+"""What the models of all families share: how they are built, prepared for translation, and read from checkpoints."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from argparse import Namespace
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from fairseq.models import FairseqDecoder, FairseqEncoder, FairseqEncoderDecoderModel
+from fairseq.tasks import FairseqTask
+from omegaconf import DictConfig
+from torch import nn
+
+from fairseq_plugins.nn.unfilled import unfilled_where_filled_later
+from fairseq_plugins.nn.weight_norm import fold_weight_norm_, remove_weight_norm_
+
+__all__ = ["TranslationModel"]
+
+ModelT = TypeVar("ModelT", bound="TranslationModel")
+
+
+class TranslationModel(FairseqEncoderDecoderModel):
+    """An encoder and a decoder of this plugin.
+
+    Attributes:
+        family: its name, for errors.
+        state_version: of the layout of its checkpoints, which it saves as a buffer.
+        backends: what makes a model fast, once it is built and again once it will only translate; see
+            `fairseq_plugins.backends`.
+    """
+
+    family: ClassVar[str]
+    state_version: ClassVar[int] = 1
+    backends: ClassVar[list[Callable[[nn.Module], None]]] = []
+
+    def __init__(self, encoder: FairseqEncoder, decoder: FairseqDecoder) -> None:
+        super().__init__(encoder, decoder)
+        self.register_buffer("version", torch.tensor(self.state_version))
+
+    @classmethod
+    @abstractmethod
+    def build(cls: type[ModelT], cfg: Namespace | DictConfig, task: FairseqTask) -> ModelT:
+        """The model that the options describe, in plain torch.
+
+        Raises:
+            ValueError: an option is malformed, or two do not fit together.
+        """
+
+    @classmethod
+    @unfilled_where_filled_later()
+    def build_model(cls: type[ModelT], cfg: Namespace | DictConfig, task: FairseqTask) -> ModelT:
+        """`build` for fairseq, and make it fast.
+
+        Raises:
+            ValueError: as of `build`; or targets would begin with padding (``--left-pad-target``), which a decoder
+                would read in training and never when it translates.
+        """
+        if getattr(getattr(task, "cfg", None), "left_pad_target", False):
+            raise ValueError(f"{cls.family} takes targets padded on the right: leave out --left-pad-target")
+        model = cls.build(cfg, task)
+        model._accelerate_()
+        return model
+
+    def make_generation_fast_(self, **kwargs: Any) -> None:
+        """Prepare for translating: weights are normalised once and for all."""
+        super().make_generation_fast_(**kwargs)
+        remove_weight_norm_(self)
+        self._accelerate_()
+
+    def _accelerate_(self) -> None:
+        for accelerate_ in self.backends:
+            accelerate_(self)
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
+        """Make a checkpoint fit this model, also one of training a model that is prepared to translate.
+
+        Raises:
+            ValueError: the checkpoint was written by a newer version than this one.
+        """
+        super().upgrade_state_dict_named(state_dict, name)
+        found = int(state_dict.get("version", self.state_version))
+        if found > self.state_version:
+            raise ValueError(
+                f"the checkpoint has the layout of version {found} of the {self.family} models, and this code knows "
+                f"{self.state_version}; a newer fairseq_plugins will load it"
+            )
+        fold_weight_norm_(state_dict, self)
