@@ -22,7 +22,7 @@ from fairseq_plugins.models.incremental import StepwiseDecoding
 from fairseq_plugins.nn.packing import Packing
 from tests.conftest import ARCHITECTURES
 from tests.generation.fairseq_models import fairseq_model
-from tests.generation.searching import LENGTHS, MODES, Model, assert_same, generate
+from tests.generation.searching import LENGTHS, MODES, LateLook, Model, assert_same, generate
 from tests.models.test_generation import without_state
 
 # Each hypothesis brings twice as many words as there are hypotheses: of 44.
@@ -188,12 +188,13 @@ def test_a_gpu_is_looked_at_now_and_then(build, architecture: str, dictionary, s
     """
     looks: list[int] = []
 
-    class Late(beam_search.Look):
+    class Counted(LateLook):
         def __init__(self, numbers: Tensor) -> None:
             looks.append(len(numbers))
-            super().__init__(numbers.clone())
+            super().__init__(numbers)
 
-    monkeypatch.setattr(beam_search, "Look", Late)
+    assert [beam_search.steps_between_looks(torch.device(kind)) for kind in ("cpu", "cuda")] == [1, 4]
+    monkeypatch.setattr(beam_search, "Look", Counted)
     monkeypatch.setattr(beam_search, "steps_between_looks", lambda device: 4)
     models, source = [build(architecture).double()], sentences([*LENGTHS, *LENGTHS, *LENGTHS], left_pad=True)
     actual = generate(FastBeamSearch, models, dictionary, source, max_len_b=20)
@@ -203,7 +204,6 @@ def test_a_gpu_is_looked_at_now_and_then(build, architecture: str, dictionary, s
     assert looks[0] == 12
     assert all(after == before or 2 * after <= before for before, after in pairwise(looks))
     assert looks[-1] < 12
-    assert [beam_search.steps_between_looks(torch.device(kind)) for kind in ("cpu", "cuda")] != [1, 1]
 
 
 @pytest.mark.parametrize(
