@@ -20,7 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 import fairseq_plugins  # noqa: F401  (registers the architectures)
-from fairseq_plugins.generation import beam_search
+from fairseq_plugins.generation import loop
 from fairseq_plugins.generation.beam_search import FastBeamSearch
 from fairseq_plugins.generation.candidates import Candidates
 from fairseq_plugins.generation.programs import Programs
@@ -148,8 +148,8 @@ def check(number: int) -> tuple[bool, int]:
     )
     every = pick([1, 1, 3, 4, 8])
     with torch.inference_mode(pick([True, False])), pytest.MonkeyPatch.context() as pretended:
-        pretended.setattr(beam_search, "Look", LateLook)
-        pretended.setattr(beam_search, "steps_between_looks", lambda device: every)
+        pretended.setattr(loop, "Look", LateLook)
+        pretended.setattr(loop, "steps_between_looks", lambda device: every)
         actual = search.generate([searched], sample, **call)
     assert_same(actual, expected, tolerance=2e-5)  # of sums in single precision
     return runs_programs and prepared and architecture in ARCHITECTURES, sum(map(len, actual))

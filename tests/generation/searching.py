@@ -14,7 +14,7 @@ from fairseq.models import BaseFairseqModel
 from fairseq.token_generation_constraints import pack_constraints
 from torch import Tensor
 
-from fairseq_plugins.generation.programs import Look
+from fairseq_plugins.generation.loop import Look
 from tests.models.test_generation import MODES
 
 LENGTHS = [9, 6, 3, 1]  # fairseq's lstm wants them to fall

@@ -20,6 +20,7 @@ from fairseq_plugins.generation.beam_search import FastBeamSearch
 from fairseq_plugins.generation.beams import Beams
 from fairseq_plugins.generation.candidates import Candidates
 from fairseq_plugins.generation.programs import Programs, Run, tensors_of, write
+from fairseq_plugins.generation.rules import Rules
 from fairseq_plugins.nn.packing import Packing
 from tests.generation.searching import assert_same, generate
 
@@ -236,7 +237,7 @@ def test_programs_look_at_no_number(build, architecture, dictionary) -> None:
     search = FastBeamSearch([model], dictionary, beam_size=BEAM, max_len_b=9)
     source = torch.zeros(2, 5, dtype=torch.long, device="meta")
     for words in (None, torch.zeros(40, dtype=torch.long, device="meta")):
-        rules = search._rules(source, 9, source[:, :2], 2, None)._replace(words=words)
+        rules = Rules.of(search, source, source[:, :2])._replace(words=words)
         beams, new = (search._begin({"src_tokens": source}, rules, room=32) for _ in range(2))
         write(new, beams)
         for _ in range(2):
@@ -251,7 +252,7 @@ def test_a_state_is_written_into_another(build, architecture, sentences, diction
     model.make_generation_fast_(need_attn=True)
     search, states = FastBeamSearch([model], dictionary, beam_size=BEAM, max_len_b=9), []
     for source in (sentences([5, 3]), sentences([2, 5])):
-        beams = search._begin({"src_tokens": source}, search._rules(source, 9, None, 2, None), room=32)
+        beams = search._begin({"src_tokens": source}, Rules.of(search, source), room=32)
         states.append(beams)
     for _ in range(3):
         states[0].step()
