@@ -192,10 +192,14 @@ class Beams:
 
         device = self.numbers.device
         tokens, scores, each = (torch.from_numpy(part).to(device) for part in (word, score, total))
-        attention = torch.empty(len(at), 0)
+        nothing = torch.empty(0)
+        attention = [nothing] * len(at)
         if self.attention is not None:
-            rows = torch.from_numpy(before + sentence[:, None] * self.beam).to(device)
-            attention = self.attention[torch.arange(steps, device=device), rows].transpose(1, 2)
+            # Of all in one piece, and of no step beyond their ends.
+            which, when = np.nonzero(np.arange(steps) <= last[:, None])
+            rows = sentence[which] * self.beam + before[which, when]
+            when, rows = torch.from_numpy(np.stack([when, rows])).to(device)
+            attention = [part.t() for part in self.attention[when, rows].split((last + 1).tolist())]
         found: list[list[dict[str, Tensor]]] = [[] for _ in ends]
         for i in np.lexsort((-score, sentence)):
             length = last[i] + 1
@@ -203,8 +207,8 @@ class Beams:
                 {
                     "tokens": tokens[i, :length],
                     "score": scores[i],
-                    "attention": attention[i, ..., :length].clone(),  # or one would keep that of all
-                    "alignment": torch.empty(0),
+                    "attention": attention[i],
+                    "alignment": nothing,
                     "positional_scores": each[i, :length],
                 }
             )

@@ -215,15 +215,15 @@ LARGE = {
 
 @pytest.mark.parametrize("large", LARGE)
 def test_operators_outside_of_programs(build, sentences, dictionary, large: str) -> None:
-    """Of a step at most three, and to set up a batch and read its end at most sixty; also where hypotheses end."""
+    """Of a step at most three, and to set up a batch and read its 80 hypotheses at most sixty; also where some end."""
     model, counting, counts = build(large, **LARGE[large]), Counting(), []
     model.make_generation_fast_(need_attn=True)
     made = Programs(counting.program, as_it_is)
-    source = sentences([9, 6, 3])
+    source, options = sentences([9, 6, 3, *[5] * 13]), {"beam_size": 5, "min_len": 2}
     for longest in (5, 5, 15):
         with counting:
             before = counting.count
-            generate(FastBeamSearch, [model], dictionary, source, programs=made, max_len_b=longest, min_len=2)
+            generate(FastBeamSearch, [model], dictionary, source, programs=made, max_len_b=longest, **options)
             counts.append(counting.count - before)
     assert counts[1] <= 60
     assert counts[2] - counts[1] <= 3 * 10
