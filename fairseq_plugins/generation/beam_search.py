@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import chain
 from typing import Any
@@ -25,10 +25,12 @@ from fairseq.sequence_generator import (
 from torch import Tensor
 
 from fairseq_plugins.backends.cpu.packing import Packing
-from fairseq_plugins.generation.beams import Beams, Rules
-from fairseq_plugins.generation.candidates import Candidates
+from fairseq_plugins.generation.beams import Beams
+from fairseq_plugins.generation.candidates import Candidates, numbers_among
 from fairseq_plugins.generation.ensemble import Ensemble, OtherDecoding
-from fairseq_plugins.generation.programs import Look, Programs
+from fairseq_plugins.generation.loop import search_to_the_end
+from fairseq_plugins.generation.programs import Programs
+from fairseq_plugins.generation.rules import Rules
 from fairseq_plugins.models.incremental import IncrementalDecoder
 from fairseq_plugins.models.output_layer import among
 
@@ -37,11 +39,6 @@ __all__ = ["FastBeamSearch", "FastBeamSearchWithAlignment"]
 logger = logging.getLogger(__name__)
 
 _SOFTMAX_OF_MODELS = (BaseFairseqModel.get_normalized_probs, TransformerModelBase.get_normalized_probs)
-
-
-def steps_between_looks(device: torch.device) -> int:
-    """How many steps are made until the host looks at the device again."""
-    return 1 if device.type == "cpu" else 4
 
 
 class FastBeamSearch(SequenceGenerator):
@@ -118,48 +115,36 @@ class FastBeamSearch(SequenceGenerator):
             RuntimeError: a sentence has no translation.
         """
         net_input = sample["net_input"]
-        is_plain = constraints is None and "src_tokens" in net_input and self._is_plain()
-        if is_plain and not len(net_input["src_tokens"]):
+        source = net_input.get("src_tokens")
+        if source is not None and not len(source):
             return []
         with self.packing.for_batch():
             words = None
             if self.candidates is not None:
-                # Packed constraints begin with their number.
-                forced = constraints[:, 1:] if constraints is not None else None
-                first = torch.tensor(self.eos if bos_token is None else bos_token)
-                words = self._words(net_input["src_tokens"], (forced, prefix_tokens, first))
-            if is_plain:
-                return self._beam_search(net_input, prefix_tokens, self.eos if bos_token is None else bos_token, words)
+                words = self._words(source, prefix_tokens, constraints, bos_token)
+            if source is not None and constraints is None and self._is_plain():
+                return self._beam_search(net_input, prefix_tokens, bos_token, words)
             if words is None:
                 return super()._generate(sample, prefix_tokens, constraints, bos_token)
-            if prefix_tokens is not None:
-                prefix_tokens = _numbers(prefix_tokens, words)
-            if constraints is not None:  # zero, which ends each, is a special symbol and stays zero
-                constraints = torch.cat([constraints[:, :1], _numbers(constraints[:, 1:], words)], dim=1)
-            if bos_token is not None:
-                bos_token = int(_numbers(torch.tensor(bos_token), words))
-            found = SequenceGenerator._generate(self._among(words), sample, prefix_tokens, constraints, bos_token)
-            for hypothesis in chain(*found):
-                hypothesis["tokens"] = words[hypothesis["tokens"]]
-            return found
+            return self._search_of_fairseq(words, sample, prefix_tokens, constraints, bos_token)
 
     def _beam_search(
-        self, net_input: dict[str, Any], prefix: Tensor | None, bos: int, words: Tensor | None
+        self, net_input: dict[str, Any], prefix: Tensor | None, bos: int | None, words: Tensor | None
     ) -> list[list[dict[str, Tensor]]]:
+        """This plugin's search."""
         source, model = net_input["src_tokens"], self.model.single_model
-        longest = min(int(self.max_len_a * source.size(1) + self.max_len_b), self.max_len - 1)
-        assert self.min_len <= longest, "min_len cannot be larger than max_len, please adjust these!"  # fairseq's words
-        rules = self._rules(source, longest, prefix, bos, words)
+        rules = Rules.of(self, source, prefix, bos, words)
+        sentences, steps = len(source), len(rules.forced)
         with ExitStack() as stack:
             stack.enter_context(torch.cuda.device_of(source))
-            if self.programs is not None and self.programs.can_run(model, source, longest + 1):
+            if self.programs is not None and self.programs.can_run(model, source, steps):
                 beams, step = stack.enter_context(self.programs.batch(model, self._begin, source, rules))
             else:
                 # Rows of a sentence are alike in the first step; but a prefix may end it there, with k copies.
                 beams = self._begin(net_input, rules, rows=1 if prefix is None else self.beam_size)
                 step = beams.begin_and_step
-            steps = self._run(beams, step, len(source), longest)
-            found = beams.hypotheses(steps, self.len_penalty if self.normalize_scores else 0)[: len(source)]
+            made = search_to_the_end(beams, step, sentences, steps)
+            found = beams.hypotheses(made, self.len_penalty if self.normalize_scores else 0)[:sentences]
         if not all(found):
             raise RuntimeError(
                 "a sentence has no translation: all words are forbidden, or their scores are not numbers"
@@ -167,36 +152,6 @@ class FastBeamSearch(SequenceGenerator):
         for hypothesis in chain(*found):
             hypothesis["attention"] = hypothesis["attention"][: source.size(1)]  # it may have been padded
         return found
-
-    def _rules(self, source: Tensor, longest: int, prefix: Tensor | None, bos: int, words: Tensor | None) -> Rules:
-        """fairseq's, and the penalty of words."""
-        device, steps, first = source.device, longest + 1, 0
-        forced = torch.full((steps, len(source)), -1, device=device)
-        forced[longest] = self.eos
-        if prefix is not None:
-            # Until the longest prefix has ended fairseq suppresses no word, and no end, of any sentence.
-            first = min(prefix.size(1), longest)
-            own = prefix[:, :first].t()
-            forced[:first] = _numbers(own.contiguous(), words).masked_fill(own == self.pad, -1)
-        ruled = [self.pad, self.unk, self.eos]
-        if self.token_indices_to_suppress is not None:
-            ruled += _numbers(self.token_indices_to_suppress.to(device), words).tolist()
-        penalties = torch.zeros(steps, len(ruled), dtype=torch.float32)
-        penalties[:, 0], penalties[:, 1] = -torch.inf, -self.unk_penalty
-        penalties[first:, 3:] = -torch.inf
-        penalties[first : self.min_len, 2] = -torch.inf
-        return Rules(
-            ruled=torch.tensor(ruled, device=device),
-            penalties=penalties.to(device),
-            forced=forced,
-            last=torch.full((1,), longest, device=device),
-            words=words,
-            beam=self.beam_size,
-            word_penalty=self.word_penalty,
-            temperature=self.temperature,
-            eos=self.eos,
-            bos=bos,
-        )
 
     def _begin(
         self, net_input: dict[str, Any], rules: Rules, room: int | None = None, rows: int | None = None
@@ -221,36 +176,41 @@ class FastBeamSearch(SequenceGenerator):
             model = among(model, rules.words)
         return Beams(OtherDecoding(model, encoded, len(source), k, source.device), rules, rows=k)
 
-    def _run(self, beams: Beams, step: Callable[[], None], sentences: int, longest: int) -> int:
-        """Search to the end; how many steps were made.
+    def _search_of_fairseq(
+        self,
+        words: Tensor,
+        sample: dict[str, Any],
+        prefix: Tensor | None,
+        constraints: Tensor | None,
+        bos: int | None,
+    ) -> list[list[dict[str, Tensor]]]:
+        """fairseq's search by a twin of this one, which knows words by their numbers among the candidates, (V,)."""
+        twin = copy.copy(self)
+        ensemble = Ensemble([among(model, words) for model in self.model.models], self.word_penalty, self.eos, words)
+        twin._modules = {**self._modules, "model": ensemble}
+        twin.vocab_size = len(words)
+        if self.token_indices_to_suppress is not None:
+            twin.token_indices_to_suppress = numbers_among(self.token_indices_to_suppress, words)
+        if prefix is not None:
+            prefix = numbers_among(prefix, words)
+        if constraints is not None:  # their count comes first, and zero, a special symbol that stays zero, ends each
+            constraints = torch.cat([constraints[:, :1], numbers_among(constraints[:, 1:], words)], dim=1)
+        if bos is not None:
+            bos = int(numbers_among(torch.tensor(bos), words))
+        found: list[list[dict[str, Tensor]]] = SequenceGenerator._generate(twin, sample, prefix, constraints, bos)
+        for hypothesis in chain(*found):
+            hypothesis["tokens"] = words[hypothesis["tokens"]]
+        return found
 
-        Sentences that have finished leave, unless all have their places in memory.  A GPU's numbers are read a step
-        after the look, so that neither waits for the other, and there it is worth while when half of them can leave.
-        """
-        every, look = steps_between_looks(beams.position.device), None
-        late, share = (0, 1) if every == 1 else (1, 2)
-        for number in range(1, longest + 1):
-            step()
-            if number % every == 0:
-                look = Look(beams.finished[:sentences])
-            if look is not None and number % every == late:
-                finished = look.result()
-                if all(finished):
-                    return number
-                stay = [place for place, has_finished in enumerate(finished) if not has_finished]
-                if not beams.fixed and len(stay) < len(finished) and share * len(stay) <= len(finished):
-                    sentences = len(stay)
-                    beams.keep(_without_gaps(stay, beams.position.device))
-        step()
-        return longest + 1
-
-    def _words(self, source: Tensor, forced: Sequence[Tensor | None]) -> Tensor:
+    def _words(self, source: Tensor, prefix: Tensor | None, constraints: Tensor | None, bos: int | None) -> Tensor:
         """The candidates of a batch, and what is forced upon it, (V,), in the dictionary's order."""
         assert self.candidates is not None
         mask = self.candidates.mask(source)
-        for tokens in (*forced, self.token_indices_to_suppress):
+        first = torch.tensor(self.eos if bos is None else bos)
+        constrained = None if constraints is None else constraints[:, 1:]
+        for tokens in (first, prefix, constrained, self.token_indices_to_suppress):
             if tokens is not None:
-                mask.index_fill_(0, tokens.flatten().to(mask.device), True)
+                mask.index_fill_(0, tokens.flatten().to(mask.device, torch.long), True)
         words = mask.nonzero().flatten()
         # Sampling at its k best, other searches at twice as many words as there are beams and never at padding.
         needed = self.beam_size + 1
@@ -263,16 +223,6 @@ class FastBeamSearch(SequenceGenerator):
             )
         return words
 
-    def _among(self, words: Tensor) -> SequenceGenerator:
-        """A twin for fairseq's searches, which knows words by their numbers among the candidates."""
-        models = [among(model, words) for model in self.model.models]
-        twin = copy.copy(self)
-        twin._modules = {**self._modules, "model": Ensemble(models, self.word_penalty, self.eos, words)}
-        twin.vocab_size = len(words)
-        if self.token_indices_to_suppress is not None:
-            twin.token_indices_to_suppress = _numbers(self.token_indices_to_suppress, words)
-        return twin
-
 
 class FastBeamSearchWithAlignment(SequenceGeneratorWithAlignment, FastBeamSearch):
     """The same with the alignments of ``--print-alignment``."""
@@ -280,18 +230,6 @@ class FastBeamSearchWithAlignment(SequenceGeneratorWithAlignment, FastBeamSearch
     def generate(self, models: Any, sample: dict[str, Any], **options: Any) -> list[list[dict[str, Tensor]]]:
         """As fairseq's, which aligns no batch without sentences."""
         return super().generate(models, sample, **options) if len(sample["net_input"]["src_tokens"]) else []
-
-
-def _numbers(tokens: Tensor, words: Tensor | None) -> Tensor:
-    """Their numbers among the candidates, of which they are, if there are any."""
-    return tokens if words is None else torch.searchsorted(words, tokens.to(words))
-
-
-def _without_gaps(stay: list[int], device: torch.device) -> Tensor:
-    """These places, in an order in which as few as can be change theirs: the last ones fill the gaps."""
-    kept, last = set(stay), reversed(stay)
-    places = torch.tensor([place if place in kept else next(last) for place in range(len(stay))])
-    return (places if device.type == "cpu" else places.pin_memory()).to(device, non_blocking=True)
 
 
 def _has_plain_softmax(model: BaseFairseqModel) -> bool:

@@ -9,7 +9,6 @@ word each hypothesis went on with, which one it continued, and which ended.  The
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,43 +16,11 @@ from torch import Tensor
 
 from fairseq_plugins.generation.best_words import best_words
 from fairseq_plugins.generation.ensemble import OtherDecoding, penalise_words
+from fairseq_plugins.generation.rules import Rules
 from fairseq_plugins.models.incremental import StepwiseDecoding
 from fairseq_plugins.nn.decoder_state import Kept
 
-__all__ = ["Beams", "Rules"]
-
-
-class Rules(NamedTuple):
-    """What a search forbids, forces or penalises; words by their numbers among the candidates, if there are any.
-
-    Attributes:
-        ruled: the words whose log-probability is changed, (n,).
-        penalties: what is added to it at each step, (T, n).
-        forced: the word that all hypotheses of a sentence take at each step, (T, B); where -1, any.
-        last: the last step, in which all that is left ends, (1,).
-        words: the candidates, (V,), or None where they are all words; where negative there is none.
-        beam: k.
-        word_penalty: added to the log-probability of each word but the end.
-        temperature: logits are divided by it.
-        eos: the end.
-        bos: the first word.
-    """
-
-    ruled: Tensor
-    penalties: Tensor
-    forced: Tensor
-    last: Tensor
-    words: Tensor | None
-    beam: int
-    word_penalty: float
-    temperature: float
-    eos: int
-    bos: int
-
-    def clone(self) -> Rules:
-        """The same elsewhere in memory."""
-        parts: Any = (each.clone() if torch.is_tensor(each) else each for each in self)
-        return Rules(*parts)
+__all__ = ["Beams"]
 
 
 class Beams:
@@ -225,10 +192,14 @@ class Beams:
 
         device = self.numbers.device
         tokens, scores, each = (torch.from_numpy(part).to(device) for part in (word, score, total))
-        attention = torch.empty(len(at), 0)
+        nothing = torch.empty(0)
+        attention = [nothing] * len(at)
         if self.attention is not None:
-            rows = torch.from_numpy(before + sentence[:, None] * self.beam).to(device)
-            attention = self.attention[torch.arange(steps, device=device), rows].transpose(1, 2)
+            # Of all in one piece, and of no step beyond their ends.
+            which, when = np.nonzero(np.arange(steps) <= last[:, None])
+            rows = sentence[which] * self.beam + before[which, when]
+            when, rows = torch.from_numpy(np.stack([when, rows])).to(device)
+            attention = [part.t() for part in self.attention[when, rows].split((last + 1).tolist())]
         found: list[list[dict[str, Tensor]]] = [[] for _ in ends]
         for i in np.lexsort((-score, sentence)):
             length = last[i] + 1
@@ -236,8 +207,8 @@ class Beams:
                 {
                     "tokens": tokens[i, :length],
                     "score": scores[i],
-                    "attention": attention[i, ..., :length].clone(),  # or one would keep that of all
-                    "alignment": torch.empty(0),
+                    "attention": attention[i],
+                    "alignment": nothing,
                     "positional_scores": each[i, :length],
                 }
             )

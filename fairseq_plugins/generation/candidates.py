@@ -15,7 +15,7 @@ import torch
 from fairseq.data import Dictionary
 from torch import Tensor
 
-__all__ = ["Candidates"]
+__all__ = ["Candidates", "numbers_among"]
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +79,11 @@ class Candidates:
             self.always, self.translations = self.always.to(src_tokens.device), self.translations.to(src_tokens.device)
         translations = self.translations.index_select(0, src_tokens.flatten())
         return self.always.index_fill(0, translations.flatten().long(), True)
+
+
+def numbers_among(tokens: Tensor, words: Tensor | None) -> Tensor:
+    """Their numbers among the candidates, (V,), of which they are, if there are any."""
+    return tokens if words is None else torch.searchsorted(words, tokens.to(words))
 
 
 def _frequent(path: Path, target: Dictionary, wanted: int) -> list[int]:

@@ -21,11 +21,12 @@ import torch.nn.functional as F
 from fairseq.models import BaseFairseqModel
 from torch import Tensor
 
-from fairseq_plugins.generation.beams import Beams, Rules
+from fairseq_plugins.generation.beams import Beams
+from fairseq_plugins.generation.rules import Rules
 from fairseq_plugins.models.incremental import IncrementalDecoder
 from fairseq_plugins.nn.weight_norm import has_weight_norm
 
-__all__ = ["Look", "Programs", "as_graph", "tensors_of", "write"]
+__all__ = ["Programs", "as_graph", "tensors_of", "write"]
 
 _LENGTHS = 32  # lengths are rounded up to a multiple
 _CANDIDATES = 256
@@ -35,8 +36,6 @@ _CAPTURING = threading.Lock()  # of which torch can do one at a time
 
 Run = Callable[[], None]
 Step = Callable[[Beams], None]
-
-
 Begin = Callable[[dict[str, Any], Rules, int | None], Beams]  # encodes a batch and makes its state, with room for steps
 
 
@@ -166,28 +165,6 @@ def as_graph(run: Run) -> Run:
 @functools.cache
 def _pool(device: int) -> Any:
     return torch.cuda.graph_pool_handle()
-
-
-class Look:
-    """Numbers of a device as they are now, which the host reads later; neither waits for the other until then.
-
-    Args:
-        numbers: of any shape.
-    """
-
-    def __init__(self, numbers: Tensor) -> None:
-        self.numbers, self.event = numbers, None
-        if numbers.is_cuda:
-            self.numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-            self.numbers.copy_(numbers, non_blocking=True)
-            self.event = torch.cuda.Event()
-            self.event.record()
-
-    def result(self) -> list[Any]:
-        """The numbers."""
-        if self.event is not None:
-            self.event.synchronize()
-        return self.numbers.tolist()
 
 
 def write(new: object, place: object) -> None:

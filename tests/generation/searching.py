@@ -14,6 +14,7 @@ from fairseq.models import BaseFairseqModel
 from fairseq.token_generation_constraints import pack_constraints
 from torch import Tensor
 
+from fairseq_plugins.generation.loop import Look
 from tests.models.test_generation import MODES
 
 LENGTHS = [9, 6, 3, 1]  # fairseq's lstm wants them to fall
@@ -41,6 +42,13 @@ OTHER_MODES = {
 }
 MODES = {**MODES, **OTHER_MODES}
 Model = Callable[..., BaseFairseqModel]
+
+
+class LateLook(Look):
+    """A pretended GPU's: the numbers of its own moment, though they are read later."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        super().__init__(numbers.clone())
 
 
 def generate(kind: type, models: list[Any], dictionary: Dictionary, source: Tensor, **options: Any) -> Any:

@@ -16,13 +16,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fairseq_plugins.backends.cpu.packing import Packing
-from fairseq_plugins.generation import beam_search
+from fairseq_plugins.generation import loop
 from fairseq_plugins.generation.beam_search import FastBeamSearch, FastBeamSearchWithAlignment
 from fairseq_plugins.generation.ensemble import Ensemble
+from fairseq_plugins.generation.rules import Rules
 from fairseq_plugins.models.incremental import StepwiseDecoding
 from tests.conftest import ARCHITECTURES
 from tests.generation.fairseq_models import fairseq_model
-from tests.generation.searching import LENGTHS, MODES, Model, assert_same, generate
+from tests.generation.searching import LENGTHS, MODES, LateLook, Model, assert_same, generate
 from tests.models.test_generation import without_state
 
 # Each hypothesis brings twice as many words as there are hypotheses: of 44.
@@ -188,13 +189,14 @@ def test_a_gpu_is_looked_at_now_and_then(build, architecture: str, dictionary, s
     """
     looks: list[int] = []
 
-    class Late(beam_search.Look):
+    class Counted(LateLook):
         def __init__(self, numbers: Tensor) -> None:
             looks.append(len(numbers))
-            super().__init__(numbers.clone())
+            super().__init__(numbers)
 
-    monkeypatch.setattr(beam_search, "Look", Late)
-    monkeypatch.setattr(beam_search, "steps_between_looks", lambda device: 4)
+    assert [loop.steps_between_looks(torch.device(kind)) for kind in ("cpu", "cuda")] == [1, 4]
+    monkeypatch.setattr(loop, "Look", Counted)
+    monkeypatch.setattr(loop, "steps_between_looks", lambda device: 4)
     models, source = [build(architecture).double()], sentences([*LENGTHS, *LENGTHS, *LENGTHS], left_pad=True)
     actual = generate(FastBeamSearch, models, dictionary, source, max_len_b=20)
     steps = max(len(beam["tokens"]) for beam in chain(*actual))
@@ -203,14 +205,13 @@ def test_a_gpu_is_looked_at_now_and_then(build, architecture: str, dictionary, s
     assert looks[0] == 12
     assert all(after == before or 2 * after <= before for before, after in pairwise(looks))
     assert looks[-1] < 12
-    assert [beam_search.steps_between_looks(torch.device(kind)) for kind in ("cpu", "cuda")] != [1, 1]
 
 
 @pytest.mark.parametrize(
     ("stay", "places"), [([1, 2, 3], [3, 1, 2]), ([2], [2]), ([0, 1, 2], [0, 1, 2]), ([0, 3], [0, 3]), ([3, 4], [4, 3])]
 )
 def test_the_last_sentences_fill_the_gaps(stay: list[int], places: list[int]) -> None:
-    assert beam_search._without_gaps(stay, torch.device("cpu")).tolist() == places
+    assert loop._without_gaps(stay, torch.device("cpu")).tolist() == places
 
 
 class OneDevice(TorchDispatchMode):
@@ -229,7 +230,7 @@ def test_a_step_looks_at_no_number(build, architecture: str, dictionary) -> None
     search = FastBeamSearch([model], dictionary, beam_size=2, word_penalty=1.0, max_len_b=5)
     prefix = torch.empty(4, 2, dtype=torch.long, device="meta")
     with OneDevice():
-        beams = search._begin({"src_tokens": source}, search._rules(source, 5, prefix, 2, None))
+        beams = search._begin({"src_tokens": source}, Rules.of(search, source, prefix))
         for step in range(4):
             beams.begin_and_step()
             if step == 1:
@@ -238,12 +239,18 @@ def test_a_step_looks_at_no_number(build, architecture: str, dictionary) -> None
     assert beams.finished.shape == (2,)
 
 
-def test_no_sentences(build, architecture: str, dictionary) -> None:
-    assert generate(FastBeamSearch, [build(architecture)], dictionary, torch.empty(0, 4, dtype=torch.long)) == []
+@pytest.mark.parametrize("kind", [FastBeamSearch, FastBeamSearchWithAlignment])
+@pytest.mark.parametrize("mode", ["beam", "no words", "many ordered constraints", "no repetition"])
+def test_no_sentences(model: Model, dictionary, kind: type, mode: str) -> None:
+    """In whichever search."""
+    options = {**MODES[mode], "constraints": None}
+    assert generate(kind, [model()], dictionary, torch.empty(0, 4, dtype=torch.long), **options) == []
 
 
-def test_a_source_of_short_integers(model: Model, dictionary, sentences) -> None:
+@pytest.mark.parametrize("among", [False, True])
+def test_a_source_of_short_integers(model: Model, dictionary, some, sentences, among: bool) -> None:
     source, options = sentences(LENGTHS), {"prefix_tokens": torch.tensor([[7], [8], [9], [10]])}
+    options["candidates"] = some if among else None
     expected = generate(FastBeamSearch, [model()], dictionary, source, **options)
     options["prefix_tokens"] = options["prefix_tokens"].int()
     actual = generate(FastBeamSearch, [model()], dictionary, source.int(), **options)

@@ -12,6 +12,7 @@ from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_plugins.generation.beam_search import FastBeamSearch
 from fairseq_plugins.generation.programs import Programs
+from fairseq_plugins.generation.rules import Rules
 from tests.generation.searching import assert_same
 
 BEAM, STEPS = 3, 9
@@ -46,7 +47,7 @@ def test_forced_words(build, architecture, sentences, dictionary, dtype: torch.d
         results: list[list[torch.Tensor]] = []
         for kind in (programs, None, exact):
             search = FastBeamSearch([exact if kind is exact else model], dictionary, beam_size=BEAM, max_len_b=STEPS)
-            rules = search._rules(source, STEPS, words, 2, None)
+            rules = Rules.of(search, source, words)
             if kind is programs:
                 with programs.batch(model, search._begin, source, rules) as (beams, step):
                     torch.cuda.set_sync_debug_mode("error" if beams.numbers.shape in seen else "default")

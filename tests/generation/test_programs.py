@@ -21,6 +21,7 @@ from fairseq_plugins.generation.beam_search import FastBeamSearch
 from fairseq_plugins.generation.beams import Beams
 from fairseq_plugins.generation.candidates import Candidates
 from fairseq_plugins.generation.programs import Programs, Run, tensors_of, write
+from fairseq_plugins.generation.rules import Rules
 from tests.generation.searching import assert_same, generate
 
 BEAM = 3
@@ -214,15 +215,15 @@ LARGE = {
 
 @pytest.mark.parametrize("large", LARGE)
 def test_operators_outside_of_programs(build, sentences, dictionary, large: str) -> None:
-    """Of a step at most three, and to set up a batch and read its end at most sixty; also where hypotheses end."""
+    """Of a step at most three, and to set up a batch and read its 80 hypotheses at most sixty; also where some end."""
     model, counting, counts = build(large, **LARGE[large]), Counting(), []
     model.make_generation_fast_(need_attn=True)
     made = Programs(counting.program, as_it_is)
-    source = sentences([9, 6, 3])
+    source, options = sentences([9, 6, 3, *[5] * 13]), {"beam_size": 5, "min_len": 2}
     for longest in (5, 5, 15):
         with counting:
             before = counting.count
-            generate(FastBeamSearch, [model], dictionary, source, programs=made, max_len_b=longest, min_len=2)
+            generate(FastBeamSearch, [model], dictionary, source, programs=made, max_len_b=longest, **options)
             counts.append(counting.count - before)
     assert counts[1] <= 60
     assert counts[2] - counts[1] <= 3 * 10
@@ -236,7 +237,7 @@ def test_programs_look_at_no_number(build, architecture, dictionary) -> None:
     search = FastBeamSearch([model], dictionary, beam_size=BEAM, max_len_b=9)
     source = torch.zeros(2, 5, dtype=torch.long, device="meta")
     for words in (None, torch.zeros(40, dtype=torch.long, device="meta")):
-        rules = search._rules(source, 9, source[:, :2], 2, None)._replace(words=words)
+        rules = Rules.of(search, source, source[:, :2])._replace(words=words)
         beams, new = (search._begin({"src_tokens": source}, rules, room=32) for _ in range(2))
         write(new, beams)
         for _ in range(2):
@@ -251,7 +252,7 @@ def test_a_state_is_written_into_another(build, architecture, sentences, diction
     model.make_generation_fast_(need_attn=True)
     search, states = FastBeamSearch([model], dictionary, beam_size=BEAM, max_len_b=9), []
     for source in (sentences([5, 3]), sentences([2, 5])):
-        beams = search._begin({"src_tokens": source}, search._rules(source, 9, None, 2, None), room=32)
+        beams = search._begin({"src_tokens": source}, Rules.of(search, source), room=32)
         states.append(beams)
     for _ in range(3):
         states[0].step()
