@@ -138,7 +138,7 @@ def test_leaves_everything_as_it_was(model: Model, some: Candidates, dictionary,
     generator = FastBeamSearch(
         models,
         dictionary,
-        some,
+        candidates=some,
         beam_size=4,
         max_len_b=12,
         search_strategy=Failing(dictionary),
@@ -171,7 +171,7 @@ def test_forced_words_are_looked_for_where_the_source_is(build, dictionary, some
         raise Asked(mask.device.type)
 
     monkeypatch.setattr(Tensor, "nonzero", nonzero)
-    generator = FastBeamSearch([build(ARCHITECTURES[0])], dictionary, some, tokens_to_suppress=("w7",))
+    generator = FastBeamSearch([build(ARCHITECTURES[0])], dictionary, candidates=some, tokens_to_suppress=("w7",))
     source = torch.zeros(2, 3, dtype=torch.long, device="meta")
     with pytest.raises(Asked, match="meta"):
         generator._generate({"net_input": {"src_tokens": source}}, prefix_tokens=source)
