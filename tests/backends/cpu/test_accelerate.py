@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import copy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -130,3 +132,8 @@ def test_equations_know_no_processor(room: str) -> None:
         assert not [name for name in imports(path) if name.startswith("fairseq_plugins.backends")], path
         text = path.read_text(encoding="utf-8")
         assert not [word for word in ("mkldnn", "torch.cpu.", "quantized", "prepack") if word in text], path
+
+
+def test_a_room_may_be_imported_first() -> None:
+    code = "import fairseq_plugins.backends.cpu.packed; from fairseq_plugins.models.translation_model import *"
+    subprocess.run([sys.executable, "-c", f"{code}; assert len(TranslationModel.backends) == 1"], check=True)
