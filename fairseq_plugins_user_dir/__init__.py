@@ -3,4 +3,4 @@
 ``fairseq_plugins`` itself would do in a fresh process only: fairseq passes over a folder that has been imported before.
 """
 
-import fairseq_plugins.registration  # noqa: F401
+import fairseq_plugins.command  # noqa: F401

@@ -1,1 +1,1 @@
-import fairseq_plugins.registration  # noqa: F401  # this folder is what --user-dir points at
+import fairseq_plugins.command  # noqa: F401  # this folder is what --user-dir points at

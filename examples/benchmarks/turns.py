@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
 
 from fairseq_plugins.backends.cpu.steps import step_linear
+from fairseq_plugins.compat.memory import keep_memory
 from fairseq_plugins.models.convs2s.from_fconv import convert_options, convert_parameters
 from fairseq_plugins.models.convs2s.model import ConvS2SModel
 
@@ -40,10 +41,11 @@ SIZES = (
 
 
 def parse_options(description: str | None, options: Iterable[tuple[str, int | str | bool, str]]) -> Namespace:
-    """Options with defaults, which give them their types, and help; also sets torch's threads and seed.
+    """Options with defaults, which give them their types, and help; sets torch's threads and seed, and keeps memory.
 
     Those that are false by default take no value.
     """
+    keep_memory()  # as fairseq's commands do with this plugin
     parser = ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
     common = (
         ("threads", 2, "processor threads"),

@@ -128,8 +128,10 @@ def load_checkpoints_safely() -> None:
             if foreign := re.search(r"GLOBAL (\S+)", reason):
                 reason = f"it holds {foreign[1]}, which no checkpoint of fairseq needs"
             raise pickle.UnpicklingError(f"{path} was refused: {reason}. Nothing that it carries was run.") from None
-        except (EOFError, OSError, RuntimeError):
-            raise
+        except (EOFError, OSError, RuntimeError) as error:  # fairseq does not say which file has no end
+            if str(path) in str(error):
+                raise
+            raise OSError(f"{path} is damaged and cannot be read: {error}") from None
         except Exception as error:  # there is none that a file cannot cause
             reason = f"{type(error).__name__}: {error}"
             raise pickle.UnpicklingError(f"{path} cannot be read as a checkpoint of fairseq: {reason}") from error

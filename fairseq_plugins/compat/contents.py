@@ -94,6 +94,9 @@ def check(state: Any) -> None:
             raise ValueError(f"{place} is {fault}")
         if isinstance(value, dict | Tensor) and (odd := [*{*getattr(value, "__dict__", ())} - {"_metadata"}]):
             raise ValueError(f"{place} has an attribute {odd[0]!r}, which would hide what it holds")
+    versions = getattr(state["model"], "_metadata", None) or {}
+    if not isinstance(versions, dict) or not all(isinstance(each, dict) for each in dict.values(versions)):
+        raise ValueError("its model has no versions of its modules where torch looks for them")
     if found := reference_in({name: state.get(name) for name in ("cfg", "args")}):
         raise ValueError(found)
 

@@ -1,4 +1,4 @@
-"""What a process does with memory that it no longer needs.
+"""What a process does with memory that it no longer needs: a command's, for a library leaves that to its user.
 
 glibc gives each block of 32 MB or more, and what is free at the end of its heap, back to the system at once.  A model
 that translates a batch or is trained asks for such blocks at each step anew, and each time the system clears every page
@@ -10,13 +10,19 @@ from __future__ import annotations
 import ctypes
 import os
 
-__all__ = ["keep_few_products", "keep_freed_memory"]
+__all__ = ["keep_memory"]
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 _SETTINGS = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"}
 
 
-def keep_freed_memory() -> None:
+def keep_memory() -> None:
+    """For a process that trains or translates, and does nothing else."""
+    _keep_freed_memory()
+    _keep_few_products()
+
+
+def _keep_freed_memory() -> None:
     """Keep it for whatever asks next.
 
     Blocks of many sizes then share one heap, with gaps between them, so that a process takes more memory at its peak.
@@ -32,7 +38,7 @@ def keep_freed_memory() -> None:
     mallopt(_M_TRIM_THRESHOLD, -1)
 
 
-def keep_few_products() -> None:
+def _keep_few_products() -> None:
     """Keep what oneDNN has made for the last 128 shapes of products, where it keeps 1024, half a megabyte for each.
 
     Batches of training hardly ever have the same number of tokens twice, and each update has some thirteen shapes.

@@ -7,7 +7,6 @@ from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
 
-from fairseq import options
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
@@ -15,9 +14,9 @@ from fairseq.tasks.multilingual_translation import MultilingualTranslationTask
 from omegaconf.errors import OmegaConfBaseException
 
 __all__ = [
+    "missing_in_the_task",
     "refuse_adaptive_loss_of_a_full_softmax",
     "refuse_models_of_one_pair_of_languages",
-    "refuse_tasks_without_what_the_model_takes",
 ]
 
 OF_THE_TASK = "${task."  # how a model's options refer to its task's
@@ -74,24 +73,3 @@ def missing_in_the_task(args: Namespace) -> Iterator[str]:
         option = value.removeprefix(OF_THE_TASK).removesuffix("}")
         if value.startswith(OF_THE_TASK) and option not in getattr(task, "__dataclass_fields__", {}):
             yield option
-
-
-def refuse_tasks_without_what_the_model_takes() -> None:
-    """``--task language_modeling`` with a model of translation fails inside of the options.
-
-    There is nothing to probe: where the task has all that the model takes, nothing is refused.
-    """
-    parse = options.parse_args_and_arch
-
-    @functools.wraps(parse)
-    def parse_args_and_arch(*more: Any, **others: Any) -> Any:
-        parsed = parse(*more, **others)
-        args = parsed[0] if isinstance(parsed, tuple) else parsed
-        for option in missing_in_the_task(args):
-            raise ValueError(
-                f"--arch {args.arch} does not go with --task {args.task}, which has no {option}: take --task "
-                "translation or translation_fast"
-            )
-        return parsed
-
-    options.parse_args_and_arch = parse_args_and_arch

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
-import io
-import itertools
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -14,14 +11,13 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any, NoReturn
 
-from fairseq import options
 from fairseq.data import FastaDataset
 from fairseq.dataclass import utils as dataclass_utils
 
 from fairseq_plugins.compat.contents import reference_in
 from fairseq_plugins.nn.literal import literal
 
-__all__ = ["quote_file_names", "read_options_without_eval", "refuse_references", "show_help_of_all_options"]
+__all__ = ["quote_file_names", "read_options_without_eval", "refuse_references"]
 
 
 FAIRSEQ = ("fairseq", "fairseq_cli")
@@ -114,36 +110,3 @@ def quote_file_names() -> None:
         return build(self, shlex.quote(path))
 
     FastaDataset._build_index = build_index
-
-
-def answers_help_too_early(parse: Callable[..., Any]) -> bool:
-    """Probe: whether ``parse`` shows its help before it has added the options of model, task and criterion."""
-    times: list[object] = []
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
-        parse(argparse.ArgumentParser(), ["--help"], modify_parser=times.append)
-    return len(times) < 2  # it lets the parser be modified before and after
-
-
-def show_help_of_all_options() -> None:
-    """``--arch convs2s --help`` shows fairseq's options and not the model's: the first of two passes answers it.
-
-    It is kept from the first pass, and answered when the second begins.
-    """
-    parse = options.parse_args_and_arch
-    if not answers_help_too_early(parse):
-        return
-
-    @functools.wraps(parse)
-    def parse_args_and_arch(parser: Any, input_args: Any = None, *more: Any, **others: Any) -> Any:
-        given = sys.argv[1:] if input_args is None else input_args
-        if not {"-h", "--help"}.intersection(given):
-            return parse(parser, input_args, *more, **others)
-        passes = itertools.count(1)
-
-        def answer(parser: argparse.ArgumentParser) -> None:
-            if next(passes) == 2:
-                parser.parse_args(["--help"])
-
-        return parse(parser, [word for word in given if word not in ("-h", "--help")], modify_parser=answer)
-
-    options.parse_args_and_arch = parse_args_and_arch

@@ -1,30 +1,24 @@
-"""Checkpoints that nothing can go on from: the error names the file, and training goes on from another one."""
+"""How ``fairseq-train`` begins: with what a checkpoint says, or with the newest whole one where the last is damaged."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
-import inspect
+import importlib.util
 import logging
 import re
+import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import CodeType, SimpleNamespace
 from typing import Any
 
 from fairseq import checkpoint_utils
 from fairseq.dataclass.configs import CheckpointConfig
-from fairseq.trainer import Trainer
 
-__all__ = [
-    "name_checkpoints_that_do_not_fit",
-    "name_damaged_checkpoints",
-    "pass_over_damaged_checkpoints",
-    "refuse_other_words",
-]
+__all__ = ["begin_where_training_stopped", "lost_patience"]
 
 logger = logging.getLogger(__name__)
 
@@ -32,52 +26,65 @@ PICKLE = b"\x80"  # how files of torch before 1.6 begin, which are no archives a
 SAVED_BESIDE_THE_LAST = r"checkpoint(\d+|_\d+_\d+|_best|\.best_.+)\.pt"  # by fairseq, with all that training needs
 
 
-def is_whole(path: Path) -> bool:
-    """Whether the end of the file is there, where an archive has its contents."""
-    with path.open("rb") as file:
-        return zipfile.is_zipfile(file) or (file.seek(0) == 0 and file.read(1) == PICKLE)
+def begin_where_training_stopped() -> None:
+    """One wrapper of what trainings begin with, which makes each step where the probe finds that fairseq does not.
 
-
-def newest_whole_checkpoint(folder: Path, but: str | None = None) -> Path | None:
-    """The one that was written last.
-
-    Args:
-        but: the name of a file that does not count: what is fine-tuned is not of the same training.
+    The order is theirs: what an earlier training has left is forgotten before anything is loaded; the schedule is told
+    of the last validation, and patience is known, before it is asked whether anything is left to train.
     """
-    other = but and Path(but).resolve()
-    saved = (path for path in folder.glob("*.pt") if re.fullmatch(SAVED_BESIDE_THE_LAST, path.name))
-    whole = (path for path in saved if path.resolve() != other and is_whole(path))
-    return max(whole, key=lambda path: path.stat().st_mtime, default=None)
-
-
-def does_not_say_which(load: Callable[[str], Any]) -> bool:
-    """Probe: whether ``load`` leaves out the name of a file whose end is missing."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "probe.pt")
-        path.write_bytes(b"PK\x03\x04")  # an archive's beginning
-        try:
-            load(str(path))
-        except Exception as error:
-            return str(path) not in str(error)
-    return False
-
-
-def name_damaged_checkpoints() -> None:
-    """fairseq does not say which file has no end."""
-    load = checkpoint_utils.load_checkpoint_to_cpu
-    if not does_not_say_which(load):
-        return
+    load = checkpoint_utils.load_checkpoint
+    begin_afresh = remembers_another_training(load)
+    takes_only_the_last = looks_for_the_last_only(load)
+    constants = load.__code__.co_consts  # the probe of two steps: does somebody look at what the checkpoint says of it?
+    tell_the_schedule, remember_patience = "val_loss" not in constants, "num_runs" not in constants
+    end_at_once = trains_before_it_counts()
 
     @functools.wraps(load)
-    def load_checkpoint_to_cpu(path: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        try:
-            return load(path, *args, **kwargs)
-        except (EOFError, OSError, RuntimeError) as error:
-            if str(path) in str(error):
-                raise
-            raise OSError(f"{path} is damaged and cannot be read: {error}") from None
+    def load_checkpoint(cfg: Any, trainer: Any, **passthrough: Any) -> Any:
+        if begin_afresh:
+            forget_the_training_before()
+        with newest_for_the_last(cfg, trainer) if takes_only_the_last else contextlib.nullcontext():
+            extra_state, epoch_itr = load(cfg, trainer, **passthrough)
+        if tell_the_schedule and extra_state is not None:
+            finish_the_epoch(cfg, trainer, epoch_itr, extra_state)
+        if remember_patience and hasattr(checkpoint_utils.save_checkpoint, "best"):  # not where fine-tuning starts
+            lost_patience().update((extra_state or {}).get("patience", {}))
+        if end_at_once:
+            leave_a_finished_training_alone(trainer)
+        return extra_state, epoch_itr
 
-    checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
+    checkpoint_utils.load_checkpoint = load_checkpoint
+
+
+def remembers_another_training(load: Callable[..., Any]) -> bool:
+    """Probe: whether the best validation of one training is still there when ``load`` has begun the next."""
+    save = checkpoint_utils.save_checkpoint
+    save.best = 0.0
+    trainer = SimpleNamespace(
+        checkpoint_suffix="",
+        load_checkpoint=lambda *_, **__: None,
+        get_train_iterator=lambda **_: SimpleNamespace(epoch=1),
+        lr_step=lambda _: None,
+    )
+    load(CheckpointConfig(), trainer)
+    return vars(save).pop("best", None) is not None
+
+
+def forget_the_training_before() -> None:
+    """Of several trainings in a process (``fairseq-hydra-train --multirun``) each takes the best validation of those
+    before for its own: it saves no ``checkpoint_best.pt`` until it is better, and loses its patience early.
+    """
+    for memory in (vars(checkpoint_utils.save_checkpoint), lost_patience()):
+        for name in ("best", "num_runs"):
+            memory.pop(name, None)
+
+
+def lost_patience() -> dict[str, Any]:
+    """What ``--patience`` goes by: the best validation, and how many there have been since."""
+    for name in ("__main__", "fairseq_cli.train"):
+        if stop := getattr(sys.modules.get(name), "should_stop_early", None):
+            return stop.__dict__
+    return {}
 
 
 def looks_for_the_last_only(load: Callable[..., Any]) -> bool:
@@ -95,103 +102,74 @@ def looks_for_the_last_only(load: Callable[..., Any]) -> bool:
     return asked == ["checkpoint_last.pt"]
 
 
-def pass_over_damaged_checkpoints() -> None:
+@contextlib.contextmanager
+def newest_for_the_last(cfg: Any, trainer: Any) -> Iterator[None]:
     """Where ``checkpoint_last.pt`` is damaged, fairseq does not start again, and where it is missing, as it is when the
     disk was full after the first epoch, it starts anew and writes over the others, though good ones stand beside it.
 
     Training goes on from the newest of these, and says so.
     """
-    start = checkpoint_utils.load_checkpoint
-    if not looks_for_the_last_only(start):
-        return
-
-    @functools.wraps(start)
-    def load_checkpoint(cfg: Any, trainer: Any, **passthrough: Any) -> Any:
-        last, given = Path(cfg.save_dir, "checkpoint_last.pt"), (cfg.restore_file, cfg.finetune_from_model)
-        newest = None
-        if cfg.restore_file == last.name and not trainer.checkpoint_suffix and not (last.is_file() and is_whole(last)):
-            newest = newest_whole_checkpoint(last.parent, but=cfg.finetune_from_model)
-        if newest is None:
-            return start(cfg, trainer, **passthrough)
+    last, given = Path(cfg.save_dir, "checkpoint_last.pt"), (cfg.restore_file, cfg.finetune_from_model)
+    newest = None
+    if cfg.restore_file == last.name and not trainer.checkpoint_suffix and not (last.is_file() and is_whole(last)):
+        newest = newest_whole_checkpoint(last.parent, but=cfg.finetune_from_model)
+    if newest is not None:
         logger.warning(f"{last} is {'damaged' if last.exists() else 'missing'}; training goes on from {newest}")
         cfg.restore_file, cfg.finetune_from_model = str(newest), None
-        try:
-            return start(cfg, trainer, **passthrough)
-        finally:
-            cfg.restore_file, cfg.finetune_from_model = given
-
-    checkpoint_utils.load_checkpoint = load_checkpoint
+    try:
+        yield
+    finally:
+        cfg.restore_file, cfg.finetune_from_model = given
 
 
-def name_checkpoints_that_do_not_fit() -> None:
-    """With data of another vocabulary, ``fairseq-generate`` and others do not say which model has other sizes, and
-    ``fairseq-train`` not what does not fit.
+def newest_whole_checkpoint(folder: Path, but: str | None = None) -> Path | None:
+    """The one that was written last.
 
-    The probe comes with the error: whether it names the file, and the reason.
+    Args:
+        but: the name of a file that does not count: what is fine-tuned is not of the same training.
     """
-    load, resume = checkpoint_utils.load_model_ensemble_and_task, Trainer.load_checkpoint
-
-    @functools.wraps(load)
-    def load_model_ensemble_and_task(filenames: Sequence[str], *args: Any, **kwargs: Any) -> Any:
-        try:
-            return load(filenames, *args, **kwargs)
-        except RuntimeError as error:
-            if "state_dict" not in str(error) or any(str(name) in str(error) for name in filenames):
-                raise
-            names = ", ".join(map(str, filenames))
-            raise RuntimeError(f"{names}: not of the vocabulary or the architecture asked for. {error}") from None
-
-    @functools.wraps(resume)
-    def load_checkpoint(self: Any, filename: str, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return resume(self, filename, *args, **kwargs)
-        except Exception as error:
-            reason = " ".join(str(error.__context__).split())
-            if "state_dict" not in reason or reason in str(error):
-                raise
-            raise RuntimeError(
-                f"{filename}: not of the vocabulary or the architecture asked for; data for a model that is trained "
-                f"already are made with its dictionaries (fairseq-preprocess --srcdict --tgtdict). {reason[:200]}"
-            ) from None
-
-    checkpoint_utils.load_model_ensemble_and_task = load_model_ensemble_and_task
-    Trainer.load_checkpoint = load_checkpoint
+    other = but and Path(but).resolve()
+    saved = (path for path in folder.glob("*.pt") if re.fullmatch(SAVED_BESIDE_THE_LAST, path.name))
+    whole = (path for path in saved if path.resolve() != other and is_whole(path))
+    return max(whole, key=lambda path: path.stat().st_mtime, default=None)
 
 
-def words(task: Any) -> dict[str, str]:
-    """A digest of each dictionary of the task."""
-    found = {}
-    for name in ("source", "target"):
-        with contextlib.suppress(AttributeError, NotImplementedError):  # not every task has both, or any
-            symbols = getattr(task, f"{name}_dictionary").symbols
-            found[name] = hashlib.sha256("\n".join(symbols).encode()).hexdigest()
-    return found
+def is_whole(path: Path) -> bool:
+    """Whether the end of the file is there, where an archive has its contents."""
+    with path.open("rb") as file:
+        return zipfile.is_zipfile(file) or (file.seek(0) == 0 and file.read(1) == PICKLE)
 
 
-def refuse_other_words() -> None:
-    """fairseq resumes with any dictionary of the same size, and trains on as if the words were the same.
+def finish_the_epoch(cfg: Any, trainer: Any, epoch_itr: Any, extra_state: dict[str, Any]) -> None:
+    """fairseq saves at the end of an epoch before it tells the learning-rate schedule how validation went.
 
-    Their digests are saved and compared.  Where the optimizer is reset, as where fine-tuning starts, it is only said.
+    A resumed training would never tell it; a schedule that waits for a plateau would miss one. Fine-tuning starts with
+    the first epoch: what validation said of the old model is not its business.
     """
-    save, resume = Trainer.save_checkpoint, Trainer.load_checkpoint
-    if "source_dictionary" in inspect.unwrap(save).__code__.co_names:  # the probe: somebody looks at the words
-        return
+    goes_on = not (cfg.reset_lr_scheduler or cfg.reset_optimizer)
+    if goes_on and epoch_itr.epoch > 1 and epoch_itr.iterations_in_epoch == 0:
+        trainer.lr_step(epoch_itr.epoch - 1, extra_state.get("val_loss"))
 
-    @functools.wraps(save)
-    def save_checkpoint(self: Any, filename: str, extra_state: dict[str, Any]) -> Any:
-        return save(self, filename, {**extra_state, "words": words(self.task)})
 
-    @functools.wraps(resume)
-    def load_checkpoint(self: Any, filename: str, reset_optimizer: bool = False, *args: Any, **kwargs: Any) -> Any:
-        extra_state = resume(self, filename, reset_optimizer, *args, **kwargs)
-        saved = (extra_state or {}).get("words", {})
-        for name, digest in words(self.task).items():
-            others = f"{filename} was trained with other {name} words than those of this data"
-            if saved.get(name, digest) == digest:
-                continue
-            if not reset_optimizer:
-                raise ValueError(f"{others}; to train on with these nevertheless, give --reset-optimizer")
-            logger.warning(f"{others}: each gets what was learned for the word of its number")
-        return extra_state
+def trains_before_it_counts() -> bool:
+    """Probe: whether ``fairseq-train`` asks how many updates there have been only after one more.
 
-    Trainer.save_checkpoint, Trainer.load_checkpoint = save_checkpoint, load_checkpoint
+    Its code is read and not imported, for that would set up its logging.
+    """
+    name = "fairseq_cli.train"
+    module: CodeType = importlib.util.find_spec(name).loader.get_code(name)  # type: ignore[union-attr]
+    main = next(code for code in module.co_consts if isinstance(code, CodeType) and code.co_name == "main")
+    return "get_num_updates" not in main.co_names
+
+
+def leave_a_finished_training_alone(trainer: Any) -> None:
+    """fairseq trains one more update each time that a training is started again which ``--max-update`` has ended.
+
+    And longer, where ``--patience`` has ended it.
+    """
+    limits, updates = trainer.cfg.optimization, trainer.get_num_updates()
+    hours = trainer.cumulative_training_time() / 3600
+    impatient = 0 < trainer.cfg.checkpoint.patience <= lost_patience().get("num_runs", 0)
+    if 0 < limits.max_update <= updates or 0 < limits.stop_time_hours < hours or impatient:
+        logger.info(f"nothing is left to train: {updates} updates, {hours:.1f} hours")
+        limits.max_epoch = -1  # read after this; 0 would be no limit

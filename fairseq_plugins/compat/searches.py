@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from fairseq.data import Dictionary
 from fairseq.search import DiverseBeamSearch, LexicallyConstrainedBeamSearch
-from fairseq.tasks import FairseqTask
 from torch import Tensor
 
 __all__ = ["count_groups_by_their_place_in_the_batch", "refuse_what_no_search_does", "refuse_without_constraints"]
@@ -80,22 +79,13 @@ def refuse_without_constraints() -> None:
     LexicallyConstrainedBeamSearch.init_constraints = init_constraints
 
 
-def refuse_what_no_search_does() -> None:
+def refuse_what_no_search_does(args: Any) -> None:
     """``--print-step`` and ``--retain-iter-history`` fail at the first translation: only models that refine theirs have
     steps, whose tasks make other generators.
 
-    There is nothing to probe: no generator of this task has them.
+    There is nothing to probe: no generator of these tasks has them.
     """
-    build = FairseqTask.build_generator
-
-    @functools.wraps(build)
-    def build_generator(self: Any, models: Any, args: Any, *more: Any, **others: Any) -> Any:
-        for option in ("print_step", "retain_iter_history"):
-            if getattr(args, option, False):
-                name = f"--{option.replace('_', '-')}"
-                raise ValueError(
-                    f"{name} is for models that refine a translation step by step (--task translation_lev)"
-                )
-        return build(self, models, args, *more, **others)
-
-    FairseqTask.build_generator = build_generator
+    for option in ("print_step", "retain_iter_history"):
+        if getattr(args, option, False):
+            name = f"--{option.replace('_', '-')}"
+            raise ValueError(f"{name} is for models that refine a translation step by step (--task translation_lev)")

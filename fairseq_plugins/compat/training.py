@@ -1,61 +1,29 @@
-"""What fairseq's trainer and data sets do between epochs and versions."""
+"""What fairseq's data sets and schedules do between epochs and versions."""
 
 from __future__ import annotations
 
 import functools
-import importlib.util
 import inspect
 import logging
-import sys
 from collections.abc import Callable
-from types import CodeType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from fairseq import checkpoint_utils
 from fairseq.data import FairseqDataset, bucket_pad_length_dataset, data_utils
 from fairseq.data.audio import raw_audio_dataset
-from fairseq.dataclass.configs import CheckpointConfig
 from fairseq.optim.lr_scheduler.manual_lr_scheduler import ManualSchedule
 from fairseq.tasks import FairseqTask
-from fairseq.trainer import Trainer
 
 from fairseq_plugins.nn.literal import literal
 
 __all__ = [
     "find_buckets_with_numpy_2",
-    "finish_the_epoch_on_resume",
-    "forget_the_training_before",
     "keep_the_batches_on_resume",
     "keep_the_last_batch",
-    "leave_a_finished_training_alone",
     "read_numbers_of_manual_schedules",
-    "remember_lost_patience",
     "restore_numpy_compat",
 ]
-
-logger = logging.getLogger(__name__)
-
-
-def finish_the_epoch_on_resume() -> None:
-    """fairseq saves at the end of an epoch before it tells the learning-rate schedule how validation went.
-
-    A resumed training would never tell it; a schedule that waits for a plateau would miss one.
-    """
-    load = checkpoint_utils.load_checkpoint
-    if "val_loss" in load.__code__.co_consts:  # the probe: somebody looks at what the checkpoint says of it
-        return
-
-    @functools.wraps(load)
-    def load_checkpoint(cfg: Any, trainer: Any, **passthrough: Any) -> Any:
-        extra_state, epoch_itr = load(cfg, trainer, **passthrough)
-        resumed = extra_state is not None and not (cfg.reset_lr_scheduler or cfg.reset_optimizer)
-        # Fine-tuning starts with the first epoch: what validation said of the old model is not its business.
-        if resumed and epoch_itr.epoch > 1 and epoch_itr.iterations_in_epoch == 0:
-            trainer.lr_step(epoch_itr.epoch - 1, extra_state.get("val_loss"))
-        return extra_state, epoch_itr
-
-    checkpoint_utils.load_checkpoint = load_checkpoint
 
 
 class Shuffled(FairseqDataset):
@@ -109,103 +77,6 @@ def keep_the_batches_on_resume() -> None:
         return epoch_itr
 
     FairseqTask.get_batch_iterator = get_batch_iterator
-
-
-def lost_patience() -> dict[str, Any]:
-    """What ``--patience`` goes by: the best validation, and how many there have been since."""
-    for name in ("__main__", "fairseq_cli.train"):
-        if stop := getattr(sys.modules.get(name), "should_stop_early", None):
-            return stop.__dict__
-    return {}
-
-
-def remember_lost_patience() -> None:
-    """``--patience`` counts the validations without improvement since the process started, not since the best one.
-
-    They are saved and read with the rest.
-    """
-    load, save = checkpoint_utils.load_checkpoint, Trainer.save_checkpoint
-    if "num_runs" in inspect.unwrap(load).__code__.co_consts:  # the probe: somebody looks for them in the checkpoint
-        return
-
-    @functools.wraps(save)
-    def save_checkpoint(self: Any, filename: str, extra_state: dict[str, Any]) -> Any:
-        return save(self, filename, {**extra_state, "patience": dict(lost_patience())})
-
-    @functools.wraps(load)
-    def load_checkpoint(cfg: Any, trainer: Any, **passthrough: Any) -> Any:
-        extra_state, epoch_itr = load(cfg, trainer, **passthrough)
-        if hasattr(checkpoint_utils.save_checkpoint, "best"):  # not where fine-tuning starts
-            lost_patience().update((extra_state or {}).get("patience", {}))
-        return extra_state, epoch_itr
-
-    Trainer.save_checkpoint, checkpoint_utils.load_checkpoint = save_checkpoint, load_checkpoint
-
-
-def remembers_another_training(load: Callable[..., Any]) -> bool:
-    """Probe: whether the best validation of one training is still there when ``load`` has begun the next."""
-    save = checkpoint_utils.save_checkpoint
-    save.best = 0.0
-    trainer = SimpleNamespace(
-        checkpoint_suffix="",
-        load_checkpoint=lambda *_, **__: None,
-        get_train_iterator=lambda **_: SimpleNamespace(epoch=1),
-        lr_step=lambda _: None,
-    )
-    load(CheckpointConfig(), trainer)
-    return vars(save).pop("best", None) is not None
-
-
-def forget_the_training_before() -> None:
-    """Of several trainings in a process (``fairseq-hydra-train --multirun``) each takes the best validation of those
-    before for its own: it saves no ``checkpoint_best.pt`` until it is better, and loses its patience early.
-    """
-    load = checkpoint_utils.load_checkpoint
-    if not remembers_another_training(inspect.unwrap(load)):
-        return
-
-    @functools.wraps(load)
-    def load_checkpoint(cfg: Any, trainer: Any, **passthrough: Any) -> Any:
-        for memory in (vars(checkpoint_utils.save_checkpoint), lost_patience()):
-            for name in ("best", "num_runs"):
-                memory.pop(name, None)
-        return load(cfg, trainer, **passthrough)
-
-    checkpoint_utils.load_checkpoint = load_checkpoint
-
-
-def trains_before_it_counts() -> bool:
-    """Probe: whether ``fairseq-train`` asks how many updates there have been only after one more.
-
-    Its code is read and not imported, for that would set up its logging.
-    """
-    name = "fairseq_cli.train"
-    module: CodeType = importlib.util.find_spec(name).loader.get_code(name)  # type: ignore[union-attr]
-    main = next(code for code in module.co_consts if isinstance(code, CodeType) and code.co_name == "main")
-    return "get_num_updates" not in main.co_names
-
-
-def leave_a_finished_training_alone() -> None:
-    """fairseq trains one more update each time that a training is started again which ``--max-update`` has ended.
-
-    And longer, where ``--patience`` has ended it.
-    """
-    if not trains_before_it_counts():
-        return
-    load = checkpoint_utils.load_checkpoint
-
-    @functools.wraps(load)
-    def load_checkpoint(cfg: Any, trainer: Any, **passthrough: Any) -> Any:
-        loaded = load(cfg, trainer, **passthrough)
-        limits, updates = trainer.cfg.optimization, trainer.get_num_updates()
-        hours = trainer.cumulative_training_time() / 3600
-        impatient = 0 < trainer.cfg.checkpoint.patience <= lost_patience().get("num_runs", 0)
-        if 0 < limits.max_update <= updates or 0 < limits.stop_time_hours < hours or impatient:
-            logger.info(f"nothing is left to train: {updates} updates, {hours:.1f} hours")
-            limits.max_epoch = -1  # read after this; 0 would be no limit
-        return loaded
-
-    checkpoint_utils.load_checkpoint = load_checkpoint
 
 
 def reads_numbers(parse: Callable[..., dict[int, float]]) -> bool:

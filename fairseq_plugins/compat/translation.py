@@ -20,13 +20,14 @@ from fairseq.tasks import FairseqTask
 from omegaconf import OmegaConf
 from torch import Tensor
 
+from fairseq_plugins.compat.searches import refuse_what_no_search_does
 from fairseq_plugins.nn.unfilled import filled_later
 from fairseq_plugins.unknown_words import keep_source_words, read_translations, replace_unknown_words
 
 __all__ = [
     "block_repeated_ngrams",
-    "leave_parameters_to_the_checkpoint",
-    "load_models_by_themselves",
+    "build_generators",
+    "load_models",
     "replace_unknown_words_by_attention",
     "use_no_fused_encoder_layer",
 ]
@@ -45,37 +46,32 @@ def wants_embedding_files(load: Callable[..., Any]) -> bool:
     return any(paths)
 
 
-def load_models_by_themselves() -> None:
-    """fairseq reads pretrained embeddings again, which the checkpoint holds, and fails where their file is gone."""
-    load = checkpoint_utils.load_model_ensemble_and_task
-    if not wants_embedding_files(load):
-        return
+def load_models() -> None:
+    """One wrapper of what translates, for three things.
 
-    @functools.wraps(load)
-    def load_model_ensemble_and_task(
-        filenames: list[str], arg_overrides: dict[str, Any] | None = None, *more: Any, **others: Any
-    ) -> Any:
-        no_files = {"encoder_embed_path": None, "decoder_embed_path": None}
-        return load(filenames, {**no_files, **(arg_overrides or {})}, *more, **others)
-
-    checkpoint_utils.load_model_ensemble_and_task = load_model_ensemble_and_task
-
-
-def leave_parameters_to_the_checkpoint() -> None:
-    """fairseq draws random numbers for all parameters of a model, and then loads the checkpoint over them.
-
-    This plugin's models are spared that, where the checkpoint has to hold every parameter.  There is nothing to probe:
-    where fairseq draws none, none are spared.
+    fairseq reads pretrained embeddings again, which the checkpoint holds, and fails where their file is gone.  It draws
+    random numbers for all parameters, and then loads the checkpoint over them: this plugin's models are spared that,
+    where the checkpoint has to hold every parameter.  And with data of another vocabulary it does not say which model
+    has other sizes; there the probe comes with the error.
     """
     load = checkpoint_utils.load_model_ensemble_and_task
+    no_files = dict.fromkeys(("encoder_embed_path", "decoder_embed_path")) if wants_embedding_files(load) else {}
     signature = inspect.signature(load)
 
     @functools.wraps(load)
     def load_model_ensemble_and_task(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        with filled_later() if bound.arguments["strict"] else contextlib.nullcontext():
-            return load(*args, **kwargs)
+        given = bound.arguments
+        given["arg_overrides"] = {**no_files, **(given["arg_overrides"] or {})}
+        try:
+            with filled_later() if given["strict"] else contextlib.nullcontext():
+                return load(*bound.args, **bound.kwargs)
+        except RuntimeError as error:
+            if "state_dict" not in str(error) or any(str(name) in str(error) for name in given["filenames"]):
+                raise
+            names = ", ".join(map(str, given["filenames"]))
+            raise RuntimeError(f"{names}: not of the vocabulary or the architecture asked for. {error}") from None
 
     checkpoint_utils.load_model_ensemble_and_task = load_model_ensemble_and_task
 
@@ -119,6 +115,23 @@ def takes_hard_alignments(replace: Callable[..., str]) -> bool:
         return False
 
 
+def build_generators() -> None:
+    """One wrapper of what makes them: it refuses what none does, and lets them keep what unknown words stand for."""
+    build = FairseqTask.build_generator
+    replaces = not takes_hard_alignments(utils.replace_unk)
+
+    @functools.wraps(build)
+    def build_generator(self: Any, models: Any, args: Any, *more: Any, **others: Any) -> Any:
+        refuse_what_no_search_does(args)
+        generator = build(self, models, args, *more, **others)
+        # --score-reference comes with a generator of another kind, which translates nothing.
+        if replaces and getattr(args, "replace_unk", None) is not None and not getattr(args, "score_reference", False):
+            keep_source_words(self, generator, getattr(getattr(self, "cfg", None), "attention_offset", 0))
+        return generator
+
+    FairseqTask.build_generator = build_generator
+
+
 def replace_unknown_words_by_attention() -> None:
     """fairseq's ``--replace-unk`` fails at an unknown word, and ``fairseq-interactive`` loses those of the source.
 
@@ -126,8 +139,7 @@ def replace_unknown_words_by_attention() -> None:
     """
     if takes_hard_alignments(utils.replace_unk):
         return
-    prepare, build = BaseFairseqModel.prepare_for_inference_, FairseqTask.build_generator
-    post_process = utils.post_process_prediction
+    prepare, post_process = BaseFairseqModel.prepare_for_inference_, utils.post_process_prediction
 
     @functools.wraps(prepare)
     def prepare_for_inference_(self: Any, cfg: Any) -> None:
@@ -136,14 +148,6 @@ def replace_unknown_words_by_attention() -> None:
             cfg = copy.deepcopy(cfg)
             cfg.generation.print_alignment = "hard"
         prepare(self, cfg)
-
-    @functools.wraps(build)
-    def build_generator(self: Any, models: Any, args: Any, *more: Any, **others: Any) -> Any:
-        generator = build(self, models, args, *more, **others)
-        # --score-reference comes with a generator of another kind, which translates nothing.
-        if getattr(args, "replace_unk", None) is not None and not getattr(args, "score_reference", False):
-            keep_source_words(self, generator, getattr(getattr(self, "cfg", None), "attention_offset", 0))
-        return generator
 
     @functools.wraps(post_process)
     def post_process_prediction(
@@ -167,6 +171,5 @@ def replace_unknown_words_by_attention() -> None:
         return tgt_dict.encode_line(text, add_if_not_exist=False), text, alignment
 
     BaseFairseqModel.prepare_for_inference_ = prepare_for_inference_
-    FairseqTask.build_generator = build_generator
     utils.post_process_prediction = post_process_prediction
     utils.load_align_dict = read_translations

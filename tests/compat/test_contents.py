@@ -205,6 +205,16 @@ def test_nothing_is_hidden(parameter: torch.Tensor, state: dict[str, Any], tmp_p
         checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "model.pt"))
 
 
+@pytest.mark.parametrize("versions", ["text", {"": "text"}, {"encoder": None}])
+def test_versions_are_versions(versions: object, state: dict[str, Any], tmp_path: Path) -> None:
+    """torch asks them of a table of parameters when it gives them to a model."""
+    model = OrderedDict(state["model"])
+    model._metadata = versions  # type: ignore[attr-defined]
+    torch.save({**state, "model": model}, tmp_path / "model.pt")
+    with pytest.raises(pickle.UnpicklingError, match=r"model\.pt was refused: its model has no versions"):
+        checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "model.pt"))
+
+
 def endless() -> dict[str, Any]:
     endless: dict[str, Any] = {}
     endless["inside"] = endless

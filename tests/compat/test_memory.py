@@ -17,7 +17,6 @@ glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C 
 
 _PAGES = """
 import resource
-import fairseq_plugins.registration
 import torch
 
 def pages(megabytes):
@@ -31,7 +30,6 @@ for megabytes in [64] * 8 + [32] * 7 + [256]:
 
 
 _PRODUCTS = """
-import fairseq_plugins.registration
 import torch
 
 weight = torch.ones(64, 64)
@@ -40,19 +38,19 @@ for rows in [*range(1, 201), 200, 1]:
 """
 
 
-def output(program: str, settings: dict[str, str]) -> str:
+def output(program: str, settings: dict[str, str], imported: str = "command") -> str:
     names = ("MALLOC_", "GLIBC_", "ONEDNN_", "DNNL_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(names)}
-    command = [sys.executable, "-W", "ignore", "-c", program]
+    command = [sys.executable, "-W", "ignore", "-c", f"import fairseq_plugins.{imported}\n{program}"]
     environment |= settings
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
 
 
-def pages(**settings: str) -> list[int]:
+def pages(imported: str = "command", **settings: str) -> list[int]:
     """Pages that the system has to bring: for a first block of 64 MiB; in the median of seven more, and of seven of 32
     MiB, since now and then something small takes the place that was left; for one of 256 MiB.
     """
-    first, *others, larger = map(int, output(_PAGES, settings).split())
+    first, *others, larger = map(int, output(_PAGES, settings, imported).split())
     return [first, statistics.median_low(others[:7]), statistics.median_low(others[7:]), larger]
 
 
@@ -67,6 +65,12 @@ def test_the_system_brings_each_page_once() -> None:
 @pytest.mark.parametrize("setting", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"])
 def test_settings_of_the_environment_hold(setting: str) -> None:
     first, again, *_ = pages(**{setting: "131072"})
+    assert again > first / 2
+
+
+@glibc
+def test_a_library_leaves_memory_alone() -> None:
+    first, again, *_ = pages("registration")
     assert again > first / 2
 
 

@@ -16,7 +16,7 @@ from fairseq.data import FairseqDataset
 from fairseq.optim.lr_scheduler.manual_lr_scheduler import ManualSchedule
 from fairseq.tasks import FairseqTask
 
-from fairseq_plugins.compat import training
+from fairseq_plugins.compat import resuming, training
 from tests import faults
 
 
@@ -105,7 +105,7 @@ def test_a_resumed_schedule_is_told_which_epoch_has_ended(data: Path, tmp_path: 
 
 def test_the_next_training_of_a_process_starts_afresh() -> None:
     load = checkpoint_utils.load_checkpoint
-    assert training.remembers_another_training(inspect.unwrap(load))
+    assert resuming.remembers_another_training(inspect.unwrap(load))
     began = []
 
     def begin(cfg: object, trainer: object) -> None:
@@ -114,9 +114,9 @@ def test_the_next_training_of_a_process_starts_afresh() -> None:
     def repaired(cfg: object, trainer: object) -> None:
         del checkpoint_utils.save_checkpoint.best
 
-    assert training.remembers_another_training(begin)
+    assert resuming.remembers_another_training(begin)
     assert began == [{"best": 0.0}]
-    assert not training.remembers_another_training(repaired)
+    assert not resuming.remembers_another_training(repaired)
 
 
 def test_patience_outlives_the_process(data: Path, tmp_path: Path) -> None:

@@ -239,3 +239,12 @@ def test_what_is_not_finite_is_seen_and_stays_where_it_is(precision: str, broken
     actual[1, 2] = expected[1, 2]
     torch.testing.assert_close(actual, expected)
     assert torch.equal(of_weight.isfinite(), F.linear(x, spoilt_weight).isfinite())
+
+
+def test_a_packed_map_keeps_the_bias_of_its_time() -> None:
+    """Which its owner may overwrite while the map is used."""
+    weight, bias, x = torch.randn(8, 4), torch.randn(8), torch.randn(3, 4)
+    packed = PackedLinear(weight, bias)
+    before = packed(x)
+    bias.add_(1)
+    assert torch.equal(packed(x), before)

@@ -1,0 +1,75 @@
+"""What fairseq makes of a command line."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import io
+import itertools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from fairseq import options, utils
+
+from fairseq_plugins.compat.misfits import missing_in_the_task
+
+__all__ = ["understand_command_lines"]
+
+
+def understand_command_lines() -> None:
+    """One wrapper of what reads them.
+
+    ``--arch convs2s --help`` shows fairseq's options and not the model's: the first of two passes answers it, and here
+    the second.  ``--bf16`` is taken for a wish to train on a TPU, also where there is no software for one, and fails.
+    ``--task language_modeling`` with a model of translation fails inside of the options; where the task has all that
+    the model takes, nothing is refused.
+    """
+    parse = options.parse_args_and_arch
+    answer_later = answers_help_too_early(parse)
+    no_tpu = getattr(utils, "xm", None) is None and takes_bfloat16_for_a_tpu(parse)
+
+    @functools.wraps(parse)
+    def parse_args_and_arch(parser: Any, input_args: Any = None, *more: Any, **others: Any) -> Any:
+        given = sys.argv[1:] if input_args is None else input_args
+        if answer_later and {"-h", "--help"}.intersection(given):
+            passes = itertools.count(1)
+
+            def answer(parser: argparse.ArgumentParser) -> None:
+                if next(passes) == 2:
+                    parser.parse_args(["--help"])
+
+            given = [word for word in given if word not in ("-h", "--help")]
+            return parse(parser, given, modify_parser=answer)
+        parsed = parse(parser, input_args, *more, **others)
+        args = parsed[0] if isinstance(parsed, tuple) else parsed
+        if no_tpu:
+            args.tpu = "--tpu" in given
+            if args.tpu:
+                raise ValueError("--tpu needs torch_xla, which is not installed")
+        for option in missing_in_the_task(args):
+            raise ValueError(
+                f"--arch {args.arch} does not go with --task {args.task}, which has no {option}: take --task "
+                "translation or translation_fast"
+            )
+        return parsed
+
+    options.parse_args_and_arch = parse_args_and_arch
+
+
+def answers_help_too_early(parse: Callable[..., Any]) -> bool:
+    """Probe: whether ``parse`` shows its help before it has added the options of model, task and criterion."""
+    times: list[object] = []
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        parse(argparse.ArgumentParser(), ["--help"], modify_parser=times.append)
+    return len(times) < 2  # it lets the parser be modified before and after
+
+
+def takes_bfloat16_for_a_tpu(parse: Callable[..., Any]) -> bool:
+    """Probe: whether ``parse`` makes ``--tpu`` of ``--bf16``."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batch-size")
+    for option in ("--bf16", "--fp16"):
+        parser.add_argument(option, action="store_true")
+    return bool(parse(parser, ["--bf16"]).tpu)

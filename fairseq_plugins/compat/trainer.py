@@ -1,0 +1,73 @@
+"""What a checkpoint says of its training, and whether it goes with this one."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import logging
+from typing import Any
+
+from fairseq.trainer import Trainer
+
+from fairseq_plugins.compat.resuming import lost_patience
+
+__all__ = ["ask_what_was_trained"]
+
+logger = logging.getLogger(__name__)
+
+
+def ask_what_was_trained() -> None:
+    """One wrapper each of saving and loading: words and patience are saved, and what does not go together is refused.
+
+    The probe of words: does saving look at them?  Of parameters, it comes with the error: does it give the reason?
+    """
+    save, load = Trainer.save_checkpoint, Trainer.load_checkpoint
+    compares_words = "source_dictionary" in save.__code__.co_names
+
+    @functools.wraps(save)
+    def save_checkpoint(self: Any, filename: str, extra_state: dict[str, Any]) -> Any:
+        more = {"patience": dict(lost_patience())} | ({} if compares_words else {"words": words(self.task)})
+        return save(self, filename, {**extra_state, **more})
+
+    @functools.wraps(load)
+    def load_checkpoint(self: Any, filename: str, reset_optimizer: bool = False, *args: Any, **kwargs: Any) -> Any:
+        try:
+            extra_state = load(self, filename, reset_optimizer, *args, **kwargs)
+        except Exception as error:
+            reason = " ".join(str(error.__context__).split())
+            if "state_dict" not in reason or reason in str(error):
+                raise
+            raise RuntimeError(
+                f"{filename}: not of the vocabulary or the architecture asked for; data for a model that is trained "
+                f"already are made with its dictionaries (fairseq-preprocess --srcdict --tgtdict). {reason[:200]}"
+            ) from None
+        if not compares_words:
+            refuse_other_words(self.task, filename, (extra_state or {}).get("words", {}), reset_optimizer)
+        return extra_state
+
+    Trainer.save_checkpoint, Trainer.load_checkpoint = save_checkpoint, load_checkpoint
+
+
+def words(task: Any) -> dict[str, str]:
+    """A digest of each dictionary of the task."""
+    found = {}
+    for name in ("source", "target"):
+        with contextlib.suppress(AttributeError, NotImplementedError):  # not every task has both, or any
+            symbols = getattr(task, f"{name}_dictionary").symbols
+            found[name] = hashlib.sha256("\n".join(symbols).encode()).hexdigest()
+    return found
+
+
+def refuse_other_words(task: Any, filename: str, saved: dict[str, str], reset_optimizer: bool) -> None:
+    """fairseq resumes with any dictionary of the same size, and trains on as if the words were the same.
+
+    Where the optimizer is reset, as where fine-tuning starts, it is only said.
+    """
+    for name, digest in words(task).items():
+        others = f"{filename} was trained with other {name} words than those of this data"
+        if saved.get(name, digest) == digest:
+            continue
+        if not reset_optimizer:
+            raise ValueError(f"{others}; to train on with these nevertheless, give --reset-optimizer")
+        logger.warning(f"{others}: each gets what was learned for the word of its number")
