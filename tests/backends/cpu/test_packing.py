@@ -244,7 +244,7 @@ def test_what_is_not_finite_is_seen_and_stays_where_it_is(precision: str, broken
 def test_a_packed_map_keeps_the_bias_of_its_time() -> None:
     """Which its owner may overwrite while the map is used."""
     weight, bias, x = torch.randn(8, 4), torch.randn(8), torch.randn(3, 4)
-    packed = PackedLinear(weight, bias)
+    packed = Packed(weight, bias)
     before = packed(x)
     bias.add_(1)
     assert torch.equal(packed(x), before)
