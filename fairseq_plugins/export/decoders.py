@@ -1,7 +1,7 @@
 """The decoding steps of all families as operators, and what they need of the source.
 
-B sentences, k hypotheses (rows) for each, R = B·k; S source positions, N = B·S; f embedding width, d model width, h heads
-of width v, C width of a layer of convolutions, H units of an LSTM, P places of earlier keys.
+B sentences, k hypotheses (rows) for each, R = B·k; S source positions, N = B·S; f embedding width, d model width, h
+heads of width v, C width of a layer of convolutions, H units of an LSTM, P places of earlier keys.
 
 What a step is given of the source has one entry for each sentence and never changes.  Rows of a state are re-ordered at
 the start of the step; keys and values of earlier steps never move, and the caller says by a bias which a row looks at.
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fairseq_plugins.export.encoders import SourceProgram, branched_block, embed, shortcut
 from fairseq_plugins.export.program import Program, Weights
@@ -34,7 +34,7 @@ class StepProgram(Program):
 
     Args:
         weights: as of `Program`.
-        sources: sizes of what it is given of the source.
+        sources: sizes of what it is given of the source, last of what is added to attention for it to be to words.
 
     Attributes:
         states: widths of those that are re-ordered.
@@ -45,7 +45,8 @@ class StepProgram(Program):
         super().__init__(weights)
         self.tokens = self.input("tokens", np.int64, ["R"])
         self.position = self.input("position", np.int64, [1])
-        self.sources = [self.input(f"source{n}", np.float32, sizes) for n, sizes in enumerate(sources)]
+        given = [self.input(f"source{n}", np.float32, sizes) for n, sizes in enumerate(sources)]
+        *self.sources, self.only_words = given
         self.sentences, _ = self.Split(self.Shape(self.sources[0]), [1, len(sources[0]) - 1], outputs=2)
         self.states: list[int] = []
         self.past: list[tuple[int, int]] = []
@@ -93,25 +94,26 @@ class StepProgram(Program):
 def set_up(program: SourceProgram, decoder: IncrementalDecoder, keys: str, values: str) -> list[Sizes]:
     """Give what steps need of the source, ``source0`` and so on; the sizes of each."""
     sources = _SET_UP[type(decoder)](program, decoder, keys, values)
+    sources.append((program.only_words, ["B", 1, "S"]))
     for number, (name, sizes) in enumerate(sources):
         program.output(f"source{number}", name, np.float32, sizes)
     return [sizes for _, sizes in sources]
 
 
 def step(program: StepProgram, decoder: IncrementalDecoder) -> tuple[str, str]:
-    """`StepwiseDecoding.step`: features, (R, width), and the attention, (R, S)."""
+    """`StepwiseDecoding.step`: features, (R, width), and the source word that each row attends to most, (R,)."""
     after = program.Add(program.position, [1])
     g = embed(program, decoder.embedding, program.tokens, program.position, after)
-    return _STEPS[type(decoder)](program, decoder, g)
+    features, attention = _STEPS[type(decoder)](program, decoder, g)
+    attended = program.ArgMax(program.Add(attention, program.only_words), axis=2, keepdims=0)
+    return features, program.Reshape(attended, [-1])
 
 
 def _columns(program: Program, x: str) -> str:
     return program.Transpose(x, perm=[0, 2, 1])
 
 
-def _set_up_convs2s(
-    program: SourceProgram, decoder: ConvS2SDecoder, keys: str, values: str
-) -> list[tuple[str, Sizes]]:
+def _set_up_convs2s(program: SourceProgram, decoder: ConvS2SDecoder, keys: str, values: str) -> list[tuple[str, Sizes]]:
     """As `ProjectedAttention`; √½ is in the keys, and the biases of all layers are one."""
     embed_dim = decoder.embedding.words.embedding_dim
     z, v = program.flat(keys, embed_dim), program.flat(values, embed_dim)
@@ -165,14 +167,8 @@ def _convs2s(program: StepProgram, decoder: ConvS2SDecoder, g: str) -> tuple[str
             attending += 1
         h = shortcut(program, shortcut_, h, outputs)
         outputs.append(h)
-    average = program.Mul(program.Sum(*attentions), np.float32(1 / attending))
     features = program.linear(h, decoder.to_embedding.weight, decoder.to_embedding.bias)
-    return features, _of_rows(program, average)
-
-
-def _of_rows(program: StepProgram, attention: str) -> str:
-    """(B, k, S) -> (R, S)."""
-    return program.Reshape(attention, program.Concat([-1], program.columns(program.Shape(attention), 2, 3), axis=0))
+    return features, program.Sum(*attentions)
 
 
 def _set_up_lstm(program: SourceProgram, decoder: LSTMDecoder, keys: str, values: str) -> list[tuple[str, Sizes]]:
@@ -223,7 +219,7 @@ def _lstm(program: StepProgram, decoder: LSTMDecoder, g: str) -> tuple[str, str]
         weight_input, weight_state, *biases = lstm.all_weights[0]
         h = cell(h, (weight_input, weight_state), biases[0] + biases[1], None)
     features = program.linear(h, decoder.to_embedding.weight, decoder.to_embedding.bias)
-    return features, _of_rows(program, attention[0])
+    return features, attention[0]
 
 
 def _set_up_weighted_transformer(
@@ -245,9 +241,7 @@ def _set_up_weighted_transformer(
     return sources
 
 
-def _weighted_transformer(
-    program: StepProgram, decoder: WeightedTransformerDecoder, x: str
-) -> tuple[str, str]:
+def _weighted_transformer(program: StepProgram, decoder: WeightedTransformerDecoder, x: str) -> tuple[str, str]:
     dim = decoder.embedding.words.embedding_dim
     bias, *sources = program.sources
     layers: Any = decoder.layers
@@ -267,7 +261,7 @@ def _weighted_transformer(
         a = program.Softmax(program.Add(program.MatMul(q, keys), bias), axis=-1)
         by_head = program.Transpose(program.MatMul(a, values), perm=[1, 0, 2, 3])
         x = branched_block(program, layer.branches, x, program.Reshape(by_head, [heads, -1, width]))
-    return x, _of_rows(program, program.ReduceMean(a, [1], keepdims=0))
+    return x, program.ReduceMean(a, [1], keepdims=0)
 
 
 _SET_UP: dict[type, Any] = {

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fairseq_plugins.export.program import Program
+from fairseq_plugins.export.program import Program, Weights
 from fairseq_plugins.models.conv_encoder.convolutional import ConvolutionalEncoder, ConvolutionStack
 from fairseq_plugins.models.conv_encoder.lstm import LSTMEncoder
 from fairseq_plugins.models.conv_encoder.pooling import PoolingEncoder
@@ -34,17 +34,22 @@ class SourceProgram(Program):
     Args:
         weights: as of `Program`.
         pad: the padding symbol.
+        eos: the end of a sentence.
     """
 
-    def __init__(self, weights: Any, pad: int) -> None:
+    def __init__(self, weights: Weights, pad: int, eos: int) -> None:
         super().__init__(weights)
         self.words = self.input("words", np.int64, ["B", "S"])
-        is_word = self.Not(self.Equal(self.words, pad))  # (B, S)
+        is_token = self.Not(self.Equal(self.words, pad))  # (B, S)
         self.shape = self.Shape(self.words)
         self.sentences, self.length = self.Split(self.shape, outputs=2, num_outputs=2)
-        self.mask = self.Unsqueeze(self.Cast(is_word, to=1), [2])  # (B, S, 1)
-        self.lengths = self.ReduceSum(self.Cast(is_word, to=6), [1], keepdims=0)  # (B,), as LSTMs want it
-        self.bias = self.Unsqueeze(self.Where(is_word, np.float32(0), np.float32(-np.inf)), [1])  # (B, 1, S)
+        self.mask = self.Unsqueeze(self.Cast(is_token, to=1), [2])  # (B, S, 1)
+        self.lengths = self.ReduceSum(self.Cast(is_token, to=6), [1], keepdims=0)  # (B,), as LSTMs want it
+        self.bias = self._bias(is_token)  # added to scores of attention, (B, 1, S)
+        self.only_words = self._bias(self.And(is_token, self.Not(self.Equal(self.words, eos))))
+
+    def _bias(self, seen: str) -> str:
+        return self.Unsqueeze(self.Where(seen, np.float32(0), np.float32(-np.inf)), [1])
 
     def flat(self, x: str, width: int) -> str:
         """(B, S, width) -> (N, width)."""

@@ -80,9 +80,11 @@ def write_folder(
     languages = text.languages or (None, None)
     config = {
         "format": 1,
-        **{"pad": target.pad(), "unk": target.unk(), "eos": target.eos(), "specials": target.nspecial},
-        **{"source_words": len(source), "target_words": len(target)},
-        **{"source_language": languages[0], "target_language": languages[1]},
+        **{name: getattr(target, name)() for name in ("bos", "pad", "eos", "unk")},
+        "source_words": len(source),
+        "target_words": len(target),
+        "source_language": languages[0],
+        "target_language": languages[1],
         "bpe_separator": None if text.codes is None else text.separator,
         "candidates": candidates is not None,
         **programs,
@@ -92,7 +94,12 @@ def write_folder(
     sums = (f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(folder.iterdir()))
     _write(folder / "SHA256SUMS", "".join(sums))
     shutil.copyfile(Path(exported.__file__).with_name("translate.py"), folder / "translate.py")
-    packages = ["numpy", "onnxruntime", *(["subword-nmt"] if text.codes else []), *(["sacremoses"] if text.languages else [])]
+    packages = [
+        "numpy",
+        "onnxruntime",
+        *(["subword-nmt"] if text.codes else []),
+        *(["sacremoses"] if text.languages else []),
+    ]
     family = type(model).__name__.removesuffix("Model")
     _write(folder / "README.md", _README.format(family=family, packages=" ".join(packages), name=folder.name))
 

@@ -32,19 +32,19 @@ def write_programs(model: Any, folder: Path, *, int8: bool, among_candidates: bo
     encoder, decoder = model.encoder, model.decoder
     with (folder / "weights.bin").open("wb") as file:
         weights = Weights(file, "weights.bin", int8)
-        source = SourceProgram(weights, encoder.padding_idx)
+        source = SourceProgram(weights, encoder.padding_idx, encoder.dictionary.eos())
         sizes = set_up(source, decoder, *encode(source, encoder))
         if among_candidates:
             _select(source, decoder)
         source.write(folder / "source.onnx")
 
         program = StepProgram(weights, sizes)
-        features, attention = step(program, decoder)
+        features, attended = step(program, decoder)
         _search(program, decoder, features, among_candidates)
-        program.output("attention", attention, np.float32, ["R", "S"])
+        program.output("attended", attended, np.int64, ["R"])
         program.write(folder / "step.onnx")
     return {
-        "step": program.inputs(),
+        "inputs": program.inputs(),
         "source_positions": encoder.max_positions(),
         "target_positions": decoder.max_positions(),
     }
@@ -60,8 +60,11 @@ def _select(program: SourceProgram, decoder: IncrementalDecoder) -> None:
 
 
 def _search(program: StepProgram, decoder: IncrementalDecoder, features: str, among_candidates: bool) -> None:
-    """The log-probabilities of each row's best words, of padding, unknown words and the end, and the best words."""
-    layer = decoder.output_projection
+    """The best words of each row and their scores; behind them, each with a rule of its own, unknown words and the end.
+
+    The rules, which are added, are for words, for unknown words and for the end.
+    """
+    layer, dictionary = decoder.output_projection, decoder.dictionary
     if among_candidates:
         bias = [] if layer.bias is None else [program.input("output_bias", np.float32, ["n"])]
         logits = program.Gemm(features, program.input("output", np.float32, [layer.in_features, "n"]), *bias)
@@ -70,8 +73,14 @@ def _search(program: StepProgram, decoder: IncrementalDecoder, features: str, am
         logits = program.linear(features, layer.weight, layer.bias, shared=shared)
     lprobs = program.LogSoftmax(logits, axis=1)
     best, words = program.TopK(lprobs, program.input("count", np.int64, [1]), outputs=2)
-    dictionary = decoder.dictionary
-    ruled = program.Gather(lprobs, [dictionary.pad(), dictionary.unk(), dictionary.eos()], axis=1)
-    program.output("best", best, np.float32, ["R", "count"])
-    program.output("words", words, np.int64, ["R", "count"])
-    program.output("ruled", ruled, np.float32, ["R", 3])
+    if among_candidates:
+        words = program.Gather(program.input("candidates", np.int64, ["n"]), words)
+    ruled = [dictionary.unk(), dictionary.eos()]
+    every, own = program.Split(program.input("rules", np.float32, [3]), [1, 2], outputs=2)
+    for word in (dictionary.pad(), *ruled):
+        best = program.Where(program.Equal(words, word), np.float32(-np.inf), best)
+    scores = program.Concat(program.Add(best, every), program.Add(program.Gather(lprobs, ruled, axis=1), own), axis=1)
+    rows = program.columns(program.Shape(words), 0, 1)
+    more = program.Expand(np.array([ruled]), program.Concat(rows, [2], axis=0))
+    program.output("scores", program.Where(program.IsNaN(scores), np.float32(-np.inf), scores), np.float32, ["R", "n"])
+    program.output("words", program.Concat(words, more, axis=1), np.int64, ["R", "n"])

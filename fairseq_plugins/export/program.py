@@ -158,9 +158,7 @@ class Program:
 
     def write(self, path: Path) -> None:
         """Write the program."""
-        graph = helper.make_graph(
-            self._nodes, path.stem, self._inputs, self._outputs, list(self._constants.values())
-        )
+        graph = helper.make_graph(self._nodes, path.stem, self._inputs, self._outputs, list(self._constants.values()))
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIBUTED, 1)]
         path.write_bytes(helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString())
 

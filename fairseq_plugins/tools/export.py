@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from fairseq import checkpoint_utils
-from fairseq.data import Dictionary
 
 import fairseq_plugins.registration  # noqa: F401  (mends fairseq's loader, which is looked up when it is called)
 from fairseq_plugins.generation.candidates import Candidates
@@ -27,15 +26,24 @@ def add_arguments(parser: ArgumentParser) -> None:
     """The command's arguments."""
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="of a model of this plugin")
     parser.add_argument("output", type=Path, metavar="OUT", help="folder to write, which does not exist")
-    parser.add_argument("--data", type=Path, metavar="DATA_BIN", help="where the dictionaries are (default: the checkpoint's)")
+    parser.add_argument(
+        "--data", type=Path, metavar="DATA_BIN", help="where the dictionaries are (default: the checkpoint's)"
+    )
     parser.add_argument("--bpe-codes", type=Path, metavar="CODES", help="codes of subword-nmt, for a model of subwords")
     parser.add_argument("--tokenizer", choices=["moses"], help="how a line becomes words (default: it is in words)")
     parser.add_argument("--int8", action="store_true", help="products in int8: a quarter of the size, and faster")
     parser.add_argument(
-        "--candidates", type=Path, metavar="FOLDER", help="predict only words that a batch may need, as translation_fast"
+        "--candidates",
+        type=Path,
+        metavar="FOLDER",
+        help="predict only words that a batch may need, as translation_fast",
     )
-    parser.add_argument("--candidates-per-word", type=int, default=20, metavar="N", help="as of translation_fast (%(default)s)")
-    parser.add_argument("--frequent-candidates", type=int, default=1000, metavar="N", help="as of translation_fast (%(default)s)")
+    parser.add_argument(
+        "--candidates-per-word", type=int, default=20, metavar="N", help="as of translation_fast (%(default)s)"
+    )
+    parser.add_argument(
+        "--frequent-candidates", type=int, default=1000, metavar="N", help="as of translation_fast (%(default)s)"
+    )
 
 
 def run(args: Namespace) -> None:
@@ -49,7 +57,9 @@ def run(args: Namespace) -> None:
         raise ValueError(f"{args.output} exists already")
     for path in (args.checkpoint, args.bpe_codes):
         if path is not None and not path.is_file():
-            raise ValueError(f"{path} does not exist" + (": one checkpoint is exported, no ensemble" if ":" in str(path) else ""))
+            raise ValueError(
+                f"{path} does not exist" + (": one checkpoint is exported, no ensemble" if ":" in str(path) else "")
+            )
     if find_spec("onnx") is None:
         raise ValueError("this needs the package onnx: pip install 'fairseq_plugins[export]'")
     from fairseq_plugins.export.folder import TextOptions, write_folder  # noqa: PLC0415  (onnx is an extra)
@@ -58,7 +68,9 @@ def run(args: Namespace) -> None:
     source, target = task.source_dictionary, task.target_dictionary
     candidates = None
     if args.candidates is not None:
-        candidates = Candidates.read(args.candidates, source, target, args.candidates_per_word, args.frequent_candidates)
+        candidates = Candidates.read(
+            args.candidates, source, target, args.candidates_per_word, args.frequent_candidates
+        )
     languages = (task.cfg.source_lang, task.cfg.target_lang) if args.tokenizer else None
     args.output.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(dir=args.output.parent, prefix=f".{args.output.name}."))
@@ -89,7 +101,7 @@ def load(checkpoint: Path, data: Path | None) -> tuple[Any, Any]:
     """
     overrides = {} if data is None else {"data": str(data)}
     with blaming(checkpoint, "cannot be exported"):
-        (model,), cfg, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], arg_overrides=overrides)
+        (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], arg_overrides=overrides)
     if not isinstance(getattr(model, "decoder", None), IncrementalDecoder):
         raise ValueError(
             f"{checkpoint} holds {type(model).__name__}, and not a model of this plugin (fairseq-plugins import-fconv "
