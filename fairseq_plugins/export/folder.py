@@ -75,8 +75,8 @@ def write_folder(
     if text.codes is not None:
         shutil.copyfile(text.codes, folder / "codes.txt")
     if candidates is not None:
-        np.save(folder / "candidates.npy", candidates.translations.numpy(), allow_pickle=False)
-        np.save(folder / "frequent.npy", candidates.always.nonzero().flatten().numpy(), allow_pickle=False)
+        always = candidates.always.nonzero().flatten().numpy()
+        np.savez(folder / "candidates.npz", translations=candidates.translations.numpy(), always=always)
     languages = text.languages or (None, None)
     config = {
         "format": 1,
