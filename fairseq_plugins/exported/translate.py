@@ -182,8 +182,13 @@ class Translator:
             self.config = c = json.loads((folder / "config.json").read_bytes())
             fits = all(type(c[name]) is int and 0 <= c[name] < 2**31 for name in NUMBERS)
             fits &= all(isinstance(c[name], (str, type(None))) for name in TEXTS) and c["format"] == 1
-            if not fits or max(c[name] for name in NUMBERS[:4]) >= min(len(source), len(self.target)):
-                raise ValueError("it describes no model that this program can read")
+            sizes = (
+                len(source),
+                len(self.target),
+                max(c[name] for name in NUMBERS[:4]) < min(len(source), len(self.target)),
+            )
+            if not fits or sizes != (c["source_words"], c["target_words"], True) or type(c["candidates"]) is not bool:
+                raise ValueError("it describes no model that this program can read, or not this one")
         options = ort.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level, options.enable_mem_pattern = threads, 4, False
         options.add_session_config_entry("session.use_env_allocators", "1")
@@ -191,8 +196,8 @@ class Translator:
             self.read = ort.InferenceSession(folder / "source.onnx", options, providers=["CPUExecutionProvider"])
             self.step = ort.InferenceSession(folder / "step.onnx", options, providers=["CPUExecutionProvider"])
         self.inputs = {each.name: each.shape for each in self.step.get_inputs()}
-        if (len(source), len(self.target), self.inputs) != (c["source_words"], c["target_words"], c["inputs"]):
-            raise ValueError(f"{folder}: words and programs are not those that config.json describes")
+        if self.inputs != c.get("inputs"):
+            raise ValueError(f"{folder / 'step.onnx'} is not what config.json describes")
         specials = {c["bos"], c["pad"], c["eos"]}  # text that is written like these is not them
         self.numbers = {word: n for n, word in enumerate(source) if n not in specials}
         self.candidates, self.bpe, self.tokenizer = None, None, None
