@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_plugins.export.program import Program, Weights
-from fairseq_plugins.models.conv_encoder.convolutional import ConvolutionalEncoder, ConvolutionStack
+from fairseq_plugins.models.conv_encoder.convolutional import ConvolutionalEncoder
 from fairseq_plugins.models.conv_encoder.lstm import LSTMEncoder
 from fairseq_plugins.models.conv_encoder.pooling import PoolingEncoder
 from fairseq_plugins.models.convs2s.encoder import ConvS2SEncoder
@@ -122,7 +122,7 @@ def _windows(program: SourceProgram, x: str, width: int, padding: tuple[int, int
 def _convolutional(program: SourceProgram, encoder: ConvolutionalEncoder, e: str) -> tuple[str, str]:
     width = encoder.embedding.words.embedding_dim
 
-    def stack(module: ConvolutionStack) -> str:
+    def stack(module: Any) -> str:
         x = program.flat(e, width)
         if not isinstance(module.from_embedding, nn.Identity):
             x = program.linear(x, module.from_embedding.weight, module.from_embedding.bias)

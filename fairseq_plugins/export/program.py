@@ -100,8 +100,7 @@ class Program:
 
     def input(self, name: str, kind: type, shape: Iterable[str | int]) -> str:
         """What the program is given; sizes that have names may be any."""
-        kind = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
-        self._inputs.append(helper.make_tensor_value_info(name, kind, list(shape)))
+        self._inputs.append(_described(name, kind, shape))
         return name
 
     def inputs(self) -> dict[str, list[str | int]]:
@@ -113,9 +112,8 @@ class Program:
 
     def output(self, name: str, result: str, kind: type, shape: Iterable[str | int]) -> None:
         """What the program gives back."""
-        kind = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
         self._nodes.append(helper.make_node("Identity", [result], [name]))
-        self._outputs.append(helper.make_tensor_value_info(name, kind, list(shape)))
+        self._outputs.append(_described(name, kind, shape))
 
     def linear(self, x: str, weight: Tensor, bias: Tensor | None, shared: bool = False) -> str:
         """``x Wᵀ + b``, (N, K) to (N, O); in int8 x is rounded to 256 steps, for all rows together.
@@ -161,6 +159,10 @@ class Program:
         graph = helper.make_graph(self._nodes, path.stem, self._inputs, self._outputs, list(self._constants.values()))
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIBUTED, 1)]
         path.write_bytes(helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString())
+
+
+def _described(name: str, kind: type, shape: Iterable[str | int]) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(kind)), list(shape))
 
 
 def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:

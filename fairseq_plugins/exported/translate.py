@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Translates text, a line for each line: python translate.py < source.txt > translation.txt
 
 From Python: Translator("OUT").translate(["A sentence."], beam=5), OUT being the folder of this file.
@@ -11,12 +10,12 @@ import hashlib
 import io
 import json
 import sys
-from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser
+from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -61,7 +60,8 @@ def run(program: ort.InferenceSession, given: dict[str, Array], names: list[str]
     """A program's outputs by name; nothing is copied on the way in or out."""
     values = {name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(each)) for name, each in given.items()}
     with blaming(Path("weights.bin")):
-        return {name: value.numpy() for name, value in zip(names, program.run_with_ort_values(names, values))}
+        found = program.run_with_ort_values(names, values)
+        return {name: value.numpy() for name, value in zip(names, found, strict=True)}
 
 
 class Decoding:
@@ -73,21 +73,18 @@ class Decoding:
         self.state = run(model.read, given, [each.name for each in model.read.get_outputs()])
         for name, shape in model.inputs.items():
             if name.startswith(("state", "keys", "values")):
-                sizes = {"B": len(source), "before": len(source), "P": 0}
-                self.state[name] = np.zeros([sizes.get(size, size) for size in shape], np.float32)
+                sizes = [{"B": len(source), "before": len(source), "P": 0}.get(size, size) for size in shape]
+                self.state[name] = np.zeros(sizes, np.float32)
         self.past = [name for name in self.state if name.startswith(("keys", "values"))]
         self.ancestors = np.full((len(source), beam, 0), -1)  # the row that each continues, at each step
         self.state |= {"candidates": candidates, "count": np.array([2 * beam + 3])}
         self.outputs = [each.name for each in model.step.get_outputs() if attends or each.name != "attended"]
 
     def step(self, tokens: Array, order: Array, rules: Array) -> list[Array]:
-        """One more word of each row, (R,), which continues the row of the step before that ``order`` names.
-
-        Gives scores by the rules and words, (R, n) each, the last of which are unknown words and the end; and, if
-        wanted, the source word that each row attends to most, (R,).
+        """One more word of each row, (R,), which continues the row of the step before that ``order`` names, to scores
+        and words, (R, n), the last two being unknown words and the end, and the most attended source words, if wanted.
         """
-        if self.past:
-            self.state["past"] = self.look_back(order.reshape(len(self.state["source0"]), -1))
+        self.state["past"] = self.look_back(order.reshape(len(self.state["source0"]), -1))
         given = {**self.state, "tokens": tokens, "order": order, "rules": rules, "position": np.array([self.position])}
         found = run(self.model.step, {name: given[name] for name in self.model.inputs}, self.outputs)
         self.state |= {name.replace("next", "state"): found[name] for name in found if name.startswith("next")}
@@ -104,12 +101,11 @@ class Decoding:
         if self.position == self.ancestors.shape[2]:
             self.ancestors = np.pad(self.ancestors, [(0, 0), (0, 0), (0, ROOM)], constant_values=-1)
             for name in self.past:
-                more = [(0, ROOM * self.beam if size == "P" else 0) for size in self.model.inputs[name]]
+                more = [(0, ROOM * self.beam * (size == "P")) for size in self.model.inputs[name]]
                 self.state[name] = np.pad(self.state[name], more)
-        own = np.arange(self.beam)
         self.ancestors = self.ancestors.reshape(-1, self.ancestors.shape[2])[order]
-        bias = np.where(self.ancestors[..., None] == own, np.float32(0), np.float32(-np.inf))
-        self.ancestors[:, :, self.position] = own[: order.shape[1]]
+        bias = np.where(self.ancestors[..., None] == np.arange(self.beam), np.float32(0), np.float32(-np.inf))
+        self.ancestors[:, :, self.position] = np.arange(order.shape[1])
         return bias.reshape(len(order), 1, order.shape[1], -1)
 
     def keep(self, places: Array) -> None:
@@ -120,7 +116,7 @@ class Decoding:
             self.state[name] = self.state[name][: len(places)]
 
 
-def search(decoding: Decoding, eos: int, o: SimpleNamespace, longest: int) -> list[Any]:
+def search(decoding: Decoding, eos: int, o: Namespace, longest: int) -> list[Any]:
     """Beam search: what `trace_back` gives of the k hypotheses of each sentence, and their scores, the best first."""
     k, sentences = o.beam, np.arange(len(decoding.ancestors))
     tokens, order = np.full(len(sentences), eos), sentences
@@ -134,13 +130,12 @@ def search(decoding: Decoding, eos: int, o: SimpleNamespace, longest: int) -> li
         if step == longest:
             scores, words = scores[:, -1:], words[:, -1:]
         # Of the best 2k of a sentence those end that are among the first k...
-        each, rows = scores.shape[1], totals.shape[1]
         scores = (scores + totals.reshape(-1, 1)).reshape(len(sentences), -1)
         at = np.argsort(-scores, axis=1, kind="stable")[:, : 2 * k]
         scores, tokens = (np.take_along_axis(x.reshape(len(at), -1), at, 1) for x in (scores, words))
-        order = at // each + rows * np.arange(len(at))[:, None]
+        order = at // words.shape[1] + totals.shape[1] * np.arange(len(at))[:, None]
         ends = (tokens == eos) & (scores > -np.inf)
-        for place, rank in zip(*np.nonzero(ends[:, :k])):
+        for place, rank in np.argwhere(ends[:, :k]):
             if len(hypotheses := found[sentences[place]]) < k:
                 score = scores[place, rank] / np.float32((step + 1) ** o.lenpen)
                 hypotheses.append((trace_back(history, order[place, rank]), float(score)))
@@ -149,19 +144,22 @@ def search(decoding: Decoding, eos: int, o: SimpleNamespace, longest: int) -> li
         totals, tokens, order = (np.take_along_axis(x, going, 1) for x in (scores, tokens, order))
         if not (stay := [place for place, sentence in enumerate(sentences) if len(found[sentence]) < k]):
             break
-        if len(stay) < len(sentences):  # the last ones move into the gaps
-            kept, last = set(stay), reversed(stay)
-            places = np.array([place if place in kept else next(last) for place in range(len(stay))])
-            decoding.keep(places)
-            sentences, totals, tokens, order = (x[places] for x in (sentences, totals, tokens, order))
-        tokens, order = tokens.ravel(), order.ravel()
+        kept, last = set(stay), reversed(stay)  # the last ones move into the gaps
+        places = np.array([place if place in kept else next(last) for place in range(len(stay))])
+        decoding.keep(places)
+        sentences, totals, tokens, order = (
+            sentences[places],
+            totals[places],
+            tokens[places].ravel(),
+            order[places].ravel(),
+        )
     return [sorted(hypotheses, key=lambda each: -each[1]) for hypotheses in found]
 
 
 def trace_back(history: list[list[Array]], row: int) -> list[list[int]]:
     """Of what this row of the last step ends, each word with what it attends to, if that was asked for."""
     words = []
-    for (tokens, order, *_), (_, _, *attended) in zip(history[:0:-1], history[-2::-1]):
+    for (tokens, order, *_), (_, _, *attended) in zip(history[:0:-1], history[-2::-1], strict=True):
         word, row = tokens[row], order[row]
         words.append([int(word), *(int(each[row]) for each in attended)])
     return words[::-1]
@@ -178,26 +176,20 @@ class Translator:
             if name not in sums or not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != sums[name]:
                 raise ValueError(f"{path} is missing or not as it was exported, says SHA256SUMS: export the model anew")
         source, self.target = (read_lines(folder / f"{side}.txt") for side in ("source", "target"))
-        with blaming(folder / "config.json"):
-            self.config = c = json.loads((folder / "config.json").read_bytes())
-            fits = all(type(c[name]) is int and 0 <= c[name] < 2**31 for name in NUMBERS)
-            fits &= all(isinstance(c[name], (str, type(None))) for name in TEXTS) and c["format"] == 1
-            sizes = (
-                len(source),
-                len(self.target),
-                max(c[name] for name in NUMBERS[:4]) < min(len(source), len(self.target)),
-            )
-            if not fits or sizes != (c["source_words"], c["target_words"], True) or type(c["candidates"]) is not bool:
-                raise ValueError("it describes no model that this program can read, or not this one")
         options = ort.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level, options.enable_mem_pattern = threads, 4, False
         options.add_session_config_entry("session.use_env_allocators", "1")
         with blaming(folder / "weights.bin"):
             self.read = ort.InferenceSession(folder / "source.onnx", options, providers=["CPUExecutionProvider"])
             self.step = ort.InferenceSession(folder / "step.onnx", options, providers=["CPUExecutionProvider"])
-        self.inputs = {each.name: each.shape for each in self.step.get_inputs()}
-        if self.inputs != c.get("inputs"):
-            raise ValueError(f"{folder / 'step.onnx'} is not what config.json describes")
+        self.inputs, sizes = {each.name: each.shape for each in self.step.get_inputs()}, (len(source), len(self.target))
+        with blaming(folder / "config.json"):
+            self.config = c = json.loads((folder / "config.json").read_bytes())
+            fits = all(type(c[name]) is int and 0 <= c[name] < 2**31 for name in NUMBERS) and c["format"] == 1
+            fits &= all(isinstance(c[name], (str, type(None))) for name in TEXTS) and type(c["candidates"]) is bool
+            fits &= sizes == (c["source_words"], c["target_words"]) and c["inputs"] == self.inputs
+            if not fits or max(c[name] for name in NUMBERS[:4]) >= min(sizes):
+                raise ValueError("it describes no model that this program can read, or not this one")
         specials = {c["bos"], c["pad"], c["eos"]}  # text that is written like these is not them
         self.numbers = {word: n for n, word in enumerate(source) if n not in specials}
         self.candidates, self.bpe, self.tokenizer = None, None, None
@@ -205,40 +197,38 @@ class Translator:
             with blaming(folder / "candidates.npz"), np.load(folder / "candidates.npz") as tables:
                 self.candidates = tables["translations"], tables["always"]
         if c["bpe_separator"] is not None:
-            from subword_nmt.apply_bpe import BPE  # noqa: PLC0415  (not all models need it)
-
-            self.bpe = BPE(io.StringIO("\n".join(read_lines(folder / "codes.txt"))), separator=c["bpe_separator"])
+            codes = io.StringIO("\n".join(read_lines(folder / "codes.txt")))
+            self.bpe = import_module("subword_nmt.apply_bpe").BPE(codes, separator=c["bpe_separator"])
         if c["source_language"] is not None:
-            from sacremoses import MosesDetokenizer, MosesTokenizer  # noqa: PLC0415  (as above)
-
-            self.tokenizer = MosesTokenizer(c["source_language"])
-            self.detokenizer = MosesDetokenizer(c["target_language"])
+            moses = import_module("sacremoses")
+            self.tokenizer = moses.MosesTokenizer(c["source_language"])
+            self.detokenizer = moses.MosesDetokenizer(c["target_language"])
 
     def translate(
         self, lines: Iterable[str], replace_unk: dict[str, str] | None = None, progress: bool = False, **given: float
     ) -> list[Any]:
-        """A translation of each line; with nbest=2 and more a list of them, each with its score, the best first.
+        """A translation of each line; with nbest=2 and more a list of them with their scores, the best first.
 
-        With replace_unk each unknown word becomes what that has for the source word that it attends to most, or else a
-        copy of that word. Other options are those of `OPTIONS`. A blank line stays blank.
+        With replace_unk an unknown word becomes what that has for the source word that it attends to most, or else a
+        copy of it. Other options are those of `OPTIONS`. A blank line stays blank.
         """
-        o = SimpleNamespace(**{name: given.get(name, default) for name, (default, _) in OPTIONS.items()})
+        o = Namespace(**{name: given.get(name, default) for name, (default, _) in OPTIONS.items()})
         for name, value in given.items():
             if name not in OPTIONS or type(value) not in (int, type(OPTIONS[name][0])) or not abs(value) < 1e9:
                 raise ValueError(f"there is no option {name}={value!r}")
         if not (1 <= o.nbest <= o.beam and o.min_len >= 0 and o.max_tokens > 0):
             raise ValueError("1 <= nbest <= beam, 0 <= min_len and 0 < max_tokens are wanted")
         sources = [self.words(line) for line in lines]
-        results = [[("", 0.0)] * o.nbest for _ in sources]
+        results: dict[int, list[Any]] = {}
         places = sorted((place for place, words in enumerate(sources) if words), key=lambda at: len(sources[at]))
         while places:
             sizes = ((n + 1) * (len(sources[place]) + 1) for n, place in enumerate(places))
             fit = max(1, sum(size <= o.max_tokens for size in sizes))
             batch, places = places[:fit], places[fit:]
-            for place, found in zip(batch, self.batch([sources[place] for place in batch], o, replace_unk)):
-                results[place] = found
+            results |= zip(batch, self.batch([sources[place] for place in batch], o, replace_unk), strict=True)
             print(f"\r{len(places)} lines left   " * progress, end="", file=sys.stderr, flush=True)
-        return results if o.nbest > 1 else [text for ((text, _),) in results]
+        found = [results.get(place, [("", 0.0)] * o.nbest) for place in range(len(sources))]
+        return found if o.nbest > 1 else [text for ((text, _),) in found]
 
     def words(self, line: str) -> list[str]:
         """A line as the model reads it, without the end of one that is too long for it."""
@@ -256,7 +246,7 @@ class Translator:
         """The nbest translations of each source, of which the last is the longest."""
         c, length = self.config, len(sources[-1]) + 1
         source = np.full((len(sources), length), c["pad"])
-        for row, words in zip(source, sources):
+        for row, words in zip(source, sources, strict=True):
             row[: len(words) + 1] = [*(self.numbers.get(word, c["unk"]) for word in words), c["eos"]]
         candidates = np.arange(c["target_words"])
         if self.candidates is not None:
@@ -268,8 +258,10 @@ class Translator:
         found = search(decoding, c["eos"], o, longest)
         if not all(found):
             raise ValueError("a sentence has no translation: its scores are not numbers")
-        best = zip(sources, (hypotheses[: o.nbest] for hypotheses in found))
-        return [[(self.text(numbers, words, replace_unk), score) for numbers, score in each] for words, each in best]
+        return [
+            [(self.text(numbers, words, replace_unk), score) for numbers, score in each[: o.nbest]]
+            for words, each in zip(sources, found, strict=True)
+        ]
 
     def text(self, numbers: list[list[int]], source: list[str], replace_unk: dict[str, str] | None) -> str:
         """A translation as one reads it."""
@@ -277,8 +269,7 @@ class Translator:
         for number, *attended in numbers:
             words += [self.target[number]] if number != self.config["bos"] else []
             if attended and number == self.config["unk"]:
-                copied = source[attended[0]]
-                words[-1] = (replace_unk or {}).get(copied, copied)
+                words[-1] = (replace_unk or {}).get(source[attended[0]], source[attended[0]])
         line = " ".join(words)
         if self.bpe is not None:
             line = f"{line} ".replace(f"{self.bpe.separator} ", "").rstrip()
@@ -296,9 +287,8 @@ def main() -> None:
     args = vars(parser.parse_args())
     path, replace, buffer, threads = (args.pop(name) for name in ("input", "replace_unk", "buffer", "threads"))
     translator = Translator(Path(__file__).resolve().parent, threads)
-    if replace is not None:
-        pairs = read_lines(Path(replace)) if replace else []
-        replace = {words[0]: words[1] for words in map(str.split, pairs) if len(words) == 2}
+    pairs = (line.split() for line in (read_lines(Path(replace)) if replace else []))
+    replace = None if replace is None else {words[0]: words[1] for words in pairs if len(words) == 2}
     lines = sys.stdin.buffer if path is None else path.open("rb")
     while block := list(islice(lines, 1 if lines.isatty() else buffer)):
         texts = [line.decode("utf-8", errors="replace").removeprefix("\ufeff") for line in block]
