@@ -61,7 +61,7 @@ def run(args: Namespace) -> None:
                 f"{path} does not exist" + (": one checkpoint is exported, no ensemble" if ":" in str(path) else "")
             )
     if find_spec("onnx") is None:
-        raise ValueError("this needs the package onnx: pip install 'fairseq_plugins[export]'")
+        raise ValueError("this needs the package onnx: pip install '.[export]'")
     from fairseq_plugins.export.folder import TextOptions, write_folder  # noqa: PLC0415  (onnx is an extra)
 
     model, task = load(args.checkpoint, args.data)

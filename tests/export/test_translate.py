@@ -58,7 +58,7 @@ def run(
 
 
 def test_a_line_for_each_line(folder: Path, program: ModuleType) -> None:
-    """Whatever is in it; the same from the command line, from a file, however many are read at once, and from Python."""
+    """Whatever is in it; the same from the standard input, from a file read two lines at a time, and from Python."""
     text = "\n".join(LINES).encode() + b"\nw1\xff w2"
     result = run(folder, stdin=text)
     assert result.returncode == 0, result.stderr.decode()
@@ -152,7 +152,7 @@ def spoil(path: Path, chance: random.Random) -> str:
 
 
 def check_spoiled(number: int, whole: Path, program: ModuleType, place: Path) -> None:
-    """With a file that is not as it was, and in every other folder with sums that fit, it translates or says why not."""
+    """With a file that is not as it was, half of the time under sums that fit, it translates or says why not."""
     chance = random.Random(number)
     shutil.copytree(whole, place)
     names = [path for path in sorted(place.iterdir()) if path.name not in ("translate.py", "README.md", "__pycache__")]
