@@ -27,6 +27,7 @@ setup(
     extras_require={
         "plots": ["matplotlib"],
         "demo": ["babel", "num2words"],
+        "export": ["onnx", "onnxruntime"],
         "rouge": ["rouge-score"],
         "alignment": ["eflomal"],
         "dev": [

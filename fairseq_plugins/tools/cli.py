@@ -19,6 +19,7 @@ _COMMANDS = {
     "import-fconv": "turn a checkpoint of fairseq's fconv into one of convs2s",
     "prepare": "prepare the data of an experiment of the papers",
     "own-data": "prepare, train and translate: from two text files to translations",
+    "export": "write a folder that translates without fairseq and torch",
     "average": "write the mean of several checkpoints of a training",
     "lexicon": "find the translations of each source word in a parallel text",
     "plot-attention": "draw what a translation attends to",

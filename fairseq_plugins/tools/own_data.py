@@ -93,6 +93,10 @@ def run(args: Namespace) -> None:
         words = ["fairseq-interactive", binary, *decoding, *bpe]
         print("\nFor translations, the same call with --translate FILE, or by hand:", file=sys.stderr)
         print(f"\n$ {shlex.join(map(str, words))}", file=sys.stderr)
+        words = ["fairseq-plugins", "export", model / "checkpoint_best.pt", args.output / f"{args.arch}.exported"]
+        words += ["--data", binary, "--bpe-codes", args.output / "code", "--tokenizer", "moses"]
+        print("\nFor a folder that translates without fairseq and torch:", file=sys.stderr)
+        print(f"\n$ {shlex.join(map(str, words))}", file=sys.stderr)
     else:
         translate(args.translate, [binary, *decoding, *bpe])
 

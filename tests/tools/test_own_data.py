@@ -58,7 +58,7 @@ def test_from_two_files_to_translations(texts: Path, tmp_path: Path) -> None:
     (out / "data-bin.partial" / "dict.en.txt").write_text("left 1\n")  # by a call that was killed
     first = own(*call, "--train", TINY)
     shown = [shlex.split(line[2:]) for line in first.stderr.splitlines() if line.startswith("$ ")]
-    names = ["preprocess", "train", "generate", "interactive"]
+    names = ["preprocess", "train", "generate", "interactive", "plugins"]
     assert [words[0] for words in shown] == [f"fairseq-{name}" for name in names]
     assert re.search(r"^sacreBLEU .*: \d", first.stderr, flags=re.MULTILINE)
     assert first.stdout == ""
@@ -74,7 +74,11 @@ def test_from_two_files_to_translations(texts: Path, tmp_path: Path) -> None:
     third = own(*call, "--train", TINY, "--translate", "-", stdin=f"\n{sentences} \n")
     assert third.stdout.splitlines() == ["", *translations, ""]  # models make something up of nothing
 
-    result = run(*[shown[-1][0].removeprefix("fairseq-"), *shown[-1][1:]], "--input", texts / "test.en")
+    cli.main(shown[-1][1:])
+    program = [sys.executable, "-I", str(out / "convs2s_tiny.exported" / "translate.py"), str(texts / "test.en")]
+    exported = subprocess.run(program, capture_output=True, text=True, check=True)
+    assert exported.stdout.splitlines() == translations
+    result = run(*[shown[-2][0].removeprefix("fairseq-"), *shown[-2][1:]], "--input", texts / "test.en")
     assert sorted(hypotheses(result.stdout)) == list(range(7))
     assert re.findall(r"^D-\d+\t\S+\t(.*)$", result.stdout, flags=re.MULTILINE) == translations
 

@@ -1,0 +1,1 @@
+"""Models as programs that need neither fairseq nor torch."""

@@ -1,0 +1,1 @@
+"""What is copied into the folder of an exported model, and never imported here."""

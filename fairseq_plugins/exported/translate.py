@@ -1,0 +1,305 @@
+"""Translates text, a line for each line: python translate.py < source.txt > translation.txt
+
+From Python: Translator("OUT").translate(["A sentence."], beam=5), OUT being the folder of this file.
+B sentences, k hypotheses (rows) of each, R = B·k; S source positions, n words that a row may go on with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import sys
+from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+Array = np.ndarray
+FILES = {"config.json", "source.onnx", "source.txt", "step.onnx", "target.txt", "weights.bin"}
+NUMBERS = ("bos", "pad", "eos", "unk", "source_words", "target_words", "source_positions", "target_positions")
+TEXTS = ("source_language", "target_language", "bpe_separator")  # or null
+ROOM = 16  # steps that memory is made for at a time
+LONGEST = 500  # letters that byte pair encoding gets at once: a very long word would take it minutes
+OPTIONS: dict[str, tuple[float, str]] = {  # of the search, which is fairseq's
+    "beam": (5, "hypotheses that are kept of each sentence"),
+    "nbest": (1, "translations of each line, each behind its score if there are several"),
+    "lenpen": (1.0, "the power of its length that the score of a hypothesis is divided by"),
+    "unkpen": (0.0, "taken from the score for each unknown word"),
+    "word_penalty": (0.0, "added to the score for each word"),
+    "min_len": (1, "fewest words of a translation"),
+    "max_len_a": (0.0, "A of A * x + B, the most words of a translation; x is the longest source of its batch"),
+    "max_len_b": (200, "B of A * x + B"),
+    "max_tokens": (2000, "words in a batch, padding included"),
+}
+MEMORY = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+ort.create_and_register_allocator(MEMORY, None)  # what one program has used goes to the other
+
+
+@contextmanager
+def blaming(path: Path) -> Iterator[None]:
+    """Whatever goes wrong is the file's fault, and a ValueError that names it."""
+    try:
+        yield
+    except Exception as error:  # there is none that a file cannot cause
+        raise ValueError(f"{path}: {type(error).__name__}: {error}".splitlines()[0][:400]) from None
+
+
+def read_lines(path: Path) -> list[str]:
+    with blaming(path):
+        return path.read_bytes().decode("utf-8").removesuffix("\n").split("\n")
+
+
+def run(program: ort.InferenceSession, given: dict[str, Array], names: list[str]) -> dict[str, Array]:
+    """A program's outputs by name; nothing is copied on the way in or out."""
+    values = {name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(each)) for name, each in given.items()}
+    with blaming(Path("weights.bin")):
+        found = program.run_with_ort_values(names, values)
+        return {name: value.numpy() for name, value in zip(names, found, strict=True)}
+
+
+class Decoding:
+    """A batch of source words, (B, S), between steps. Keys and values never move: a row looks at its ancestors'."""
+
+    def __init__(self, model: Translator, source: Array, beam: int, candidates: Array, attends: bool) -> None:
+        self.model, self.beam, self.position = model, beam, 0
+        given = {"words": source, "candidates": candidates} if model.candidates else {"words": source}
+        self.state = run(model.read, given, [each.name for each in model.read.get_outputs()])
+        for name, shape in model.inputs.items():
+            if name.startswith(("state", "keys", "values")):
+                sizes = [{"B": len(source), "before": len(source), "P": 0}.get(size, size) for size in shape]
+                self.state[name] = np.zeros(sizes, np.float32)
+        self.past = [name for name in self.state if name.startswith(("keys", "values"))]
+        self.ancestors = np.full((len(source), beam, 0), -1)  # the row that each continues, at each step
+        self.state |= {"candidates": candidates, "count": np.array([2 * beam + 3])}
+        self.outputs = [each.name for each in model.step.get_outputs() if attends or each.name != "attended"]
+
+    def step(self, tokens: Array, order: Array, rules: Array) -> list[Array]:
+        """One more word of each row, (R,), which continues the row of the step before that ``order`` names, to scores
+        and words, (R, n), the last two being unknown words and the end, and the most attended source words, if wanted.
+        """
+        self.state["past"] = self.look_back(order.reshape(len(self.state["source0"]), -1))
+        given = {**self.state, "tokens": tokens, "order": order, "rules": rules, "position": np.array([self.position])}
+        found = run(self.model.step, {name: given[name] for name in self.model.inputs}, self.outputs)
+        self.state |= {name.replace("next", "state"): found[name] for name in found if name.startswith("next")}
+        for layer in range(len(self.past) // 2):  # keys and values, (R, 2·width), go beside the earlier ones
+            keys, values = self.state[f"keys{layer}"], self.state[f"values{layer}"]
+            new = found[f"new{layer}"].reshape(len(keys), -1, 2, *keys.shape[1:3])
+            at = slice(self.position * self.beam, self.position * self.beam + new.shape[1])
+            keys[..., at], values[:, :, at] = new[:, :, 0].transpose(0, 2, 3, 1), new[:, :, 1].swapaxes(1, 2)
+        self.position += 1
+        return [found[name] for name in ("scores", "words", "attended") if name in found]
+
+    def look_back(self, order: Array) -> Array:
+        """What is added to a row's scores of all earlier keys, (B, 1, rows, P); makes room for those of this step."""
+        if self.position == self.ancestors.shape[2]:
+            self.ancestors = np.pad(self.ancestors, [(0, 0), (0, 0), (0, ROOM)], constant_values=-1)
+            for name in self.past:
+                more = [(0, ROOM * self.beam * (size == "P")) for size in self.model.inputs[name]]
+                self.state[name] = np.pad(self.state[name], more)
+        self.ancestors = self.ancestors.reshape(-1, self.ancestors.shape[2])[order]
+        bias = np.where(self.ancestors[..., None] == np.arange(self.beam), np.float32(0), np.float32(-np.inf))
+        self.ancestors[:, :, self.position] = np.arange(order.shape[1])
+        return bias.reshape(len(order), 1, order.shape[1], -1)
+
+    def keep(self, places: Array) -> None:
+        """Go on with the sentences that are now at these places, whose rows the next order is of."""
+        moved = np.nonzero(places != np.arange(len(places)))[0]
+        for name in (name for name in self.state if name.startswith(("source", "keys", "values"))):
+            self.state[name][moved] = self.state[name][places[moved]]
+            self.state[name] = self.state[name][: len(places)]
+
+
+def search(decoding: Decoding, eos: int, o: Namespace, longest: int) -> list[Any]:
+    """Beam search: what `trace_back` gives of the k hypotheses of each sentence, and their scores, the best first."""
+    k, sentences = o.beam, np.arange(len(decoding.ancestors))
+    tokens, order = np.full(len(sentences), eos), sentences
+    totals = np.zeros((len(sentences), 1), np.float32)  # of one row, for at first all would be alike
+    history: list[list[Array]] = []
+    found: list[list[Any]] = [[] for _ in sentences]
+    for step in range(longest + 1):
+        rules = [o.word_penalty, o.word_penalty - o.unkpen, 0 if step >= o.min_len else -np.inf]
+        scores, words, *attended = decoding.step(tokens, order, np.array(rules, np.float32))
+        history.append([tokens, order, *attended])
+        if step == longest:
+            scores, words = scores[:, -1:], words[:, -1:]
+        # Of the best 2k of a sentence those end that are among the first k...
+        scores = (scores + totals.reshape(-1, 1)).reshape(len(sentences), -1)
+        at = np.argsort(-scores, axis=1, kind="stable")[:, : 2 * k]
+        scores, tokens = (np.take_along_axis(x.reshape(len(at), -1), at, 1) for x in (scores, words))
+        order = at // words.shape[1] + totals.shape[1] * np.arange(len(at))[:, None]
+        ends = (tokens == eos) & (scores > -np.inf)
+        for place, rank in np.argwhere(ends[:, :k]):
+            if len(hypotheses := found[sentences[place]]) < k:
+                score = scores[place, rank] / np.float32((step + 1) ** o.lenpen)
+                hypotheses.append((trace_back(history, order[place, rank]), float(score)))
+        # ... and the first k that do not end go on, until the sentence has k hypotheses.
+        going = np.argsort(ends, axis=1, kind="stable")[:, :k]
+        totals, tokens, order = (np.take_along_axis(x, going, 1) for x in (scores, tokens, order))
+        if not (stay := [place for place, sentence in enumerate(sentences) if len(found[sentence]) < k]):
+            break
+        kept, last = set(stay), reversed(stay)  # the last ones move into the gaps
+        places = np.array([place if place in kept else next(last) for place in range(len(stay))])
+        decoding.keep(places)
+        sentences, totals, tokens, order = (
+            sentences[places],
+            totals[places],
+            tokens[places].ravel(),
+            order[places].ravel(),
+        )
+    return [sorted(hypotheses, key=lambda each: -each[1]) for hypotheses in found]
+
+
+def trace_back(history: list[list[Array]], row: int) -> list[list[int]]:
+    """Of what this row of the last step ends, each word with what it attends to, if that was asked for."""
+    words = []
+    for (tokens, order, *_), (_, _, *attended) in zip(history[:0:-1], history[-2::-1], strict=True):
+        word, row = tokens[row], order[row]
+        words.append([int(word), *(int(each[row]) for each in attended)])
+    return words[::-1]
+
+
+class Translator:
+    """A model that was exported to this folder. ValueError: a file is missing or has changed, or they do not fit."""
+
+    def __init__(self, folder: str | Path, threads: int = 0) -> None:
+        folder = Path(folder)
+        sums = {line[66:]: line[:64] for line in read_lines(folder / "SHA256SUMS")}
+        for name in sorted(FILES | sums.keys()):
+            path = folder / Path(name).name
+            if name not in sums or not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != sums[name]:
+                raise ValueError(f"{path} is missing or not as it was exported, says SHA256SUMS: export the model anew")
+        source, self.target = (read_lines(folder / f"{side}.txt") for side in ("source", "target"))
+        options = ort.SessionOptions()
+        options.intra_op_num_threads, options.log_severity_level, options.enable_mem_pattern = threads, 4, False
+        options.add_session_config_entry("session.use_env_allocators", "1")
+        with blaming(folder / "weights.bin"):
+            self.read = ort.InferenceSession(folder / "source.onnx", options, providers=["CPUExecutionProvider"])
+            self.step = ort.InferenceSession(folder / "step.onnx", options, providers=["CPUExecutionProvider"])
+        self.inputs, sizes = {each.name: each.shape for each in self.step.get_inputs()}, (len(source), len(self.target))
+        with blaming(folder / "config.json"):
+            self.config = c = json.loads((folder / "config.json").read_bytes())
+            fits = all(type(c[name]) is int and 0 <= c[name] < 2**31 for name in NUMBERS) and c["format"] == 1
+            fits &= all(isinstance(c[name], (str, type(None))) for name in TEXTS) and type(c["candidates"]) is bool
+            fits &= sizes == (c["source_words"], c["target_words"]) and c["inputs"] == self.inputs
+            if not fits or max(c[name] for name in NUMBERS[:4]) >= min(sizes):
+                raise ValueError("it describes no model that this program can read, or not this one")
+        specials = {c["bos"], c["pad"], c["eos"]}  # text that is written like these is not them
+        self.numbers = {word: n for n, word in enumerate(source) if n not in specials}
+        self.candidates, self.bpe, self.tokenizer = None, None, None
+        if c["candidates"]:
+            with blaming(folder / "candidates.npz"), np.load(folder / "candidates.npz") as tables:
+                self.candidates = tables["translations"], tables["always"]
+        if c["bpe_separator"] is not None:
+            codes = io.StringIO("\n".join(read_lines(folder / "codes.txt")))
+            self.bpe = import_module("subword_nmt.apply_bpe").BPE(codes, separator=c["bpe_separator"])
+        if c["source_language"] is not None:
+            moses = import_module("sacremoses")
+            self.tokenizer = moses.MosesTokenizer(c["source_language"])
+            self.detokenizer = moses.MosesDetokenizer(c["target_language"])
+
+    def translate(
+        self, lines: Iterable[str], replace_unk: dict[str, str] | None = None, progress: bool = False, **given: float
+    ) -> list[Any]:
+        """A translation of each line; with nbest=2 and more a list of them with their scores, the best first.
+
+        With replace_unk an unknown word becomes what that has for the source word that it attends to most, or else a
+        copy of it. Other options are those of `OPTIONS`. A blank line stays blank.
+        """
+        o = Namespace(**{name: given.get(name, default) for name, (default, _) in OPTIONS.items()})
+        for name, value in given.items():
+            if name not in OPTIONS or type(value) not in (int, type(OPTIONS[name][0])) or not abs(value) < 1e9:
+                raise ValueError(f"there is no option {name}={value!r}")
+        if not (1 <= o.nbest <= o.beam and o.min_len >= 0 and o.max_tokens > 0):
+            raise ValueError("1 <= nbest <= beam, 0 <= min_len and 0 < max_tokens are wanted")
+        sources = [self.words(line) for line in lines]
+        results: dict[int, list[Any]] = {}
+        places = sorted((place for place, words in enumerate(sources) if words), key=lambda at: len(sources[at]))
+        while places:
+            sizes = ((n + 1) * (len(sources[place]) + 1) for n, place in enumerate(places))
+            fit = max(1, sum(size <= o.max_tokens for size in sizes))
+            batch, places = places[:fit], places[fit:]
+            results |= zip(batch, self.batch([sources[place] for place in batch], o, replace_unk), strict=True)
+            print(f"\r{len(places)} lines left   " * progress, end="", file=sys.stderr, flush=True)
+        found = [results.get(place, [("", 0.0)] * o.nbest) for place in range(len(sources))]
+        return found if o.nbest > 1 else [text for ((text, _),) in found]
+
+    def words(self, line: str) -> list[str]:
+        """A line as the model reads it, without the end of one that is too long for it."""
+        if self.tokenizer is not None:
+            line = self.tokenizer.tokenize(line.strip(), aggressive_dash_splits=True, return_str=True)
+        words, longest = line.split(), self.config["source_positions"] - 1
+        if self.bpe is not None:
+            cut = ([word[at : at + LONGEST] for at in range(0, len(word), LONGEST)] for word in words)
+            words = " ".join(f"{self.bpe.separator} ".join(map(self.bpe.process_line, each)) for each in cut).split()
+        if len(words) > longest:
+            print(f"of a line of {len(words)} words the first {longest} are translated", file=sys.stderr)
+        return words[:longest]
+
+    def batch(self, sources: list[list[str]], o: Any, replace_unk: dict[str, str] | None) -> list[Any]:
+        """The nbest translations of each source, of which the last is the longest."""
+        c, length = self.config, len(sources[-1]) + 1
+        source = np.full((len(sources), length), c["pad"])
+        for row, words in zip(source, sources, strict=True):
+            row[: len(words) + 1] = [*(self.numbers.get(word, c["unk"]) for word in words), c["eos"]]
+        candidates = np.arange(c["target_words"])
+        if self.candidates is not None:
+            candidates = np.union1d(self.candidates[0][source], self.candidates[1]).astype(np.int64)
+        longest = min(int(o.max_len_a * length + o.max_len_b), c["target_positions"] - 1)
+        if o.min_len > longest or 2 * o.beam + 3 > len(candidates):
+            raise ValueError(f"of {o.min_len} to {longest} words, and a beam of {o.beam}, there is no translation")
+        decoding = Decoding(self, source, o.beam, candidates, attends=replace_unk is not None)
+        found = search(decoding, c["eos"], o, longest)
+        if not all(found):
+            raise ValueError("a sentence has no translation: its scores are not numbers")
+        return [
+            [(self.text(numbers, words, replace_unk), score) for numbers, score in each[: o.nbest]]
+            for words, each in zip(sources, found, strict=True)
+        ]
+
+    def text(self, numbers: list[list[int]], source: list[str], replace_unk: dict[str, str] | None) -> str:
+        """A translation as one reads it."""
+        words = []
+        for number, *attended in numbers:
+            words += [self.target[number]] if number != self.config["bos"] else []
+            if attended and number == self.config["unk"]:
+                words[-1] = (replace_unk or {}).get(source[attended[0]], source[attended[0]])
+        line = " ".join(words)
+        if self.bpe is not None:
+            line = f"{line} ".replace(f"{self.bpe.separator} ", "").rstrip()
+        return line if self.tokenizer is None else self.detokenizer.detokenize(line.split())
+
+
+def main() -> None:
+    parser = ArgumentParser(description=__doc__.splitlines()[0], formatter_class=ArgumentDefaultsHelpFormatter)
+    for name, (default, text) in OPTIONS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=text, metavar="N")
+    parser.add_argument("--replace-unk", nargs="?", const="", metavar="FILE", help="of lines `source target`")
+    parser.add_argument("--buffer", type=int, default=1000, metavar="N", help="lines that are read at once from a file")
+    parser.add_argument("--threads", type=int, default=0, metavar="N", help="of the processor; 0: one for each core")
+    parser.add_argument("input", nargs="?", type=Path, help="text to translate; without it, what comes in")
+    args = vars(parser.parse_args())
+    path, replace, buffer, threads = (args.pop(name) for name in ("input", "replace_unk", "buffer", "threads"))
+    translator = Translator(Path(__file__).resolve().parent, threads)
+    pairs = (line.split() for line in (read_lines(Path(replace)) if replace else []))
+    replace = None if replace is None else {words[0]: words[1] for words in pairs if len(words) == 2}
+    lines = sys.stdin.buffer if path is None else path.open("rb")
+    while block := list(islice(lines, 1 if lines.isatty() else buffer)):
+        texts = [line.decode("utf-8", errors="replace").removeprefix("\ufeff") for line in block]
+        for found in translator.translate(texts, replace, sys.stderr.isatty() and not lines.isatty(), **args):
+            best = [found] if args["nbest"] == 1 else [f"{score:.4f}\t{text}" for text, score in found]
+            sys.stdout.buffer.write("".join(f"{line}\n" for line in best).encode())
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (ValueError, OSError, ImportError) as error:
+        sys.exit(f"translate.py: error: {error}")

@@ -1,0 +1,112 @@
+"""``fairseq-plugins export``: a folder that translates without fairseq and without torch.
+
+It holds the model as ONNX programs, dictionaries, codes, and ``translate.py``, which needs numpy and onnxruntime.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from argparse import ArgumentParser, Namespace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from fairseq import checkpoint_utils
+
+import fairseq_plugins.registration  # noqa: F401  (mends fairseq's loader, which is looked up when it is called)
+from fairseq_plugins.generation.candidates import Candidates
+from fairseq_plugins.models.incremental import IncrementalDecoder
+from fairseq_plugins.tools.any_file import blaming
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="of a model of this plugin")
+    parser.add_argument("output", type=Path, metavar="OUT", help="folder to write, which does not exist")
+    parser.add_argument(
+        "--data", type=Path, metavar="DATA_BIN", help="where the dictionaries are (default: the checkpoint's)"
+    )
+    parser.add_argument("--bpe-codes", type=Path, metavar="CODES", help="codes of subword-nmt, for a model of subwords")
+    parser.add_argument("--tokenizer", choices=["moses"], help="how a line becomes words (default: it is in words)")
+    parser.add_argument("--int8", action="store_true", help="products in int8: a quarter of the size, and faster")
+    parser.add_argument(
+        "--candidates",
+        type=Path,
+        metavar="FOLDER",
+        help="predict only words that a batch may need, as translation_fast",
+    )
+    parser.add_argument(
+        "--candidates-per-word", type=int, default=20, metavar="N", help="as of translation_fast (%(default)s)"
+    )
+    parser.add_argument(
+        "--frequent-candidates", type=int, default=1000, metavar="N", help="as of translation_fast (%(default)s)"
+    )
+
+
+def run(args: Namespace) -> None:
+    """Export one model.
+
+    Raises:
+        ValueError: the checkpoint is none of this plugin's, a file does not fit it, or the output exists.
+        OSError: a file cannot be read or written.
+    """
+    if args.output.exists():
+        raise ValueError(f"{args.output} exists already")
+    for path in (args.checkpoint, args.bpe_codes):
+        if path is not None and not path.is_file():
+            raise ValueError(
+                f"{path} does not exist" + (": one checkpoint is exported, no ensemble" if ":" in str(path) else "")
+            )
+    if find_spec("onnx") is None:
+        raise ValueError("this needs the package onnx: pip install '.[export]'")
+    from fairseq_plugins.export.folder import TextOptions, write_folder  # noqa: PLC0415  (onnx is an extra)
+
+    model, task = load(args.checkpoint, args.data)
+    source, target = task.source_dictionary, task.target_dictionary
+    candidates = None
+    if args.candidates is not None:
+        candidates = Candidates.read(
+            args.candidates, source, target, args.candidates_per_word, args.frequent_candidates
+        )
+    languages = (task.cfg.source_lang, task.cfg.target_lang) if args.tokenizer else None
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(dir=args.output.parent, prefix=f".{args.output.name}."))
+    try:
+        write_folder(
+            unfinished,
+            model,
+            source,
+            target,
+            text=TextOptions(codes=args.bpe_codes, languages=languages),
+            longest_source=task.max_positions()[0],
+            int8=args.int8,
+            candidates=candidates,
+        )
+        unfinished.chmod(0o755)
+        unfinished.rename(args.output)
+    except BaseException:
+        shutil.rmtree(unfinished)
+        raise
+    print(f"{args.output}: translate with python {args.output / 'translate.py'} < source.txt > translation.txt")
+
+
+def load(checkpoint: Path, data: Path | None) -> tuple[Any, Any]:
+    """A model that is prepared to translate, and its task.
+
+    Raises:
+        ValueError: it cannot be read, or is not of this plugin.
+    """
+    overrides = {} if data is None else {"data": str(data)}
+    with blaming(checkpoint, "cannot be exported"):
+        (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], arg_overrides=overrides)
+    if not isinstance(getattr(model, "decoder", None), IncrementalDecoder):
+        raise ValueError(
+            f"{checkpoint} holds {type(model).__name__}, and not a model of this plugin (fairseq-plugins import-fconv "
+            "makes one of fairseq's fconv)"
+        )
+    model.eval()
+    model.make_generation_fast_(need_attn=True)
+    return model, task

@@ -1,0 +1,74 @@
+"""Models as folders, what translates with these, and what it is to give."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from fairseq.data import Dictionary, data_utils
+from torch import Tensor
+
+from fairseq_plugins import exported
+from fairseq_plugins.export.folder import TextOptions, write_folder
+from fairseq_plugins.generation.beam_search import FastBeamSearch
+
+TIE = 1e-4  # in nats: closer scores may be rounded either way
+TRANSLATE = Path(exported.__file__).with_name("translate.py")
+
+
+def translate_py() -> ModuleType:
+    """The program that leaves, which nothing of the package imports."""
+    spec = importlib.util.spec_from_file_location("translate", TRANSLATE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def export(model: Any, folder: Path, dictionary: Dictionary, **options: Any) -> Path:
+    """Export a model of this one dictionary."""
+    folder.mkdir()
+    model.make_generation_fast_(need_attn=True)
+    given = {"text": TextOptions(), "longest_source": 64, "int8": False, "candidates": None, **options}
+    write_folder(folder, model, dictionary, dictionary, **given)
+    return folder
+
+
+def lines_of(lengths: list[int], words: int, seed: int = 3) -> list[str]:
+    generator = torch.Generator().manual_seed(seed)
+    return [" ".join(f"w{int(word)}" for word in torch.randint(words, (n,), generator=generator)) for n in lengths]
+
+
+def collated(lines: list[str], dictionary: Dictionary) -> Tensor:
+    """A batch as fairseq makes it, padded on the left."""
+    tokens = [dictionary.encode_line(line, add_if_not_exist=False).long() for line in lines]
+    batch: Tensor = data_utils.collate_tokens(tokens, dictionary.pad(), left_pad=True)
+    return batch
+
+
+def search(model: Any, dictionary: Dictionary, lines: list[str], **options: Any) -> list[list[dict[str, Any]]]:
+    """What `translation_fast` finds."""
+    generator = FastBeamSearch([model], dictionary, **options)
+    source = collated(lines, dictionary)
+    lengths = source.ne(dictionary.pad()).sum(dim=1)
+    found: list[list[dict[str, Any]]] = generator.generate(
+        [model], {"net_input": {"src_tokens": source, "src_lengths": lengths}}
+    )
+    return found
+
+
+def assert_same(
+    actual: list[Any], expected: list[list[dict[str, Any]]], dictionary: Dictionary, tie: float = TIE
+) -> None:
+    """The same lists of translations, where scores are further from each other than rounding brings them."""
+    for mine, theirs in zip(actual, expected, strict=True):
+        scores = [float(each["score"]) for each in theirs]
+        assert len(mine) == len(theirs)
+        for place, (text, score) in enumerate(mine):
+            assert abs(score - scores[place]) < tie
+            ties = [each for each, other in zip(theirs, scores, strict=True) if abs(other - score) < tie]
+            assert text in [dictionary.string(each["tokens"]) for each in ties]

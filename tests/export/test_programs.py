@@ -1,0 +1,187 @@
+"""Exported programs and their search, against `translation_fast` with the model that they are of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY
+
+from fairseq_plugins.generation.candidates import Candidates
+from tests.conftest import WORDS
+from tests.export.exporting import assert_same, export, lines_of, search, translate_py
+
+LENGTHS = [9, 6, 3, 1, 5, 5, 12, 1]
+BILSTM = {"encoder_hidden_size": 24, "encoder_lstm_layers": 3}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "convs2s": ("convs2s_tiny", {}),
+    "attention in some layers, kernels, widths and longer shortcuts": (
+        "convs2s_tiny",
+        {
+            "encoder_layers": "[(32, 4), (48, 1, 2), (32, 3, 0)]",
+            "decoder_layers": "[(32, 3), (48, 1), (32, 2, 2), (40, 4)]",
+            "decoder_attention": "[True, False, True, False]",
+            "share_input_output_embed": True,
+        },
+    ),
+    "no positions": (
+        "convs2s_tiny",
+        {"no_encoder_positional_embeddings": True, "no_decoder_positional_embeddings": True},
+    ),
+    "weighted transformer": ("weighted_transformer_tiny", {}),
+    "gate": ("weighted_transformer_tiny", {"branch_gating_topk": 2}),
+    "uniform weights": ("weighted_transformer_tiny", {"branch_weights": "uniform"}),
+    "learned positions, own embeddings": (
+        "weighted_transformer_tiny",
+        {"encoder_learned_pos": True, "decoder_learned_pos": True, "share_embeddings": "none"},
+    ),
+    "convolutional encoder": ("conv_encoder_tiny", {}),
+    "single stack": ("conv_encoder_tiny", {"single_stack": True}),
+    "widening": (
+        "conv_encoder_tiny",
+        {"encoder_layers": "[(24, 3), (40, 2, 2)]", "aggregation_layers": "[]", "no_residual": False},
+    ),
+    "pooling": ("conv_encoder_tiny", {"encoder_type": "pooling", "pooling_width": 3}),
+    "lstm": ("conv_encoder_tiny", {"encoder_type": "lstm", **BILSTM}),
+    "bilstm": ("conv_encoder_tiny", {"encoder_type": "bilstm", "decoder_layers": 2, **BILSTM}),
+}
+SEARCHES: dict[str, dict[str, Any]] = {
+    "beam 4": {"beam": 4, "max_len_b": 12},
+    "greedy": {"beam": 1},
+    "longer than the first room": {"beam": 3, "min_len": 20, "max_len_b": 40},
+    "by the source's length": {"beam": 5, "max_len_a": 0.5, "max_len_b": 1},
+    "rules": {"beam": 3, "min_len": 3, "lenpen": 0.4, "unkpen": -3.0, "word_penalty": 0.3, "max_len_b": 15},
+    "no words": {"beam": 2, "min_len": 0, "max_len_b": 0},
+}
+NAMES = {"beam": "beam_size", "lenpen": "len_penalty", "unkpen": "unk_penalty"}  # as the generator calls them
+
+
+@pytest.fixture(scope="module")
+def program() -> ModuleType:
+    return translate_py()
+
+
+def check(
+    program: ModuleType, folder: Path, model: Any, dictionary: Dictionary, options: dict[str, Any], **more: Any
+) -> None:
+    lines = lines_of(LENGTHS, WORDS)
+    actual = program.Translator(folder, threads=1).translate(lines, nbest=options["beam"], **options)
+    if options["beam"] == 1:
+        actual = [[text] for text in actual]
+    expected = search(
+        model, dictionary, lines, **{NAMES.get(name, name): value for name, value in options.items()}, **more
+    )
+    if options["beam"] == 1:
+        assert actual == [[dictionary.string(each["tokens"]) for each in found] for found in expected]
+    else:
+        assert_same(actual, expected, dictionary)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_all_models(
+    variant: str, program: ModuleType, build: Callable[..., Any], dictionary: Dictionary, tmp_path: Path
+) -> None:
+    architecture, options = VARIANTS[variant]
+    model = build(architecture, **options)
+    folder = export(model, tmp_path / "out", dictionary)
+    check(program, folder, model, dictionary, SEARCHES["beam 4"])
+
+
+@pytest.mark.parametrize("options", SEARCHES.values(), ids=SEARCHES)
+def test_all_searches(
+    options: dict[str, Any],
+    program: ModuleType,
+    build: Callable[..., Any],
+    architecture: str,
+    dictionary: Dictionary,
+    tmp_path: Path,
+) -> None:
+    model = build(architecture, seed=2)
+    check(program, export(model, tmp_path / "out", dictionary), model, dictionary, options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "preset",
+    sorted(
+        name
+        for name, family in ARCH_MODEL_NAME_REGISTRY.items()
+        if family in ("convs2s", "weighted_transformer", "conv_encoder") and "_" in name.removeprefix(family)
+    ),
+)
+def test_all_presets(
+    preset: str, program: ModuleType, build: Callable[..., Any], dictionary: Dictionary, tmp_path: Path
+) -> None:
+    """Short ones: in deep random models rounding grows with each word."""
+    model = build(preset)
+    folder, lines = export(model, tmp_path / "out", dictionary), lines_of(LENGTHS, WORDS)
+    actual = program.Translator(folder, threads=1).translate(lines, beam=4, nbest=4, max_len_b=2)
+    assert_same(actual, search(model, dictionary, lines, beam_size=4, max_len_b=2), dictionary, tie=1e-2)
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_candidates(
+    program: ModuleType,
+    build: Callable[..., Any],
+    architecture: str,
+    int8: bool,
+    dictionary: Dictionary,
+    tmp_path: Path,
+) -> None:
+    """The same search among the same words; in int8 none but these words comes out."""
+    model = build(architecture)
+    always = torch.zeros(len(dictionary), dtype=torch.bool)
+    always[[*range(dictionary.nspecial), *range(10, 22)]] = True
+    candidates = Candidates(torch.arange(len(dictionary)).remainder(9).add(4).unsqueeze(1), always)
+    folder = export(model, tmp_path / "out", dictionary, candidates=candidates, int8=int8)
+    if not int8:
+        check(program, folder, model, dictionary, SEARCHES["beam 4"], candidates=candidates)
+        return
+    source = lines_of([5], WORDS)
+    (found,) = program.Translator(folder, 1).translate(source, max_len_b=20)
+    tokens = dictionary.encode_line(source[0], add_if_not_exist=False)
+    allowed = {dictionary[word] for word in candidates.mask(tokens.unsqueeze(0).long()).nonzero().flatten().tolist()}
+    assert set(found.split()) <= allowed
+
+
+def test_int8_is_near(
+    program: ModuleType, build: Callable[..., Any], architecture: str, dictionary: Dictionary, tmp_path: Path
+) -> None:
+    """Of the words that both find, with weights a quarter as large."""
+    model = build(architecture)
+    exact, rounded = (export(model, tmp_path / name, dictionary, int8=name == "int8") for name in ("float32", "int8"))
+    lines = lines_of(LENGTHS, WORDS)
+    scores = [
+        [score for ((_, score), *_) in program.Translator(folder, 1).translate(lines, nbest=2, max_len_b=12)]
+        for folder in (exact, rounded)
+    ]
+    torch.testing.assert_close(torch.tensor(scores[0]), torch.tensor(scores[1]), rtol=0.2, atol=0.2)
+    sizes = [(folder / "weights.bin").stat().st_size for folder in (exact, rounded)]
+    assert sizes[1] < 0.5 * sizes[0]
+
+
+def test_the_attended_word(
+    program: ModuleType, build: Callable[..., Any], architecture: str, dictionary: Dictionary, tmp_path: Path
+) -> None:
+    """Each unknown word becomes the source word that the model attends to most, or what that is in the dictionary."""
+    model = build(architecture)
+    lines = lines_of([7, 4], WORDS)
+    translator = program.Translator(export(model, tmp_path / "out", dictionary), 1)
+    options = {"beam": 3, "unkpen": -30.0, "max_len_b": 6}
+    translations = {f"w{number}": f"t{number}" for number in range(0, WORDS, 2)}
+    found = translator.translate(lines, replace_unk=translations, **options)
+    expected = search(model, dictionary, lines, beam_size=3, unk_penalty=-30.0, max_len_b=6)
+    for line, text, (best, *_) in zip(lines, found, expected, strict=True):
+        words = line.split()
+        padding = best["attention"].size(0) - len(words) - 1
+        wanted = []
+        for place, token in enumerate(best["tokens"][:-1].tolist()):
+            copied = words[int(best["attention"][padding:-1, place].argmax())]
+            wanted.append(translations.get(copied, copied) if token == dictionary.unk() else dictionary[token])
+        assert dictionary.unk() in best["tokens"].tolist()
+        assert text.split() == wanted

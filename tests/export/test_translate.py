@@ -1,0 +1,226 @@
+"""The folder in use: text of any kind, the command line, and files that are not as they were written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from fairseq.data import Dictionary
+from fairseq.data.encoders.moses_tokenizer import MosesTokenizer, MosesTokenizerConfig
+from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE, SubwordNMTBPEConfig
+
+from fairseq_plugins.export.folder import TextOptions
+from tests.export.exporting import export, translate_py
+from tests.searches import model
+
+LINES = [
+    "w1 w2 w3",
+    "",
+    "w4",
+    " \t \u3000",
+    "w5\u2028w6\x85w7",
+    "w1\rw2",
+    "w1\0 w2",
+    "\ufffd w3",
+    "w9 " * 300,
+    "</s> <pad> w2",
+]
+
+
+@pytest.fixture(scope="module")
+def program() -> ModuleType:
+    return translate_py()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, dictionary: Dictionary) -> Path:
+    return made(tmp_path_factory.mktemp("exported") / "out", dictionary)
+
+
+def made(path: Path, dictionary: Dictionary, **options: Any) -> Path:
+    return export(model("convs2s_tiny", 1, False).float(), path, dictionary, **options)
+
+
+def run(
+    folder: Path, *words: object, stdin: bytes = b"", env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-I", folder / "translate.py", "--threads", 1, "--max-len-b", 30, *words]
+    return subprocess.run(list(map(str, command)), input=stdin, capture_output=True, check=False, env=env)
+
+
+def test_a_line_for_each_line(folder: Path, program: ModuleType) -> None:
+    """Whatever is in it; the same from the standard input, from a file read two lines at a time, and from Python."""
+    text = "\n".join(LINES).encode() + b"\nw1\xff w2"
+    result = run(folder, stdin=text)
+    assert result.returncode == 0, result.stderr.decode()
+    translations = result.stdout.decode().split("\n")[:-1]
+    assert len(translations) == len(LINES) + 1
+    assert [line for line, text in zip(LINES, translations, strict=False) if not text] == ["", " \t \u3000"]
+    assert "of a line of 300 words the first 63 are translated" in result.stderr.decode()
+    (folder.parent / "text").write_bytes(text)
+    assert run(folder, "--buffer", 2, folder.parent / "text").stdout == result.stdout
+    translated = program.Translator(folder, 1).translate([*LINES, "w1\ufffd w2"], max_len_b=30)
+    assert translated == translations
+
+
+def test_n_best(folder: Path, program: ModuleType) -> None:
+    result = run(folder, "--nbest", 3, stdin=b"w1 w2\n\n")
+    assert result.returncode == 0, result.stderr.decode()
+    (best, blank) = program.Translator(folder, 1).translate(["w1 w2", ""], nbest=3, max_len_b=30)
+    assert result.stdout.decode().splitlines() == [f"{score:.4f}\t{text}" for text, score in best + blank]
+    assert blank == [("", 0.0)] * 3
+    assert [score for _, score in best] == sorted((score for _, score in best), reverse=True)
+
+
+def test_nothing_but_numpy_and_onnxruntime(folder: Path) -> None:
+    code = f"""
+import sys
+sys.path.insert(0, {str(folder)!r})
+from translate import Translator
+Translator({str(folder)!r}, 1).translate(["w1 w2"])
+assert not {{"torch", "fairseq", "fairseq_plugins", "onnx", "subword_nmt", "sacremoses"}} & sys.modules.keys()
+"""
+    subprocess.run([sys.executable, "-I", "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"beam": 0}, {"beam": 2, "nbest": 3}, {"beams": 5}, {"beam": 2.5}, {"lenpen": float("nan")}, {"max_tokens": 0},
+     {"min_len": 70}, {"beam": 30}],
+)  # fmt: skip
+def test_options_that_cannot_be(options: dict[str, Any], folder: Path, program: ModuleType) -> None:
+    with pytest.raises(ValueError, match=r"there is no (option|translation)|are wanted"):
+        program.Translator(folder, 1).translate(["w1"], **options)
+
+
+def test_subwords_and_tokens(program: ModuleType, tmp_path: Path) -> None:
+    """Moses' tokens and subwords on the way in and out, as fairseq makes them; of a very long word in time."""
+    codes = tmp_path / "codes"
+    codes.write_text("#version: 0.2\nt h\nth e</w>\n")
+    words = Dictionary()
+    for word in ("th@@", "e", "&apos;s", "a", "@-@", "x", "."):
+        words.add_symbol(word)
+    folder = made(tmp_path / "out", words, text=TextOptions(codes=codes, languages=("en", "de")))
+    translator = program.Translator(folder, 1)
+    moses = MosesTokenizer(MosesTokenizerConfig(source_lang="en", target_lang="de"))
+    bpe = SubwordNMTBPE(SubwordNMTBPEConfig(bpe_codes=str(codes)))
+    for line in ("The other's well-known  a-x. \n", "x\u2028 \u00e9&|[", "\0"):
+        assert translator.words(line) == bpe.encode(moses.encode(line)).split()
+    assert translator.words("x" * 2000) == ["x@@"] * 63
+    numbers = [words.index(word) for word in ("th@@", "e", "&apos;s", "a", "@-@", "x", ".")]
+    text = moses.decode(bpe.decode(words.string(numbers)))
+    assert translator.text([[number] for number in numbers], [], None) == text
+
+
+def spoil(path: Path, chance: random.Random) -> str:
+    """Change a file in a way of those that happen, or are meant; says which."""
+    content, kind = (
+        bytearray(path.read_bytes()),
+        chance.choice(["bit", "cut", "grow", "zeros", "gone", "other", "folder"]),
+    )
+    at = chance.randrange(len(content))
+    if kind == "bit":
+        content[at] ^= 1 << chance.randrange(8)
+    elif kind == "cut":
+        del content[at:]
+    elif kind == "grow":
+        content[at:at] = chance.randbytes(chance.randint(1, 9))
+    elif kind == "zeros":
+        content[at:] = bytes(len(content) - at) if any(content[at:]) else b"\1"
+    elif kind == "other":
+        others = sorted(
+            each
+            for each in path.parent.iterdir()
+            if each.name not in (path.name, "translate.py", "README.md", "__pycache__")
+        )
+        content = bytearray(chance.choice(others).read_bytes())
+    path.unlink()
+    if kind == "folder":
+        path.mkdir()
+    elif kind != "gone":
+        path.write_bytes(content)
+    return f"{path.name}: {kind} at {at}"
+
+
+def check_spoiled(number: int, whole: Path, program: ModuleType, place: Path) -> None:
+    """With a file that is not as it was, half of the time under sums that fit, it translates or says why not."""
+    chance = random.Random(number)
+    shutil.copytree(whole, place)
+    names = [path for path in sorted(place.iterdir()) if path.name not in ("translate.py", "README.md", "__pycache__")]
+    what = spoil(chance.choice(names), chance)
+    hidden = chance.random() < 0.5
+    if hidden:
+        paths = [path for path in names if path.is_file() and path.name != "SHA256SUMS"]
+        sums = "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in paths)
+        shutil.rmtree(place / "SHA256SUMS", ignore_errors=True)
+        (place / "SHA256SUMS").write_text(sums)
+    said = None
+    try:
+        program.Translator(place, 1).translate(["w1 w2", "w3"], max_len_b=5)
+    except ValueError as error:
+        said = str(error)
+    assert hidden if said is None else re.fullmatch(r"[^\n]*\S[^\n]*", said), (what, said)
+    shutil.rmtree(place)
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_spoiled_files(number: int, folder: Path, program: ModuleType, tmp_path: Path) -> None:
+    check_spoiled(number, folder, program, tmp_path / "spoiled")
+
+
+@pytest.mark.slow
+def test_a_thousand_spoiled_files(folder: Path, program: ModuleType, tmp_path: Path) -> None:
+    for number in range(1000):
+        check_spoiled(number, folder, program, tmp_path / "spoiled")
+
+
+HOSTILE = {
+    "deep": "[" * 100_000,
+    "no object": "[1]",
+    "nothing": "",
+    "huge number": '{"format": ' + "9" * 5000 + "}",
+    "not a number": '{"format": NaN}',
+}
+
+
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_config(content: str, folder: Path, tmp_path: Path) -> None:
+    check_config(content, folder, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("pad", -1), ("eos", 10**6), ("unk", "3"), ("bos", None), ("source_words", 7), ("target_words", True),
+     ("inputs", {}), ("source_language", {"a": 1}), ("bpe_separator", 5), ("format", 2), ("candidates", True),
+     ("target_positions", 1.5)],
+)  # fmt: skip
+def test_wrong_config(name: str, value: object, folder: Path, tmp_path: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    check_config(json.dumps({**config, name: value}), folder, tmp_path)
+    del config[name]
+    shutil.rmtree(tmp_path / "out")
+    check_config(json.dumps(config), folder, tmp_path)
+
+
+def check_config(content: str, folder: Path, tmp_path: Path) -> None:
+    """The program says in one line what is wrong, also where the sums have been made to fit."""
+    out = shutil.copytree(folder, tmp_path / "out")
+    sums = out / "SHA256SUMS"
+    before = hashlib.sha256((out / "config.json").read_bytes()).hexdigest()
+    (out / "config.json").write_text(content)
+    for fits in (False, True):
+        if fits:
+            sums.write_text(sums.read_text().replace(before, hashlib.sha256(content.encode()).hexdigest()))
+        result = run(out, stdin=b"w1\n")
+        assert result.returncode == 1
+        assert re.fullmatch(r"translate\.py: error: [^\n]*\n", result.stderr.decode()), result.stderr.decode()
+        assert result.stdout == b""

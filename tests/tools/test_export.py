@@ -1,0 +1,108 @@
+"""``fairseq-plugins export``: a checkpoint becomes a folder that translates as ``fairseq-interactive`` does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
+
+from fairseq_plugins.tools import cli
+from tests.commands import USER_DIR, run, save_model
+from tests.conftest import enliven
+
+TEXT = "w1 w2 w3\nw4\nw19 w0 w7 w7\nnever seen\n"
+
+
+def checkpoint(data: Path, path: Path, architecture: str) -> Path:
+    """Of a random model."""
+    task = TranslationTask.setup_task(TranslationConfig(data=str(data), source_lang="src", target_lang="tgt"))
+    torch.manual_seed(1)
+    args = Namespace(arch=architecture, task="translation", criterion="cross_entropy", data=str(data))
+    args.max_source_positions = args.max_target_positions = 32
+    args.source_lang, args.target_lang = "src", "tgt"
+    ARCH_CONFIG_REGISTRY[architecture](args)
+    model = ARCH_MODEL_REGISTRY[architecture].build_model(args, task)
+    if architecture != "fconv_iwslt_de_en":
+        enliven(model)
+    return save_model(model, args, path)
+
+
+def export(*words: object) -> None:
+    cli.main(["export", *map(str, words)])
+
+
+def translate(folder: Path, *words: object) -> list[str]:
+    command = [sys.executable, "-I", str(folder / "translate.py"), "--threads", "1", *map(str, words)]
+    result = subprocess.run(command, input=TEXT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()
+
+
+def interactive(data: Path, path: Path, *words: object) -> list[str]:
+    command = [data, "--user-dir", USER_DIR, "--path", path, "--task", "translation_fast", "-s", "src", "-t", "tgt"]
+    text = path.with_name("text")
+    text.write_text(TEXT)
+    result = run("interactive", *command, "--buffer-size", 9, "--max-tokens", 2000, "--input", text, *words)
+    text.unlink()
+    return [line.split("\t", 2)[2] for line in result.stdout.splitlines() if line.startswith("D-")]
+
+
+def test_translates_as_fairseq_interactive(data: Path, architecture: str, tmp_path: Path) -> None:
+    path, out = checkpoint(data, tmp_path / "model.pt", architecture), tmp_path / "deep" / "out"
+    export(path, out, "--data", data)
+    for words in (["--beam", 4, "--max-len-b", 9], ["--beam", 1, "--lenpen", 0.5, "--min-len", 4, "--max-len-b", 7]):
+        assert translate(out, *words) == interactive(data, path, *words)
+    assert "pip install numpy onnxruntime\n" in (out / "README.md").read_text()
+
+
+def test_candidates_and_unknown_words(data: Path, tmp_path: Path) -> None:
+    path, lexicon = checkpoint(data, tmp_path / "model.pt", "convs2s_tiny"), tmp_path / "lexicon"
+    lexicon.mkdir()
+    (lexicon / "candidates.txt").write_text("".join(f"w{n} w{(n + 1) % 20} 0.5\n" for n in range(20)))
+    (lexicon / "frequent.txt").write_text("".join(f"w{n} 9\n" for n in range(20)))
+    (lexicon / "dictionary.txt").write_text("never translated\n")
+    options = ["--candidates", lexicon, "--frequent-candidates", 8]
+    export(path, tmp_path / "out", "--data", data, *options)
+    words = ["--beam", 3, "--max-len-b", 9]
+    found = translate(tmp_path / "out", *words)
+    assert found == interactive(data, path, *options, *words)
+    assert found != interactive(data, path, *words)
+    words += ["--unkpen", -9, "--replace-unk", lexicon / "dictionary.txt"]
+    assert "translated" in " ".join(translate(tmp_path / "out", *words))
+    assert translate(tmp_path / "out", *words) == interactive(data, path, *options, *words)
+
+
+def test_imported_fconv(data: Path, tmp_path: Path) -> None:
+    path = checkpoint(data, tmp_path / "fconv.pt", "fconv_iwslt_de_en")
+    cli.main(["import-fconv", str(path), str(tmp_path / "model.pt")])
+    export(tmp_path / "model.pt", tmp_path / "out", "--data", data)
+    words = ["--beam", 3, "--max-len-b", 9]
+    assert translate(tmp_path / "out", *words) == interactive(data, tmp_path / "model.pt", *words)
+    with pytest.raises(SystemExit, match=r"holds FConvModel, and not a model of this plugin .*import-fconv"):
+        export(path, tmp_path / "other", "--data", data)
+
+
+def test_what_cannot_be_exported(data: Path, tmp_path: Path) -> None:
+    """Nothing is left behind."""
+    path = checkpoint(data, tmp_path / "model.pt", "convs2s_tiny")
+    (tmp_path / "text").write_text("no checkpoint")
+    (tmp_path / "there").mkdir()
+    before = sorted(tmp_path.iterdir())
+    for words, message in (
+        ([tmp_path / "nothing.pt", tmp_path / "out"], r"nothing\.pt does not exist"),
+        ([f"{path}:{path}", tmp_path / "out"], "no ensemble"),
+        ([tmp_path / "text", tmp_path / "out"], "text"),
+        ([path, tmp_path / "there"], "there exists already"),
+        ([path, tmp_path / "out", "--bpe-codes", tmp_path / "codes"], "codes does not exist"),
+        ([path, tmp_path / "out", "--data", data, "--candidates", tmp_path], r"frequent\.txt does not exist"),
+        ([path, tmp_path / "out", "--data", tmp_path], "dict"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            export(*words)
+    assert sorted(tmp_path.iterdir()) == before
