@@ -221,3 +221,30 @@ def test_the_front_page_has_the_memory_of_the_page_of_speed(front: str, column: 
     ours, theirs = (cells(SPEED, row)[1][column] for row in rows)
     assert f"newstest2014, {front} | CTranslate2 |" in (front_page := (ROOT / "README.md").read_text(encoding="utf-8"))
     assert re.search(rf"newstest2014, {front} \|.*\| {ours}, {theirs} \|", front_page)
+
+
+@pytest.mark.parametrize(
+    ("figure", "pages"),
+    [
+        ("38.3 BLEU", "README.md examples/README.md examples/multi30k/README.md"),
+        ("99.3 BLEU", "README.md examples/README.md examples/quickstart/README.md"),
+        ("5 to 10 minutes", "README.md Makefile examples/README.md examples/quickstart/README.md"),
+        ("3.85 GB", "docs/performance.md docs/performance_log.md docs/troubleshooting.md"),
+        ("0.2 BLEU at most", "README.md docs/performance.md docs/make_it_fast.md"),
+    ],
+)
+def test_pages_that_tell_a_figure_agree(figure: str, pages: str) -> None:
+    """Who changes it on one of them is reminded of the others."""
+    without = [page for page in pages.split() if figure not in " ".join((ROOT / page).read_text("utf-8").split())]
+    assert without == []
+
+
+def test_the_list_of_examples_has_ratios_of_the_page_of_speed() -> None:
+    def ratios(row: str) -> list[str]:
+        return cells(SPEED, row)[0]
+
+    convolutions = ratios("`convs2s` versus fconv as shipped")
+    transformer = ratios("`weighted_transformer_small` versus fairseq's `transformer` in float32")
+    page = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    assert f"16 sentences {convolutions[0]} as fast as with fconv, one {convolutions[3]}; " in page
+    assert f"Weighted Transformer {transformer[0]} and {transformer[3]} as fast as fairseq's Transformer" in page
