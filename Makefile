@@ -36,7 +36,7 @@ $(STAMP): setup.py
 	@touch $@
 
 # ARCH and VOCAB_SELECTION reach the script through the environment.
-demo: setup  ## data, training, translation, scores and a picture in under 10 minutes (ARCH=, VOCAB_SELECTION=1)
+demo: setup  ## data, training, translation, scores and a picture in 5 to 10 minutes (ARCH=, VOCAB_SELECTION=1)
 	examples/quickstart/run.sh
 
 # One torch thread per worker: the tests' tensors are small, and workers would fight for the cores.

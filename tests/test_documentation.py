@@ -171,41 +171,80 @@ def test_what_options_name_is_registered(page: Page) -> None:
     assert wrong == []
 
 
-def test_the_front_page_says_what_the_page_of_speed_does() -> None:
-    """Its ratios are cells there, and its picture is drawn from cells there."""
+def test_the_picture_of_speed_is_drawn_from_cells_of_its_page() -> None:
     script = runpy.run_path(str(ROOT / "examples" / "benchmarks" / "speed_figure.py"))
     columns, table = script["read_table"](script["PAGE"].read_text(encoding="utf-8"))
     for row, *_ in script["BARS"]:
         cells = dict(zip(columns, table[row], strict=True))
         assert 0 < float(cells["one sentence, seconds"]) < float(cells["seconds"]) < 10
-    front = (ROOT / "README.md").read_text(encoding="utf-8")
-    fast = "`convs2s`, `translation_fast`"
-    ratios = {column: [table[f"{fast}{end}"][columns.index(column)] for end in ("", ", `--cpu-dtype int8`")]
-              for column in ("beside fconv as shipped", "beside fconv")}  # fmt: skip
-    many, one = ratios.values()
-    assert f"| fairseq's fconv as shipped | {many[0]} | {many[1]} |" in front
-    assert f"| one sentence | fconv | {one[0]} | {one[1]} |" in front
+
+
+def cells(page: Path, row: str) -> list[list[str]]:
+    """Of each table of a page that has the row, without what is in brackets."""
+    lines = page.read_text(encoding="utf-8").split("\n")
+    return [
+        [cell.partition("(")[0].strip() for cell in line.split("|")[2:]]
+        for line in lines
+        if line.startswith(f"| {row} |")
+    ]
+
+
+SPEED = ROOT / "docs" / "performance.md"
+CTRANSLATE2 = "versus CTranslate2, same precision"
 
 
 @pytest.mark.parametrize(
-    ("row", "where", "columns"),
+    ("front", "row", "table", "columns"),
     [
-        # The tables of ratios on the page, in their order: of family 26 where it has the row, 25, and whole commands.
-        ("`convs2s` beside fconv as shipped", "| fairseq's fconv as shipped | 5.8 × | 10.4 ×", [(0, 1), (0, 3)]),
-        ("`convs2s` beside fconv as shipped", "| one sentence | fconv | 12.8 × | 19.0 ×", [(0, 4), (0, 5)]),
-        ("`convs2s` beside fconv as shipped", "| fconv as shipped | |", [(1, 3), (1, 4)]),
-        ("`convs2s` beside CTranslate2", "in the same precision", [(0, 1), (0, 3), (1, 1), (1, 3)]),
-        ("`convs2s` beside CTranslate2", "in the same precision", [(0, 4), (0, 5), (1, 4), (1, 5)]),
-        ("`weighted_transformer_small` beside CTranslate2", "same precision", [(0, 1), (0, 3), (1, 1), (1, 3)]),
+        ("16 sentences, beam 5 | fairseq's fconv", "`convs2s` versus fconv as shipped", 0, (0, 2)),
         (
-            "`weighted_transformer_small` beside fairseq's `transformer` in float32",
-            "| fairseq's `transformer`",
-            [(0, 1), (0, 3), (1, 1), (1, 3)],
+            "the same | fairseq's `transformer`",
+            "`weighted_transformer_small` versus fairseq's `transformer` in float32",
+            0,
+            (0, 2),
         ),
+        ("the same | CTranslate2", f"`convs2s` {CTRANSLATE2}", 0, (0, 2)),
+        ("newstest2014, beam 5 | CTranslate2", "`convs2s` versus CTranslate2", 0, (2, 3)),
+        ("newstest2014, greedy | CTranslate2", "`convs2s` versus CTranslate2", 0, (0, 1)),
     ],
 )
-def test_the_front_page_has_ratios_of_the_page_of_speed(row: str, where: str, columns: list[tuple[int, int]]) -> None:
-    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    tables = [line.split("|")[1:] for line in page.split("\n") if line.startswith(f"| {row} |")]
-    cells = [tables[table][column].partition("(")[0].strip() for table, column in columns]
-    assert " | ".join([where, *cells]) + " |" in (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_front_page_has_ratios_of_the_page_of_speed(
+    front: str, row: str, table: int, columns: tuple[int, int]
+) -> None:
+    ratios = " | ".join(cells(SPEED, row)[table][column] for column in columns)
+    assert f"{front} | {ratios} |" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("front", "column"), [("greedy", 2), ("beam 5", 6)])
+def test_the_front_page_has_the_memory_of_the_page_of_speed(front: str, column: int) -> None:
+    rows = ("`convs2s`, `translation_fast`", "CTranslate2 4.8.5, Transformer, float32")
+    ours, theirs = (cells(SPEED, row)[1][column] for row in rows)
+    assert f"newstest2014, {front} | CTranslate2 |" in (front_page := (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert re.search(rf"newstest2014, {front} \|.*\| {ours}, {theirs} \|", front_page)
+
+
+@pytest.mark.parametrize(
+    ("figure", "pages"),
+    [
+        ("38.3 BLEU", "README.md examples/README.md examples/multi30k/README.md"),
+        ("99.3 BLEU", "README.md examples/README.md examples/quickstart/README.md"),
+        ("5 to 10 minutes", "README.md Makefile examples/README.md examples/quickstart/README.md"),
+        ("3.85 GB", "docs/performance.md docs/performance_log.md docs/troubleshooting.md"),
+        ("0.2 BLEU at most", "README.md docs/performance.md docs/make_it_fast.md"),
+    ],
+)
+def test_pages_that_tell_a_figure_agree(figure: str, pages: str) -> None:
+    """Who changes it on one of them is reminded of the others."""
+    without = [page for page in pages.split() if figure not in " ".join((ROOT / page).read_text("utf-8").split())]
+    assert without == []
+
+
+def test_the_list_of_examples_has_ratios_of_the_page_of_speed() -> None:
+    def ratios(row: str) -> list[str]:
+        return cells(SPEED, row)[0]
+
+    convolutions = ratios("`convs2s` versus fconv as shipped")
+    transformer = ratios("`weighted_transformer_small` versus fairseq's `transformer` in float32")
+    page = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    assert f"16 sentences {convolutions[0]} as fast as with fconv, one {convolutions[3]}; " in page
+    assert f"Weighted Transformer {transformer[0]} and {transformer[3]} as fast as fairseq's Transformer" in page

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import pytest
 
+from fairseq_plugins.backends.cpu.packed import PRECISIONS
 from tests.commands import ROOT
 from tests.test_documentation import INDENTED, PAGES
 
@@ -43,7 +44,11 @@ WALKS = {
     "front page": [
         Step("README.md", "fairseq-plugins own-data", "ln -s TEXT/train.?? ."),
         Step("README.md", "fairseq-train DATA_BIN", "ln -s OUT/data-bin DATA_BIN"),
-        Step("README.md", "from fairseq_plugins", after="python script.py"),
+    ],
+    "Python": [
+        Step("README.md", "fairseq-plugins own-data", "ln -s TEXT/train.?? ."),
+        Step("docs/python.md", "from fairseq_plugins", after="python script.py"),
+        Step("docs/python.md", "from concurrent", after="python script.py"),
     ],
     "own architecture": [
         Step("docs/extending.md", "from fairseq_plugins", PREPARE,
@@ -104,12 +109,13 @@ WALKS = {
              {"--print-alignment": "--print-alignment --unkpen -99", "offset N": "offset 1", "=W": "=0.2"}),
     ],
 }  # fmt: skip
-FAST = {"front page", "own architecture"}
+FAST = {"front page", "Python", "own architecture"}
+NEED_INT8 = {"Python"}
 NEED_EFLOMAL = {"vocabulary", "captions", "quickstart", "papers, words", "papers, decoding"}
 
 # What other tests run, by how it begins.
 ELSEWHERE = {
-    "make setup": "what starts the tests",
+    "make setup": "what starts the tests, and the demo is the quickstart",
     "make demo       #": "the quickstart, above",
     "pip install": "tests/test_installation.py, from a wheel; for Python 3.10 the Makefile",
     "python examples/variance": "tests/test_variance.py",
@@ -182,6 +188,8 @@ def shell(folder: Path, command: str) -> None:
 def test_the_commands_run(folder: Path, walk: str) -> None:
     if walk in NEED_EFLOMAL and not Path(sys.executable).with_name("eflomal-align").exists():
         pytest.skip("eflomal is not installed")
+    if walk in NEED_INT8 and not PRECISIONS["int8"][1]():
+        pytest.skip("this processor has no int8")
     for step in WALKS[walk]:
         (block,) = (block for block in blocks(ROOT / step.page) if block.startswith(step.begins))
         for word, meaning in step.words.items():
