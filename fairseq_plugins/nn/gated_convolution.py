@@ -51,9 +51,12 @@ class GatedConvolution(nn.Module):
         length = x.size(0)
         x = F.pad(x, (0, 0, 0, 0, *self.padding))
         if prefers_onednn(x):
-            windows = torch.cat([x[start : start + length] for start in range(self.kernel)], dim=-1)
-            return F.glu(linear(windows, self.matrix, self.bias), dim=-1)
+            return self.of_windows(torch.cat([x[start : start + length] for start in range(self.kernel)], dim=-1))
         return F.glu(torch.conv_tbc(x.contiguous(), self.weight, self.bias), dim=-1)
+
+    def of_windows(self, windows: Tensor) -> Tensor:
+        """Outputs of any positions, each from the w inputs that it sees, side by side: (..., wC) -> (..., D)."""
+        return F.glu(linear(windows, self.matrix, self.bias), dim=-1)
 
     @property
     def matrix(self) -> Tensor:
