@@ -5,6 +5,7 @@ B source sentences, R rows (target sentences), T target positions, M prefixes, V
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -93,7 +94,8 @@ def _in_packs(model: Any, encoder_out: Any, rows: Rows, tokens: Tensor, wanted: 
     scores, sums, words = [], tokens.new_empty(0), 0
     for pack in (list(range(references)), *(candidates[i : i + size] for i in range(0, len(candidates), size))):
         chosen, length = torch.tensor(pack, device=device), max(len(rows.tokens[row]) for row in pack)
-        source = model.encoder.reorder_encoder_out(encoder_out, sentences.index_select(0, chosen))
+        # fairseq's fconv re-orders in place.
+        source = model.encoder.reorder_encoder_out(copy.copy(encoder_out), sentences.index_select(0, chosen))
         net_output = model.decoder(previous.index_select(0, chosen)[:, :length], encoder_out=source)
         lprobs = model.get_normalized_probs(net_output, log_probs=True)
         found = lprobs.gather(2, wanted.index_select(0, chosen)[:, :length].unsqueeze(2)).squeeze(2)
