@@ -9,7 +9,6 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -17,47 +16,19 @@ import torch
 from fairseq import utils
 from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.data import Dictionary
-from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.logging import metrics
 from fairseq.models import FairseqEncoderDecoderModel
 from fairseq.tasks import FairseqTask
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fairseq_plugins.criterions.device_mean import log_mean
-from fairseq_plugins.criterions.row_scores import RowScores, Rows, called_as, score_rows
+from fairseq_plugins.criterions.config import SequenceRiskConfig
+from fairseq_plugins.criterions.row_scores import Rows, RowScores, called_as, score_rows
 from fairseq_plugins.criterions.sentence_scores import SENTENCE_SCORES
 from fairseq_plugins.criterions.translations import Translator
 from fairseq_plugins.models.output_layer import narrowed
 
-__all__ = ["SequenceRisk", "SequenceRiskConfig"]
-
-
-# fairseq reads these annotations at run time, to make command-line options: they must be types, not postponed strings.
-@dataclass
-class SequenceRiskConfig(FairseqDataclass):
-    risk_candidates: int = field(
-        default=8,
-        metadata={"help": "translations of each sentence that the risk is expected over (the width of a beam)"},
-    )
-    risk_sampling: bool = field(
-        default=False, metadata={"help": "draw them from the model's distribution instead of searching the best"}
-    )
-    risk_reference: bool = field(default=False, metadata={"help": "the reference is one more of them"})
-    risk_cost: ChoiceEnum(list(SENTENCE_SCORES)) = field(  # type: ignore[valid-type]
-        default="bleu",
-        metadata={"help": "a translation costs 1 minus this score of its words, without BPE, beside the reference"},
-    )
-    risk_scale: float = field(
-        default=1.0,
-        metadata={"help": "factor of a translation's mean log-probability in the softmax over the translations"},
-    )
-    risk_alpha: float = field(
-        default=0.3, metadata={"help": "weight of the label-smoothed cross-entropy of a word; the risk has the rest"}
-    )
-    label_smoothing: float = field(
-        default=0.0, metadata={"help": "epsilon for label smoothing, 0 means no label smoothing"}
-    )
+__all__ = ["SequenceRisk"]
 
 
 @register_criterion("sequence_risk", dataclass=SequenceRiskConfig)
@@ -74,7 +45,7 @@ class SequenceRisk(FairseqCriterion):
     Args:
         task: a translation task.
         risk_candidates, risk_sampling, risk_reference, risk_cost, risk_scale, risk_alpha, label_smoothing: as of
-            `SequenceRiskConfig`.
+            `fairseq_plugins.criterions.config.SequenceRiskConfig`.
 
     Raises:
         ValueError: a number is out of its range, or the score needs what is not installed.
@@ -210,11 +181,12 @@ class SequenceRisk(FairseqCriterion):
                 total[name] += value
         sentences, batches = total["nsentences"], total["batches"]
         for name in ("loss", "risk", "best", "oracle", "translations"):
-            log_mean(name, total[name] / sentences, sentences, decimals=3)
-        log_mean("nll_loss", total["nll_loss"] / total["ntokens"] / math.log(2), total["ntokens"], decimals=3)
+            metrics.log_scalar(name, total[name] / sentences, sentences, round=3)
+        bits = total["nll_loss"] / total["ntokens"] / math.log(2)
+        metrics.log_scalar("nll_loss", bits, total["ntokens"], round=3)
         metrics.log_derived("ppl", lambda meters: utils.get_perplexity(meters["nll_loss"].avg))
         for name in ("search", "scoring"):
-            log_mean(name, total[name] / batches, batches, decimals=3)
+            metrics.log_scalar(name, total[name] / batches, batches, round=3)
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 import torch
 from fairseq import utils
 from fairseq.data import Dictionary
-from fairseq.logging import metrics
 from fairseq.models.fconv import FConvModel
 from fairseq.models.lstm import LSTMModel
 from fairseq.models.transformer import TransformerModel
