@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from fairseq import utils
 from fairseq.data import Dictionary
+from fairseq.logging import metrics
 from fairseq.models.fconv import FConvModel
 from fairseq.models.lstm import LSTMModel
 from fairseq.models.transformer import TransformerModel
@@ -247,3 +249,64 @@ def test_among_candidates(models: list[Any], sample: Any, dictionary: Dictionary
     torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-9)
     assert_same_gradients(models, [loss, expected])
     assert log["translations"] == 12
+
+
+def test_dropout_is_off_in_the_search_alone(build: Any, architecture: str, sample: Any, dictionary: Dictionary) -> None:
+    """And the model's parts are then in training or not as they were, with nothing new in them."""
+    model, found = build(architecture, dropout=0.5), criterion(dictionary, risk_candidates=3)
+    wanted = found.translator.translate(model, sample)
+    model.train()
+    model.encoder.eval()
+    modes, names = [module.training for module in model.modules()], list(model.state_dict())
+    attributes = set(vars(model))
+    assert found.translator.translate(model, sample) == wanted
+    losses = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        losses.append(float(found(model, sample)[0]))
+    assert losses[0] != losses[1]
+    assert [module.training for module in model.modules()] == modes
+    assert list(model.state_dict()) == names
+    assert set(vars(model)) == attributes
+    assert not list(found.parameters())
+    assert not list(found.modules())[1:]
+
+
+def test_what_is_logged(models: list[Any], sample: Any, dictionary: Dictionary) -> None:
+    """Two updates, or two processes: means of sentences, and perplexity of words."""
+    found = criterion(dictionary, risk_candidates=3)
+    half = {**sample, "net_input": {k: v[:2] for k, v in sample["net_input"].items()}, "target": sample["target"][:2]}
+    half["ntokens"] = int(half["target"].ne(PAD).sum())
+    logs = [found(models[0], each)[2] for each in (sample, half)]
+    with metrics.aggregate(new_root=True) as shown:
+        for log in logs:
+            SequenceRisk.reduce_metrics([log])
+    with metrics.aggregate(new_root=True) as together:
+        SequenceRisk.reduce_metrics(logs)
+    for values in (shown.get_smoothed_values(), together.get_smoothed_values()):
+        for name in ("loss", "risk", "best", "oracle", "translations"):
+            assert float(values[name]) == pytest.approx(sum(float(log[name]) for log in logs) / 5, abs=1e-3)
+        nll = sum(float(log["nll_loss"]) for log in logs) / (12 + half["ntokens"]) / math.log(2)
+        assert float(values["nll_loss"]) == pytest.approx(nll, abs=1e-3)
+        assert float(values["ppl"]) == pytest.approx(2**nll, rel=1e-2)
+        assert float(values["search"]) == pytest.approx(sum(log["search"] for log in logs) / 2, abs=1e-3)
+    assert SequenceRisk.logging_outputs_can_be_summed()
+
+
+def test_subwords_and_unknown_words() -> None:
+    """Costs are of words; an unknown word of the reference is right in no translation."""
+    texts = {}
+    for name, words in (("@@", ["un@@", "known"]), ("\u2581", ["\u2581un", "known"]), ("", ["un", "known"])):
+        dictionary = Dictionary()
+        tokens = [dictionary.add_symbol(word) for word in words]
+        found = criterion(dictionary)
+        texts[name] = found._text([*tokens, dictionary.unk(), EOS]).replace("\u2581", " ")
+        assert found._text([dictionary.unk()]) != found._text([dictionary.unk()], escape_unk=True)
+    assert texts["@@"].split() == ["unknown", "<unk>"]
+    assert texts[""].split() == ["un", "known", "<unk>"]
+    assert texts["\u2581"].startswith("unknown")
+
+
+def test_a_model_without_encoder_is_refused(dictionary: Dictionary) -> None:
+    with pytest.raises(ValueError, match="sequence_risk trains encoder-decoders, and Linear is none"):
+        criterion(dictionary)(torch.nn.Linear(1, 1), {})
