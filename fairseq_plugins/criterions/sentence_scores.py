@@ -44,13 +44,13 @@ def _ngrams(words: list[str], n: int) -> Counter[tuple[str, ...]]:
     return Counter(zip(*(words[start:] for start in range(n)), strict=False))
 
 
-def _chrf(reference: str) -> Callable[[str], float]:
+def _chrf() -> SentenceScore:
     """sacreBLEU's."""
     metric = CHRF()
-    return lambda hypothesis: float(metric.sentence_score(hypothesis, [reference]).score) / 100
+    return lambda reference: lambda hypothesis: float(metric.sentence_score(hypothesis, [reference]).score) / 100
 
 
-def _rouge(name: str, reference: str) -> Callable[[str], float]:
+def _rouge(name: str) -> SentenceScore:
     """F1, with stemming, as of `fairseq-plugins score`.
 
     Raises:
@@ -61,11 +61,12 @@ def _rouge(name: str, reference: str) -> Callable[[str], float]:
     except ImportError as error:
         raise ValueError("ROUGE needs rouge-score: pip install rouge-score") from error
     scorer = RougeScorer([name], use_stemmer=True)
-    return lambda hypothesis: float(scorer.score(reference, hypothesis)[name].fmeasure)
+    return lambda reference: lambda hypothesis: float(scorer.score(reference, hypothesis)[name].fmeasure)
 
 
-SENTENCE_SCORES: dict[str, SentenceScore] = {
-    "bleu": sentence_bleu,
+# What makes each of them, once for a training: rouge-score logs a line whenever it is set up.
+SENTENCE_SCORES: dict[str, Callable[[], SentenceScore]] = {
+    "bleu": lambda: sentence_bleu,
     "chrf": _chrf,
     **{name: partial(_rouge, name) for name in ("rouge1", "rouge2", "rougeL")},
 }

@@ -79,8 +79,7 @@ class SequenceRisk(FairseqCriterion):
             risk_alpha,
             label_smoothing,
         )
-        self.score = SENTENCE_SCORES[str(risk_cost)]
-        self.score("")  # whether it can be computed, one wants to know at the start
+        self.score = SENTENCE_SCORES[str(risk_cost)]()
         self.translator = Translator(task, risk_candidates, risk_sampling)
         self.vocabulary = getattr(task, "candidates", None)
 

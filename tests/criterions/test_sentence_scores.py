@@ -47,6 +47,6 @@ def test_others(hypothesis: str, reference: str) -> None:
     rouge = pytest.importorskip("rouge_score.rouge_scorer")
     scored = rouge.RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True).score(reference, hypothesis)
     for name in ("rouge1", "rouge2", "rougeL"):
-        assert SENTENCE_SCORES[name](reference)(hypothesis) == scored[name].fmeasure
+        assert SENTENCE_SCORES[name]()(reference)(hypothesis) == scored[name].fmeasure
     chrf = CHRF().corpus_score([hypothesis], [[reference]]).score / 100
-    assert SENTENCE_SCORES["chrf"](reference)(hypothesis) == pytest.approx(chrf)
+    assert SENTENCE_SCORES["chrf"]()(reference)(hypothesis) == pytest.approx(chrf)
