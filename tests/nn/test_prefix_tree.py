@@ -9,7 +9,7 @@ from fairseq_plugins.nn.prefix_tree import PrefixTree
 
 END, FIRST = 2, 9
 ROWS = [[5, 6, END], [7, END], [5, 6, 8, END], [5, END], [END], [5, END]]
-SENTENCES = [0, 1, 0, 0, 1, 1]
+SENTENCES = [1, 0, 1, 1, 0, 0]
 
 
 def tree() -> PrefixTree:
