@@ -121,7 +121,7 @@ class SequenceRisk(FairseqCriterion):
         for sentence, (reference, found) in enumerate(zip(references, translations, strict=True)):
             score = self.score(self._text(reference, escape_unk=True))
             row_of = {tuple(reference): sentence}
-            cost_of = {each: 1 - score(self._text(each)) for each in map(tuple, found)}
+            cost_of = {each: 1 - score(self._text(each)) for each in dict.fromkeys(map(tuple, found))}
             best = cost_of[tuple(found[0])]
             if self.reference_too:
                 cost_of[tuple(reference)] = 0.0

@@ -14,7 +14,7 @@ from torch import nn
 from fairseq_plugins.generation.beam_search import FastBeamSearch
 from fairseq_plugins.nn.packing import Packing
 
-__all__ = ["Translator", "translations_of"]
+__all__ = ["Translator"]
 
 # Longest translation, a factor of the source's length and a summand, as the authors trained.
 _LONGEST = 1.5, 5
@@ -34,7 +34,7 @@ class Translator:
         self._packing = Packing(str(getattr(getattr(task, "cfg", None), "cpu_dtype", "float32")))
 
     def translate(self, model: FairseqEncoderDecoderModel, sample: dict[str, Any]) -> list[list[list[int]]]:
-        """Different translations of each sentence, the best first, as words and the end.
+        """Translations of each sentence, the best first, as words and the end; several that are drawn may be alike.
 
         Dropout is off, as in the paper; the model's state and its modes are as before.
         """
@@ -51,12 +51,7 @@ class Translator:
                 max_len_b=_LONGEST[1],
             )
             found = self.task.inference_step(generator, [model], sample)
-        return [translations_of(hypotheses) for hypotheses in found]
-
-
-def translations_of(hypotheses: list[dict[str, Any]]) -> list[list[int]]:
-    """The different ones of a sentence, in their order."""
-    return [list(each) for each in dict.fromkeys(tuple(hypothesis["tokens"].tolist()) for hypothesis in hypotheses)]
+        return [[hypothesis["tokens"].tolist() for hypothesis in hypotheses] for hypotheses in found]
 
 
 @contextmanager

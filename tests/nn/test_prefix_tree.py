@@ -21,7 +21,9 @@ def prefixes() -> list[tuple[int, ...]]:
     made = tree()
     found: list[tuple[int, ...]] = []
     for node in range(made.size):
-        row, position = (made.nodes == node).nonzero().tolist()[0]  # not where a row has ended
+        row, position = next(
+            (row, position) for row, position in (made.nodes == node).nonzero().tolist() if position < len(ROWS[row])
+        )
         found.append((SENTENCES[row], *ROWS[row][:position]))
     return found
 
