@@ -21,6 +21,7 @@ from fairseq.tasks.translation import TranslationTask
 from sacrebleu import BLEU
 from torch import Tensor
 
+from fairseq_plugins.criterions.row_scores import score_rows
 from fairseq_plugins.criterions.sequence_risk import SequenceRisk
 from fairseq_plugins.generation.beam_search import FastBeamSearch
 from fairseq_plugins.generation.candidates import Candidates
@@ -218,6 +219,7 @@ def test_a_reference_that_is_found_counts_once(
         loss, _, log = found(models[0], sample)
         torch.testing.assert_close(loss, plain(models[1], sample, dictionary, sets), rtol=1e-9, atol=1e-9)
         assert (log["translations"], log["oracle"]) == (6, 0)
+        assert len(found._sets(sample, sets)[0].tokens) == 6, "none is scored twice"
 
 
 def test_sampling(models: list[Any], sample: Any, dictionary: Dictionary) -> None:
@@ -310,3 +312,23 @@ def test_subwords_and_unknown_words() -> None:
 def test_a_model_without_encoder_is_refused(dictionary: Dictionary) -> None:
     with pytest.raises(ValueError, match="sequence_risk trains encoder-decoders, and Linear is none"):
         criterion(dictionary)(torch.nn.Linear(1, 1), {})
+
+
+@pytest.mark.parametrize("name", ["convs2s_tiny", "weighted_transformer_tiny"])
+def test_dropout_has_its_places_in_a_tree(
+    build: Any, sample: Any, dictionary: Dictionary, double: None, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Those that it has in rows: in training a factor stands in for it here."""
+    model = build(name, dropout=0.5, attention_dropout=0.0, relu_dropout=0.0).double()
+    rows, _ = criterion(dictionary)._sets(sample, searched(model, sample, dictionary, 4))
+    model.train()
+    drop = torch.nn.functional.dropout
+    monkeypatch.setattr(torch.nn.functional, "dropout", lambda x, p, training=True, inplace=False: x * (1 + p))
+    tree = score_rows(model, sample["net_input"], rows, PAD)
+    monkeypatch.delattr(type(model.decoder), "features_of_prefixes")
+    in_rows = score_rows(model, sample["net_input"], rows, PAD)
+    torch.testing.assert_close(tree.tokens, in_rows.tokens)
+    torch.testing.assert_close(tree.sums, in_rows.sums)
+    monkeypatch.setattr(torch.nn.functional, "dropout", drop)
+    model.eval()
+    assert not torch.allclose(score_rows(model, sample["net_input"], rows, PAD).tokens, in_rows.tokens)
