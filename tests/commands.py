@@ -155,7 +155,9 @@ torch.save(made[0].get_model().state_dict(), out)
 """
 
 
-def train_two_processes_and_one(folder: Path, *options: object) -> tuple[list[str], list[dict[str, torch.Tensor]]]:
+def train_two_processes_and_one(
+    folder: Path, *options: object, backend: str = "legacy_ddp"
+) -> tuple[list[str], list[dict[str, torch.Tensor]]]:
     """Train with two processes, and with one that has twice the update frequency, all at the same time.
 
     Returns:
@@ -164,7 +166,7 @@ def train_two_processes_and_one(folder: Path, *options: object) -> tuple[list[st
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    parallel = ["--distributed-world-size", "2", "--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp"]
+    parallel = ["--distributed-world-size", "2", "--distributed-backend", "gloo", "--ddp-backend", backend]
     parallel += ["--distributed-no-spawn", "--distributed-init-method", f"tcp://127.0.0.1:{port}", "--distributed-rank"]
     processes = []
     for number, more in enumerate([[*parallel, 0], [*parallel, 1], ["--update-freq", 2]]):

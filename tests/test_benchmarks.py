@@ -18,6 +18,7 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 
+from tests import commands
 from tests.commands import ROOT
 
 BENCHMARKS = ROOT / "examples" / "benchmarks"
@@ -77,6 +78,35 @@ def test_step_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_sequence_risk(data: Path, tmp_path: Path) -> None:
+    """It compares with the plainest form itself."""
+    sizes = ["--user-dir", ROOT / "user_dir", "--arch", "convs2s_tiny", "--optimizer", "adam"]
+    sizes += ["--lr", 0.01, "--batch-size", 16]
+    commands.run("train", data, *sizes, "--max-epoch", 1, "--num-workers", 0, "--save-dir", tmp_path)
+    command = [
+        BENCHMARKS / "sequence_risk.py",
+        tmp_path / "checkpoint_last.pt",
+        data,
+        "--batches",
+        1,
+        "--max-tokens",
+        64,
+    ]
+    finished = subprocess.run(
+        [sys.executable, "-W", "ignore", *map(str, command), "--candidates", "3"],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stdout[-1000:] + finished.stderr[-3000:]
+    assert re.findall(r"^(\S+) +[0-9.]+ s, [0-9.]+ of cross-entropy's$", finished.stdout, re.MULTILINE) == [
+        "cross-entropy",
+        "sequence_risk",
+        "plain",
+    ]
+
+
 def test_training() -> None:
     shown = shown_by("training.py", "--vocabulary", 50, "--sentences", 2, "--length", 4)
     assert len(re.findall(r"^\| .+ \| \d+ \| \d+ \| [\d.]+ \| [\de.+-]+ \|$", shown, flags=re.MULTILINE)) == 4

@@ -65,6 +65,12 @@ WALKS = {
         Step("docs/weighted_transformer.md", "fairseq-plugins plot-attention"),
         Step("docs/conv_encoder.md", "fairseq-plugins plot-attention"),
     ],
+    "whole sentences": [
+        Step("examples/sequence_risk/README.md", "fairseq-train",
+             f"{PREPARE}; fairseq-train DATA_BIN --user-dir user_dir --arch convs2s_iwslt_de_en --optimizer adam "
+             "--max-tokens 500; ln -s checkpoints/checkpoint_best.pt CHECKPOINT"),
+        Step("examples/sequence_risk/README.md", "fairseq-hydra-train"),
+    ],
     "captions": [
         Step("examples/multi30k/README.md", "python examples/multi30k/prepare.py TEXT out "),
         Step("examples/multi30k/README.md", "fairseq-plugins own-data"),
@@ -121,6 +127,7 @@ ELSEWHERE = {
     "python examples/variance": "tests/test_variance.py",
     "python examples/ablations": "tests/test_ablations.py",
     "python examples/benchmarks/generation.py": "tests/test_benchmarks.py",
+    "python examples/benchmarks/sequence_risk.py": "tests/test_benchmarks.py",
     "python examples/benchmarks/newstest.py": "tests/test_benchmarks.py",
     "python examples/benchmarks/training.py": "tests/test_benchmarks.py",
     "python examples/multi30k/prepare.py TEXT out-joined": "tests/test_multi30k.py and tests/test_ablations.py",

@@ -13,6 +13,7 @@ from fairseq.optim.lr_scheduler import LR_SCHEDULER_DATACLASS_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from fairseq.tasks.translation import TranslationConfig
 
+from fairseq_plugins.criterions.config import SequenceRiskConfig
 from fairseq_plugins.generation.config import TranslationFastConfig
 from fairseq_plugins.models.conv_encoder.config import ConvEncoderConfig
 from fairseq_plugins.models.convs2s.config import ConvS2SConfig
@@ -113,6 +114,12 @@ def test_training_options() -> None:
     assert OPTIMIZER_DATACLASS_REGISTRY["simplex_adam"] is SimplexAdamConfig
     assert {"--branch-step", "--freeze-branch-weights-after"} < set(options(SimplexAdamConfig))
     assert "weighted_label_smoothed_cross_entropy" in CRITERION_DATACLASS_REGISTRY
+
+
+def test_sequence_risk() -> None:
+    assert CRITERION_DATACLASS_REGISTRY["sequence_risk"] is SequenceRiskConfig
+    names = ["alpha", "candidates", "cost", "reference", "sampling", "scale"]
+    assert options(SequenceRiskConfig) == ["--label-smoothing", *(f"--risk-{name}" for name in names)]
 
 
 def test_vocabulary_selection() -> None:

@@ -52,6 +52,10 @@ class GatedConvolution(nn.Module):
         x = F.pad(x, (0, 0, 0, 0, *self.padding))
         return torch.conv_tbc(x.contiguous(), self.weight, self.bias)
 
+    def of_windows(self, windows: Tensor) -> Tensor:
+        """Outputs of any positions, each from the w inputs that it sees, side by side: (..., wC) -> (..., D)."""
+        return F.glu(F.linear(windows, self.matrix, self.bias), dim=-1)
+
     @property
     def matrix(self) -> Tensor:
         """The convolution at one position as a linear map of its flattened window, (2D, wC); a view of the weight."""

@@ -36,6 +36,10 @@ class FastGatedConvolution(GatedConvolution):
         windows = torch.cat([x[start : start + length] for start in range(self.kernel)], dim=-1)
         return linear(windows, self.matrix, self.bias)
 
+    def of_windows(self, windows: Tensor) -> Tensor:
+        """As `GatedConvolution.of_windows`: (..., wC) -> (..., D)."""
+        return F.glu(linear(windows, self.matrix, self.bias), dim=-1)
+
 
 def lay_out_(convolution: GatedConvolution) -> None:
     """Let the plain weight lie in memory so that its `matrix` is contiguous; shape and values stay.

@@ -21,6 +21,7 @@ from fairseq_plugins.nn.gated_convolution import GatedConvolution, Shortcut
 from fairseq_plugins.nn.initialisation import Linear
 from fairseq_plugins.nn.layer_list import ConvolutionSpec, input_widths
 from fairseq_plugins.nn.multi_step_attention import MultiStepAttention
+from fairseq_plugins.nn.prefix_tree import PrefixTree
 from fairseq_plugins.nn.source import Source
 
 __all__ = ["ConvS2SDecoder"]
@@ -95,6 +96,20 @@ class ConvS2SDecoder(IncrementalDecoder):
         features = self.dropout(self.to_embedding(h.transpose(0, 1)))
         # The mean over the layers that attend, so that each row sums to one; fairseq divides by all layers.
         return features, {"attn": [torch.stack(attention).mean(dim=0) if self.wants_attention else None]}
+
+    def features_of_prefixes(self, tree: PrefixTree, source: Source) -> Tensor:
+        """The features of all prefixes of a batch, (M, out_embed_dim), in whatever order a tree has them."""
+        g = self.embedding.step(tree.words, tree.positions)
+        g_of_sentences = tree.by_sentence(g)
+        h = self.from_embedding(g)
+        outputs = [h]
+        for convolution, attend, shortcut in self.layers:
+            h = convolution.of_windows(tree.windows(self.dropout(h), convolution.kernel))
+            if attend is not None:
+                h = tree.flat(attend(tree.by_sentence(h), g_of_sentences, source)[0])
+            h = shortcut(h, outputs)
+            outputs.append(h)
+        return self.dropout(self.to_embedding(h))
 
     @property
     def layers(self) -> Iterator[tuple[GatedConvolution, MultiStepAttention | None, Shortcut]]:

@@ -13,6 +13,7 @@ from fairseq_plugins.models.incremental import IncrementalDecoder
 from fairseq_plugins.models.weighted_transformer.layers import DecoderLayer
 from fairseq_plugins.models.weighted_transformer.stepwise import WeightedTransformerDecoding
 from fairseq_plugins.nn.embedding import InputEmbedding
+from fairseq_plugins.nn.prefix_tree import PrefixTree
 from fairseq_plugins.nn.source import Source
 
 __all__ = ["WeightedTransformerDecoder"]
@@ -58,3 +59,11 @@ class WeightedTransformerDecoder(IncrementalDecoder):
             heads = cast(DecoderLayer, layer).source_attention
             attention = heads.weights(query, source.keys, source.bias.unsqueeze(1)).mean(dim=1)
         return x, {"attn": [attention]}
+
+    def features_of_prefixes(self, tree: PrefixTree, source: Source) -> Tensor:
+        """The features of all prefixes of a batch, (M, d), in whatever order a tree has them."""
+        x = tree.by_sentence(self.embedding.step(tree.words, tree.positions))
+        seen = tree.bias(x.dtype)
+        for layer in self.layers:
+            x, _ = layer(x, source, seen)
+        return tree.flat(x)

@@ -66,17 +66,18 @@ class DecoderLayer(nn.Module):
         self.branches = _branches(cfg, "decoder", type(self).__name__)
         self.dropout = FairseqDropout(cfg.dropout, module_name=type(self).__name__)
 
-    def forward(self, x: Tensor, source: Source) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, source: Source, seen: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """One layer.
 
         Args:
             x: (B, T, d).
             source: the encoder's output, (B, S, d).
+            seen: added to the scores of self-attention, (B, 1, T, T); None where a position sees those up to itself.
 
         Returns:
             the layer's output, and with what it asked the source for reporting, both (B, T, d).
         """
-        out = self.self_attention_out(self.self_attention(x, x, causal=True))
+        out = self.self_attention_out(self.self_attention(x, x, seen, causal=seen is None))
         x = self.self_attention_norm(x + self.dropout(out))
         heads = self.source_attention(x, source.values, source.bias.unsqueeze(1))
         return self.branches(x, heads), x

@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""Seconds of a forward and backward pass with the criterion sequence_risk, beside cross-entropy and the plainest form.
+
+``sequence_risk.py CHECKPOINT DATA_BIN`` takes a trained model and the data that it was trained on.  The plainest form
+is fairseq's generator, then one batch of all candidates with the source copied for each, costs by sacreBLEU.  The three
+take turns on the same batches, in training mode.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from fairseq import checkpoint_utils
+from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion, label_smoothed_nll_loss
+from fairseq.data import data_utils
+from fairseq.sequence_generator import SequenceGenerator
+from sacrebleu import BLEU
+from torch import Tensor
+
+import fairseq_plugins.registration  # noqa: F401  (mends fairseq, registers the models)
+from fairseq_plugins.criterions.sequence_risk import SequenceRisk
+
+ALPHA, SCALE, EPSILON = 0.2, 4.0, 0.1
+
+
+def plain(task: Any, count: int, model: Any, sample: dict[str, Any]) -> Tensor:
+    """The loss of `SequenceRisk`, summed over sentences."""
+    dictionary, inputs, training = task.target_dictionary, sample["net_input"], model.training
+    model.eval()
+    found = SequenceGenerator([model], dictionary, beam_size=count, max_len_a=1.5, max_len_b=5).generate(
+        [model], sample
+    )
+    model.train(training)
+    metric = BLEU(smooth_method="add-k", smooth_value=1, tokenize="none", effective_order=True)
+    costs = []
+    for target, hypotheses in zip(sample["target"], found, strict=True):
+        reference = dictionary.string(target[target != dictionary.pad()], "subword_nmt", escape_unk=True)
+        for hypothesis in hypotheses:
+            text = dictionary.string(hypothesis["tokens"], "subword_nmt")
+            costs.append(1 - metric.sentence_score(text, [reference]).score / 100)
+
+    tokens = [hypothesis["tokens"] for hypotheses in found for hypothesis in hypotheses]
+    collate = partial(data_utils.collate_tokens, tokens, dictionary.pad(), dictionary.eos())
+    target, previous = collate(), collate(move_eos_to_beginning=True)
+    rows = torch.arange(len(found)).repeat_interleave(count)
+    logits = model(inputs["src_tokens"][rows], inputs["src_lengths"][rows], previous)
+    lprobs = model.get_normalized_probs(logits, log_probs=True).gather(2, target.unsqueeze(2)).squeeze(2)
+    real = target != dictionary.pad()
+    means = (lprobs * real).sum(dim=1) / real.sum(dim=1)
+    p = (SCALE * means.view(-1, count)).softmax(dim=1)
+    risk = (p * torch.tensor(costs).view(-1, count)).sum()
+
+    lprobs = model.get_normalized_probs(model(**inputs), log_probs=True)
+    losses, _ = label_smoothed_nll_loss(lprobs, sample["target"], EPSILON, dictionary.pad(), reduce=False)
+    words = (sample["target"] != dictionary.pad()).sum(dim=1)
+    return ALPHA * (losses.squeeze(2).sum(dim=1) / words).sum() + (1 - ALPHA) * risk
+
+
+def seconds(update: Callable[[], Tensor], model: Any) -> float:
+    """Of a forward and backward pass."""
+    start = time.perf_counter()
+    update().backward()
+    passed = time.perf_counter() - start
+    model.zero_grad()
+    return passed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint")
+    parser.add_argument("data", help="folder of the binary data")
+    parser.add_argument(
+        "--candidates", type=int, default=8, help="translations of each sentence (default: %(default)s)"
+    )
+    parser.add_argument("--batches", type=int, default=6, help="default: %(default)s")
+    parser.add_argument("--max-tokens", type=int, default=1500, help="words of a batch (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="default: %(default)s")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([args.checkpoint], {"data": args.data})
+    task.load_dataset("train")
+    batches = task.get_batch_iterator(task.dataset("train"), max_tokens=args.max_tokens, seed=1).next_epoch_itr()
+    samples = [sample for sample, _ in zip(batches, range(args.batches + 1), strict=False)]
+
+    tokens = LabelSmoothedCrossEntropyCriterion(task, sentence_avg=False, label_smoothing=EPSILON)
+    options = {"risk_alpha": ALPHA, "risk_scale": SCALE, "label_smoothing": EPSILON}
+    risk = SequenceRisk(task, risk_candidates=args.candidates, **options)
+    forms: dict[str, Callable[[dict[str, Any]], Tensor]] = {
+        "cross-entropy": lambda sample: tokens(model, sample)[0],
+        "sequence_risk": lambda sample: risk(model, sample)[0],
+        "plain": lambda sample: plain(task, args.candidates, model, sample),
+    }
+    model.eval()
+    with torch.no_grad():
+        ours, theirs = (float(forms[name](samples[0])) for name in ("sequence_risk", "plain"))
+    print(f"without dropout, loss of the first batch: {ours:.4f}, in the plainest form {theirs:.4f}")
+    if abs(ours - theirs) > 1e-3 * abs(theirs):
+        raise SystemExit("the two forms do not compute the same")
+    model.train()
+
+    total = dict.fromkeys(forms, 0.0)
+    for number, sample in enumerate(samples):
+        for name, form in forms.items():
+            passed = seconds(partial(form, sample), model)
+            total[name] += passed * (number > 0)  # the first of all prepares
+    for name, passed in total.items():
+        print(f"{name:14} {passed / args.batches:7.3f} s, {passed / total['cross-entropy']:.2f} of cross-entropy's")
+
+
+if __name__ == "__main__":
+    main()

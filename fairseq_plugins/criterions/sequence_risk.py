@@ -1,0 +1,232 @@
+"""Expected risk (Edunov et al. 2018, Classical Structured Prediction Losses, arXiv 1711.04956).
+
+B sentences, K translations of each at most, R rows: the references and behind them the translations.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import torch
+from fairseq import utils
+from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.data import Dictionary
+from fairseq.logging import metrics
+from fairseq.models import FairseqEncoderDecoderModel
+from fairseq.tasks import FairseqTask
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from fairseq_plugins.criterions.config import SequenceRiskConfig
+from fairseq_plugins.criterions.row_scores import Rows, RowScores, called_as, score_rows
+from fairseq_plugins.criterions.sentence_scores import SENTENCE_SCORES
+from fairseq_plugins.criterions.translations import Translator
+from fairseq_plugins.models.output_layer import narrowed
+
+__all__ = ["SequenceRisk"]
+
+
+@register_criterion("sequence_risk", dataclass=SequenceRiskConfig)
+class SequenceRisk(FairseqCriterion):
+    """``α TokLS + (1 - α) Risk`` of each sentence, ``Risk = Σ_u p(u) cost(u)`` over translations u of the model.
+
+    p is a softmax over mean log-probabilities, times the scale, and TokLS the mean over the words of the reference.
+    Translations are made without dropout and scored with it; where the task has ``--candidates``, among these.
+
+    Logged are the means over sentences of ``risk``, ``best`` and ``oracle``: the expected cost, that of the model's
+    best translation, and the lowest; how many ``translations`` were scored; and in seconds for each batch ``search``,
+    and ``scoring`` with the costs, without the backward pass.
+
+    Args:
+        task: a translation task.
+        risk_candidates, risk_sampling, risk_reference, risk_cost, risk_scale, risk_alpha, label_smoothing: as of
+            `fairseq_plugins.criterions.config.SequenceRiskConfig`.
+
+    Raises:
+        ValueError: a number is out of its range, or the score needs what is not installed.
+    """
+
+    # fairseq finds its options by their names here.
+    def __init__(
+        self,
+        task: FairseqTask,
+        risk_candidates: int = 8,
+        risk_sampling: bool = False,
+        risk_reference: bool = False,
+        risk_cost: str = "bleu",
+        risk_scale: float = 1.0,
+        risk_alpha: float = 0.3,
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__(task)
+        if risk_candidates < 1:
+            raise ValueError(f"--risk-candidates: {risk_candidates} is below 1")
+        if not 0 < risk_scale < math.inf:
+            raise ValueError(f"--risk-scale: {risk_scale} is not above zero")
+        for name, value in (("risk-alpha", risk_alpha), ("label-smoothing", label_smoothing)):
+            if not 0 <= value <= 1:
+                raise ValueError(f"--{name}: {value} is not from 0 to 1")
+        self.dictionary = task.target_dictionary
+        self.bpe_symbol = _bpe_symbol(self.dictionary)
+        self.reference_too, self.scale, self.alpha, self.epsilon = (
+            risk_reference,
+            risk_scale,
+            risk_alpha,
+            label_smoothing,
+        )
+        self.score = SENTENCE_SCORES[str(risk_cost)]()
+        self.translator = Translator(task, risk_candidates, risk_sampling)
+        self.vocabulary = getattr(task, "candidates", None)
+
+    def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
+        """The loss, summed over sentences, their number, and what to log.
+
+        Raises:
+            ValueError: the model is no encoder-decoder.
+        """
+        inner = _unwrapped(model)
+        start = time.perf_counter()
+        translations = self.translator.translate(inner, sample)
+        searched = time.perf_counter()
+        rows, sets = self._sets(sample, translations)
+        scores = self._scores(model, inner, sample["net_input"], rows)
+        costs = _padded([each.costs for each in sets], math.inf, torch.float64).to(scores.tokens)
+        members = _padded([each.rows for each in sets], 0, torch.long).to(costs.device)
+        loss, nll, risk = self._losses(scores, rows, costs, members)
+        log = {
+            "loss": loss.detach().sum(),
+            "nll_loss": nll.detach().sum(),
+            "ntokens": sample["ntokens"],
+            "nsentences": len(sets),
+            "sample_size": len(sets),
+            "batches": 1,
+            "risk": risk.detach().sum(),
+            "best": sum(each.best for each in sets),
+            "oracle": sum(min(each.costs) for each in sets),
+            "translations": sum(len(each.rows) for each in sets),
+            "search": searched - start,
+            "scoring": time.perf_counter() - searched,
+        }
+        return loss.sum() if reduce else loss, len(sets), log
+
+    def _sets(self, sample: dict[str, Any], translations: list[list[list[int]]]) -> tuple[Rows, list[_Set]]:
+        """What is to be scored, each row once, and the set of each sentence."""
+        references = [[word for word in row if word != self.padding_idx] for row in sample["target"].tolist()]
+        tokens, sentences, sets = list(references), list(range(len(references))), []
+        for sentence, (reference, found) in enumerate(zip(references, translations, strict=True)):
+            score = self.score(self._text(reference, escape_unk=True))
+            row_of = {tuple(reference): sentence}
+            cost_of = {each: 1 - score(self._text(each)) for each in dict.fromkeys(map(tuple, found))}
+            best = cost_of[tuple(found[0])]
+            if self.reference_too:
+                cost_of[tuple(reference)] = 0.0
+            for each in cost_of:
+                if each not in row_of:
+                    row_of[each] = len(tokens)
+                    tokens.append(list(each))
+                    sentences.append(sentence)
+            sets.append(_Set([row_of[each] for each in cost_of], list(cost_of.values()), best))
+        first = sample["net_input"]["prev_output_tokens"][:, 0].tolist()
+        return Rows(tokens, sentences, first), sets
+
+    def _text(self, tokens: Iterable[int], escape_unk: bool = False) -> str:
+        """Words without BPE; an unknown word of the reference is like none of a translation."""
+        text: str = self.dictionary.string(tokens, self.bpe_symbol, escape_unk=escape_unk)
+        return text
+
+    def _scores(self, model: Any, inner: Any, net_input: dict[str, Any], rows: Rows) -> RowScores:
+        if self.vocabulary is None:
+            with called_as(inner, partial(score_rows, inner, net_input, rows, self.padding_idx)):
+                return cast(RowScores, model())
+        mask = self.vocabulary.mask(net_input["src_tokens"])
+        mask[torch.tensor([word for row in rows.tokens for word in row], device=mask.device)] = True
+        words = mask.nonzero().squeeze(1)
+        with narrowed(inner, words), called_as(inner, partial(score_rows, inner, net_input, rows, self.padding_idx)):
+            return cast(RowScores, model(words))
+
+    def _losses(self, scores: RowScores, rows: Rows, costs: Tensor, members: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss, negative log-likelihood of the reference, and risk of each sentence.
+
+        Args:
+            scores: of all rows.
+            rows: these.
+            costs: (B, K), infinite where there is no translation.
+            members: their rows, (B, K).
+        """
+        lengths = torch.tensor([len(row) for row in rows.tokens], device=costs.device)
+        totals = scores.tokens.sum(dim=1)
+        logits = (totals / lengths)[members] * self.scale
+        none = costs.isinf()
+        p = logits.masked_fill(none, -math.inf).softmax(dim=1)
+        risk = (p * costs.masked_fill(none, 0)).sum(dim=1)
+
+        references = len(rows.first)
+        nll, smooth = -totals[:references], -scores.sums.sum(dim=1)
+        others = self.epsilon / (scores.words - 1)
+        token_loss = ((1 - self.epsilon - others) * nll + others * smooth) / lengths[:references]
+        return self.alpha * token_loss + (1 - self.alpha) * risk, nll, risk
+
+    @classmethod
+    def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
+        """Log means of sentences, the perplexity of words, and means of batches."""
+        total: dict[str, Any] = defaultdict(float)
+        for log in logging_outputs:
+            for name, value in log.items():
+                total[name] += value
+        sentences, batches = total["nsentences"], total["batches"]
+        for name in ("loss", "risk", "best", "oracle", "translations"):
+            metrics.log_scalar(name, total[name] / sentences, sentences, round=3)
+        bits = total["nll_loss"] / total["ntokens"] / math.log(2)
+        metrics.log_scalar("nll_loss", bits, total["ntokens"], round=3)
+        metrics.log_derived("ppl", lambda meters: utils.get_perplexity(meters["nll_loss"].avg))
+        for name in ("search", "scoring"):
+            metrics.log_scalar(name, total[name] / batches, batches, round=3)
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        """They can, across processes."""
+        return True
+
+
+class _Set(NamedTuple):
+    """The translations of a sentence that its risk is expected over.
+
+    Attributes:
+        rows: of each, its row.
+        costs: of each.
+        best: the cost of the model's best one.
+    """
+
+    rows: list[int]
+    costs: list[float]
+    best: float
+
+
+def _padded(lists: list[list[Any]], value: float, dtype: torch.dtype) -> Tensor:
+    return pad_sequence([torch.tensor(each, dtype=dtype) for each in lists], batch_first=True, padding_value=value)
+
+
+def _unwrapped(model: Any) -> Any:
+    """The model itself, which may be wrapped for several processes.
+
+    Raises:
+        ValueError: it is no encoder-decoder.
+    """
+    while hasattr(model, "module"):
+        model = model.module
+    if not isinstance(model, FairseqEncoderDecoderModel):
+        raise ValueError(f"sequence_risk trains encoder-decoders, and {type(model).__name__} is none")
+    return model
+
+
+def _bpe_symbol(dictionary: Dictionary) -> str | None:
+    """How subwords are told, by what the dictionary has: subword-nmt's ``@@``, sentencepiece's ``▁``, or not at all."""
+    words = dictionary.symbols[dictionary.nspecial :]
+    if any(word.endswith("@@") for word in words):
+        return "subword_nmt"
+    return "sentencepiece" if any(word.startswith("\u2581") for word in words) else None

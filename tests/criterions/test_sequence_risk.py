@@ -1,0 +1,334 @@
+"""The risk against its formula in the plainest form: fairseq's generator, the source copied, all rows scored anew."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fairseq import utils
+from fairseq.data import Dictionary
+from fairseq.logging import metrics
+from fairseq.models.fconv import FConvModel
+from fairseq.models.lstm import LSTMModel
+from fairseq.models.transformer import TransformerModel
+from fairseq.search import Sampling
+from fairseq.sequence_generator import SequenceGenerator
+from fairseq.tasks.translation import TranslationTask
+from sacrebleu import BLEU
+from torch import Tensor
+
+from fairseq_plugins.criterions.row_scores import score_rows
+from fairseq_plugins.criterions.sequence_risk import SequenceRisk
+from fairseq_plugins.generation.beam_search import FastBeamSearch
+from fairseq_plugins.generation.candidates import Candidates
+from tests.conftest import ARCHITECTURES
+from tests.generation.fairseq_models import FAIRSEQ_MODELS, fairseq_model
+
+BOS, PAD, EOS = 0, 1, 2
+
+
+@pytest.fixture
+def double(monkeypatch: pytest.MonkeyPatch) -> None:
+    """fairseq takes every softmax in float32."""
+    monkeypatch.setattr(utils, "log_softmax", lambda x, dim, onnx_trace=False: x.log_softmax(dim))
+
+
+@pytest.fixture(params=[*ARCHITECTURES, *FAIRSEQ_MODELS])
+def models(
+    request: pytest.FixtureRequest, build: Any, task: SimpleNamespace, device: torch.device, double: None
+) -> list[Any]:
+    """Twice the same model, in float64 and without dropout."""
+    if request.param == "lstm":
+        request.getfixturevalue("_without_cudnn")
+    if request.param in FAIRSEQ_MODELS:
+        return [fairseq_model(request.param, task).to(device).double() for _ in range(2)]
+    return [build(request.param).double() for _ in range(2)]
+
+
+@pytest.fixture
+def sample(sentences: Any) -> dict[str, Any]:
+    return batch(sentences([6, 4, 1]), sentences([5, 4, 3], seed=2))
+
+
+def batch(source: Tensor, target: Tensor) -> dict[str, Any]:
+    previous = torch.cat([torch.full_like(target[:, :1], EOS), target[:, :-1]], dim=1)
+    previous = previous.masked_fill((previous == EOS) & (torch.arange(target.size(1), device=target.device) > 0), PAD)
+    inputs = {"src_tokens": source, "src_lengths": source.ne(PAD).sum(dim=1), "prev_output_tokens": previous}
+    count = len(source)
+    return {"net_input": inputs, "target": target, "ntokens": int(target.ne(PAD).sum()), "nsentences": count}
+
+
+def translation_task(dictionary: Dictionary, **attributes: Any) -> Any:
+    """fairseq's, as far as a criterion looks at it."""
+    task = TranslationTask.__new__(TranslationTask)
+    task.__dict__.update(tgt_dict=dictionary, src_dict=dictionary, cfg=SimpleNamespace(), **attributes)
+    return task
+
+
+def criterion(dictionary: Dictionary, candidates: Candidates | None = None, **options: Any) -> SequenceRisk:
+    return SequenceRisk(translation_task(dictionary, candidates=candidates), **options)
+
+
+def text(dictionary: Dictionary, tokens: list[int]) -> str:
+    return " ".join(dictionary[token] for token in tokens if token not in (BOS, EOS))
+
+
+def bleu(hypothesis: str, reference: str) -> float:
+    metric = BLEU(smooth_method="add-k", smooth_value=1, tokenize="none")
+    return metric.corpus_score([hypothesis], [[reference]]).score  # of one sentence, without advice on its options
+
+
+def plain(
+    model: Any,
+    sample: dict[str, Any],
+    dictionary: Dictionary,
+    sets: list[list[list[int]]],
+    *,
+    alpha: float = 0.3,
+    scale: float = 1.0,
+    epsilon: float = 0.0,
+    words: Tensor | None = None,
+) -> Tensor:
+    """``Σ α TokLS + (1 - α) Σ_u p(u) cost(u)``, each row by a call of its own."""
+    inputs, loss = sample["net_input"], torch.zeros((), dtype=torch.float64, device=sample["target"].device)
+    words = torch.arange(len(dictionary), device=loss.device) if words is None else words
+
+    def lprobs(sentence: int, tokens: list[int]) -> tuple[Tensor, Tensor]:
+        source = inputs["src_tokens"]  # of all, for fairseq's fconv looks at how they are padded
+        previous = torch.tensor([[EOS, *tokens[:-1]]] * len(source), device=source.device)
+        logits = model(source, inputs["src_lengths"], previous)[0][sentence]
+        every = logits[:, words].log_softmax(dim=1)
+        target = torch.searchsorted(words, torch.tensor(tokens, device=source.device)).unsqueeze(1)
+        return every.gather(1, target).squeeze(1), every
+
+    for sentence, found in enumerate(sets):
+        reference = [token for token in sample["target"][sentence].tolist() if token != PAD]
+        costs = [1 - bleu(text(dictionary, each), text(dictionary, reference)) / 100 for each in found]
+        logits = torch.stack([lprobs(sentence, each)[0].mean() for each in found]) * scale
+        p = logits.exp() / logits.exp().sum()
+        right, every = lprobs(sentence, reference)
+        others = (every.sum(dim=1) - right) / (len(words) - 1)
+        token_loss = -((1 - epsilon) * right + epsilon * others).mean()
+        loss = loss + alpha * token_loss + (1 - alpha) * (p * torch.tensor(costs, dtype=torch.float64).to(p)).sum()
+    return loss
+
+
+def searched(model: Any, sample: dict[str, Any], dictionary: Dictionary, beam: int) -> list[list[list[int]]]:
+    """The beam of fairseq's own generator."""
+    generator = SequenceGenerator([model], dictionary, beam_size=beam, max_len_a=1.5, max_len_b=5)
+    return [[h["tokens"].tolist() for h in found] for found in generator.generate([model], sample)]
+
+
+def assert_same_gradients(models: list[Any], losses: list[Tensor]) -> None:
+    for loss in losses:
+        loss.backward()
+    # fairseq's fconv attends in float32.
+    for (name, mine), theirs in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-7, atol=1e-8, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"risk_alpha": 0.0, "risk_scale": 4.0}, {"risk_alpha": 0.6, "label_smoothing": 0.1}]
+)
+def test_loss_and_gradients(models: list[Any], sample: Any, dictionary: Dictionary, options: dict[str, float]) -> None:
+    loss, size, log = criterion(dictionary, risk_candidates=5, **options)(models[0], sample)
+    sets = searched(models[1], sample, dictionary, 5)
+    alpha, scale = options.get("risk_alpha", 0.3), options.get("risk_scale", 1.0)
+    expected = plain(
+        models[1], sample, dictionary, sets, alpha=alpha, scale=scale, epsilon=options.get("label_smoothing", 0.0)
+    )
+    torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-9)
+    assert (size, log["sample_size"], log["nsentences"], log["translations"]) == (3, 3, 3, 15)
+    assert_same_gradients(models, [loss, expected])
+
+
+def everything(words: range, longest: int) -> list[list[int]]:
+    """All sentences of these words up to so many."""
+    counts = range(longest + 1)
+    return [[*each, EOS] for count in counts for each in itertools.product(words, repeat=count)]
+
+
+def test_gradient_of_the_expected_cost(
+    models: list[Any], sample: Any, dictionary: Dictionary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over all sentences of three words up to two of them: ∂R/∂s_u = T p_u (c_u - R); and by finite differences."""
+    model, sets = models[0], [everything(range(10, 13), 2)] * 3
+    sample["target"][0] = torch.tensor([10, 11, 10, EOS, PAD])
+    found = criterion(dictionary, risk_alpha=0.0, risk_scale=2.0)
+    monkeypatch.setattr(found.translator, "translate", lambda model, sample: sets)
+    seen = []
+    losses = found._losses
+
+    def watch(scores: Any, *others: Any) -> Any:
+        if scores.tokens.requires_grad:
+            scores.tokens.retain_grad()
+        result = losses(scores, *others)
+        seen.append((scores, *others, result[2]))
+        return result
+
+    monkeypatch.setattr(found, "_losses", watch)
+    loss = found(model, sample)[0]
+    loss.backward()
+    scores, rows, costs, members, risk = seen[0]
+    for sentence in range(3):
+        mean = torch.stack([scores.tokens[row].sum() / len(rows.tokens[row]) for row in members[sentence]])
+        p = (2 * mean).exp() / (2 * mean).exp().sum()
+        wanted = 2 * p * (costs[sentence] - risk[sentence])
+        for row, gradient in zip(members[sentence], wanted, strict=True):
+            length = len(rows.tokens[row])
+            torch.testing.assert_close(scores.tokens.grad[row, :length], (gradient / length).expand(length))
+    assert costs[0].min() < 0.7 < costs[0].max()
+
+    if any(isinstance(model, kind) for kind in (FConvModel, TransformerModel, LSTMModel)):
+        return  # parts of them compute in float32
+    generator = torch.Generator(device=loss.device).manual_seed(1)
+    parameters = list(model.decoder.parameters())  # encoders scale their gradients (ConvS2S section 3.4)
+    directions = [torch.randn(p.shape, dtype=p.dtype, device=p.device, generator=generator) for p in parameters]
+    slope = sum((parameter.grad * d).sum() for parameter, d in zip(parameters, directions, strict=True))
+    values, step = [], 1e-6
+    with torch.no_grad():
+        for sign in (step, -2 * step):
+            for parameter, direction in zip(parameters, directions, strict=True):
+                parameter.add_(sign * direction)
+            values.append(found(model, sample)[0])
+    torch.testing.assert_close((values[0] - values[1]) / (2 * step), slope, rtol=1e-4, atol=1e-8)
+
+
+def test_the_reference_is_one_more(models: list[Any], sample: Any, dictionary: Dictionary) -> None:
+    loss = criterion(dictionary, risk_candidates=3, risk_reference=True)(models[0], sample)[0]
+    references = [[token for token in row if token != PAD] for row in sample["target"].tolist()]
+    sets = searched(models[1], sample, dictionary, 3)
+    sets = [[*found, reference] for found, reference in zip(sets, references, strict=True)]
+    expected = plain(models[1], sample, dictionary, sets)
+    torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-9)
+    assert_same_gradients(models, [loss, expected])
+
+
+def test_a_reference_that_is_found_counts_once(
+    models: list[Any], sample: Any, dictionary: Dictionary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    references = [[token for token in row if token != PAD] for row in sample["target"].tolist()]
+    sets = [[[8, EOS], reference] for reference in references]
+    for options in ({}, {"risk_reference": True}):
+        found = criterion(dictionary, **options)
+        monkeypatch.setattr(found.translator, "translate", lambda model, sample: sets)
+        loss, _, log = found(models[0], sample)
+        torch.testing.assert_close(loss, plain(models[1], sample, dictionary, sets), rtol=1e-9, atol=1e-9)
+        assert (log["translations"], log["oracle"]) == (6, 0)
+        assert len(found._sets(sample, sets)[0].tokens) == 6, "none is scored twice"
+
+
+def test_sampling(models: list[Any], sample: Any, dictionary: Dictionary) -> None:
+    """What fairseq's generator draws with the same random numbers, each different sentence once."""
+    torch.manual_seed(5)
+    loss, _, log = criterion(dictionary, risk_candidates=6, risk_sampling=True)(models[0], sample)
+    torch.manual_seed(5)
+    options = {"beam_size": 6, "max_len_a": 1.5, "max_len_b": 5, "search_strategy": Sampling(dictionary)}
+    generator = SequenceGenerator([models[1]], dictionary, **options)
+    drawn = [[h["tokens"].tolist() for h in found] for found in generator.generate([models[1]], sample)]
+    sets = [[each for n, each in enumerate(found) if each not in found[:n]] for found in drawn]
+    torch.testing.assert_close(loss, plain(models[1], sample, dictionary, sets), rtol=1e-9, atol=1e-9)
+    assert log["translations"] == sum(map(len, sets))
+
+
+def test_among_candidates(models: list[Any], sample: Any, dictionary: Dictionary) -> None:
+    """Searched and scored among the words that the batch may need, and the references'."""
+    always = torch.zeros(len(dictionary), dtype=torch.bool)
+    always[:20] = True
+    found = Candidates(torch.full((len(dictionary), 1), 30), always)
+    loss, _, log = criterion(dictionary, found, risk_candidates=4, label_smoothing=0.1)(models[0], sample)
+    words = sorted({*range(20), 30, *sample["target"].flatten().tolist()})
+    assert 21 < len(words) < len(dictionary)
+    task = translation_task(dictionary, candidates=found)
+    generator = FastBeamSearch([models[1]], dictionary, candidates=found, beam_size=4, max_len_a=1.5, max_len_b=5)
+    sets = [[h["tokens"].tolist() for h in each] for each in task.inference_step(generator, [models[1]], sample)]
+    chosen = torch.tensor(words, device=sample["target"].device)
+    expected = plain(models[1], sample, dictionary, sets, epsilon=0.1, words=chosen)
+    torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-9)
+    assert_same_gradients(models, [loss, expected])
+    assert log["translations"] == 12
+
+
+def test_dropout_is_off_in_the_search_alone(build: Any, architecture: str, sample: Any, dictionary: Dictionary) -> None:
+    """And the model's parts are then in training or not as they were, with nothing new in them."""
+    model, found = build(architecture, dropout=0.5), criterion(dictionary, risk_candidates=3)
+    wanted = found.translator.translate(model, sample)
+    model.train()
+    model.encoder.eval()
+    modes, names = [module.training for module in model.modules()], list(model.state_dict())
+    attributes = set(vars(model))
+    assert found.translator.translate(model, sample) == wanted
+    losses = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        losses.append(float(found(model, sample)[0]))
+    assert losses[0] != losses[1]
+    assert [module.training for module in model.modules()] == modes
+    assert list(model.state_dict()) == names
+    assert set(vars(model)) == attributes
+    assert not list(found.parameters())
+    assert not list(found.modules())[1:]
+
+
+def test_what_is_logged(models: list[Any], sample: Any, dictionary: Dictionary) -> None:
+    """Two updates, or two processes: means of sentences, and perplexity of words."""
+    found = criterion(dictionary, risk_candidates=3)
+    half = {**sample, "net_input": {k: v[:2] for k, v in sample["net_input"].items()}, "target": sample["target"][:2]}
+    half["ntokens"] = int(half["target"].ne(PAD).sum())
+    logs = [found(models[0], each)[2] for each in (sample, half)]
+    with metrics.aggregate(new_root=True) as shown:
+        for log in logs:
+            SequenceRisk.reduce_metrics([log])
+    with metrics.aggregate(new_root=True) as together:
+        SequenceRisk.reduce_metrics(logs)
+    for values in (shown.get_smoothed_values(), together.get_smoothed_values()):
+        for name in ("loss", "risk", "best", "oracle", "translations"):
+            assert float(values[name]) == pytest.approx(sum(float(log[name]) for log in logs) / 5, abs=1e-3)
+        nll = sum(float(log["nll_loss"]) for log in logs) / (12 + half["ntokens"]) / math.log(2)
+        assert float(values["nll_loss"]) == pytest.approx(nll, abs=1e-3)
+        assert float(values["ppl"]) == pytest.approx(2**nll, rel=1e-2)
+        assert float(values["search"]) == pytest.approx(sum(log["search"] for log in logs) / 2, abs=1e-3)
+    assert SequenceRisk.logging_outputs_can_be_summed()
+
+
+def test_subwords_and_unknown_words() -> None:
+    """Costs are of words; an unknown word of the reference is right in no translation."""
+    texts = {}
+    for name, words in (("@@", ["un@@", "known"]), ("\u2581", ["\u2581un", "known"]), ("", ["un", "known"])):
+        dictionary = Dictionary()
+        tokens = [dictionary.add_symbol(word) for word in words]
+        found = criterion(dictionary)
+        texts[name] = found._text([*tokens, dictionary.unk(), EOS]).replace("\u2581", " ")
+        assert found._text([dictionary.unk()]) != found._text([dictionary.unk()], escape_unk=True)
+    assert texts["@@"].split() == ["unknown", "<unk>"]
+    assert texts[""].split() == ["un", "known", "<unk>"]
+    assert texts["\u2581"].startswith("unknown")
+
+
+def test_a_model_without_encoder_is_refused(dictionary: Dictionary) -> None:
+    with pytest.raises(ValueError, match="sequence_risk trains encoder-decoders, and Linear is none"):
+        criterion(dictionary)(torch.nn.Linear(1, 1), {})
+
+
+@pytest.mark.parametrize("name", ["convs2s_tiny", "weighted_transformer_tiny"])
+def test_dropout_has_its_places_in_a_tree(
+    build: Any, sample: Any, dictionary: Dictionary, double: None, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Those that it has in rows: in training a factor stands in for it here."""
+    model = build(name, dropout=0.5, attention_dropout=0.0, relu_dropout=0.0).double()
+    rows, _ = criterion(dictionary)._sets(sample, searched(model, sample, dictionary, 4))
+    model.train()
+    drop = torch.nn.functional.dropout
+    monkeypatch.setattr(torch.nn.functional, "dropout", lambda x, p, training=True, inplace=False: x * (1 + p))
+    tree = score_rows(model, sample["net_input"], rows, PAD)
+    monkeypatch.delattr(type(model.decoder), "features_of_prefixes")
+    in_rows = score_rows(model, sample["net_input"], rows, PAD)
+    torch.testing.assert_close(tree.tokens, in_rows.tokens)
+    torch.testing.assert_close(tree.sums, in_rows.sums)
+    monkeypatch.setattr(torch.nn.functional, "dropout", drop)
+    model.eval()
+    assert not torch.allclose(score_rows(model, sample["net_input"], rows, PAD).tokens, in_rows.tokens)

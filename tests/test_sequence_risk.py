@@ -1,0 +1,118 @@
+"""Training for the expected risk through the real commands."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+
+from tests.commands import MODEL, QUIET, SIZES, TRAINING, USER_DIR, run, train_two_processes_and_one
+
+CRITERION = ["--criterion", "sequence_risk", "--label-smoothing", 0.1, "--risk-candidates", 4]
+LOGGED = ("loss", "nll_loss", "ppl", "risk", "best", "oracle", "translations", "search", "scoring")
+
+
+def train(data: Path, save: Path, *more: object, succeeds: bool = True) -> str:
+    command = [data, "--user-dir", USER_DIR, "--arch", "convs2s", *MODEL, *SIZES, *TRAINING, *QUIET, "--save-dir", save]
+    result = run("train", *command, *more, succeeds=succeeds)
+    return result.stdout + result.stderr
+
+
+def shown(output: str, part: str) -> list[dict[str, Any]]:
+    """What was logged in JSON, whichever way loggers write their names."""
+    pattern = rf'\b{part}\b\W+(?:INFO\W+)?(\{{".*\}})$'
+    return [json.loads(found) for found in re.findall(pattern, output, re.MULTILINE)]
+
+
+@pytest.fixture(scope="module")
+def start(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that was trained with cross-entropy, if not for long."""
+    save = tmp_path_factory.mktemp("start")
+    train(data, save, "--criterion", "cross_entropy", "--max-epoch", 10)
+    return save / "checkpoint_best.pt"
+
+
+def tune(data: Path, start: Path, save: Path, *more: object) -> list[dict[str, Any]]:
+    """What each of three epochs from this start has logged."""
+    fine = ["--finetune-from-model", start, "--lr", 0.05, "--max-epoch", 3, "--dropout", 0]
+    output = train(data, save, *CRITERION, *fine, *more)
+    epochs = shown(output, "train")
+    for part, lines in (("train", epochs), ("valid", shown(output, "valid"))):
+        assert len(lines) == 3
+        for line in lines:
+            values = {name: float(line[f"{part}_{name}"]) for name in LOGGED}
+            assert 0 <= values["oracle"] <= values["risk"] <= 1
+            assert values["oracle"] <= values["best"] <= 1
+            assert values["search"] > 0 < values["scoring"]
+    return epochs
+
+
+def test_fine_tuning_lowers_the_risk(data: Path, start: Path, tmp_path: Path) -> None:
+    epochs = tune(data, start, tmp_path, "--risk-alpha", 0, "--risk-scale", 4)
+    assert float(epochs[-1]["train_risk"]) < float(epochs[0]["train_risk"])
+    assert all(float(line["train_translations"]) == 4 for line in epochs)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--fp16", "--fp16-init-scale", 4, "--update-freq", 2],
+        ["--bf16"],
+        ["--risk-sampling", "--risk-reference", "--risk-cost", "chrf"],
+        ["--task", "translation_fast", "--cpu-dtype", "bfloat16", "--risk-cost", "rougeL"],
+    ],
+    ids=lambda more: more[0],
+)
+def test_options(data: Path, start: Path, tmp_path: Path, more: list[object]) -> None:
+    if "rougeL" in more:
+        pytest.importorskip("rouge_score")
+    tune(data, start, tmp_path, *more)
+
+
+def test_resuming_is_not_having_stopped(data: Path, start: Path, tmp_path: Path) -> None:
+    """With the same random numbers too; one batch an epoch, for fairseq makes others after a stop."""
+    common = [*CRITERION, "--risk-sampling", "--restore-file", start, "--reset-optimizer", "--reset-dataloader"]
+    common += ["--reset-meters", "--batch-size", 64, "--dropout", 0]
+    train(data, tmp_path / "straight", *common, "--max-epoch", 4)
+    train(data, tmp_path / "resumed", *common, "--max-epoch", 2)
+    train(
+        data, tmp_path / "resumed", *CRITERION, "--risk-sampling", "--batch-size", 64, "--dropout", 0, "--max-epoch", 4
+    )
+    straight, resumed = (
+        checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / save / "checkpoint_last.pt"))["model"]
+        for save in ("straight", "resumed")
+    )
+    for name, value in straight.items():
+        torch.testing.assert_close(resumed[name], value, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("backend", ["legacy_ddp", "pytorch_ddp"])
+def test_two_processes_are_one_with_twice_the_update_frequency(data: Path, tmp_path: Path, backend: str) -> None:
+    common = [data, "--user-dir", USER_DIR, "--arch", "convs2s", *MODEL, *SIZES, *TRAINING, *QUIET, *CRITERION]
+    outputs, (first, second, single) = train_two_processes_and_one(
+        tmp_path, *common, "--dropout", 0, "--max-epoch", 2, backend=backend
+    )
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+        torch.testing.assert_close(value, single[name], rtol=1e-4, atol=1e-5)
+    lines = [shown(output, "train")[-1] for output in (outputs[0], outputs[2])]
+    for name in ("risk", "best", "oracle", "nll_loss"):
+        assert float(lines[0][f"train_{name}"]) == pytest.approx(float(lines[1][f"train_{name}"]), abs=0.002)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--risk-candidates", 0], "--risk-candidates: 0 is below 1"),
+        (["--risk-scale", "nan"], "--risk-scale: nan is not above zero"),
+        (["--risk-alpha", 1.5], "--risk-alpha: 1.5 is not from 0 to 1"),
+        (["--label-smoothing", -1], "--label-smoothing: -1.0 is not from 0 to 1"),
+    ],
+)
+def test_numbers_out_of_their_range_are_refused(data: Path, tmp_path: Path, more: list[object], message: str) -> None:
+    assert message in train(data, tmp_path, *CRITERION, *more, succeeds=False)
