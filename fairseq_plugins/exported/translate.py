@@ -1,5 +1,4 @@
 """Translates text, a line for each line: python translate.py < source.txt > translation.txt
-
 From Python: Translator("OUT").translate(["A sentence."], beam=5), OUT being the folder of this file.
 B sentences, k hypotheses (rows) of each, R = B·k; S source positions, n words that a row may go on with.
 """
@@ -100,9 +99,8 @@ class Decoding:
         if self.position == self.ancestors.shape[2]:
             self.ancestors = np.pad(self.ancestors, [(0, 0), (0, 0), (0, ROOM)], constant_values=-1)
             for name in self.past:
-                self.state[name] = np.pad(
-                    self.state[name], [(0, ROOM * self.beam * (n == "P")) for n in self.model.inputs[name]]
-                )
+                more = [(0, ROOM * self.beam * (size == "P")) for size in self.model.inputs[name]]
+                self.state[name] = np.pad(self.state[name], more)
         self.ancestors = self.ancestors.reshape(-1, self.ancestors.shape[2])[order]
         bias = np.where(self.ancestors[..., None] == np.arange(self.beam), np.float32(0), np.float32(-np.inf))
         self.ancestors[:, :, self.position] = np.arange(order.shape[1])
