@@ -1,5 +1,4 @@
 """Translates text, a line for each line: python translate.py < source.txt > translation.txt
-
 From Python: Translator("OUT").translate(["A sentence."], beam=5), OUT being the folder of this file.
 B sentences, k hypotheses (rows) of each, R = B·k; S source positions, n words that a row may go on with.
 """
@@ -7,7 +6,6 @@ B sentences, k hypotheses (rows) of each, R = B·k; S source positions, n words 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import sys
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
@@ -127,8 +125,7 @@ def search(decoding: Decoding, eos: int, o: Namespace, longest: int) -> list[Any
         rules = [o.word_penalty, o.word_penalty - o.unkpen, 0 if step >= o.min_len else -np.inf]
         scores, words, *attended = decoding.step(tokens, order, np.array(rules, np.float32))
         history.append([tokens, order, *attended])
-        if step == longest:
-            scores, words = scores[:, -1:], words[:, -1:]
+        scores, words = (x[:, -1:] if step == longest else x for x in (scores, words))
         # Of the best 2k of a sentence those end that are among the first k...
         scores = (scores + totals.reshape(-1, 1)).reshape(len(sentences), -1)
         at = np.argsort(-scores, axis=1, kind="stable")[:, : 2 * k]
@@ -197,20 +194,17 @@ class Translator:
             with blaming(folder / "candidates.npz"), np.load(folder / "candidates.npz") as tables:
                 self.candidates = tables["translations"], tables["always"]
         if c["bpe_separator"] is not None:
-            codes = io.StringIO("\n".join(read_lines(folder / "codes.txt")))
-            self.bpe = import_module("subword_nmt.apply_bpe").BPE(codes, separator=c["bpe_separator"])
+            with (folder / "codes.txt").open(encoding="utf-8", newline="\n") as codes:
+                self.bpe = import_module("subword_nmt.apply_bpe").BPE(codes, separator=c["bpe_separator"])
         if c["source_language"] is not None:
-            moses = import_module("sacremoses")
-            self.tokenizer = moses.MosesTokenizer(c["source_language"])
-            self.detokenizer = moses.MosesDetokenizer(c["target_language"])
+            self.tokenizer = import_module("sacremoses").MosesTokenizer(c["source_language"])
+            self.detokenizer = import_module("sacremoses").MosesDetokenizer(c["target_language"])
 
     def translate(
         self, lines: Iterable[str], replace_unk: dict[str, str] | None = None, progress: bool = False, **given: float
     ) -> list[Any]:
-        """A translation of each line; with nbest=2 and more a list of them with their scores, the best first.
-
-        With replace_unk an unknown word becomes what that has for the source word that it attends to most, or else a
-        copy of it. Other options are those of `OPTIONS`. A blank line stays blank.
+        """A translation of each line; with nbest=2 and more a list of them and their scores. Options: `OPTIONS`, and
+        replace_unk, which has words for the source words that unknown words attend to most, else they are copied.
         """
         o = Namespace(**{name: given.get(name, default) for name, (default, _) in OPTIONS.items()})
         for name, value in given.items():
