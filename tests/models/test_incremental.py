@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.modules import FairseqDropout
 
+from fairseq_plugins.backends.cpu import steps
 from fairseq_plugins.generation.programs import tensors_of
-from fairseq_plugins.models.weighted_transformer import stepwise
 from tests.models.stepwise import close
 from tests.operators import Operators
 
@@ -124,7 +124,7 @@ def test_targets_padded_on_the_left_are_refused(task, architecture) -> None:
 @torch.no_grad()
 def test_steps_under_autocast(build, architecture, sentences, device, monkeypatch) -> None:
     """Packed weights take no other precision than their own, nor do sums of values."""
-    monkeypatch.setattr(stepwise, "_FEWEST_IN_BAGS", 1)
+    monkeypatch.setattr(steps, "_FEWEST_IN_BAGS", 1)
     model = build(architecture)
     order = torch.arange(2, device=device).repeat_interleave(3)
     with torch.autocast(device.type, torch.bfloat16):
