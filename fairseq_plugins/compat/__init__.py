@@ -82,7 +82,8 @@ KINDNESS: dict[Repair, tuple[Repair, ...]] = {
 @functools.cache
 def apply() -> None:
     """Mend what the probes find broken; once."""
-    for repair in TopologicalSorter({**SAFETY, **KINDNESS}).static_order():
+    tables = SAFETY, {**SAFETY, **KINDNESS}
+    for repair in dict.fromkeys(repair for table in tables for repair in TopologicalSorter(table).static_order()):
         repair()
 
 

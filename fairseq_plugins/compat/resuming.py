@@ -119,7 +119,8 @@ def newest_for_the_last(cfg: Any, trainer: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        cfg.restore_file, cfg.finetune_from_model = given
+        if newest is not None:
+            cfg.restore_file, cfg.finetune_from_model = given
 
 
 def newest_whole_checkpoint(folder: Path, but: str | None = None) -> Path | None:

@@ -147,6 +147,10 @@ class StepwiseDecoding:
         """The map ``x -> x Wᵀ + b`` with the weight, (N, K), as it is now; for many calls without gradients."""
         return partial(F.linear, weight=weight, bias=bias)
 
+    def multiply(self, x: Tensor, weight: Tensor) -> Tensor:
+        """``x Wᵀ``, once for a batch: (..., K) and (N, K) -> (..., N)."""
+        return F.linear(x, weight)
+
     @abstractmethod
     def step(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """One step, which looks at no number on the device.

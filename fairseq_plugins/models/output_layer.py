@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from fairseq_plugins.models.translation_model import TranslationModel
 from fairseq_plugins.nn.selected_rows import SelectedRows
 
 __all__ = ["among", "narrowed"]
@@ -64,9 +65,11 @@ def _selected(model: nn.Module, candidates: Tensor) -> tuple[str, SelectedRows]:
             "an adaptive softmax, or one that is an embedding, there is none)"
         )
     try:
-        return name, SelectedRows(getattr(decoder, name), candidates)
+        selected = SelectedRows(getattr(decoder, name), candidates)
     except ValueError as error:
         raise ValueError(f"{type(decoder).__name__} cannot predict among candidates: its {name}: {error}") from error
+    TranslationModel.accelerate_(selected)
+    return name, selected
 
 
 def _with_part(module: ModelT, name: str, part: nn.Module) -> ModelT:

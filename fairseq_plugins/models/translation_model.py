@@ -60,18 +60,20 @@ class TranslationModel(FairseqEncoderDecoderModel):
         if getattr(getattr(task, "cfg", None), "left_pad_target", False):
             raise ValueError(f"{cls.family} takes targets padded on the right: leave out --left-pad-target")
         model = cls.build(cfg, task)
-        model._accelerate_()
+        cls.accelerate_(model)
         return model
 
     def make_generation_fast_(self, **kwargs: Any) -> None:
         """Prepare for translating: weights are normalised once and for all."""
         super().make_generation_fast_(**kwargs)
         remove_weight_norm_(self)
-        self._accelerate_()
+        self.accelerate_(self)
 
-    def _accelerate_(self) -> None:
-        for accelerate_ in self.backends:
-            accelerate_(self)
+    @classmethod
+    def accelerate_(cls, module: nn.Module) -> None:
+        """Let the backends make a model, or a part of one, fast."""
+        for accelerate_ in cls.backends:
+            accelerate_(module)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
         """Make a checkpoint fit this model, also one of training a model that is prepared to translate.

@@ -132,6 +132,8 @@ class BranchedBlock(nn.Module):
             y = y + weights[..., i : i + 1] * F.linear(inner, w2[i])
         return self.norm(u + self.dropout(y))
 
+    add_own = staticmethod(add_block_diagonal)  # of each branch its own head's part of the inner units
+
     def fold(self) -> FoldedWeights:
         """The weights as `forward` multiplies with them; differentiable."""
         out, first = fold_kappa(self.out.weight, self.first.weight, self.kappa())
@@ -146,7 +148,7 @@ class BranchedBlock(nn.Module):
             heads: (..., d), head after head.
         """
         folded = self.fold()
-        inner = add_block_diagonal(self.first(x).flatten(0, -2), heads.flatten(0, -2), folded.first)
+        inner = self.add_own(self.first(x).flatten(0, -2), heads.flatten(0, -2), folded.first)
         attended = F.linear(heads, folded.out, self.out.bias)
         return self.finish(x, attended, inner, partial(F.linear, weight=folded.second, bias=self.second.bias))
 
@@ -186,6 +188,6 @@ class Gate(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., d) -> (..., M)."""
-        scores = self.projection(x)
+        scores = F.linear(x, self.projection.weight)  # never in fewer bits: it decides which branches there are
         kept, indices = scores.topk(self.topk, dim=-1)
         return torch.zeros_like(scores).scatter(-1, indices, softmax(kept) * self.topk)

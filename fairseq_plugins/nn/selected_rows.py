@@ -5,16 +5,19 @@ V outputs, K inputs, n selected outputs.
 
 from __future__ import annotations
 
-import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import _WeightNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-__all__ = ["SelectedRows"]
+__all__ = ["LINEAR_MAPS", "SelectedRows"]
+
+LINEAR_MAPS: set[Callable[..., Tensor]] = {nn.Linear.forward}  # what computes ``x Wᵀ + b``; a backend adds its own
 
 
 class SelectedRows(nn.Module):
@@ -36,7 +39,6 @@ class SelectedRows(nn.Module):
 
     def __init__(self, linear: nn.Module, rows: Tensor) -> None:
         super().__init__()
-        self._forward = type(linear).forward  # torch's own, or the same in another way
         found = rows.clamp(min=0)
         weight, *magnitude = (part.index_select(0, found) for part in _parts(linear))
         if magnitude:
@@ -48,13 +50,12 @@ class SelectedRows(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., K) -> (..., n)."""
-        y: Tensor = self._forward(self, x)
-        return y
+        return F.linear(x, self.weight, self.bias)
 
 
 def _parts(module: nn.Module) -> tuple[Tensor, ...]:
     """What the weight is made of row by row: itself, (V, K), or its direction, (V, K), and magnitude, (V, 1)."""
-    if isinstance(module, nn.Linear) and inspect.unwrap(type(module).forward) is nn.Linear.forward:
+    if isinstance(module, nn.Linear) and type(module).forward in LINEAR_MAPS:
         normed: Any = module
         parametrisations = [each for every in getattr(normed, "parametrizations", {}).values() for each in every]
         match [*normed._forward_pre_hooks.values(), *parametrisations]:

@@ -11,7 +11,7 @@
 | `steps` | decoding with all of this | `models.*.stepwise` |
 
 Parameters, their names and checkpoints stay.  A fast form asks for device, type and size whenever it is called, and
-does as its twin does where it has nothing better: on a GPU, in other types, while a program is exported.
+does as its twin does where it has nothing better, on a GPU always.
 """  # noqa: E501  (a table)
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.nn.utils import parametrize
 
 from fairseq_plugins.backends.cpu.branches import FastBranchedBlock
 from fairseq_plugins.backends.cpu.convolution import FastGatedConvolution, lay_out_
-from fairseq_plugins.backends.cpu.linear import FastLinear
+from fairseq_plugins.backends.cpu.linear import FastLinear, FastSelectedRows
 from fairseq_plugins.backends.cpu.lstm import FastAttentiveLSTM, FastConvolution
 from fairseq_plugins.backends.cpu.steps import (
     FastConvEncoderDecoding,
@@ -36,11 +36,13 @@ from fairseq_plugins.models.weighted_transformer.stepwise import WeightedTransfo
 from fairseq_plugins.nn.attentive_lstm import AttentiveLSTM
 from fairseq_plugins.nn.branched_block import BranchedBlock
 from fairseq_plugins.nn.gated_convolution import GatedConvolution
+from fairseq_plugins.nn.selected_rows import SelectedRows
 
 __all__ = ["accelerate_"]
 
 _MODULES: dict[type, type] = {
     nn.Linear: FastLinear,
+    SelectedRows: FastSelectedRows,
     GatedConvolution: FastGatedConvolution,
     BranchedBlock: FastBranchedBlock,
     AttentiveLSTM: FastAttentiveLSTM,
@@ -54,12 +56,15 @@ _DECODINGS = {
 
 
 def accelerate_(model: nn.Module) -> None:
-    """Exchange a model's modules for their fast forms, once it is built, and again once it will only translate."""
+    """Exchange a model's modules for their fast forms, once it is built, and again once it will only translate.
+
+    Modules with normalised weights share their class with copies that were made of them, which become fast, too.
+    """
     for part in model.modules():
         is_normalised = parametrize.is_parametrized(part)
         if fast := _MODULES.get(parametrize.type_before_parametrizations(part)):
             if is_normalised:
-                type(part).__bases__ = (fast,)  # torch has made this class for the module and its copies alone
+                type(part).__bases__ = (fast,)  # torch has made this class for the module
             else:
                 part.__class__ = fast
         if isinstance(part, GatedConvolution) and not is_normalised:

@@ -19,30 +19,6 @@ from fairseq_plugins.nn.branched_block import BranchedBlock, FoldedWeights, add_
 __all__ = ["FastBranchedBlock", "add_in_place"]
 
 
-class FastBranchedBlock(BranchedBlock):
-    """The same, folded once for all batches of a generator, and with fewer copies."""
-
-    def fold(self) -> FoldedWeights:
-        """As `BranchedBlock.fold`."""
-        out, first = computed(fold_kappa, self.out.weight, self.first.weight, self.kappa())
-        second = self.second.weight
-        if self.alpha is not None:
-            (second,) = computed(_fold_alpha, second, self.alpha())
-        return FoldedWeights(out, first, second)
-
-    def forward(self, x: Tensor, heads: Tensor) -> Tensor:
-        """As `BranchedBlock.forward`."""
-        folded = self.fold()
-        # Two-dimensional from the start: what is overwritten should not be a view, which autograd would copy.
-        inner = add_in_place(self.first(x.flatten(0, -2)), heads.flatten(0, -2), folded.first)
-        attended = linear(heads, folded.out, self.out.bias)
-        return self.finish(x, attended, inner, partial(linear, weight=folded.second, bias=self.second.bias))
-
-
-def _fold_alpha(second: Tensor, alpha: Tensor) -> tuple[Tensor]:
-    return (fold_alpha(second, alpha),)
-
-
 def add_in_place(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """`add_block_diagonal`, written over y where nobody needs it any more.
 
@@ -80,3 +56,29 @@ class _AddInPlace(torch.autograd.Function):
 
 def _split(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
     return x.chunk(len(weight), dim=1)
+
+
+class FastBranchedBlock(BranchedBlock):
+    """The same, folded once for all batches of a generator, and with fewer copies."""
+
+    add_own = staticmethod(add_in_place)
+
+    def fold(self) -> FoldedWeights:
+        """As `BranchedBlock.fold`."""
+        out, first = computed(fold_kappa, self.out.weight, self.first.weight, self.kappa())
+        second = self.second.weight
+        if self.alpha is not None:
+            (second,) = computed(_fold_alpha, second, self.alpha())
+        return FoldedWeights(out, first, second)
+
+    def forward(self, x: Tensor, heads: Tensor) -> Tensor:
+        """As `BranchedBlock.forward`."""
+        folded = self.fold()
+        # Two-dimensional from the start: what is overwritten should not be a view, which autograd would copy.
+        inner = self.add_own(self.first(x.flatten(0, -2)), heads.flatten(0, -2), folded.first)
+        attended = linear(heads, folded.out, self.out.bias)
+        return self.finish(x, attended, inner, partial(linear, weight=folded.second, bias=self.second.bias))
+
+
+def _fold_alpha(second: Tensor, alpha: Tensor) -> tuple[Tensor]:
+    return (fold_alpha(second, alpha),)

@@ -20,8 +20,9 @@ from torch.autograd.function import once_differentiable
 
 from fairseq_plugins.backends.cpu.packed import Packed, can_pack
 from fairseq_plugins.backends.cpu.packing import current_packing
+from fairseq_plugins.nn.selected_rows import LINEAR_MAPS, SelectedRows
 
-__all__ = ["FastLinear", "linear", "prefers_onednn"]
+__all__ = ["FastLinear", "FastSelectedRows", "linear", "prefers_onednn"]
 
 # Below this many multiplications a product takes microseconds, and oneDNN's preparations the most of them.
 _SMALL = 2**20
@@ -34,7 +35,16 @@ class FastLinear(nn.Linear):
         """(..., K) -> (..., O)."""
         return linear(x, self.weight, self.bias)
 
-    forward.__wrapped__ = nn.Linear.forward  # type: ignore[attr-defined]  # the same, as `nn.selected_rows` asks
+
+LINEAR_MAPS.add(FastLinear.forward)
+
+
+class FastSelectedRows(SelectedRows):
+    """`SelectedRows`, computed by `linear`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., K) -> (..., n)."""
+        return linear(x, self.weight, self.bias)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fairseq_plugins.backends.cpu.bags import SightByBags, bags
 from fairseq_plugins.backends.cpu.convolution import step_in_pairs
+from fairseq_plugins.backends.cpu.linear import linear
 from fairseq_plugins.backends.cpu.packed import Packed, can_pack
 from fairseq_plugins.backends.cpu.packing import current_packing
 from fairseq_plugins.models.conv_encoder.stepwise import ConvEncoderDecoding
@@ -46,6 +47,9 @@ def step_linear(weight: Tensor, bias: Tensor | None, rows: int) -> Callable[[Ten
 class _WithPackedWeights(StepwiseDecoding):
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
         return step_linear(weight, bias, self.order.rows)
+
+    def multiply(self, x: Tensor, weight: Tensor) -> Tensor:
+        return linear(x, weight)
 
 
 class FastConvEncoderDecoding(_WithPackedWeights, ConvEncoderDecoding):

@@ -38,10 +38,10 @@ def pays(x: Tensor, kernel: int) -> bool:
     """Whether to `convolve` x, (T, B, C), with a third less work."""
     return packing_for(x, kernel, x.size(2)) is not None or (
         kernel == 3
+        and can_pack(x)  # first, for it asks no size of a program that is exported
         and x.size(2) >= _NARROWEST
         and x.size(0) * x.size(1) >= _FEWEST
         and torch.is_grad_enabled()
-        and can_pack(x)
         and not prefers_onednn(x)
     )
 

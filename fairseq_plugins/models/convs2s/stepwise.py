@@ -50,7 +50,7 @@ class ConvS2SDecoding(StepwiseDecoding):
         for convolution, attention, shortcut in decoder.layers:
             projected = None
             if attention is not None and attention.projecting_pays(source.keys.size(1)):
-                projected = ProjectedAttention(attention, source, self.linear)
+                projected = ProjectedAttention(attention, source, self.multiply)
             self.layers.append(
                 _Layer(
                     convolution=self.convolution(convolution),

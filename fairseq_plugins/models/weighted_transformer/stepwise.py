@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fairseq_plugins.models.incremental import ROOM, StepwiseDecoding
 from fairseq_plugins.nn.attention import Sight, join_heads, split_heads
-from fairseq_plugins.nn.branched_block import add_block_diagonal
 from fairseq_plugins.nn.decoder_state import Ancestry, Kept, Past
 from fairseq_plugins.nn.source import Source
 
@@ -126,7 +125,7 @@ class _Layer:
         if self.own_first is None:
             inner += own.flatten(0, 1)
         else:
-            inner = add_block_diagonal(inner, heads_out.flatten(0, 1), self.own_first)
+            inner = module.branches.add_own(inner, heads_out.flatten(0, 1), self.own_first)
         return module.branches.finish(x, self.out(heads_out), inner, self.second), q
 
     def keep(self, kept: Kept) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fairseq_plugins.backends.cpu.branches import FastBranchedBlock, add_in_place
+from fairseq_plugins.backends.cpu.packing import Packing
 from fairseq_plugins.nn.branched_block import BranchedBlock, add_block_diagonal
 
 
@@ -34,6 +35,16 @@ def test_it_computes_the_equations(gating_topk: int | None) -> None:
     for fast, plain, folded in zip(*results, strict=True):
         torch.testing.assert_close(fast, plain, rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(folded, plain, rtol=1e-10, atol=1e-10)
+
+
+@torch.no_grad()
+def test_a_gate_is_never_rounded(build) -> None:
+    """It decides which branches a token gets; so many tokens are multiplied in int8 elsewhere."""
+    gate = build("weighted_transformer_tiny", branch_gating_topk=1).encoder.layers[0].branches.gate
+    x = torch.randn(2**15, gate.projection.in_features)
+    expected = gate(x)
+    with Packing("int8").for_batch():
+        assert torch.equal(gate(x), expected)
 
 
 def test_products_into_their_places() -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -133,6 +130,6 @@ def test_projected_attention_equals_attention(dtype: torch.dtype) -> None:
     source = Source(torch.randn(3, 7, 12, dtype=dtype), torch.randn(3, 7, 12, dtype=dtype), padding)
     h, g = torch.randn(3, 5, 20, dtype=dtype), torch.randn(3, 5, 12, dtype=dtype)
     gz = torch.baddbmm(source.bias, g, source.keys.transpose(1, 2), alpha=0.5**0.5)
-    projected = ProjectedAttention(attention, source, lambda weight: partial(F.linear, weight=weight))
+    projected = ProjectedAttention(attention, source)
     for actual, expected in zip(projected.attend(h, gz), attention(h, g, source), strict=True):
         close(actual, expected)
