@@ -131,7 +131,8 @@ class SequenceRisk(FairseqCriterion):
                     tokens.append(list(each))
                     sentences.append(sentence)
             sets.append(_Set([row_of[each] for each in cost_of], list(cost_of.values()), best))
-        first = sample["net_input"]["prev_output_tokens"][:, 0].tolist()
+        before = sample["net_input"]["prev_output_tokens"].tolist()  # padded on either side
+        first = [next(word for word in row if word != self.padding_idx) for row in before]
         return Rows(tokens, sentences, first), sets
 
     def _text(self, tokens: Iterable[int], escape_unk: bool = False) -> str:
@@ -142,7 +143,7 @@ class SequenceRisk(FairseqCriterion):
     def _scores(self, model: Any, inner: Any, net_input: dict[str, Any], rows: Rows) -> RowScores:
         if self.vocabulary is None:
             with called_as(inner, partial(score_rows, inner, net_input, rows, self.padding_idx)):
-                return cast(RowScores, model())
+                return cast(RowScores, model(None))  # without an argument, torch's wrapper for several GPUs fails
         mask = self.vocabulary.mask(net_input["src_tokens"])
         mask[torch.tensor([word for row in rows.tokens for word in row], device=mask.device)] = True
         words = mask.nonzero().squeeze(1)

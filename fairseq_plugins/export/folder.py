@@ -56,6 +56,7 @@ def write_folder(
     longest_source: int,
     int8: bool,
     candidates: Candidates | None,
+    name: str | None = None,
 ) -> None:
     """Write everything.
 
@@ -68,10 +69,11 @@ def write_folder(
         longest_source: how many tokens of a source the task takes.
         int8: whether products are in int8.
         candidates: the words that a batch may need; None for all.
+        name: of the folder, if it is to be moved.
     """
     programs = write_programs(model, folder, int8=int8, among_candidates=candidates is not None)
-    for name, dictionary in (("source", source), ("target", target)):
-        _write(folder / f"{name}.txt", "".join(f"{word}\n" for word in dictionary.symbols))
+    for side, dictionary in (("source", source), ("target", target)):
+        _write(folder / f"{side}.txt", "".join(f"{word}\n" for word in dictionary.symbols))
     if text.codes is not None:
         shutil.copyfile(text.codes, folder / "codes.txt")
     if candidates is not None:
@@ -101,7 +103,7 @@ def write_folder(
         *(["sacremoses"] if text.languages else []),
     ]
     family = type(model).__name__.removesuffix("Model")
-    _write(folder / "README.md", _README.format(family=family, packages=" ".join(packages), name=folder.name))
+    _write(folder / "README.md", _README.format(family=family, packages=" ".join(packages), name=name or folder.name))
 
 
 def _write(path: Path, text: str) -> None:

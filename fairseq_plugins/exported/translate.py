@@ -12,7 +12,7 @@ from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def blaming(path: Path) -> Iterator[None]:
     """Whatever goes wrong is the file's fault, and a ValueError that names it."""
     try:
         yield
-    except Exception as error:  # there is none that a file cannot cause
+    except (Exception, SystemExit) as error:  # there is none that a file cannot cause
         raise ValueError(f"{path}: {type(error).__name__}: {error}".splitlines()[0][:400]) from None
 
 
@@ -134,7 +134,7 @@ def search(decoding: Decoding, eos: int, o: Namespace, longest: int) -> list[Any
         ends = (tokens == eos) & (scores > -np.inf)
         for place, rank in np.argwhere(ends[:, :k]):
             if len(hypotheses := found[sentences[place]]) < k:
-                score = scores[place, rank] / np.float32((step + 1) ** o.lenpen)
+                score = scores[place, rank] / np.float32(float(step + 1) ** o.lenpen)
                 hypotheses.append((trace_back(history, order[place, rank]), float(score)))
         # ... and the first k that do not end go on, until the sentence has k hypotheses.
         going = np.argsort(ends, axis=1, kind="stable")[:, :k]
@@ -144,12 +144,8 @@ def search(decoding: Decoding, eos: int, o: Namespace, longest: int) -> list[Any
         kept, last = set(stay), reversed(stay)  # the last ones move into the gaps
         places = np.array([place if place in kept else next(last) for place in range(len(stay))])
         decoding.keep(places)
-        sentences, totals, tokens, order = (
-            sentences[places],
-            totals[places],
-            tokens[places].ravel(),
-            order[places].ravel(),
-        )
+        sentences, totals = sentences[places], totals[places]
+        tokens, order = tokens[places].ravel(), order[places].ravel()
     return [sorted(hypotheses, key=lambda each: -each[1]) for hypotheses in found]
 
 
@@ -170,7 +166,8 @@ class Translator:
         sums = {line[66:]: line[:64] for line in read_lines(folder / "SHA256SUMS")}
         for name in sorted(FILES | sums.keys()):
             path = folder / Path(name).name
-            if name not in sums or not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != sums[name]:
+            known = name == path.name and name in sums and path.is_file()
+            if not known or hashlib.sha256(path.read_bytes()).hexdigest() != sums[name]:
                 raise ValueError(f"{path} is missing or not as it was exported, says SHA256SUMS: export the model anew")
         source, self.target = (read_lines(folder / f"{side}.txt") for side in ("source", "target"))
         options = ort.SessionOptions()
@@ -192,9 +189,12 @@ class Translator:
         self.candidates, self.bpe, self.tokenizer = None, None, None
         if c["candidates"]:
             with blaming(folder / "candidates.npz"), np.load(folder / "candidates.npz") as tables:
-                self.candidates = tables["translations"], tables["always"]
+                self.candidates = of_words, always = tables["translations"], tables["always"]
+                least, most = (edge(np.append(of_words, always)) for edge in (np.min, np.max))
+                if of_words.shape[:-1] != (len(source),) or not 0 <= least <= most < len(self.target):
+                    raise ValueError("it is of other words")
         if c["bpe_separator"] is not None:
-            with (folder / "codes.txt").open(encoding="utf-8", newline="\n") as codes:
+            with blaming(path := folder / "codes.txt"), path.open(encoding="utf-8", newline="\n") as codes:
                 self.bpe = import_module("subword_nmt.apply_bpe").BPE(codes, separator=c["bpe_separator"])
         if c["source_language"] is not None:
             self.tokenizer = import_module("sacremoses").MosesTokenizer(c["source_language"])
@@ -212,12 +212,12 @@ class Translator:
                 raise ValueError(f"there is no option {name}={value!r}")
         if not (1 <= o.nbest <= o.beam and o.min_len >= 0 and o.max_tokens > 0):
             raise ValueError("1 <= nbest <= beam, 0 <= min_len and 0 < max_tokens are wanted")
-        sources = [self.words(line) for line in lines]
+        sources = [self.words(line) for line in ([lines] if isinstance(lines, str) else lines)]
         results: dict[int, list[Any]] = {}
         places = sorted((place for place, words in enumerate(sources) if words), key=lambda at: len(sources[at]))
         while places:
             sizes = ((n + 1) * (len(sources[place]) + 1) for n, place in enumerate(places))
-            fit = max(1, sum(size <= o.max_tokens for size in sizes))
+            fit = max(1, len(list(takewhile(lambda size: size <= o.max_tokens, sizes))))
             batch, places = places[:fit], places[fit:]
             results |= zip(batch, self.batch([sources[place] for place in batch], o, replace_unk), strict=True)
             print(f"\r{len(places)} lines left   " * progress, end="", file=sys.stderr, flush=True)
@@ -280,11 +280,11 @@ def main() -> None:
     parser.add_argument("input", nargs="?", type=Path, help="text to translate; without it, what comes in")
     args = vars(parser.parse_args())
     path, replace, buffer, threads = (args.pop(name) for name in ("input", "replace_unk", "buffer", "threads"))
-    translator = Translator(Path(__file__).resolve().parent, threads)
+    translator = Translator(Path(__file__).absolute().parent, threads)
     pairs = (line.split() for line in (read_lines(Path(replace)) if replace else []))
     replace = None if replace is None else {words[0]: words[1] for words in pairs if len(words) == 2}
     lines = sys.stdin.buffer if path is None else path.open("rb")
-    while block := list(islice(lines, 1 if lines.isatty() else buffer)):
+    while block := list(islice(lines, 1 if lines.isatty() else max(1, buffer))):
         texts = [line.decode("utf-8", errors="replace").removeprefix("\ufeff") for line in block]
         for found in translator.translate(texts, replace, sys.stderr.isatty() and not lines.isatty(), **args):
             best = [found] if args["nbest"] == 1 else [f"{score:.4f}\t{text}" for text, score in found]
@@ -295,5 +295,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except (ValueError, OSError, ImportError) as error:
-        sys.exit(f"translate.py: error: {error}")
+    except (ValueError, OSError, ImportError, LookupError, ArithmeticError, MemoryError) as error:
+        sys.exit(f"translate.py: error: {error or type(error).__name__}")

@@ -19,7 +19,7 @@ def blaming(path: Path, cannot: str) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:  # there is none that a file cannot cause
+    except (Exception, SystemExit) as error:  # there is none that a file cannot cause; subword-nmt ends the process
         named = isinstance(error, ValueError | OSError | pickle.UnpicklingError)
         if named and not isinstance(error, UnicodeError):
             raise

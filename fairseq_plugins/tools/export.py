@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq import checkpoint_utils
+from subword_nmt.apply_bpe import BPE
 
 import fairseq_plugins.registration  # noqa: F401  (mends fairseq's loader, which is looked up when it is called)
 from fairseq_plugins.generation.candidates import Candidates
@@ -53,13 +54,16 @@ def run(args: Namespace) -> None:
         ValueError: the checkpoint is none of this plugin's, a file does not fit it, or the output exists.
         OSError: a file cannot be read or written.
     """
-    if args.output.exists():
+    if args.output.exists() or args.output.is_symlink():
         raise ValueError(f"{args.output} exists already")
     for path in (args.checkpoint, args.bpe_codes):
         if path is not None and not path.is_file():
             raise ValueError(
                 f"{path} does not exist" + (": one checkpoint is exported, no ensemble" if ":" in str(path) else "")
             )
+    if args.bpe_codes is not None:
+        with args.bpe_codes.open(encoding="utf-8") as codes, blaming(args.bpe_codes, "are no codes of subword-nmt"):
+            BPE(codes)
     if find_spec("onnx") is None:
         raise ValueError("this needs the package onnx: pip install '.[export]'")
     from fairseq_plugins.export.folder import TextOptions, write_folder  # noqa: PLC0415  (onnx is an extra)
@@ -84,6 +88,7 @@ def run(args: Namespace) -> None:
             longest_source=task.max_positions()[0],
             int8=args.int8,
             candidates=candidates,
+            name=args.output.name,
         )
         unfinished.chmod(0o755)
         unfinished.rename(args.output)

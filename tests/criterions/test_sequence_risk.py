@@ -309,6 +309,44 @@ def test_subwords_and_unknown_words() -> None:
     assert texts["\u2581"].startswith("unknown")
 
 
+def test_targets_padded_on_the_left(task: SimpleNamespace, sample: Any, dictionary: Dictionary) -> None:
+    """Which this plugin's own models refuse; the word in front of the first is then no padding."""
+    model, found = fairseq_model("transformer_tiny", task).eval(), criterion(dictionary, risk_candidates=3)
+    losses = [float(found(model, sample)[0])]
+    for tensors, name in ((sample, "target"), (sample["net_input"], "prev_output_tokens")):
+        rows = tensors[name]
+        tensors[name] = torch.stack([torch.cat([row[row == PAD], row[row != PAD]]) for row in rows])
+    losses.append(float(found(model, sample)[0]))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_a_wrapper_that_moves_arguments(build: Any, sample: Any, dictionary: Dictionary) -> None:
+    """torch's for several GPUs takes the first of them, and there must be one."""
+
+    class Wrapper(torch.nn.Module):
+        def __init__(self, module: torch.nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, first: Any, *others: Any) -> Any:
+            return self.module(first, *others)
+
+        def __getattr__(self, name: str) -> Any:
+            return super().__getattr__("module") if name == "module" else getattr(super().__getattr__("module"), name)
+
+    model = build("convs2s_tiny")
+    found = criterion(dictionary, risk_candidates=3)
+    assert float(found(Wrapper(model), sample)[0]) == float(found(model, sample)[0])
+
+
+@pytest.mark.parametrize("architecture", ["convs2s_tiny", "weighted_transformer_tiny"])
+def test_a_reference_beyond_the_positions(
+    build: Any, architecture: str, sentences: Any, dictionary: Dictionary
+) -> None:
+    with pytest.raises(ValueError, match="70"):
+        criterion(dictionary, risk_candidates=3)(build(architecture), batch(sentences([6]), sentences([70])))
+
+
 def test_a_model_without_encoder_is_refused(dictionary: Dictionary) -> None:
     with pytest.raises(ValueError, match="sequence_risk trains encoder-decoders, and Linear is none"):
         criterion(dictionary)(torch.nn.Linear(1, 1), {})

@@ -67,7 +67,8 @@ def test_a_line_for_each_line(folder: Path, program: ModuleType) -> None:
     assert [line for line, text in zip(LINES, translations, strict=False) if not text] == ["", " \t \u3000"]
     assert "of a line of 300 words the first 63 are translated" in result.stderr.decode()
     (folder.parent / "text").write_bytes(text)
-    assert run(folder, "--buffer", 2, folder.parent / "text").stdout == result.stdout
+    for size in (0, 2):  # none is one
+        assert run(folder, "--buffer", size, folder.parent / "text").stdout == result.stdout
     translated = program.Translator(folder, 1).translate([*LINES, "w1\ufffd w2"], max_len_b=30)
     assert translated == translations
 

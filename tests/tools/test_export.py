@@ -58,7 +58,9 @@ def test_translates_as_fairseq_interactive(data: Path, architecture: str, tmp_pa
     export(path, out, "--data", data)
     for words in (["--beam", 4, "--max-len-b", 9], ["--beam", 1, "--lenpen", 0.5, "--min-len", 4, "--max-len-b", 7]):
         assert translate(out, *words) == interactive(data, path, *words)
-    assert "pip install numpy onnxruntime\n" in (out / "README.md").read_text()
+    readme = (out / "README.md").read_text()
+    assert "pip install numpy onnxruntime\n" in readme
+    assert 'Translator("out")' in readme
 
 
 def test_candidates_and_unknown_words(data: Path, tmp_path: Path) -> None:
@@ -93,13 +95,17 @@ def test_what_cannot_be_exported(data: Path, tmp_path: Path) -> None:
     path = checkpoint(data, tmp_path / "model.pt", "convs2s_tiny")
     (tmp_path / "text").write_text("no checkpoint")
     (tmp_path / "there").mkdir()
+    (tmp_path / "nowhere").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "fastbpe").write_text("t h 1234\n")  # codes of another program, at which subword-nmt ends the process
     before = sorted(tmp_path.iterdir())
     for words, message in (
         ([tmp_path / "nothing.pt", tmp_path / "out"], r"nothing\.pt does not exist"),
         ([f"{path}:{path}", tmp_path / "out"], "no ensemble"),
         ([tmp_path / "text", tmp_path / "out"], "text"),
         ([path, tmp_path / "there"], "there exists already"),
+        ([path, tmp_path / "nowhere"], "nowhere exists already"),
         ([path, tmp_path / "out", "--bpe-codes", tmp_path / "codes"], "codes does not exist"),
+        ([path, tmp_path / "out", "--bpe-codes", tmp_path / "fastbpe"], "fastbpe are no codes of subword-nmt"),
         ([path, tmp_path / "out", "--data", data, "--candidates", tmp_path], r"frequent\.txt does not exist"),
         ([path, tmp_path / "out", "--data", tmp_path], "dict"),
     ):

@@ -98,7 +98,12 @@ class ConvS2SDecoder(IncrementalDecoder):
         return features, {"attn": [torch.stack(attention).mean(dim=0) if self.wants_attention else None]}
 
     def features_of_prefixes(self, tree: PrefixTree, source: Source) -> Tensor:
-        """The features of all prefixes of a batch, (M, out_embed_dim), in whatever order a tree has them."""
+        """The features of all prefixes of a batch, (M, out_embed_dim), in whatever order a tree has them.
+
+        Raises:
+            ValueError: a prefix is longer than the model's positions.
+        """
+        self.embedding.check_length(tree.nodes.size(1))
         g = self.embedding.step(tree.words, tree.positions)
         g_of_sentences = tree.by_sentence(g)
         h = self.from_embedding(g)

@@ -61,7 +61,12 @@ class WeightedTransformerDecoder(IncrementalDecoder):
         return x, {"attn": [attention]}
 
     def features_of_prefixes(self, tree: PrefixTree, source: Source) -> Tensor:
-        """The features of all prefixes of a batch, (M, d), in whatever order a tree has them."""
+        """The features of all prefixes of a batch, (M, d), in whatever order a tree has them.
+
+        Raises:
+            ValueError: a prefix is longer than the model's positions.
+        """
+        self.embedding.check_length(tree.nodes.size(1))
         x = tree.by_sentence(self.embedding.step(tree.words, tree.positions))
         seen = tree.bias(x.dtype)
         for layer in self.layers:
