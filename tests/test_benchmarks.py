@@ -144,4 +144,4 @@ def test_newstest(tmp_path: Path) -> None:
     for row in rows:
         assert (row["beam"], row["sentences"], row["tokens"]) == (2, len(lengths), expected)
         assert row["processor seconds"] > 0
-        assert 0.1 < row["peak GB"] < 2 or row["contestant"].startswith("CTranslate2")
+        assert 0.01 < row["peak GB"] < 2 or row["contestant"].startswith("CTranslate2")

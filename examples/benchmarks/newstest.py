@@ -3,9 +3,9 @@
 
 As table 3 of Gehring et al. 2017, with random weights: fairseq's fconv, convs2s with the same weights, fairseq's
 transformer, the Weighted Transformer, ours also with the task translation_fast in each precision that the processor
-has, and the transformer's weights in CTranslate2 where that package is installed.  Their commands take turns.  None of
-the models ever ends a sentence, so that each translation is as long as the longest source of its batch, and all make
-equally many tokens of equal batches.
+has and exported where onnx and onnxruntime are installed, and the transformer's weights in CTranslate2 where that
+package is.  Their commands take turns.  None of the models ever ends a sentence, so that each translation is as long as
+the longest source of its batch, and all make equally many tokens of equal batches.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -41,7 +41,7 @@ from turns import (
 )
 
 from fairseq_plugins.backends.cpu.packed import PRECISIONS
-from fairseq_plugins.tools import import_fconv
+from fairseq_plugins.tools import export, import_fconv
 from fairseq_plugins.tools.fairseq_command import fairseq
 from fairseq_plugins.tools.parallel_text import read_text
 from fairseq_plugins.tools.user_dir import USER_DIR
@@ -54,6 +54,7 @@ OPTIONS = (
     ("beams", "1,5", "beam sizes"),
     JSON,
 )
+EXPORTED = {"float32": [], "int8": ["--int8"]}  # and the options that make it
 FCONV, CONVS2S, TRANSFORMER, WEIGHTED = "fconv", "convs2s", "transformer", "weighted_transformer_small"
 
 # To a random model two words, or two hypotheses, are now and then equally likely up to the last digits, and rounding
@@ -88,7 +89,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Translation:
-    """Words, the log-probability of each and of the end where it is told, and their mean, in bits."""
+    """Words, the log-probability of each and of the end, as fairseq alone tells them, and their mean, in bits."""
 
     words: list[str]
     scores: list[float]
@@ -97,6 +98,8 @@ class Translation:
     def ties(self, other: Translation) -> bool:
         """Whether both are equally likely, as a whole or where they part."""
         pairs = zip(self.words, other.words, strict=False)
+        if not self.scores:
+            return False
         parting = next((at for at, (mine, theirs) in enumerate(pairs) if mine != theirs), 0)
         nearest = min(abs(self.score - other.score), abs(self.scores[parting] - other.scores[parting]))
         return nearest < TIE
@@ -142,6 +145,16 @@ def make_models(args: Namespace, dictionary: Dictionary, folder: Path) -> None:
         save(name, name, dictionary, folder, encoder_layers=depth, decoder_layers=depth, share_all_embeddings=True)
 
 
+def export_models(folder: Path) -> None:
+    """Folders of our models, in both precisions."""
+    parser = ArgumentParser()
+    export.add_arguments(parser)
+    for name in (CONVS2S, WEIGHTED):
+        for precision, options in EXPORTED.items():
+            words = [folder / name, folder / f"{name}.{precision}", "--data", folder / "data-bin", *options]
+            export.run(parser.parse_args([str(word) for word in words]))
+
+
 def save(name: str, architecture: str, dictionary: Dictionary, folder: Path, **sizes: object) -> None:
     """A checkpoint of a random model, as fairseq's trainer writes it."""
     options, model = build(architecture, dictionary, **sizes)
@@ -165,6 +178,7 @@ def contestants(args: Namespace, folder: Path, beam: int) -> dict[str, Contestan
     generate += ["--user-dir", str(USER_DIR), "-s", "en", "-t", "de", "--beam", str(beam)]
     generate += ["--batch-size", str(args.batch_size), "--required-batch-size-multiple", "1"]
     generate += ["--max-len-a", "1", "--max-len-b=-1"]  # as many words as the longest source
+    numbers = [beam, args.batch_size, args.threads]
     found = {}
     for name, beside in ((FCONV, FCONV), (CONVS2S, FCONV), (TRANSFORMER, TRANSFORMER), (WEIGHTED, WEIGHTED)):
         command = [*generate, "--path", str(folder / name), "--task"]
@@ -174,13 +188,25 @@ def contestants(args: Namespace, folder: Path, beam: int) -> dict[str, Contestan
                 found[f"{name}, translation_fast, {precision}"] = Contestant(
                     [*command, "translation_fast", "--cpu-dtype", precision], beside, exact=precision == "float32"
                 )
+            for precision in EXPORTED if has_onnx() else ():
+                words = ["exported_command.py", folder / f"{name}.{precision}", folder / "test.en", *numbers]
+                found[f"{name}, exported, {precision}"] = script(words, beside, exact=precision == "float32")
     if find_spec("ctranslate2"):
-        script = Path(__file__).with_name("ctranslate2_command.py")
-        for precision in ("float32", "int8"):
-            command = [sys.executable, script, folder / "ctranslate2", folder / "test.en"]
-            command += [precision, beam, args.batch_size, args.threads]
-            found[f"CTranslate2, {precision}"] = Contestant([str(word) for word in command], "", exact=False)
+        for precision in EXPORTED:
+            words = ["ctranslate2_command.py", folder / "ctranslate2", folder / "test.en", precision, *numbers]
+            found[f"CTranslate2, {precision}"] = script(words, "", exact=False)
     return found
+
+
+def has_onnx() -> bool:
+    """Whether models can be exported, and run."""
+    return all(map(find_spec, ("onnx", "onnxruntime")))
+
+
+def script(words: list[object], beside: str, exact: bool) -> Contestant:
+    """A contestant that is a script beside this one."""
+    name, *arguments = map(str, words)
+    return Contestant([sys.executable, str(Path(__file__).with_name(name)), *arguments], beside, exact)
 
 
 def run(command: list[str], output: Path, threads: int) -> Result:
@@ -247,6 +273,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_models(args, make_data(args, folder), folder)
+        if has_onnx():
+            export_models(folder)
         if find_spec("ctranslate2"):
             convert_for_ctranslate2(folder / TRANSFORMER, folder / "data-bin", folder / "ctranslate2")
         rows = [row for beam in args.beams.split(",") for row in measure(args, folder, int(beam))]

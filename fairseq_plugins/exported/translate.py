@@ -57,9 +57,8 @@ def read_lines(path: Path) -> list[str]:
 def run(program: ort.InferenceSession, given: dict[str, Array], names: list[str]) -> dict[str, Array]:
     """A program's outputs by name; nothing is copied on the way in or out."""
     values = {name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(each)) for name, each in given.items()}
-    with blaming(Path("weights.bin")):
-        found = program.run_with_ort_values(names, values)
-        return {name: value.numpy() for name, value in zip(names, found, strict=True)}
+    found = program.run_with_ort_values(names, values)
+    return {name: value.numpy() for name, value in zip(names, found, strict=True)}
 
 
 class Decoding:
@@ -75,7 +74,7 @@ class Decoding:
                 self.state[name] = np.zeros(sizes, np.float32)
         self.past = [name for name in self.state if name.startswith(("keys", "values"))]
         self.ancestors = np.full((len(source), beam, 0), -1)  # the row that each continues, at each step
-        self.state |= {"candidates": candidates, "count": np.array([2 * beam + 3])}
+        self.state |= {"candidates": candidates, "count": np.array([min(2 * beam + 3, len(candidates))])}
         self.outputs = [each.name for each in model.step.get_outputs() if attends or each.name != "attended"]
 
     def step(self, tokens: Array, order: Array, rules: Array) -> list[Array]:
@@ -138,6 +137,7 @@ def search(decoding: Decoding, eos: int, o: Namespace, longest: int) -> list[Any
                 hypotheses.append((trace_back(history, order[place, rank]), float(score)))
         # ... and the first k that do not end go on, until the sentence has k hypotheses.
         going = np.argsort(ends, axis=1, kind="stable")[:, :k]
+        scores[ends] = -np.inf  # some go on where there are fewer than 2k words
         totals, tokens, order = (np.take_along_axis(x, going, 1) for x in (scores, tokens, order))
         if not (stay := [place for place, sentence in enumerate(sentences) if len(found[sentence]) < k]):
             break
@@ -162,7 +162,7 @@ class Translator:
     """A model that was exported to this folder. ValueError: a file is missing or has changed, or they do not fit."""
 
     def __init__(self, folder: str | Path, threads: int = 0) -> None:
-        folder = Path(folder)
+        self.folder = folder = Path(folder)
         sums = {line[66:]: line[:64] for line in read_lines(folder / "SHA256SUMS")}
         for name in sorted(FILES | sums.keys()):
             path = folder / Path(name).name
@@ -184,8 +184,7 @@ class Translator:
             fits &= sizes == (c["source_words"], c["target_words"]) and c["inputs"] == self.inputs
             if not fits or max(c[name] for name in NUMBERS[:4]) >= min(sizes):
                 raise ValueError("it describes no model that this program can read, or not this one")
-        specials = {c["bos"], c["pad"], c["eos"]}  # text that is written like these is not them
-        self.numbers = {word: n for n, word in enumerate(source) if n not in specials}
+        self.numbers = {word: n for n, word in enumerate(source) if n not in map(c.get, NUMBERS[:3])}  # no text is </s>
         self.candidates, self.bpe, self.tokenizer = None, None, None
         if c["candidates"]:
             with blaming(folder / "candidates.npz"), np.load(folder / "candidates.npz") as tables:
@@ -246,10 +245,11 @@ class Translator:
         if self.candidates is not None:
             candidates = np.union1d(self.candidates[0][source], self.candidates[1]).astype(np.int64)
         longest = min(int(o.max_len_a * length + o.max_len_b), c["target_positions"] - 1)
-        if o.min_len > longest or 2 * o.beam + 3 > len(candidates):
+        if o.min_len > longest or o.beam >= len(candidates):
             raise ValueError(f"of {o.min_len} to {longest} words, and a beam of {o.beam}, there is no translation")
-        decoding = Decoding(self, source, o.beam, candidates, attends=replace_unk is not None)
-        found = search(decoding, c["eos"], o, longest)
+        with blaming(self.folder / "step.onnx"):
+            decoding = Decoding(self, source, o.beam, candidates, attends=replace_unk is not None)
+            found = search(decoding, c["eos"], o, longest)
         if not all(found):
             raise ValueError("a sentence has no translation: its scores are not numbers")
         return [
@@ -277,7 +277,7 @@ def main() -> None:
     parser.add_argument("--replace-unk", nargs="?", const="", metavar="FILE", help="of lines `source target`")
     parser.add_argument("--buffer", type=int, default=1000, metavar="N", help="lines that are read at once from a file")
     parser.add_argument("--threads", type=int, default=0, metavar="N", help="of the processor; 0: one for each core")
-    parser.add_argument("input", nargs="?", type=Path, help="text to translate; without it, what comes in")
+    parser.add_argument("--input", type=Path, metavar="FILE", help="text to translate; without it, what comes in")
     args = vars(parser.parse_args())
     path, replace, buffer, threads = (args.pop(name) for name in ("input", "replace_unk", "buffer", "threads"))
     translator = Translator(Path(__file__).absolute().parent, threads)
