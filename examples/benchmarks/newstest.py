@@ -11,6 +11,7 @@ the longest source of its batch, and all make equally many tokens of equal batch
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -50,7 +51,7 @@ OPTIONS = (
     ("input", "", "text to translate, plain or gzipped, one sentence of words between spaces a line"),
     ("sentences", 0, "only the first so many (0: all)"),
     *SIZES,
-    ("batch-size", 128, "sentences in a batch, which have similar lengths"),
+    ("max-tokens", 2000, "words in a batch, padding included, of sentences of similar lengths"),
     ("beams", "1,5", "beam sizes"),
     JSON,
 )
@@ -80,11 +81,13 @@ class Contestant:
         command: its words.
         beside: the contestant whose translations its own are compared with, if any.
         exact: whether they have to be the same, or equally likely where they part.
+        bare: whether it writes a translation for each line and nothing else, and not as fairseq-generate does.
     """
 
     command: list[str]
     beside: str
     exact: bool
+    bare: bool = False
 
 
 @dataclass(frozen=True)
@@ -176,9 +179,9 @@ def contestants(args: Namespace, folder: Path, beam: int) -> dict[str, Contestan
     """All commands, by what stands in the table."""
     generate = [sys.executable, "-W", "ignore", "-m", "fairseq_cli.generate", str(folder / "data-bin")]
     generate += ["--user-dir", str(USER_DIR), "-s", "en", "-t", "de", "--beam", str(beam)]
-    generate += ["--batch-size", str(args.batch_size), "--required-batch-size-multiple", "1"]
-    generate += ["--max-len-a", "1", "--max-len-b=-1"]  # as many words as the longest source
-    numbers = [beam, args.batch_size, args.threads]
+    batches = ["--max-tokens", str(args.max_tokens)]
+    lengths = ["--max-len-a", "1", "--max-len-b=-1"]  # as many words as the longest source
+    generate += [*batches, "--required-batch-size-multiple", "1", *lengths]
     found = {}
     for name, beside in ((FCONV, FCONV), (CONVS2S, FCONV), (TRANSFORMER, TRANSFORMER), (WEIGHTED, WEIGHTED)):
         command = [*generate, "--path", str(folder / name), "--task"]
@@ -189,12 +192,16 @@ def contestants(args: Namespace, folder: Path, beam: int) -> dict[str, Contestan
                     [*command, "translation_fast", "--cpu-dtype", precision], beside, exact=precision == "float32"
                 )
             for precision in EXPORTED if has_onnx() else ():
-                words = ["exported_command.py", folder / f"{name}.{precision}", folder / "test.en", *numbers]
-                found[f"{name}, exported, {precision}"] = script(words, beside, exact=precision == "float32")
+                words = [folder / f"{name}.{precision}" / "translate.py", *batches, *lengths, "--beam", beam]
+                words += ["--threads", args.threads, "--input", folder / "test.en"]
+                found[f"{name}, exported, {precision}"] = Contestant(
+                    [sys.executable, *map(str, words)], beside, exact=precision == "float32", bare=True
+                )
     if find_spec("ctranslate2"):
+        script = Path(__file__).with_name("ctranslate2_command.py")
         for precision in EXPORTED:
-            words = ["ctranslate2_command.py", folder / "ctranslate2", folder / "test.en", precision, *numbers]
-            found[f"CTranslate2, {precision}"] = script(words, "", exact=False)
+            words = [script, folder / "ctranslate2", folder / "test.en", precision, beam, args.max_tokens, args.threads]
+            found[f"CTranslate2, {precision}"] = Contestant([sys.executable, *map(str, words)], "", exact=False)
     return found
 
 
@@ -203,31 +210,27 @@ def has_onnx() -> bool:
     return all(map(find_spec, ("onnx", "onnxruntime")))
 
 
-def script(words: list[object], beside: str, exact: bool) -> Contestant:
-    """A contestant that is a script beside this one."""
-    name, *arguments = map(str, words)
-    return Contestant([sys.executable, str(Path(__file__).with_name(name)), *arguments], beside, exact)
-
-
-def run(command: list[str], output: Path, threads: int) -> Result:
-    """Run a command in a process of its own."""
+def run(contestant: Contestant, output: Path, threads: int) -> Result:
+    """Run its command in a process of its own."""
     finished = subprocess.run(
-        [sys.executable, "-S", "-c", _MEASURE, str(output), *command],
+        [sys.executable, "-S", "-c", _MEASURE, str(output), *contestant.command],
         env={**os.environ, "OMP_NUM_THREADS": str(threads)},
         capture_output=True,
         text=True,
         check=False,
     )
     if finished.returncode:
-        sys.exit(f"{' '.join(command)} failed:\n{finished.stderr[-3000:]}")
+        sys.exit(f"{' '.join(contestant.command)} failed:\n{finished.stderr[-3000:]}")
     kilobytes, processor = json.loads(finished.stdout)
     translations = {}
     with output.open(encoding="utf-8", newline="\n") as lines:
-        for line in lines:
-            if line.startswith("H-"):
+        for number, line in enumerate(lines):
+            if contestant.bare:
+                translations[number] = Translation(line.split(), [], math.nan)
+            elif line.startswith("H-"):
                 name, score, words = line.rstrip("\n").split("\t")
                 translations[int(name[2:])] = Translation(words.split(), [], float(score))
-            elif line.startswith("P-"):  # fairseq's alone
+            elif line.startswith("P-"):
                 name, scores = line.split("\t")
                 translations[int(name[2:])].scores.extend(map(float, scores.split()))
     return Result(kilobytes / 2**20, processor, translations)
@@ -243,7 +246,7 @@ def compare(result: Result, other: Result) -> tuple[int, int]:
 def measure(args: Namespace, folder: Path, beam: int) -> list[dict[str, Any]]:
     """A row of the table for each contestant."""
     entrants = contestants(args, folder, beam)
-    runs = {name: partial(run, entrant.command, folder / "output", args.threads) for name, entrant in entrants.items()}
+    runs = {name: partial(run, entrant, folder / "output", args.threads) for name, entrant in entrants.items()}
     seconds, results = take_turns(runs, args.rounds, warm_up=0)
     rows = []
     for name, result in results.items():
@@ -287,7 +290,7 @@ def main() -> None:
 def print_table(args: Namespace, rows: list[dict[str, Any]]) -> None:
     """All rows, and what they must be read with."""
     print(describe_sizes(args))
-    print(f"{rows[0]['sentences']} sentences, {rows[0]['tokens']} tokens out, batches of {args.batch_size}")
+    print(f"{rows[0]['sentences']} sentences, {rows[0]['tokens']} tokens out, batches of {args.max_tokens} words")
     print(f"{machine(args)}\n")
     print("| beam | | seconds | times as fast as fconv | processor seconds | tokens per second | peak GB | equal |")
     print("|---|---|---|---|---|---|---|---|")

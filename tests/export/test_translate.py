@@ -85,8 +85,8 @@ def test_a_line_for_each_line(folder: Path, program: ModuleType) -> None:
     assert [line for line, text in zip(LINES, translations, strict=False) if not text] == ["", " \t \u3000"]
     assert "of a line of 300 words the first 63 are translated" in result.stderr.decode()
     (folder.parent / "text").write_bytes(text)
-    for size in (0, 2):  # none is one
-        assert run(folder, "--buffer", size, "--input", folder.parent / "text").stdout == result.stdout
+    for words in (["--buffer", 0], ["--buffer", 2], ["--threads", 3, "--max-tokens", 10]):  # none is one
+        assert run(folder, *words, "--input", folder.parent / "text").stdout == result.stdout
     translated = program.Translator(folder, 1).translate([*LINES, "w1\ufffd w2"], max_len_b=30)
     assert translated == translations
 
