@@ -1,6 +1,6 @@
 """A contestant of newstest.py: CTranslate2 in a process of its own, with the batches and output of fairseq-generate.
 
-ctranslate2_command.py MODEL TEXT PRECISION BEAM BATCH_SIZE THREADS
+ctranslate2_command.py MODEL TEXT PRECISION BEAM MAX_TOKENS THREADS
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ import ctranslate2  # noqa: E402
 
 def main() -> None:
     model, text, precision, *numbers = sys.argv[1:]
-    beam, batch_size, threads = map(int, numbers)
+    beam, max_tokens, threads = map(int, numbers)
     translator = ctranslate2.Translator(model, compute_type=precision, intra_threads=threads)
     sentences = [line.split() for line in Path(text).read_text(encoding="utf-8").split("\n")[:-1]]
-    by_length = sorted(range(len(sentences)), key=lambda number: len(sentences[number]))
-    for start in range(0, len(sentences), batch_size):
-        batch = by_length[start : start + batch_size]
+    batches: list[list[int]] = []
+    for number in sorted(range(len(sentences)), key=lambda number: len(sentences[number])):
+        if not batches or (len(batches[-1]) + 1) * (len(sentences[number]) + 1) > max_tokens:
+            batches.append([])
+        batches[-1].append(number)
+    for batch in batches:
         length = len(sentences[batch[-1]])
         results = translator.translate_batch(
             [sentences[number] for number in batch],

@@ -3,20 +3,21 @@
 
 As table 3 of Gehring et al. 2017, with random weights: fairseq's fconv, convs2s with the same weights, fairseq's
 transformer, the Weighted Transformer, ours also with the task translation_fast in each precision that the processor
-has, and the transformer's weights in CTranslate2 where that package is installed.  Their commands take turns.  None of
-the models ever ends a sentence, so that each translation is as long as the longest source of its batch, and all make
-equally many tokens of equal batches.
+has and exported where onnx and onnxruntime are installed, and the transformer's weights in CTranslate2 where that
+package is.  Their commands take turns.  None of the models ever ends a sentence, so that each translation is as long as
+the longest source of its batch, and all make equally many tokens of equal batches.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -41,7 +42,7 @@ from turns import (
 )
 
 from fairseq_plugins.backends.cpu.packed import PRECISIONS
-from fairseq_plugins.tools import import_fconv
+from fairseq_plugins.tools import export, import_fconv
 from fairseq_plugins.tools.fairseq_command import fairseq
 from fairseq_plugins.tools.parallel_text import read_text
 from fairseq_plugins.tools.user_dir import USER_DIR
@@ -50,10 +51,11 @@ OPTIONS = (
     ("input", "", "text to translate, plain or gzipped, one sentence of words between spaces a line"),
     ("sentences", 0, "only the first so many (0: all)"),
     *SIZES,
-    ("batch-size", 128, "sentences in a batch, which have similar lengths"),
+    ("max-tokens", 2000, "words in a batch, padding included, of sentences of similar lengths"),
     ("beams", "1,5", "beam sizes"),
     JSON,
 )
+EXPORTED = {"float32": [], "int8": ["--int8"]}  # and the options that make it
 FCONV, CONVS2S, TRANSFORMER, WEIGHTED = "fconv", "convs2s", "transformer", "weighted_transformer_small"
 
 # To a random model two words, or two hypotheses, are now and then equally likely up to the last digits, and rounding
@@ -79,16 +81,18 @@ class Contestant:
         command: its words.
         beside: the contestant whose translations its own are compared with, if any.
         exact: whether they have to be the same, or equally likely where they part.
+        bare: whether it writes a translation for each line and nothing else, and not as fairseq-generate does.
     """
 
     command: list[str]
     beside: str
     exact: bool
+    bare: bool = False
 
 
 @dataclass(frozen=True)
 class Translation:
-    """Words, the log-probability of each and of the end where it is told, and their mean, in bits."""
+    """Words, the log-probability of each and of the end, as fairseq alone tells them, and their mean, in bits."""
 
     words: list[str]
     scores: list[float]
@@ -97,6 +101,8 @@ class Translation:
     def ties(self, other: Translation) -> bool:
         """Whether both are equally likely, as a whole or where they part."""
         pairs = zip(self.words, other.words, strict=False)
+        if not self.scores:
+            return False
         parting = next((at for at, (mine, theirs) in enumerate(pairs) if mine != theirs), 0)
         nearest = min(abs(self.score - other.score), abs(self.scores[parting] - other.scores[parting]))
         return nearest < TIE
@@ -142,6 +148,16 @@ def make_models(args: Namespace, dictionary: Dictionary, folder: Path) -> None:
         save(name, name, dictionary, folder, encoder_layers=depth, decoder_layers=depth, share_all_embeddings=True)
 
 
+def export_models(folder: Path) -> None:
+    """Folders of our models, in both precisions."""
+    parser = ArgumentParser()
+    export.add_arguments(parser)
+    for name in (CONVS2S, WEIGHTED):
+        for precision, options in EXPORTED.items():
+            words = [folder / name, folder / f"{name}.{precision}", "--data", folder / "data-bin", *options]
+            export.run(parser.parse_args([str(word) for word in words]))
+
+
 def save(name: str, architecture: str, dictionary: Dictionary, folder: Path, **sizes: object) -> None:
     """A checkpoint of a random model, as fairseq's trainer writes it."""
     options, model = build(architecture, dictionary, **sizes)
@@ -163,8 +179,9 @@ def contestants(args: Namespace, folder: Path, beam: int) -> dict[str, Contestan
     """All commands, by what stands in the table."""
     generate = [sys.executable, "-W", "ignore", "-m", "fairseq_cli.generate", str(folder / "data-bin")]
     generate += ["--user-dir", str(USER_DIR), "-s", "en", "-t", "de", "--beam", str(beam)]
-    generate += ["--batch-size", str(args.batch_size), "--required-batch-size-multiple", "1"]
-    generate += ["--max-len-a", "1", "--max-len-b=-1"]  # as many words as the longest source
+    batches = ["--max-tokens", str(args.max_tokens)]
+    lengths = ["--max-len-a", "1", "--max-len-b=-1"]  # as many words as the longest source
+    generate += [*batches, "--required-batch-size-multiple", "1", *lengths]
     found = {}
     for name, beside in ((FCONV, FCONV), (CONVS2S, FCONV), (TRANSFORMER, TRANSFORMER), (WEIGHTED, WEIGHTED)):
         command = [*generate, "--path", str(folder / name), "--task"]
@@ -174,34 +191,46 @@ def contestants(args: Namespace, folder: Path, beam: int) -> dict[str, Contestan
                 found[f"{name}, translation_fast, {precision}"] = Contestant(
                     [*command, "translation_fast", "--cpu-dtype", precision], beside, exact=precision == "float32"
                 )
+            for precision in EXPORTED if has_onnx() else ():
+                words = [folder / f"{name}.{precision}" / "translate.py", *batches, *lengths, "--beam", beam]
+                words += ["--threads", args.threads, "--input", folder / "test.en"]
+                found[f"{name}, exported, {precision}"] = Contestant(
+                    [sys.executable, *map(str, words)], beside, exact=precision == "float32", bare=True
+                )
     if find_spec("ctranslate2"):
         script = Path(__file__).with_name("ctranslate2_command.py")
-        for precision in ("float32", "int8"):
-            command = [sys.executable, script, folder / "ctranslate2", folder / "test.en"]
-            command += [precision, beam, args.batch_size, args.threads]
-            found[f"CTranslate2, {precision}"] = Contestant([str(word) for word in command], "", exact=False)
+        for precision in EXPORTED:
+            words = [script, folder / "ctranslate2", folder / "test.en", precision, beam, args.max_tokens, args.threads]
+            found[f"CTranslate2, {precision}"] = Contestant([sys.executable, *map(str, words)], "", exact=False)
     return found
 
 
-def run(command: list[str], output: Path, threads: int) -> Result:
-    """Run a command in a process of its own."""
+def has_onnx() -> bool:
+    """Whether models can be exported, and run."""
+    return all(map(find_spec, ("onnx", "onnxruntime")))
+
+
+def run(contestant: Contestant, output: Path, threads: int) -> Result:
+    """Run its command in a process of its own."""
     finished = subprocess.run(
-        [sys.executable, "-S", "-c", _MEASURE, str(output), *command],
+        [sys.executable, "-S", "-c", _MEASURE, str(output), *contestant.command],
         env={**os.environ, "OMP_NUM_THREADS": str(threads)},
         capture_output=True,
         text=True,
         check=False,
     )
     if finished.returncode:
-        sys.exit(f"{' '.join(command)} failed:\n{finished.stderr[-3000:]}")
+        sys.exit(f"{' '.join(contestant.command)} failed:\n{finished.stderr[-3000:]}")
     kilobytes, processor = json.loads(finished.stdout)
     translations = {}
     with output.open(encoding="utf-8", newline="\n") as lines:
-        for line in lines:
-            if line.startswith("H-"):
+        for number, line in enumerate(lines):
+            if contestant.bare:
+                translations[number] = Translation(line.split(), [], math.nan)
+            elif line.startswith("H-"):
                 name, score, words = line.rstrip("\n").split("\t")
                 translations[int(name[2:])] = Translation(words.split(), [], float(score))
-            elif line.startswith("P-"):  # fairseq's alone
+            elif line.startswith("P-"):
                 name, scores = line.split("\t")
                 translations[int(name[2:])].scores.extend(map(float, scores.split()))
     return Result(kilobytes / 2**20, processor, translations)
@@ -217,7 +246,7 @@ def compare(result: Result, other: Result) -> tuple[int, int]:
 def measure(args: Namespace, folder: Path, beam: int) -> list[dict[str, Any]]:
     """A row of the table for each contestant."""
     entrants = contestants(args, folder, beam)
-    runs = {name: partial(run, entrant.command, folder / "output", args.threads) for name, entrant in entrants.items()}
+    runs = {name: partial(run, entrant, folder / "output", args.threads) for name, entrant in entrants.items()}
     seconds, results = take_turns(runs, args.rounds, warm_up=0)
     rows = []
     for name, result in results.items():
@@ -247,6 +276,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_models(args, make_data(args, folder), folder)
+        if has_onnx():
+            export_models(folder)
         if find_spec("ctranslate2"):
             convert_for_ctranslate2(folder / TRANSFORMER, folder / "data-bin", folder / "ctranslate2")
         rows = [row for beam in args.beams.split(",") for row in measure(args, folder, int(beam))]
@@ -259,7 +290,7 @@ def main() -> None:
 def print_table(args: Namespace, rows: list[dict[str, Any]]) -> None:
     """All rows, and what they must be read with."""
     print(describe_sizes(args))
-    print(f"{rows[0]['sentences']} sentences, {rows[0]['tokens']} tokens out, batches of {args.batch_size}")
+    print(f"{rows[0]['sentences']} sentences, {rows[0]['tokens']} tokens out, batches of {args.max_tokens} words")
     print(f"{machine(args)}\n")
     print("| beam | | seconds | times as fast as fconv | processor seconds | tokens per second | peak GB | equal |")
     print("|---|---|---|---|---|---|---|---|")

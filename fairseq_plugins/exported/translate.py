@@ -12,7 +12,8 @@ from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from itertools import islice, takewhile
+from itertools import islice
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ FILES = {"config.json", "source.onnx", "source.txt", "step.onnx", "target.txt", 
 NUMBERS = ("bos", "pad", "eos", "unk", "source_words", "target_words", "source_positions", "target_positions")
 TEXTS = ("source_language", "target_language", "bpe_separator")  # or null
 ROOM = 16  # steps that memory is made for at a time
-LONGEST = 500  # letters that byte pair encoding gets at once: a very long word would take it minutes
 OPTIONS: dict[str, tuple[float, str]] = {  # of the search, which is fairseq's
     "beam": (5, "hypotheses that are kept of each sentence"),
     "nbest": (1, "translations of each line, each behind its score if there are several"),
@@ -57,9 +57,7 @@ def read_lines(path: Path) -> list[str]:
 def run(program: ort.InferenceSession, given: dict[str, Array], names: list[str]) -> dict[str, Array]:
     """A program's outputs by name; nothing is copied on the way in or out."""
     values = {name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(each)) for name, each in given.items()}
-    with blaming(Path("weights.bin")):
-        found = program.run_with_ort_values(names, values)
-        return {name: value.numpy() for name, value in zip(names, found, strict=True)}
+    return {name: value.numpy() for name, value in zip(names, program.run_with_ort_values(names, values), strict=True)}
 
 
 class Decoding:
@@ -75,7 +73,7 @@ class Decoding:
                 self.state[name] = np.zeros(sizes, np.float32)
         self.past = [name for name in self.state if name.startswith(("keys", "values"))]
         self.ancestors = np.full((len(source), beam, 0), -1)  # the row that each continues, at each step
-        self.state |= {"candidates": candidates, "count": np.array([2 * beam + 3])}
+        self.state |= {"candidates": candidates, "count": np.array([min(2 * beam + 3, len(candidates))])}
         self.outputs = [each.name for each in model.step.get_outputs() if attends or each.name != "attended"]
 
     def step(self, tokens: Array, order: Array, rules: Array) -> list[Array]:
@@ -138,6 +136,7 @@ def search(decoding: Decoding, eos: int, o: Namespace, longest: int) -> list[Any
                 hypotheses.append((trace_back(history, order[place, rank]), float(score)))
         # ... and the first k that do not end go on, until the sentence has k hypotheses.
         going = np.argsort(ends, axis=1, kind="stable")[:, :k]
+        scores[ends] = -np.inf  # some go on where there are fewer than 2k words
         totals, tokens, order = (np.take_along_axis(x, going, 1) for x in (scores, tokens, order))
         if not (stay := [place for place, sentence in enumerate(sentences) if len(found[sentence]) < k]):
             break
@@ -161,8 +160,8 @@ def trace_back(history: list[list[Array]], row: int) -> list[list[int]]:
 class Translator:
     """A model that was exported to this folder. ValueError: a file is missing or has changed, or they do not fit."""
 
-    def __init__(self, folder: str | Path, threads: int = 0) -> None:
-        folder = Path(folder)
+    def __init__(self, folder: str | Path, threads: int = 0, batches: int = 1) -> None:
+        self.folder, self.batches = (folder := Path(folder)), batches  # at a time; threads are of each. 0: all cores
         sums = {line[66:]: line[:64] for line in read_lines(folder / "SHA256SUMS")}
         for name in sorted(FILES | sums.keys()):
             path = folder / Path(name).name
@@ -184,8 +183,7 @@ class Translator:
             fits &= sizes == (c["source_words"], c["target_words"]) and c["inputs"] == self.inputs
             if not fits or max(c[name] for name in NUMBERS[:4]) >= min(sizes):
                 raise ValueError("it describes no model that this program can read, or not this one")
-        specials = {c["bos"], c["pad"], c["eos"]}  # text that is written like these is not them
-        self.numbers = {word: n for n, word in enumerate(source) if n not in specials}
+        self.numbers = {word: n for n, word in enumerate(source) if n not in map(c.get, NUMBERS[:3])}  # no text is </s>
         self.candidates, self.bpe, self.tokenizer = None, None, None
         if c["candidates"]:
             with blaming(folder / "candidates.npz"), np.load(folder / "candidates.npz") as tables:
@@ -213,16 +211,17 @@ class Translator:
         if not (1 <= o.nbest <= o.beam and o.min_len >= 0 and o.max_tokens > 0):
             raise ValueError("1 <= nbest <= beam, 0 <= min_len and 0 < max_tokens are wanted")
         sources = [self.words(line) for line in ([lines] if isinstance(lines, str) else lines)]
-        results: dict[int, list[Any]] = {}
-        places = sorted((place for place, words in enumerate(sources) if words), key=lambda at: len(sources[at]))
-        while places:
-            sizes = ((n + 1) * (len(sources[place]) + 1) for n, place in enumerate(places))
-            fit = max(1, len(list(takewhile(lambda size: size <= o.max_tokens, sizes))))
-            batch, places = places[:fit], places[fit:]
-            results |= zip(batch, self.batch([sources[place] for place in batch], o, replace_unk), strict=True)
-            print(f"\r{len(places)} lines left   " * progress, end="", file=sys.stderr, flush=True)
-        found = [results.get(place, [("", 0.0)] * o.nbest) for place in range(len(sources))]
-        return found if o.nbest > 1 else [text for ((text, _),) in found]
+        results: dict[int, list[Any]] = {place: [("", 0.0)] * o.nbest for place in range(len(sources))}
+        batches: list[list[int]] = []
+        for place in sorted((at for at, words in enumerate(sources) if words), key=lambda at: len(sources[at])):
+            if not batches or (len(batches[0]) + 1) * (len(sources[place]) + 1) > o.max_tokens:
+                batches.insert(0, [])  # the longest start first, so that at the end none is long to wait for
+            batches[0].append(place)
+        with ThreadPool(self.batches or None) as pool:
+            for done, found in enumerate(pool.imap(lambda each: self.batch(each, sources, o, replace_unk), batches), 1):
+                results |= found
+                print(f"\rbatch {done} of {len(batches)} " * progress, end="", file=sys.stderr, flush=True)
+        return [found if o.nbest > 1 else found[0][0] for found in results.values()]
 
     def words(self, line: str) -> list[str]:
         """A line as the model reads it, without the end of one that is too long for it."""
@@ -230,32 +229,33 @@ class Translator:
             line = self.tokenizer.tokenize(line.strip(), aggressive_dash_splits=True, return_str=True)
         words, longest = line.split(), self.config["source_positions"] - 1
         if self.bpe is not None:
-            cut = ([word[at : at + LONGEST] for at in range(0, len(word), LONGEST)] for word in words)
+            cut = ([word[at : at + 500] for at in range(0, len(word), 500)] for word in words)  # or it may take minutes
             words = " ".join(f"{self.bpe.separator} ".join(map(self.bpe.process_line, each)) for each in cut).split()
         if len(words) > longest:
             print(f"of a line of {len(words)} words the first {longest} are translated", file=sys.stderr)
         return words[:longest]
 
-    def batch(self, sources: list[list[str]], o: Any, replace_unk: dict[str, str] | None) -> list[Any]:
-        """The nbest translations of each source, of which the last is the longest."""
-        c, length = self.config, len(sources[-1]) + 1
-        source = np.full((len(sources), length), c["pad"])
-        for row, words in zip(source, sources, strict=True):
-            row[: len(words) + 1] = [*(self.numbers.get(word, c["unk"]) for word in words), c["eos"]]
+    def batch(self, places: list[int], sources: list[list[str]], o: Any, replace_unk: Any) -> dict[int, list[Any]]:
+        """The nbest translations of the sources at these places, of which the last is the longest."""
+        c, length = self.config, len(sources[places[-1]]) + 1
+        source = np.full((len(places), length), c["pad"])
+        for row, place in zip(source, places, strict=True):
+            row[: len(sources[place]) + 1] = [*(self.numbers.get(word, c["unk"]) for word in sources[place]), c["eos"]]
         candidates = np.arange(c["target_words"])
         if self.candidates is not None:
             candidates = np.union1d(self.candidates[0][source], self.candidates[1]).astype(np.int64)
         longest = min(int(o.max_len_a * length + o.max_len_b), c["target_positions"] - 1)
-        if o.min_len > longest or 2 * o.beam + 3 > len(candidates):
+        if o.min_len > longest or o.beam >= len(candidates):
             raise ValueError(f"of {o.min_len} to {longest} words, and a beam of {o.beam}, there is no translation")
-        decoding = Decoding(self, source, o.beam, candidates, attends=replace_unk is not None)
-        found = search(decoding, c["eos"], o, longest)
+        with blaming(self.folder / "step.onnx"):
+            decoding = Decoding(self, source, o.beam, candidates, attends=replace_unk is not None)
+            found = search(decoding, c["eos"], o, longest)
         if not all(found):
             raise ValueError("a sentence has no translation: its scores are not numbers")
-        return [
-            [(self.text(numbers, words, replace_unk), score) for numbers, score in each[: o.nbest]]
-            for words, each in zip(sources, found, strict=True)
-        ]
+        return {
+            place: [(self.text(numbers, sources[place], replace_unk), score) for numbers, score in each[: o.nbest]]
+            for place, each in zip(places, found, strict=True)
+        }
 
     def text(self, numbers: list[list[int]], source: list[str], replace_unk: dict[str, str] | None) -> str:
         """A translation as one reads it."""
@@ -276,14 +276,14 @@ def main() -> None:
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=text, metavar="N")
     parser.add_argument("--replace-unk", nargs="?", const="", metavar="FILE", help="of lines `source target`")
     parser.add_argument("--buffer", type=int, default=1000, metavar="N", help="lines that are read at once from a file")
-    parser.add_argument("--threads", type=int, default=0, metavar="N", help="of the processor; 0: one for each core")
-    parser.add_argument("input", nargs="?", type=Path, help="text to translate; without it, what comes in")
+    parser.add_argument("--threads", type=int, default=0, metavar="N", help="batches at a time; 0: one for each core")
+    parser.add_argument("--input", type=Path, metavar="FILE", help="text to translate; without it, what comes in")
     args = vars(parser.parse_args())
     path, replace, buffer, threads = (args.pop(name) for name in ("input", "replace_unk", "buffer", "threads"))
-    translator = Translator(Path(__file__).absolute().parent, threads)
-    pairs = (line.split() for line in (read_lines(Path(replace)) if replace else []))
-    replace = None if replace is None else {words[0]: words[1] for words in pairs if len(words) == 2}
+    if replace:
+        replace = dict(words for line in read_lines(Path(replace)) if len(words := line.split()) == 2)
     lines = sys.stdin.buffer if path is None else path.open("rb")
+    translator = Translator(Path(__file__).absolute().parent, *((threads, 1) if lines.isatty() else (1, threads)))
     while block := list(islice(lines, 1 if lines.isatty() else max(1, buffer))):
         texts = [line.decode("utf-8", errors="replace").removeprefix("\ufeff") for line in block]
         for found in translator.translate(texts, replace, sys.stderr.isatty() and not lines.isatty(), **args):

@@ -149,6 +149,18 @@ def test_candidates(
     assert set(found.split()) <= allowed
 
 
+@pytest.mark.parametrize("words", [5, 6, 7, 9, 10, 11])
+def test_as_few_candidates_as_a_beam_needs(
+    words: int, program: ModuleType, build: Callable[..., Any], dictionary: Dictionary, tmp_path: Path
+) -> None:
+    """A beam of 4 among 5 words; from 11 words on a step gives the best 2k + 3 of them."""
+    always = torch.arange(len(dictionary)) < words
+    candidates = Candidates(torch.zeros(len(dictionary), 1, dtype=torch.int64), always)
+    model = build("weighted_transformer_tiny")
+    folder = export(model, tmp_path / "out", dictionary, candidates=candidates)
+    check(program, folder, model, dictionary, SEARCHES["beam 4"], candidates=candidates)
+
+
 def test_int8_is_near(
     program: ModuleType, build: Callable[..., Any], architecture: str, dictionary: Dictionary, tmp_path: Path
 ) -> None:

@@ -13,12 +13,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import onnx
 import pytest
+import torch
 from fairseq.data import Dictionary
 from fairseq.data.encoders.moses_tokenizer import MosesTokenizer, MosesTokenizerConfig
 from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE, SubwordNMTBPEConfig
 
 from fairseq_plugins.export.folder import TextOptions
+from fairseq_plugins.generation.candidates import Candidates
 from tests.export.exporting import export, translate_py
 from tests.searches import model
 
@@ -46,8 +49,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory, dictionary: Dictionary) -> 
     return made(tmp_path_factory.mktemp("exported") / "out", dictionary)
 
 
-def made(path: Path, dictionary: Dictionary, **options: Any) -> Path:
-    return export(model("convs2s_tiny", 1, False).float(), path, dictionary, **options)
+@pytest.fixture(scope="module")
+def full_folder(tmp_path_factory: pytest.TempPathFactory, dictionary: Dictionary) -> Path:
+    """With codes and candidates, and steps that look back."""
+    path = tmp_path_factory.mktemp("exported")
+    (path / "codes").write_text("#version: 0.2\nw 1</w>\n")
+    tables = torch.arange(len(dictionary)).unsqueeze(1)
+    return made(
+        path / "out",
+        dictionary,
+        "weighted_transformer_tiny",
+        text=TextOptions(codes=path / "codes"),
+        candidates=Candidates(tables, torch.ones(len(dictionary), dtype=torch.bool)),
+    )
+
+
+def made(path: Path, dictionary: Dictionary, architecture: str = "convs2s_tiny", **options: Any) -> Path:
+    return export(model(architecture, 1, False).float(), path, dictionary, **options)
 
 
 def run(
@@ -67,8 +85,8 @@ def test_a_line_for_each_line(folder: Path, program: ModuleType) -> None:
     assert [line for line, text in zip(LINES, translations, strict=False) if not text] == ["", " \t \u3000"]
     assert "of a line of 300 words the first 63 are translated" in result.stderr.decode()
     (folder.parent / "text").write_bytes(text)
-    for size in (0, 2):  # none is one
-        assert run(folder, "--buffer", size, folder.parent / "text").stdout == result.stdout
+    for words in (["--buffer", 0], ["--buffer", 2], ["--threads", 3, "--max-tokens", 10]):  # none is one
+        assert run(folder, *words, "--input", folder.parent / "text").stdout == result.stdout
     translated = program.Translator(folder, 1).translate([*LINES, "w1\ufffd w2"], max_len_b=30)
     assert translated == translations
 
@@ -96,7 +114,7 @@ assert not {{"torch", "fairseq", "fairseq_plugins", "onnx", "subword_nmt", "sacr
 @pytest.mark.parametrize(
     "options",
     [{"beam": 0}, {"beam": 2, "nbest": 3}, {"beams": 5}, {"beam": 2.5}, {"lenpen": float("nan")}, {"max_tokens": 0},
-     {"min_len": 70}, {"beam": 30}],
+     {"min_len": 70}, {"beam": 100}],
 )  # fmt: skip
 def test_options_that_cannot_be(options: dict[str, Any], folder: Path, program: ModuleType) -> None:
     with pytest.raises(ValueError, match=r"there is no (option|translation)|are wanted"):
@@ -122,6 +140,19 @@ def test_subwords_and_tokens(program: ModuleType, tmp_path: Path) -> None:
     assert translator.text([[number] for number in numbers], [], None) == text
 
 
+def parts(folder: Path) -> list[Path]:
+    """All that the program reads."""
+    return [path for path in sorted(folder.iterdir()) if path.name not in ("translate.py", "README.md", "__pycache__")]
+
+
+def add_up(folder: Path) -> None:
+    """Sums that fit what there is."""
+    paths = [path for path in parts(folder) if path.is_file() and path.name != "SHA256SUMS"]
+    sums = "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in paths)
+    shutil.rmtree(folder / "SHA256SUMS", ignore_errors=True)
+    (folder / "SHA256SUMS").write_text(sums)
+
+
 def spoil(path: Path, chance: random.Random) -> str:
     """Change a file in a way of those that happen, or are meant; says which."""
     content, kind = (
@@ -138,11 +169,7 @@ def spoil(path: Path, chance: random.Random) -> str:
     elif kind == "zeros":
         content[at:] = bytes(len(content) - at) if any(content[at:]) else b"\1"
     elif kind == "other":
-        others = sorted(
-            each
-            for each in path.parent.iterdir()
-            if each.name not in (path.name, "translate.py", "README.md", "__pycache__")
-        )
+        others = [each for each in parts(path.parent) if each.read_bytes() != content]
         content = bytearray(chance.choice(others).read_bytes())
     path.unlink()
     if kind == "folder":
@@ -156,14 +183,10 @@ def check_spoiled(number: int, whole: Path, program: ModuleType, place: Path) ->
     """With a file that is not as it was, half of the time under sums that fit, it translates or says why not."""
     chance = random.Random(number)
     shutil.copytree(whole, place)
-    names = [path for path in sorted(place.iterdir()) if path.name not in ("translate.py", "README.md", "__pycache__")]
-    what = spoil(chance.choice(names), chance)
+    what = spoil(chance.choice(parts(place)), chance)
     hidden = chance.random() < 0.5
     if hidden:
-        paths = [path for path in names if path.is_file() and path.name != "SHA256SUMS"]
-        sums = "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in paths)
-        shutil.rmtree(place / "SHA256SUMS", ignore_errors=True)
-        (place / "SHA256SUMS").write_text(sums)
+        add_up(place)
     said = None
     try:
         program.Translator(place, 1).translate(["w1 w2", "w3"], max_len_b=5)
@@ -174,14 +197,31 @@ def check_spoiled(number: int, whole: Path, program: ModuleType, place: Path) ->
 
 
 @pytest.mark.parametrize("number", range(40))
-def test_spoiled_files(number: int, folder: Path, program: ModuleType, tmp_path: Path) -> None:
-    check_spoiled(number, folder, program, tmp_path / "spoiled")
+def test_spoiled_files(number: int, folder: Path, full_folder: Path, program: ModuleType, tmp_path: Path) -> None:
+    check_spoiled(number, (folder, full_folder)[number % 2], program, tmp_path / "spoiled")
 
 
 @pytest.mark.slow
-def test_a_thousand_spoiled_files(folder: Path, program: ModuleType, tmp_path: Path) -> None:
+def test_a_thousand_spoiled_files(folder: Path, full_folder: Path, program: ModuleType, tmp_path: Path) -> None:
     for number in range(1000):
-        check_spoiled(number, folder, program, tmp_path / "spoiled")
+        check_spoiled(number, (folder, full_folder)[number % 2], program, tmp_path / "spoiled")
+
+
+@pytest.mark.parametrize(
+    ("name", "output"), [("source.onnx", "source0"), ("step.onnx", "scores"), ("step.onnx", "new0")]
+)
+def test_programs_of_other_names(
+    name: str, output: str, full_folder: Path, program: ModuleType, tmp_path: Path
+) -> None:
+    """They do not fit together, though all sums do."""
+    place = shutil.copytree(full_folder, tmp_path / "out")
+    graph = onnx.load(place / name, load_external_data=False)
+    next(each for each in graph.graph.output if each.name == output).name = "other"
+    next(node for node in graph.graph.node if output in node.output).output[0] = "other"
+    (place / name).write_bytes(graph.SerializeToString())
+    add_up(place)
+    with pytest.raises(ValueError, match=r"step\.onnx: "):
+        program.Translator(place, 1).translate(["w1 w2"])
 
 
 HOSTILE = {
