@@ -11,6 +11,7 @@ import sys
 from argparse import ArgumentParser
 from types import ModuleType
 
+from fairseq_plugins.tools.any_file import plain
 from fairseq_plugins.tools.work import stoppable
 
 __all__ = ["main"]
@@ -64,4 +65,4 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         args.run(args)
     except (ValueError, OSError, pickle.UnpicklingError) as error:
-        sys.exit(f"fairseq-plugins {args.command}: error: {error}")
+        sys.exit(f"fairseq-plugins {args.command}: error: {plain(error)}")
