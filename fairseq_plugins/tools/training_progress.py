@@ -18,7 +18,7 @@ class TrainingProgress:
     """Tells of a training on stderr.
 
     Args:
-        usual: epochs that such trainings have taken, until validation no longer improved.
+        usual: epochs that such trainings have taken, until validation no longer improved; infinity where unknown.
         patience: validations without improvement after which it ends; none if not positive, as fairseq's.
         epochs: after which it ends in any case, and ...
         updates: ... likewise; none if not positive.

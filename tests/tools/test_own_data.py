@@ -234,6 +234,14 @@ def test_training_settings(family: str, size: tuple[int, int], options: str) -> 
     assert [option for option in options.split(" --") if option.removeprefix("--") not in settings] == []
 
 
+def test_the_time_that_a_training_takes_is_told_where_it_is_known() -> None:
+    """Within a sixth of the epochs that trainings took; another family or a large text is not guessed at."""
+    for pairs, took in ((1800, 13), (4800, 16), (29_000, 24)):
+        assert own_training.usual_epochs("convs2s", pairs) == pytest.approx(took, rel=1 / 6)
+    for family, pairs in (("conv_encoder", 2000), ("convs2s", 200_000)):
+        assert own_training.usual_epochs(family, pairs) == float("inf")
+
+
 def test_a_training_that_leaves_no_model_is_not_finished(data: Path, tmp_path: Path) -> None:
     wishes = shlex.split(f"{TINY} --save-interval 9")
     training = own_training.Training("convs2s_tiny", tmp_path / "save", wishes)

@@ -68,6 +68,15 @@ def test_a_training_that_ends_otherwise(
     assert capsys.readouterr().err == f"epoch 1, update 10: validation loss 9.500, the best so far{left}\n"
 
 
+def test_where_nothing_is_known_no_time_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training = Training(monkeypatch, 5, 0, 0, usual=float("inf"))
+    training.updates(5)
+    training.updates(10)
+    assert capsys.readouterr().err == "An epoch has 10 updates and takes 20 s.\n"
+
+
 def test_long_epochs_are_not_silent(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     training = Training(monkeypatch, 5, 0, 0, usual=20)
     for done in (100, 101, 102, 131):  # 60 seconds
