@@ -5,7 +5,7 @@ three translations of lines that were held out.  The same call goes on from wher
 --translate it translates.  Each of fairseq's commands is shown before it runs, and can be repeated by hand; what it
 prints in training is in OUT/ARCH/train.log, which plot-loss draws.  How much text: of image captions (Multi30k, English
 to German, examples/multi30k) 29 000 lines took an hour or two on one CPU core and gave 38.3 BLEU; 2000 lines took some
-ten minutes of a busy core and gave 15.9 BLEU, halting translations.  Longer and more varied sentences need more of both.
+ten minutes of a busy core and gave 15.9 BLEU, halting translations.  Longer and more varied lines need more of both.
 """
 
 from __future__ import annotations
