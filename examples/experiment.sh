@@ -51,8 +51,15 @@ run() {
     "$@"
 }
 
+# Say what comes, and how long it takes.
+step() {
+    [ ${#smoke[@]} = 0 ] || set -- "$1" "seconds, in miniature"
+    printf '\n== %s: %s\n' "$1" "$2"
+}
+
 # Binary data, of subwords or with --words of words: sets `data`.
 prepare() {
+    step Data "the download, then minutes (IWSLT'14) to hours (WMT'14), shared by WORKERS"
     run fairseq-plugins prepare "$experiment" "$out" --workers "${WORKERS:-1}" ${ORIG:+--orig "$ORIG"} \
         ${smoke[@]+"${smoke[@]}"} "$@"
     data=$out/data-bin
@@ -62,6 +69,7 @@ prepare() {
 # One training for each seed.
 train() {
     local seed save
+    step Training "hours (IWSLT'14) to weeks (WMT'14) on a GPU; not timed with this code, and what is stopped goes on"
     for seed in $seeds; do
         save=$out/$name/seed$seed
         run fairseq-hydra-train --config-dir "$here" --config-name "$recipe" "task.data=$data" \
@@ -75,6 +83,7 @@ train() {
 # --num-shards and --shard-id, and take a process's part from its rank.
 generate() {
     local part=$1 seed path paths=
+    step "Translation of $part" "minutes on a GPU"
     shift
     for seed in $seeds; do
         path=$out/$name/seed$seed/$checkpoint
@@ -110,11 +119,13 @@ score() {
     case $seeds in
         *' '*) run fairseq-plugins score --generated "$out/$name/ensemble"/shard*/"generate-$part.txt" "$@" ;;
     esac
+    [ ${#smoke[@]} = 0 ] || echo "--smoke: after two updates a score means nothing; what has been shown is that it runs."
 }
 
 # A dictionary for unknown words, made before the training: so a missing eflomal does not come out days later.
 align_words() {
     lexicon=$out/lexicon
+    [ -f "$lexicon/dictionary.txt" ] || step Alignment "minutes (IWSLT'14) to hours (WMT'14) of all cores"
     [ -f "$lexicon/dictionary.txt" ] || run fairseq-plugins lexicon --source "$out/tmp/train.$source" \
         --target "$out/tmp/train.$target" --output "$lexicon"
 }

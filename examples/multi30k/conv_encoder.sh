@@ -21,6 +21,7 @@ case $encoder in
     *) echo "$encoder: expected convolutional, pooling, bilstm or convs2s" >&2; exit 2 ;;
 esac
 
+echo "== Training: a quarter of an hour at least on one core, then a minute of translation"
 fairseq-train "$prepared/data-bin" --user-dir "$here/../../user_dir" --save-dir "$out" "${model[@]}" --dropout 0.2 \
     --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --optimizer adam --adam-betas '(0.9, 0.98)' \
     --lr 0.004 --lr-scheduler inverse_sqrt --warmup-updates 100 --clip-norm 1 --max-tokens 1500 --max-update 1500 \

@@ -15,6 +15,7 @@ mkdir -p "$out"
 
 # The recipe: plain cross-entropy, NAG 0.99, lr 0.25, clip 0.1 (ConvS2S section 4.2); a fixed 14 epochs, the rate divided
 # by 10 at epochs 12, 13 and 14.
+echo "== Training: half an hour to an hour on one core with convs2s_iwslt_de_en, then a minute of translation"
 fairseq-train "$prepared/data-bin" --user-dir "$user_dir" --save-dir "$out" \
     --arch convs2s_iwslt_de_en --dropout 0.3 --criterion cross_entropy \
     --optimizer nag --momentum 0.99 --lr 0.25 --clip-norm 0.1 --lr-scheduler fixed --force-anneal 12 \

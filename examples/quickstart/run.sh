@@ -38,10 +38,10 @@ step() { printf '\n== %s\n' "$*"; }
 rm -rf "$out/text" "$out/bpe" "$out/data-bin" "$out/lexicon" "$model"
 mkdir -p "$out/bpe" "$model"
 
-step "1. Data: English and German numbers, dates, amounts, names"
+step "1. Data: English and German numbers, dates, amounts, names (seconds)"
 run python examples/quickstart/make_data.py "$out/text"
 
-step "2. Subword segmentation: 2000 merges, learned on both languages together"
+step "2. Subword segmentation: 2000 merges, learned on both languages together (seconds)"
 run subword-nmt learn-joint-bpe-and-vocab --input "$out/text/train.en" "$out/text/train.de" --symbols 2000 \
     --output "$out/codes" --write-vocabulary "$out/bpe/vocabulary.en" "$out/bpe/vocabulary.de"
 for language in en de; do
@@ -51,7 +51,7 @@ for language in en de; do
     done
 done
 
-step "3. Binary data for fairseq"
+step "3. Binary data for fairseq (seconds)"
 run fairseq-preprocess --source-lang en --target-lang de --joined-dictionary --destdir "$out/data-bin" \
     --trainpref "$out/bpe/train" --validpref "$out/bpe/valid" --testpref "$out/bpe/test"
 
@@ -63,37 +63,37 @@ case $arch in
 esac
 task=()
 if [ -n "${VOCAB_SELECTION:-}" ]; then
-    step "   The lexicon for vocabulary selection"
+    step "   The lexicon for vocabulary selection (less than a minute)"
     run fairseq-plugins lexicon --source "$out/bpe/train.en" --target "$out/bpe/train.de" --output "$out/lexicon"
     # The vocabulary is small: few words are frequent enough to be candidates of every batch.
     task=(--task translation_fast --candidates "$out/lexicon" --candidates-per-word 10 --frequent-candidates 100)
     criterion=(--criterion vocab_selection_cross_entropy)
 fi
 
-step "4. Training of $arch"
+step "4. Training of $arch (most of the time: with convs2s_tiny 5 to 10 minutes in all, on two cores)"
 run fairseq-train "$out/data-bin" --user-dir user_dir --arch "$arch" --save-dir "$model" ${task[@]+"${task[@]}"} \
     "${criterion[@]}" --optimizer "$optimizer" --dropout 0.1 --batch-size 64 --max-update 2400 \
     --adam-betas '(0.9, 0.98)' --clip-norm 0.1 --lr 0.003 --lr-scheduler cosine --warmup-updates 200 \
     --no-epoch-checkpoints --log-format simple --log-interval 50 --num-workers 0 "$@" \
     2>&1 | without_configuration
 
-step "5. Translation of the test part"
+step "5. Translation of the test part (less than a minute)"
 run fairseq-generate "$out/data-bin" --user-dir user_dir --path "$model/checkpoint_best.pt" ${task[@]+"${task[@]}"} \
     --beam 5 --batch-size 64 --remove-bpe --results-path "$model" 2>&1 | without_configuration
 
-step "6. Translation of single sentences"
+step "6. Translation of single sentences (seconds)"
 # Date and verb change their places: the picture below shows it.
 grep -m 3 'was born on' "$out/text/test.en" >"$model/sentences.en"
 run fairseq-interactive "$out/data-bin" --user-dir user_dir --path "$model/checkpoint_best.pt" ${task[@]+"${task[@]}"} \
     --beam 5 --bpe subword_nmt --bpe-codes "$out/codes" --input "$model/sentences.en" \
     2>&1 | without_configuration
 
-step "7. Scores"
+step "7. Scores (seconds)"
 # What to expect is known for the default only.
 check=()
 [ "$arch" != convs2s_tiny ] || [ -n "${VOCAB_SELECTION:-}" ] || [ $# -gt 0 ] || check=(--check)
 run python examples/quickstart/report.py "$out/text" "$model/generate-test.txt" ${check[@]+"${check[@]}"}
 
-step "8. A picture of the attention"
+step "8. A picture of the attention (seconds)"
 run fairseq-plugins plot-attention "$out/data-bin" --path "$model/checkpoint_best.pt" --bpe-codes "$out/codes" \
     --input "$(head -n 1 "$model/sentences.en")" --output "$model/attention.png"

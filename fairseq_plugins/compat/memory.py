@@ -2,7 +2,7 @@
 
 glibc gives each block of 32 MB or more, and what is free at the end of its heap, back to the system at once.  A model
 that translates a batch or is trained asks for such blocks at each step anew, and each time the system clears every page
-of them: up to a third of an update's time on a processor.
+of them: about a fifth of an update's time on a processor.
 """
 
 from __future__ import annotations

@@ -85,7 +85,11 @@ def last_checkpoints(folders: Sequence[Path], count: int, updates: bool) -> list
     found = {int(match[1]): path for path in folders[0].iterdir() if (match := pattern.fullmatch(path.name))}
     if len(found) < count:
         kind = "updates" if updates else "an epoch"
-        raise ValueError(f"{folders[0]} has {len(found)} checkpoints that were saved after {kind}, not {count}")
+        raise ValueError(
+            f"{folders[0]} has {len(found)} checkpoints that were saved after {kind}, not {count} (own-data trains in "
+            "OUT/ARCH and keeps the best and the last one; for more, with --updates, train with --train "
+            f"'--save-interval-updates 500 --keep-interval-updates {count}')"
+        )
     return [found[number] for number in sorted(found)[-count:]]
 
 

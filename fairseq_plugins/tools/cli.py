@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import io
 import logging
+import os
 import pickle
 import sys
 from argparse import ArgumentParser
 from types import ModuleType
 
+from fairseq_plugins.tools.any_file import plain
 from fairseq_plugins.tools.work import stoppable
 
 __all__ = ["main"]
@@ -46,6 +48,8 @@ def main(arguments: list[str] | None = None) -> None:
         prog="fairseq-plugins", description="Tools around the translation models of fairseq_plugins."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")  # for subword-nmt's bar, which asks for no terminal
     words = sys.argv[1:] if arguments is None else arguments
     called = next((word for word in words if not word.startswith("-")), None)
     for name, text in _COMMANDS.items():
@@ -61,4 +65,4 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         args.run(args)
     except (ValueError, OSError, pickle.UnpicklingError) as error:
-        sys.exit(f"fairseq-plugins {args.command}: error: {error}")
+        sys.exit(f"fairseq-plugins {args.command}: error: {plain(error)}")

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tqdm import tqdm
-
 from fairseq_plugins.tools import parallel_text
+from fairseq_plugins.tools.bar import bar
 from fairseq_plugins.tools.download import download
 from fairseq_plugins.tools.fairseq_command import fairseq
 
@@ -138,7 +137,7 @@ def unpack(archive: Path, folder: Path, paths: dict[str, None]) -> None:
     missing = dict(paths)
     try:
         with tarfile.open(archive) as tar:
-            for member in tqdm(tar, desc=f"unpack {archive.name}", unit=" files"):
+            for member in bar(tar, desc=f"unpack {archive.name}", unit=" files"):
                 name = member.name.removeprefix("./")
                 content = tar.extractfile(member) if name in missing else None
                 if content is not None:
@@ -220,9 +219,10 @@ def tokenise(corpus: Corpus, part: str, tmp: Path, orig: Path, workers: int) -> 
             if output.exists():
                 continue
             make = partial(_line_function, corpus, language, part == "train")
-            lines = parallel_text.read_text(located(orig, pair[side].path), language)
+            path = located(orig, pair[side].path)
+            lines = bar(parallel_text.read_text(path, language), desc=f"tokenise {path.name}", unit=" lines")
             with parallel_text.writing(output) as file:
-                for line in parallel_text.each_line(make, tqdm(lines, desc=output.name, unit=" lines"), workers):
+                for line in parallel_text.each_line(make, lines, workers):
                     file.write(line + "\n")
         if part.startswith("test"):
             parallel_text.concatenate(outputs, tmp / f"{part}.{language}", [language] * len(outputs))

@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-from tqdm import tqdm
+from fairseq_plugins.tools.bar import bar
 
 __all__ = ["digest", "download"]
 
@@ -55,7 +55,7 @@ def _fetch(url: str, partial: Path) -> None:
         total = None if length is None else have + int(length)
         with (
             partial.open("ab" if have else "wb") as file,
-            tqdm(desc=partial.stem, initial=have, total=total, unit="B", unit_scale=True) as progress,
+            bar(desc=partial.stem, initial=have, total=total, unit="B", unit_scale=True) as progress,
         ):
             while block := response.read(BLOCK):
                 file.write(block)

@@ -49,9 +49,12 @@ def convert(state: dict[str, Any]) -> dict[str, Any]:
     """
     cfg = state["cfg"]
     options = cfg.model
-    architecture = getattr(options, "arch", None)
-    if ARCH_MODEL_NAME_REGISTRY.get(architecture) != "fconv":
-        raise ValueError(f"the checkpoint holds a model of architecture {architecture!r}, not one of fairseq's fconv")
+    architecture = getattr(options, "arch", None) or getattr(options, "_name", None)
+    family = ARCH_MODEL_NAME_REGISTRY.get(architecture, "unknown")
+    if family != "fconv":
+        raise ValueError(
+            f"the checkpoint holds {architecture!r}, of the family {family}, and not one of fairseq's fconv"
+        )
     ARCH_CONFIG_REGISTRY[architecture](options)  # old checkpoints leave out what was the architecture's default
     with open_dict(cfg):
         cfg.model = convert_options(options, state["model"])

@@ -19,8 +19,7 @@ from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tqdm import tqdm
-
+from fairseq_plugins.tools.bar import bar
 from fairseq_plugins.tools.work import running
 
 __all__ = ["add_arguments", "run"]
@@ -104,7 +103,7 @@ def copy_text(source: Path, target: Path, work: Path) -> tuple[int, Counter[str]
         (work / "source").open("w", encoding="utf-8") as sources,
         (work / "target").open("w", encoding="utf-8") as targets,
     ):
-        for source_words, target_words in tqdm(read_pairs(source, target), desc="read", unit=" pairs"):
+        for source_words, target_words in bar(read_pairs(source, target), desc="read", unit=" pairs"):
             print(*source_words, file=sources)
             print(*target_words, file=targets)
             frequency.update(target_words)
@@ -170,7 +169,7 @@ def align(aligner: str, work: Path) -> None:
     with (
         running(command, stderr=subprocess.PIPE, errors="replace") as process,
         # The last of the three models takes most of the time: what remains cannot be told from what is done.
-        tqdm(total=6, desc="align", bar_format="{l_bar}{bar}| {n}/{total} models [{elapsed}]") as progress,
+        bar(total=6, desc="align", bar_format="{l_bar}{bar}| {n}/{total} models [{elapsed}]") as progress,
     ):
         assert process.stderr is not None  # mypy: it was asked for
         for line in process.stderr:
@@ -194,7 +193,7 @@ def count_links(work: Path, pairs: int) -> dict[str, Counter[str]]:
     with ExitStack() as stack:
         names = ("source", "target", "forward", "reverse")
         files = [stack.enter_context((work / name).open(encoding="utf-8", errors="replace")) for name in names]
-        for source, target, forward, reverse in tqdm(
+        for source, target, forward, reverse in bar(
             zip(*files, strict=False), desc="count", total=pairs, unit=" pairs"
         ):
             lines += 1

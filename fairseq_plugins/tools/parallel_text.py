@@ -21,9 +21,9 @@ from xml.etree import ElementTree
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
-from tqdm import tqdm
 
 from fairseq_plugins.long_words import segment, without_long_words
+from fairseq_plugins.tools.bar import bar
 
 __all__ = [
     "apply_codes", "clean", "concatenate", "decoded", "each_line", "learn_codes", "moses", "read_pairs", "read_text",
@@ -189,7 +189,7 @@ def split(pairs: Iterable[Pair], every: int | None, outputs: dict[str, tuple[Pat
             for part, paths in outputs.items()
             if part == "train" or every is not None
         }
-        for number, pair in enumerate(tqdm(pairs, desc="clean and split", unit=" pairs"), start=1):
+        for number, pair in enumerate(bar(pairs, desc="clean and split", unit=" pairs"), start=1):
             part = "valid" if every is not None and number % every == 0 else "train"
             for file, line in zip(files[part], pair, strict=True):
                 file.write(line + "\n")
@@ -199,7 +199,7 @@ def learn_codes(paths: Iterable[Path], merges: int, output: Path) -> None:
     """One BPE (Sennrich et al. 2016) of all files together."""
     with ExitStack() as stack, writing(output) as file:
         texts = [stack.enter_context(path.open(encoding="utf-8", newline="\n")) for path in paths]
-        lines = tqdm(chain(*texts), desc="count words", unit=" lines")
+        lines = bar(chain(*texts), desc="count words", unit=" lines")
         learn_bpe((without_long_words(line) for line in lines), file, merges)
 
 
@@ -211,6 +211,6 @@ def _bpe(codes: Path) -> Line:
 def apply_codes(codes: Path, path: Path, output: Path, workers: int) -> None:
     """Segment a tokenised file."""
     with path.open(encoding="utf-8", newline="\n") as lines, writing(output) as file:
-        stripped = (line.rstrip("\n") for line in tqdm(lines, desc=f"segment {output.name}", unit=" lines"))
+        stripped = (line.rstrip("\n") for line in bar(lines, desc=f"segment {output.name}", unit=" lines"))
         for line in each_line(partial(_bpe, codes), stripped, workers):
             file.write(line + "\n")

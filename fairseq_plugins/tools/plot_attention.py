@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,8 @@ from fairseq_plugins.tools.layer_attention import attention_by_layer
 
 __all__ = ["add_arguments", "run"]
 
+LARGEST = 20  # inches of a picture, each of 150 dots
+
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The command's arguments."""
@@ -30,7 +33,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--path", type=Path, required=True, metavar="FILE", help="checkpoint of the model")
     parser.add_argument("--input", required=True, metavar="TEXT", help="source sentence, tokenised as for training")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="picture to write: .png, .pdf, .svg")
-    parser.add_argument("--bpe-codes", type=Path, metavar="FILE", help="subword-nmt codes to segment the sentence with")
+    parser.add_argument(
+        "--bpe-codes",
+        type=Path,
+        metavar="FILE",
+        help="subword-nmt codes to segment the sentence with (default: the file code beside DATA_BIN, as of own-data, "
+        "where the sentence has no @@)",
+    )
     parser.add_argument("--beam", type=int, default=5, metavar="N", help="beam size (default: %(default)s)")
     parser.add_argument(
         "--layers", type=int, nargs="+", metavar="N", help="decoder layers to draw, from 1 (default: all that attend)"
@@ -47,9 +56,10 @@ def run(args: Namespace) -> None:
     for file in (args.path, args.bpe_codes):
         if file is not None and not file.is_file():
             raise ValueError(f"{file} does not exist")
-    sentence = args.input
-    if args.bpe_codes is not None:
-        with args.bpe_codes.open(encoding="utf-8") as codes, blaming(args.bpe_codes, "are no codes of subword-nmt"):
+    sentence, beside = args.input, Path(args.data).absolute().parent / "code"
+    path = args.bpe_codes or (beside if beside.is_file() and "@@" not in sentence else None)
+    if path is not None:
+        with path.open(encoding="utf-8") as codes, blaming(path, "are no codes of subword-nmt"):
             sentence = segment(BPE(codes), sentence)
     with blaming(args.path, "cannot translate"):
         load = checkpoint_utils.load_model_ensemble_and_task
@@ -70,7 +80,14 @@ def translate(
         source tokens, target tokens, and the attention of each layer (source tokens, target tokens), by its name; or
         that which the model reports, where its layers' are not known.
     """
-    tokens = task.source_dictionary.encode_line(sentence, add_if_not_exist=False).long()
+    dictionary = task.source_dictionary
+    tokens = dictionary.encode_line(sentence, add_if_not_exist=False).long()
+    if unknown := [word for word in sentence.split() if dictionary.index(word) == dictionary.unk()]:
+        print(
+            f"warning: the model does not know {' '.join(unknown)}. Was the text that it was trained on tokenised and "
+            "segmented as this sentence? See --bpe-codes.",
+            file=sys.stderr,
+        )
     if len(tokens) < 2:  # the end-of-sentence mark is one
         raise ValueError("the sentence is empty")
     longest = model.max_positions()[0]
@@ -111,20 +128,29 @@ def symbols(dictionary: Dictionary, tokens: Tensor) -> list[str]:
 
 
 def draw(source: Sequence[str], target: Sequence[str], layers: dict[str, Tensor], output: Path) -> None:
-    """A panel for each layer, source tokens downwards and target tokens from left to right, darker where it attends."""
+    """A panel for each layer, source tokens downwards and target tokens from left to right, darker where it attends.
+
+    Of sentences too long for a picture of a bearable size only every so many-th token is written.
+    """
     columns = math.ceil(math.sqrt(len(layers)))
     rows = math.ceil(len(layers) / columns)
-    figure = new_figure(1.5 + columns * (0.3 + 0.18 * len(target)), 1 + rows * (0.3 + 0.18 * len(source)))
+    sizes = 2 + columns * (0.3 + 0.18 * len(target)), 1.2 + rows * (0.3 + 0.18 * len(source))
+    scale = min(1, LARGEST / max(sizes))
+    figure = new_figure(*(scale * size for size in sizes))
     panels = figure.subplots(rows, columns, squeeze=False).flat
     strongest = max(float(attention.max()) for attention in layers.values())
+    step = math.ceil(1 / scale)
+    across, down = ((range(0, len(words), step), words[::step]) for words in (target, source))
     for number, ((name, attention), panel) in enumerate(zip(layers.items(), panels, strict=False)):
         image = panel.imshow(attention.cpu().numpy(), cmap="Greys", vmin=0, vmax=strongest)
         panel.set_title(name, fontsize="medium")
-        panel.set_xticks(range(len(target)), target, rotation=90, fontsize="small", parse_math=False)
-        panel.set_yticks(range(len(source)), source, fontsize="small", parse_math=False)
+        panel.set_xticks(*across, rotation=90, fontsize="small", parse_math=False)
+        panel.set_yticks(*down, fontsize="small", parse_math=False)
         # Words stand at the left and at the bottom of the grid.
         panel.tick_params(labelleft=number % columns == 0, labelbottom=number + columns >= len(layers))
     for panel in panels:
         panel.remove()
+    figure.supxlabel("translation", fontsize="medium")
+    figure.supylabel("source", fontsize="medium")
     figure.colorbar(image, ax=figure.axes, label="attention")
     figure.savefig(output)

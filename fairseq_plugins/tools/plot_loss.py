@@ -18,7 +18,10 @@ from typing import Any, NamedTuple
 
 from fairseq_plugins.tools.figure import line_styles, new_figure
 
-__all__ = ["Point", "add_arguments", "draw", "read_curve", "read_log", "run"]
+__all__ = ["LOG", "Point", "add_arguments", "draw", "read_curve", "read_log", "records", "run"]
+
+
+LOG = "train.log"  # beside the checkpoints of own-data
 
 
 class Point(NamedTuple):
@@ -31,7 +34,13 @@ class Point(NamedTuple):
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The command's arguments."""
-    parser.add_argument("logs", nargs="*", type=Path, metavar="LOG", help="log of a training, which gets its own line")
+    parser.add_argument(
+        "logs",
+        nargs="*",
+        type=Path,
+        metavar="LOG",
+        help="log of a training, which gets its own line; or own-data's folder, for those of all its trainings",
+    )
     parser.add_argument(
         "--run",
         nargs="+",
@@ -41,7 +50,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="logs of one setting with several seeds, which get one line and a band; may be given again",
         dest="runs",
     )
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="picture to write: .png, .pdf, .svg")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("loss.png"),
+        metavar="FILE",
+        help="picture to write: .png, .pdf, .svg (default: %(default)s)",
+    )
 
 
 def run(args: Namespace) -> None:
@@ -52,7 +67,7 @@ def run(args: Namespace) -> None:
             installed.
         OSError: a log cannot be read.
     """
-    runs = {str(log): [read_curve(log)] for log in args.logs}
+    runs = {str(log): [read_curve(log)] for path in args.logs for log in logs_in(path)}
     for name, *logs in args.runs:
         if not logs:
             raise ValueError(f"--run {name}: give the run's logs behind its name")
@@ -66,13 +81,31 @@ def run(args: Namespace) -> None:
     print(args.output)
 
 
+def logs_in(path: Path) -> list[Path]:
+    """A log by itself, or those that ``own-data`` left in a folder or in the folder of one model.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if not path.is_dir():
+        return [path]
+    found = sorted([*path.glob(LOG), *path.glob(f"*/{LOG}")])
+    if not found:
+        raise ValueError(f"{path} holds no training of own-data, whose log is called {LOG}")
+    return found
+
+
 def read_log(log: Path) -> list[dict[str, Any]]:
     """What fairseq-train or fairseq-hydra-train has written with ``--log-format json``, line by line.
 
     Raises:
         OSError: the log cannot be read.
     """
-    text = log.read_text(encoding="utf-8", errors="replace")
+    return records(log.read_text(encoding="utf-8", errors="replace"))
+
+
+def records(text: str) -> list[dict[str, Any]]:
+    """What lines of such a log hold."""
     return [json.loads(line) for line in re.findall(r"\{\"epoch\".*\}$", text, flags=re.MULTILINE)]
 
 

@@ -118,7 +118,7 @@ def test_what_does_not_belong_together_is_refused(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--last", "4"], "has 3 checkpoints that were saved after an epoch, not 4"),
+        (["--last", "4"], "has 3 checkpoints that were saved after an epoch, not 4 (own-data trains in OUT/ARCH and"),
         (["--last", "0"], "must be at least 1"),
         (["--updates"], "--updates goes with --last"),
         ([], "is a folder: its last N checkpoints are taken with --last N"),

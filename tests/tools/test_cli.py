@@ -51,6 +51,12 @@ def test_what_there_is_and_what_there_is_not() -> None:
     assert "required: COMMAND" in call().stderr
 
 
+def test_errors_of_the_system_have_no_numbers(tmp_path: Path) -> None:
+    files = ["--generated", str(tmp_path / "none"), "--reference", str(tmp_path / "none")]
+    with pytest.raises(SystemExit, match=r"score: error: No such file or directory: '.*none'$"):
+        cli.main(["score", *files])
+
+
 def forked(target: Callable[[str, Path], None], argument: str, folder: Path) -> str:
     """What ``target`` writes in a process that has imported fairseq, and nothing of this plugin that touches it."""
     found = folder / "found"

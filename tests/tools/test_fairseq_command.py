@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_plugins.tools.fairseq_command import fairseq_lines
+from fairseq_plugins.tools.fairseq_command import fairseq, fairseq_lines
 from tests.compat.payloads import code
 
 
@@ -19,3 +19,9 @@ def test_python_files_of_the_working_folder_are_not_run(tmp_path: Path, monkeypa
     lines = list(fairseq_lines("score", "--sys", "text", "--ref", "text"))
     assert any("BLEU4 = " in line for line in lines)
     assert not trace.exists()
+
+
+def test_of_a_command_that_fails_the_end_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match=r"(?s)^fairseq-score failed .*\nAssertionError: .* not exist$"):
+        fairseq("score", "--ref", "text")
+    assert capsys.readouterr() == ("", "\n$ fairseq-score --ref text\n")

@@ -116,7 +116,9 @@ def test_refuses_what_it_cannot_convert(tmp_path, data, fconv, capsys) -> None:
     assert "old.pt exists already" in fails(capsys, checkpoint, checkpoint)
 
     other = save(tmp_path / "other.pt", fconv.state_dict(), data, arch="transformer")
-    assert "architecture 'transformer', not one of fairseq's fconv" in fails(capsys, other, tmp_path / "new.pt")
+    assert "'transformer', of the family transformer, and not one" in fails(capsys, other, tmp_path / "new.pt")
+    ours = save(tmp_path / "ours.pt", fconv.state_dict(), data, arch="convs2s_tiny")
+    assert "'convs2s_tiny', of the family convs2s, and not one" in fails(capsys, ours, tmp_path / "new.pt")
 
     more = save(tmp_path / "more.pt", {**fconv.state_dict(), "decoder.gate.weight": torch.zeros(1)}, data)
     assert "decoder.gate.weight is not a parameter of fairseq's fconv" in fails(capsys, more, tmp_path / "new.pt")
@@ -136,7 +138,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, data, fconv, capsys) -> Non
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
-        assert "new.pt was not written: [Errno 27] File too large" in fails(capsys, checkpoint, tmp_path / "new.pt")
+        assert "new.pt was not written: File too large" in fails(capsys, checkpoint, tmp_path / "new.pt")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert sorted(tmp_path.iterdir()) == before

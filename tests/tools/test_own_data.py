@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from fairseq_plugins.tools import cli, own_data, own_training
+from fairseq_plugins.tools import cli, own_data, own_training, own_translations
+from fairseq_plugins.tools.plot_loss import read_curve
 from fairseq_plugins.tools.work import work_in
 from tests.commands import ROOT, hypotheses, run
 
@@ -49,29 +50,90 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_from_two_files_to_translations(texts: Path, tmp_path: Path) -> None:
-    """Translations are the same from a file and from stdin, and as the shown commands make them by hand."""
-    out = tmp_path / "out"
-    call = [texts / "train.en", texts / "train.de", out, "--arch", "convs2s_tiny"]
-    call += ["--test", texts / "test.en", texts / "test.de"]
+@pytest.fixture(scope="module")
+def trained(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """What a first call with a test part has made, and what it has printed."""
+    out = tmp_path_factory.mktemp("trained") / "out"
     (out / "data-bin.partial").mkdir(parents=True)
     (out / "data-bin.partial" / "dict.en.txt").write_text("left 1\n")  # by a call that was killed
-    first = own(*call, "--train", TINY)
-    shown = [shlex.split(line[2:]) for line in first.stderr.splitlines() if line.startswith("$ ")]
-    names = ["preprocess", "train", "generate", "interactive", "plugins"]
-    assert [words[0] for words in shown] == [f"fairseq-{name}" for name in names]
-    assert re.search(r"^sacreBLEU .*: \d", first.stderr, flags=re.MULTILINE)
+    first = own(*call(texts, out), "--train", TINY)
     assert first.stdout == ""
+    return out, first.stderr
 
+
+def call(texts: Path, out: Path) -> list[object]:
+    words = [texts / "train.en", texts / "train.de", out, "--arch", "convs2s_tiny"]
+    return [*words, "--test", texts / "test.en", texts / "test.de"]
+
+
+def commands(printed: str) -> list[list[str]]:
+    return [shlex.split(line[2:]) for line in printed.splitlines() if line.startswith("$ ")]
+
+
+def test_what_a_training_tells(trained: tuple[Path, str], texts: Path) -> None:
+    """Commands, progress, scores and samples, and nothing that fairseq prints; all that is in the log."""
+    out, printed = trained
+    names = ["preprocess", "train", "generate", "plugins", "interactive", "plugins"]
+    assert [words[0] for words in commands(printed)] == [f"fairseq-{name}" for name in names]
+    assert re.findall(r"^epoch (\d), update \d+: validation loss \d", printed, flags=re.MULTILINE) == ["1", "2"]
+    assert re.search(r"^An epoch has \d+ updates and takes \d+ s; about \d+ s left\.$", printed, flags=re.MULTILINE)
+    assert f"What fairseq prints is in {out}/convs2s_tiny/train.log." in printed
+    assert re.search(
+        r"^7 lines of the test part, .*\nBLEU \d+\.\d, chrF \d+\.\d \(sacreBLEU ", printed, flags=re.MULTILINE
+    )
+    samples = re.findall(r"^  source       (.*)\n  reference    (.*)\n  translation  .", printed, flags=re.MULTILINE)
+    both = ((texts / f"test.{language}").read_text().splitlines()[:3] for language in ("en", "de"))
+    assert samples == list(zip(*both, strict=True))
+    for chatter in ("\r", "INFO", "ModuleList", "it/s]"):
+        assert chatter not in printed
+    log = (out / "convs2s_tiny" / "train.log").read_text()
+    assert "ModuleList" in log
+    assert "{'_name'" not in log
+
+
+def test_the_curve_of_a_folder(trained: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of OUT, and of the model in it by the command that is shown."""
+    pytest.importorskip("matplotlib")
+    out, printed = trained
+    cli.main(["plot-loss", str(out), "--output", str(tmp_path / "loss.svg")])
+    of_all = capsys.readouterr().out.splitlines()
+    cli.main(commands(printed)[3][1:])
+    shown = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(rf"{out}/convs2s_tiny/train\.log: \d\.\d+ at update \d+", of_all[0])
+    assert shown == [of_all[0], f"{out}/convs2s_tiny/loss.png"]
+
+
+def test_held_out_lines_of_the_validation_part(
+    trained: tuple[Path, str], texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where there is no test part; every tenth line of the text, as it stands there."""
+    out, printed = trained
+    decoding = commands(printed)[2][1:]
+    options = decoding[: decoding.index("--gen-subset")]
+    corpus = describe(texts / "train.en", texts / "train.de")
+    own_translations.score_held_out(corpus, out, out / "convs2s_tiny", options)
+    found = capsys.readouterr().err
+    assert "30 lines of the validation part" in found
+    for name, language in (("source     ", "en"), ("reference  ", "de")):
+        lines = (texts / f"train.{language}").read_text().splitlines()[9:30:10]
+        assert re.findall(rf"^  {name}  (.*)$", found, flags=re.MULTILINE) == lines
+
+
+def test_from_two_files_to_translations(trained: tuple[Path, str], texts: Path) -> None:
+    """Translations are the same from a file and from stdin, and as the shown commands make them by hand."""
+    out, printed = trained
+    shown, words = commands(printed), call(texts, out)
     with work_in(out):  # by another architecture's training, say
-        second = own(*call, "--translate", texts / "test.en")
-        assert f"another call, or what it has started, is at work in {out}" in own(*call, succeeds=False).stderr
+        second = own(*words, "--translate", texts / "test.en")
+        assert f"another call, or what it has started, is at work in {out}" in own(*words, succeeds=False).stderr
     translations = second.stdout.splitlines()
     assert len(translations) == 7
-    assert re.findall(r"^\$ fairseq-\w+", second.stderr, flags=re.MULTILINE) == ["$ fairseq-interactive"]
+    (command,) = commands(second.stderr)
+    assert second.stderr.strip() == f"$ {shlex.join(command)}"
+    assert command[0] == "fairseq-interactive"
 
     sentences = (texts / "test.en").read_text()
-    third = own(*call, "--train", TINY, "--translate", "-", stdin=f"\n{sentences} \n")
+    third = own(*words, "--train", TINY, "--translate", "-", stdin=f"\n{sentences} \n")
     assert third.stdout.splitlines() == ["", *translations, ""]  # models make something up of nothing
 
     cli.main(shown[-1][1:])
@@ -82,7 +144,7 @@ def test_from_two_files_to_translations(texts: Path, tmp_path: Path) -> None:
     assert sorted(hypotheses(result.stdout)) == list(range(7))
     assert re.findall(r"^D-\d+\t\S+\t(.*)$", result.stdout, flags=re.MULTILINE) == translations
 
-    other = own(*call, "--train", f"{TINY} --dropout 0.5", succeeds=False).stderr.splitlines()[-1]
+    other = own(*words, "--train", f"{TINY} --dropout 0.5", succeeds=False).stderr.splitlines()[-1]
     assert f"has been trained, with --train {shlex.quote(TINY)}: choose another folder, or remove {out}" in other
 
 
@@ -172,11 +234,36 @@ def test_training_settings(family: str, size: tuple[int, int], options: str) -> 
     assert [option for option in options.split(" --") if option.removeprefix("--") not in settings] == []
 
 
+def test_the_time_that_a_training_takes_is_told_where_it_is_known() -> None:
+    """Within a sixth of the epochs that trainings took; another family or a large text is not guessed at."""
+    for pairs, took in ((1800, 13), (4800, 16), (29_000, 24)):
+        assert own_training.usual_epochs("convs2s", pairs) == pytest.approx(took, rel=1 / 6)
+    for family, pairs in (("conv_encoder", 2000), ("convs2s", 200_000)):
+        assert own_training.usual_epochs(family, pairs) == float("inf")
+
+
 def test_a_training_that_leaves_no_model_is_not_finished(data: Path, tmp_path: Path) -> None:
     wishes = shlex.split(f"{TINY} --save-interval 9")
     training = own_training.Training("convs2s_tiny", tmp_path / "save", wishes)
     with pytest.raises(ValueError, match=r"training has ended without .*/save/checkpoint_best\.pt: by --train, it has"):
         training.run(data, data.parent / "train.tgt")
+
+
+def test_a_training_that_goes_on_tells_so_in_the_same_log(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the form that its curve is drawn from, whatever the user asks for."""
+    curves = []
+    for epochs in (1, 2):
+        wishes = [*shlex.split(TINY), "--max-epoch", str(epochs), "--log-format", "simple"]
+        training = own_training.Training("convs2s_tiny", tmp_path / "save", wishes)
+        training.run(data, data.parent / "train.tgt")
+        curves.append(read_curve(tmp_path / "save" / "train.log"))
+    assert [len(curve) for curve in curves] == [1, 2]
+    assert curves[1][:1] == curves[0]
+    told = capsys.readouterr().err
+    assert re.findall(r"^epoch (\d), .*, the best so far", told, flags=re.MULTILINE) == ["1", "2"]
+    assert "it ends after 5 validations in a row without improvement or 2 epochs." in told
 
 
 @pytest.mark.parametrize("left", [{"finished"}, {"checkpoint_best.pt"}])
@@ -209,9 +296,9 @@ def test_what_is_typed_is_translated_at_once() -> None:
     terminal = os.openpty()[1]
     pipe = os.pipe()[0]
     with open(terminal) as typed, open(pipe) as piped:  # noqa: PTH123  (descriptors)
-        assert own_data.batches("-", typed) == ["--buffer-size", 1]
-        assert own_data.batches("-", piped) == own_data.batches("a.en", typed)
-        assert own_data.batches("a.en", typed)[:2] == ["--buffer-size", 1000]
+        assert own_translations.batches("-", typed) == ["--buffer-size", 1]
+        assert own_translations.batches("-", piped) == own_translations.batches("a.en", typed)
+        assert own_translations.batches("a.en", typed)[:2] == ["--buffer-size", 1000]
 
 
 def test_a_wrong_call_gets_a_clear_error(texts: Path, tmp_path: Path) -> None:

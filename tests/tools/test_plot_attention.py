@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ import torch
 from fairseq.models import BaseFairseqModel
 from torch import Tensor
 
+from fairseq_plugins.tools import cli
 from fairseq_plugins.tools.layer_attention import attention_by_layer
 from fairseq_plugins.tools.plot_attention import choose, draw
+from tests.compat.payloads import untrained
 from tests.conftest import ARCHITECTURES
 from tests.generation.fairseq_models import fairseq_model
 
@@ -95,3 +98,33 @@ def test_a_picture_is_drawn(tmp_path: Path, layers: int, kind: str) -> None:
     attention = {f"layer {number}": torch.rand(2, 3) for number in range(layers)}
     draw(["$x^$", "b"], ["c", "$", "e"], attention, output)
     assert output.stat().st_size > 1000
+
+
+def test_a_long_sentence_has_a_picture_of_a_bearable_size(tmp_path: Path) -> None:
+    """In which some of its words are left out, and those that are there stand where they belong."""
+    pytest.importorskip("matplotlib")
+    words = [f"w{number}" for number in range(400)]
+    draw(words, words[:50], {"layer 1": torch.rand(400, 50)}, tmp_path / "long.png")
+    header = (tmp_path / "long.png").read_bytes()[16:24]
+    assert max(int.from_bytes(header[:4], "big"), int.from_bytes(header[4:], "big")) <= 3000
+    draw(words, words[:50], {"layer 1": torch.rand(400, 50)}, tmp_path / "long.svg")
+    written = re.findall(r"<!-- (w\d+|source|translation) -->", (tmp_path / "long.svg").read_text())
+    assert {"w0", "w4", "w8", "source", "translation"} <= set(written)
+    assert "w1" not in written
+
+
+def test_words_that_the_model_does_not_know(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are named; codes that lie beside the data, as own-data leaves them, are used for what has no @@."""
+    pytest.importorskip("matplotlib")
+    (tmp_path / "bin").symlink_to(data)
+    torch.save(untrained(data), tmp_path / "model.pt")
+    files = [str(tmp_path / "bin"), "--path", str(tmp_path / "model.pt"), "--output", str(tmp_path / "picture.svg")]
+    cli.main(["plot-attention", *files, "--input", "w1 dog w2 cat"])
+    printed = capsys.readouterr()
+    assert printed.err.startswith("warning: the model does not know dog cat. Was the text")
+    (tmp_path / "code").write_text("#version: 0.2\n1 2</w>\n")
+    cli.main(["plot-attention", *files, "--input", "w1"])
+    printed = capsys.readouterr()
+    assert printed.err.startswith("warning: the model does not know w@@ 1. ")
+    cli.main(["plot-attention", *files, "--input", "w1 x@@"])
+    assert capsys.readouterr().err.startswith("warning: the model does not know x@@. ")

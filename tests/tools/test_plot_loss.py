@@ -71,6 +71,7 @@ def test_what_cannot_be_drawn_is_named(tmp_path: Path) -> None:
     for arguments, message in (
         ([], "no log to draw"),
         (["--run", "name"], "--run name: give the run's logs"),
+        ([tmp_path], r"holds no training of own-data, whose log is called train\.log"),
         ([empty], "no validation there; fairseq-train writes them with --log-format json"),
         (["--run", "name", one, two], "no update at which all"),
     ):

@@ -1,0 +1,18 @@
+"""How far something is: a bar on a terminal, a line elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from tqdm import tqdm
+
+__all__ = ["bar"]
+
+
+def bar(items: Iterable[Any] | None = None, *, desc: str, **options: Any) -> Any:
+    """``tqdm``, which tells of its beginning alone where its returns to the start of a line would fill a file."""
+    if not sys.stderr.isatty():
+        print(desc, file=sys.stderr, flush=True)
+    return tqdm(items, desc=desc, disable=None, **options)

@@ -1,0 +1,88 @@
+"""What a model of ``own-data`` translates: lines that it has not been trained on, and the user's."""
+
+from __future__ import annotations
+
+import re
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TextIO
+
+from sacrebleu.metrics.chrf import CHRF
+from sacremoses import MosesDetokenizer
+
+from fairseq_plugins.tools import score
+from fairseq_plugins.tools.corpus import Corpus
+from fairseq_plugins.tools.fairseq_command import ALL_SENTENCES, fairseq, fairseq_lines
+from fairseq_plugins.tools.generated import Sentence, read_generated, read_text
+
+__all__ = ["batches", "score_held_out", "translate"]
+
+SAMPLES = 3
+
+
+def score_held_out(corpus: Corpus, out: Path, model: Path, options: list[object]) -> None:
+    """Translate the test part, where there is none the validation part, and print scores and the first translations.
+
+    Args:
+        out: where the corpus has been prepared.
+        model: folder for what fairseq-generate writes.
+        options: its data, checkpoint and search.
+
+    Raises:
+        ValueError: it fails.
+    """
+    part, name = ("test", "test") if corpus.tests else ("valid", "validation")
+    options = [*options, "--gen-subset", part, "--remove-bpe", "--max-tokens", 4000, "--results-path", model]
+    fairseq("generate", *options, *ALL_SENTENCES)
+    sentences = read_generated([model / f"generate-{part}.txt"])
+    source = untokenised(out / "tmp" / f"{part}.{corpus.source}", sentences)
+    # Of the validation part, which may be a piece of the training part, only the tokens have been kept.
+    target = (
+        read_text(out / "test.reference", sentences)
+        if corpus.tests
+        else untokenised(out / "tmp" / f"{part}.{corpus.target}", sentences)
+    )
+    best = [sentence.hypotheses[0] for sentence in sentences]
+    print(f"\n{len(best)} lines of the {name} part, on which it was not trained:", file=sys.stderr)
+    ((bleu, value),) = score.bleu(best, target, None).items()
+    chrf = CHRF().corpus_score([hypothesis.text for hypothesis in best], [target]).score
+    print(f"BLEU {value:.1f}, chrF {chrf:.1f} ({bleu})", file=sys.stderr)
+    for line, reference, hypothesis in list(zip(source, target, best, strict=True))[:SAMPLES]:
+        print(f"\n  source       {line}\n  reference    {reference}\n  translation  {hypothesis.text}", file=sys.stderr)
+
+
+def untokenised(path: Path, sentences: list[Sentence]) -> list[str]:
+    """The lines of a file of Moses' tokens, as text.
+
+    Raises:
+        ValueError: there is not one for each sentence.
+    """
+    detokenise = MosesDetokenizer(path.suffix[1:]).detokenize
+    return [str(detokenise(line.split())) for line in read_text(path, sentences)]
+
+
+def translate(text: str, options: list[object]) -> None:
+    """``fairseq-interactive``, of whose output only the translations are printed, and what it warns of."""
+    if is_typed(text, sys.stdin):
+        print("Type a sentence and press return, as often as you like; Ctrl-D ends it.", file=sys.stderr)
+    options = [*options, *batches(text, sys.stdin), "--input", text]
+    with closing(fairseq_lines("interactive", *options, stdin=None)) as lines:
+        for line in lines:
+            if match := re.fullmatch(r"([A-Z])-\d+\t(.*)\n", line):
+                if match[1] == "S":
+                    blank = not match[2]  # of which models make something up
+                elif match[1] == "D":
+                    print("" if blank else match[2].partition("\t")[2], flush=True)
+            elif "WARNING" in line:
+                print(line, end="", file=sys.stderr)
+
+
+def batches(text: str, stdin: TextIO) -> list[object]:
+    """What is typed is translated at once, and a file by many sentences."""
+    return ["--buffer-size", 1] if is_typed(text, stdin) else ["--buffer-size", 1000, "--max-tokens", 4000]
+
+
+def is_typed(text: str, stdin: TextIO) -> bool:
+    """Whether somebody waits for each translation."""
+    return text == "-" and stdin.isatty()

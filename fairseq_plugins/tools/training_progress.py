@@ -1,0 +1,87 @@
+"""How far a training is, out of what fairseq logs of it (``--log-format json``): a line for each validation."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from typing import Any
+
+from fairseq_plugins.tools.plot_loss import records
+
+__all__ = ["TrainingProgress", "span"]
+
+SILENCE = 60  # seconds, as far as fairseq logs anything
+
+
+class TrainingProgress:
+    """Tells of a training on stderr.
+
+    Args:
+        usual: epochs that such trainings have taken, until validation no longer improved; infinity where unknown.
+        patience: validations without improvement after which it ends; none if not positive, as fairseq's.
+        epochs: after which it ends in any case, and ...
+        updates: ... likewise; none if not positive.
+    """
+
+    def __init__(self, usual: float, patience: int, epochs: int, updates: int) -> None:
+        self.usual, self.patience = usual, patience
+        self.epochs, self.updates = (limit if limit > 0 else math.inf for limit in (epochs, updates))
+        self.per_epoch = self.seconds = math.nan  # updates of an epoch, seconds of an update
+        self.began: tuple[float, int] | None = None  # time and updates at the first record
+        self.stale = 0  # validations since the best one
+        self.told = 0.0
+
+    def see(self, line: str) -> None:
+        """Read a line of the log."""
+        for record in records(line):
+            if "update" in record:  # counted in epochs
+                self.see_updates(int(record["num_updates"]), record)
+            elif "valid_loss" in record:
+                self.see_validation(int(record["valid_num_updates"]), record)
+
+    def see_updates(self, done: int, record: dict[str, Any]) -> None:
+        """Some updates of an epoch."""
+        self.per_epoch = done / float(record["update"])
+        if self.began is None:
+            self.began = time.monotonic(), done
+            return
+        first = math.isnan(self.seconds)
+        self.measure(done)
+        if first:
+            took = span(self.per_epoch * self.seconds)
+            self.tell(f"An epoch has {self.per_epoch:.0f} updates and takes {took}{self.left(done)}.")
+        elif time.monotonic() - self.told >= SILENCE:
+            self.tell(f"epoch {record['epoch']}, update {done}{self.left(done)}")
+
+    def see_validation(self, done: int, record: dict[str, Any]) -> None:
+        """A validation."""
+        self.measure(done)
+        loss = float(record["valid_loss"])
+        best = float(record.get("valid_best_loss", loss))  # the first has none
+        self.stale = 0 if loss <= best else self.stale + 1
+        compared = f"the best is {best:.3f}" if self.stale else "the best so far"
+        self.tell(f"epoch {record['epoch']}, update {done}: validation loss {loss:.3f}, {compared}{self.left(done)}")
+
+    def measure(self, done: int) -> None:
+        """Seconds of an update, validation included."""
+        if self.began and done > self.began[1]:
+            self.seconds = (time.monotonic() - self.began[0]) / (done - self.began[1])
+
+    def left(self, done: int) -> str:
+        """How long it takes from here: as it is usual, or until patience is lost where that has been passed."""
+        usual = max(self.usual - done / self.per_epoch, self.patience - self.stale) if self.patience > 0 else math.inf
+        left = min(usual * self.per_epoch, self.epochs * self.per_epoch - done, self.updates - done) * self.seconds
+        return f"; about {span(left)} left" if 0.5 < left < math.inf else ""
+
+    def tell(self, text: str) -> None:
+        """Print a line."""
+        self.told = time.monotonic()
+        print(text, file=sys.stderr, flush=True)
+
+
+def span(seconds: float) -> str:
+    """``40 s``, ``7 min``, ``3.5 hours``."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} hours"
