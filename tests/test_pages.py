@@ -124,6 +124,7 @@ ELSEWHERE = {
     "make setup": "what starts the tests, and the demo is the quickstart",
     "make demo       #": "the quickstart, above",
     "pip install": "tests/test_installation.py, from a wheel; for Python 3.10 the Makefile",
+    "python examples/architectures": "tests/test_architectures.py",
     "python examples/variance": "tests/test_variance.py",
     "python examples/ablations": "tests/test_ablations.py",
     "python examples/benchmarks/generation.py": "tests/test_benchmarks.py",
