@@ -12,7 +12,7 @@ STAMP := $(VENV)/.installed
 # The scripts under examples/ call fairseq's commands by name.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup demo test test-matrix coverage mutants faults fuzz searches check lint types format bench clean
+.PHONY: help setup demo test test-matrix coverage mutants faults fuzz searches check lint types format bench site clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,7 +31,7 @@ $(STAMP): setup.py
 	@echo "Installing fairseq and the rest. Where there is no wheel of fairseq, compiling it takes two to five minutes."
 	@echo
 	$(BIN)/python -m pip install --no-deps 'fairseq==0.12.2; python_version < "3.11"'
-	$(BIN)/python -m pip install --no-build-isolation --editable '.[demo,dev,export,plots,rouge]'
+	$(BIN)/python -m pip install --no-build-isolation --editable '.[demo,dev,docs,export,plots,rouge]'
 	$(BIN)/python -m pip install --no-build-isolation eflomal || echo "Only fairseq-plugins lexicon needs eflomal."
 	@touch $@
 
@@ -86,6 +86,11 @@ bench: setup  ## speed of training and decoding beside fairseq's own
 	$(BIN)/python examples/benchmarks/generation.py
 	$(BIN)/python examples/benchmarks/training.py
 	$(BIN)/python examples/benchmarks/conv_encoder.py
+
+# From nothing each time: what is in the navigation stands on every page, also on those that have not changed.
+site: setup  ## the pages as a site with search, build/site/index.html; a broken link is an error
+	$(BIN)/sphinx-build -W --keep-going --quiet --fresh-env -c docs . build/site
+	@echo build/site/index.html
 
 clean:  ## remove caches and build output; .venv stays
 	rm -rf build dist mutants *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

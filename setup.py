@@ -27,6 +27,7 @@ setup(
     extras_require={
         "plots": ["matplotlib"],
         "demo": ["babel", "num2words"],
+        "docs": ["furo", "myst-parser", "sphinx"],
         "export": ["onnx", "onnxruntime"],
         "rouge": ["rouge-score"],
         "alignment": ["eflomal"],

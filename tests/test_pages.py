@@ -44,6 +44,8 @@ WALKS = {
     "front page": [
         Step("README.md", "fairseq-plugins own-data", "ln -s TEXT/train.?? ."),
         Step("README.md", "fairseq-train DATA_BIN", "ln -s OUT/data-bin DATA_BIN"),
+        Step("docs/weighted_transformer.md", "fairseq-train DATA_BIN"),
+        Step("docs/conv_encoder.md", "fairseq-train DATA_BIN"),
     ],
     "Python": [
         Step("README.md", "fairseq-plugins own-data", "ln -s TEXT/train.?? ."),
@@ -87,6 +89,8 @@ WALKS = {
         Step("examples/quickstart/README.md", "make demo", "export OUT=$PWD/demo",
              {"make demo ARCH=conv_encoder_tiny": "ARCH=conv_encoder_tiny examples/quickstart/run.sh",
               "make demo VOCAB_SELECTION=1": "VOCAB_SELECTION=1 examples/quickstart/run.sh"}),
+        Step("examples/quickstart/README.md", "examples/quickstart/run.sh --log-format",
+             words={"--validate-interval-updates 50": "--validate-interval-updates 1 --log-interval 1"}),
     ],
     "Weighted Transformer": [
         Step("examples/weighted_transformer/README.md", "fairseq-hydra-train",
@@ -124,6 +128,7 @@ ELSEWHERE = {
     "make setup": "what starts the tests, and the demo is the quickstart",
     "make demo       #": "the quickstart, above",
     "pip install": "tests/test_installation.py, from a wheel; for Python 3.10 the Makefile",
+    "python examples/architectures": "tests/test_architectures.py",
     "python examples/variance": "tests/test_variance.py",
     "python examples/ablations": "tests/test_ablations.py",
     "python examples/benchmarks/generation.py": "tests/test_benchmarks.py",

@@ -1,0 +1,66 @@
+"""The pages as a site, ``make site``: Sphinx reads them where they lie, from the repository's root.
+
+Links work as on GitHub: between pages as they are, those to other files fetch them, those to folders become text.
+Another page needs a place in `NAVIGATION`; without one the build fails, as it does where a link is broken.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from docutils import nodes
+from sphinx.addnodes import pending_xref
+from sphinx.application import Sphinx
+
+project = "fairseq_plugins"
+html_title = project
+html_theme = "furo"
+html_copy_source = False
+html_show_copyright = False
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
+extensions = ["myst_parser"]
+myst_heading_anchors = 4  # as GitHub makes them
+highlight_language = "none"  # equations, trees and commands look alike to a highlighter
+
+root_doc = "README"
+include_patterns = ["*.md", "docs/**.md", "examples/**.md"]
+exclude_patterns = ["examples/*/out", "examples/*/data"]
+
+# What stands at the side of each page.
+NAVIGATION = {
+    "Start": "docs/installation examples/quickstart/README docs/python docs/tools docs/troubleshooting",
+    "Use": "docs/make_it_fast docs/vocabulary docs/sequence_risk docs/export",
+    "Models": "docs/convs2s docs/weighted_transformer docs/conv_encoder docs/decoding docs/decisions docs/variance "
+    "docs/extending docs/README",
+    "Speed": "docs/performance docs/cpu docs/performance_log",
+    "Examples": "examples/README examples/experiments examples/*/README examples/*/findings",
+    "Trust": "docs/reliability docs/repairs docs/security CHANGELOG CONTRIBUTING docs/citing",
+}
+
+
+def add_navigation(app: Sphinx, page: str, source: list[str]) -> None:
+    """Behind the front page, where its readers on GitHub do not see it."""
+    if page == root_doc:
+        for caption, pages in NAVIGATION.items():
+            lines = ["```{toctree}", ":hidden:", ":glob:", f":caption: {caption}", "", *pages.split(), "```"]
+            source[0] += "\n" + "\n".join(lines) + "\n"
+
+
+def leave_folders(app: Sphinx, page: nodes.document) -> None:
+    """A link to a folder of the repository, which a site has nothing to show of, becomes text."""
+    for link in list(page.findall(pending_xref)):
+        if (Path(page["source"]).parent / link["reftarget"]).is_dir():
+            link.replace_self(link.children)
+
+
+def add_index(app: Sphinx, error: Exception | None) -> None:
+    """Where a browser looks first."""
+    (Path(app.outdir) / "index.html").write_text('<meta http-equiv="refresh" content="0; url=README.html">\n')
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    app.connect("source-read", add_navigation)
+    app.connect("doctree-read", leave_folders)
+    app.connect("build-finished", add_index)

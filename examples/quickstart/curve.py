@@ -1,0 +1,47 @@
+#!/usr/bin/env python3
+"""Draw the front page's picture of the demo's training: ``curve.py LOG docs/demo_training.png``.
+
+LOG is what ``run.sh --log-format json --validate-interval-updates 50`` has printed.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from fairseq_plugins.tools.figure import new_figure
+from fairseq_plugins.tools.plot_loss import read_log
+
+GREY, BLUE = "#999999", "#0072b2"
+# What is logged, what the line is called, and how it looks.
+LINES = [
+    ("loss", "num_updates", "training", {"color": GREY, "linewidth": 1}),
+    ("valid_loss", "valid_num_updates", "validation", {"color": BLUE, "linewidth": 2}),
+]
+
+
+def main() -> None:
+    log, picture = map(Path, sys.argv[1:])
+    entries = read_log(log)
+    figure = new_figure(8.5, 2.6)
+    axes = figure.subplots()
+    for loss, updates, name, style in LINES:
+        points = {int(entry[updates]): float(entry[loss]) for entry in entries if loss in entry}
+        axes.plot(*zip(*points.items(), strict=True), **style)
+        last = max(points)
+        axes.annotate(f" {name} {points[last]:.3f}", (last, points[last]), color=style["color"], va="center")
+    axes.set(
+        yscale="log",
+        xlabel="updates of 64 sentences",
+        xlim=(0, last * 1.14),
+        title="the demo's training: loss in bits per subword",
+    )
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.set_xticks([tick for tick in axes.get_xticks() if tick <= last])
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(picture)
+
+
+if __name__ == "__main__":
+    main()

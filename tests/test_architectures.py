@@ -1,0 +1,111 @@
+"""Pictures of architectures: what is written on them are the sizes of the models, here as the papers have them."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.commands import ROOT
+
+FOLDER = ROOT / "examples" / "architectures"
+PICTURES = ["convs2s", "weighted_transformer", "conv_encoder"]
+
+
+@pytest.fixture
+def draw(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    monkeypatch.syspath_prepend(FOLDER)
+    return runpy.run_path(str(FOLDER / "draw.py"))["draw"]
+
+
+def gated(times: int, kernel: int, inputs: int, outputs: int) -> list[str]:
+    return [f"kernel {kernel}, {inputs} → 2 · {outputs}, gate → {outputs}", f"{times} ×"]
+
+
+def branch(number: str, dim: int, inner: int, head: int) -> list[str]:
+    names = f"κ{number} Wᴼ{number}", f"α{number} FFN{number}(x + h̄{number})"
+    return [names[0], f"{head} → {dim}", names[1], f"{dim} → {inner} → {dim}"]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "labels"),
+    [
+        ("convs2s_iwslt_de_en", [*gated(4, 3, 256, 256), *gated(3, 3, 256, 256), "query 256 → 256, out 256 → 256"]),
+        ("convs2s_analysis", [*gated(13, 3, 512, 512), *gated(5, 5, 512, 512), "512 → V words"]),
+        (
+            "convs2s_wmt_en_de",
+            [
+                *gated(10, 3, 512, 512),
+                *gated(1, 3, 512, 768),
+                "512 → 768",
+                *gated(2, 3, 768, 768),
+                *gated(1, 1, 768, 2048),
+                "768 → 2048",
+                *gated(1, 1, 2048, 2048),
+                "query 2048 → 512, out 512 → 2048",
+            ],
+        ),
+        ("weighted_transformer_iwslt_de_en", ["6 ×", "4 heads of 128", *branch("₄", 512, 256, 128)]),
+        (
+            "weighted_transformer_2layer",
+            ["2 ×", "8 heads of 64", *branch("₁", 512, 256, 64), *branch("₈", 512, 256, 64)],
+        ),
+        (
+            "conv_encoder_iwslt_de_en",
+            [
+                *("256 → 512", "kernel 3, 512 → 512", "CNN-a, 6 ×", "512 → 256"),
+                *("kernel 3, 256 → 256", "CNN-c, 3 ×"),
+                *("query 512 → 256", "g 256, c 256 → 4 · 512 → h 512", "256 → V words"),
+            ],
+        ),
+        ("conv_encoder_wmt_en_fr", ["CNN-a, 20 ×", "CNN-c, 5 ×", "512 → 512"]),
+    ],
+)
+def test_labels_are_the_sizes_of_the_papers(draw: Callable[[str], Any], architecture: str, labels: list[str]) -> None:
+    paper, width, height = draw(architecture)
+    assert set(labels) <= set(paper.labels)
+    assert 8 < width < 9
+    assert 5 < height < 15
+
+
+@pytest.mark.parametrize("family", PICTURES)
+def test_pictures_of_the_pages_are_of_today(draw: Callable[[str], Any], family: str) -> None:
+    """matplotlib draws words as outlines, and writes into a comment which they are."""
+    picture = (ROOT / "docs" / f"{family}_architecture.svg").read_text("utf-8")
+    paper, *_ = draw(f"{family}_iwslt_de_en")
+    assert [label for label in paper.labels if f"<!-- {label} -->" not in picture] == []
+    assert picture.count("<!-- ") == len(paper.labels)
+
+
+def test_number_of_parameters(draw: Callable[[str], Any]) -> None:
+    """Of a convs2s of three layers of 128 on either side: convolutions, attention and linear maps, by hand."""
+    convolution = 3 * 128 * 256 + 256 + 256  # with bias and the g of weight normalisation
+    linear = 128 * 128 + 128 + 128
+    count = 6 * convolution + (4 + 3 * 2) * linear
+    paper, *_ = draw("convs2s_tiny")
+    assert f"convs2s_tiny: {count / 1e6:.1f} M parameters beside embeddings and output layer" in paper.labels
+
+
+@pytest.mark.parametrize(
+    ("architecture", "complaint"),
+    [
+        ("transformer_tiny", "transformer_tiny: there is no drawing of its encoder, TransformerEncoder"),
+        ("conv_encoder_pooling", "conv_encoder_pooling: there is no drawing of its encoder, PoolingEncoder"),
+        ("nothing", "nothing is no architecture"),
+    ],
+)
+def test_others_are_refused(draw: Callable[[str], Any], architecture: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        draw(architecture)
+
+
+def test_the_script_writes_a_picture(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", FOLDER / "draw.py", "conv_encoder_tiny", tmp_path / "picture.png"]
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
