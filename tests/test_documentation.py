@@ -227,7 +227,7 @@ def test_the_front_page_has_the_memory_of_the_page_of_speed(front: str, column: 
     ("figure", "pages"),
     [
         ("38.3 BLEU", "README.md examples/README.md examples/multi30k/README.md fairseq_plugins/tools/own_data.py"),
-        ("15.9 BLEU", "examples/multi30k/README.md fairseq_plugins/tools/own_data.py"),
+        ("15.9 BLEU", "README.md examples/multi30k/README.md fairseq_plugins/tools/own_data.py"),
         ("99.3 BLEU", "README.md examples/README.md examples/quickstart/README.md"),
         (
             "5 to 10 minutes",
