@@ -137,6 +137,7 @@ ELSEWHERE = {
     "python examples/benchmarks/training.py": "tests/test_benchmarks.py",
     "python examples/multi30k/prepare.py TEXT out-joined": "tests/test_multi30k.py and tests/test_ablations.py",
     "torchrun": "tests/compat/test_distributed.py",
+    "fairseq-plugins import-fconv IN.pt": "tests/tools/test_export.py",
     "fairseq-plugins plot-branches CHECKPOINTS": "tests/tools/test_plot_branches.py",
     "fairseq-plugins plot-loss": "tests/tools/test_plot_loss.py",
     **dict.fromkeys(
