@@ -50,7 +50,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_from_two_files_to_translations(texts: Path, tmp_path: Path) -> None:
-    """Translations are the same from a file and from stdin, and as the shown commands make them by hand."""
+    """Translations are as the shown commands make them by hand, of a file, and as the exported folder makes them."""
     out = tmp_path / "out"
     call = [texts / "train.en", texts / "train.de", out, "--arch", "convs2s_tiny"]
     call += ["--test", texts / "test.en", texts / "test.de"]
@@ -64,15 +64,13 @@ def test_from_two_files_to_translations(texts: Path, tmp_path: Path) -> None:
     assert first.stdout == ""
 
     with work_in(out):  # by another architecture's training, say
-        second = own(*call, "--translate", texts / "test.en")
+        sentences = (texts / "test.en").read_text()
+        second = own(*call, "--train", TINY, "--translate", "-", stdin=f"\n{sentences} \n")
         assert f"another call, or what it has started, is at work in {out}" in own(*call, succeeds=False).stderr
-    translations = second.stdout.splitlines()
+    before, *translations, after = second.stdout.splitlines()
+    assert before == after == ""  # models make something up of nothing
     assert len(translations) == 7
     assert re.findall(r"^\$ fairseq-\w+", second.stderr, flags=re.MULTILINE) == ["$ fairseq-interactive"]
-
-    sentences = (texts / "test.en").read_text()
-    third = own(*call, "--train", TINY, "--translate", "-", stdin=f"\n{sentences} \n")
-    assert third.stdout.splitlines() == ["", *translations, ""]  # models make something up of nothing
 
     cli.main(shown[-1][1:])
     program = [sys.executable, "-I", str(out / "convs2s_tiny.exported" / "translate.py"), str(texts / "test.en")]
