@@ -16,9 +16,11 @@ import warnings
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy
 import torch
+from fairseq import trainer
 
 ROOT = Path(__file__).resolve().parents[1]
 USER_DIR = ROOT / "user_dir"
@@ -34,9 +36,10 @@ TRAINING = ["--optimizer", "nag", "--momentum", "0.99", "--lr", "0.25", "--clip-
 QUIET = ["--log-format", "json", "--num-workers", "0"]
 
 
-# Its processes are forked from one that has imported fairseq, which takes four seconds, and not this plugin.
+# Its processes are forked from one that has imported fairseq, and what torch's optimizers import, which takes four
+# seconds, and not this plugin.
 FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload([__name__, "fairseq.trainer", "fairseq.tasks", "hydra.main"])
+FORKED.set_forkserver_preload([__name__, "fairseq.trainer", "fairseq.tasks", "hydra.main", "torch._dynamo"])
 
 
 def become(
@@ -47,6 +50,7 @@ def become(
     cwd: Path,
     environment: Mapping[str, str],
     file_size: int = resource.RLIM_INFINITY,
+    stdin: Path = Path(os.devnull),
 ) -> None:
     """What one of fairseq's commands does, in a process of `FORKED`.
 
@@ -58,8 +62,11 @@ def become(
         cwd: where it runs.
         environment: what it finds there.
         file_size: bytes that its files can have at most.
+        stdin: its input.
     """
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
+    os.dup2(os.open(stdin, os.O_RDONLY), 0)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115  (a descriptor)
     for descriptor, path in ((1, output), (2, errors)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
     os.chdir(cwd)
@@ -94,15 +101,16 @@ def run(
         stdin: its input.
         succeeds: whether it has to, or to fail.
         path: PYTHONPATH.
-        anew: whether Python is started for it, as it is where there is input or a path.
+        anew: whether Python is started for it, as it is where there is a path.
     """
     words = [*map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(path)}
-    if anew or stdin or path:
+    given = stdin.encode() if isinstance(stdin, str) else stdin
+    if anew or path:
         finished = subprocess.run(
             [sys.executable, "-W", "ignore", "-m", f"fairseq_cli.{command}", *words],
             cwd=cwd,
-            input=stdin.encode() if isinstance(stdin, str) else stdin,
+            input=given,
             capture_output=True,
             check=False,
             env=environment,
@@ -114,7 +122,10 @@ def run(
             files = [folder / "output", folder / "errors"]
             for file in files:
                 file.touch()
-            process = FORKED.Process(target=become, args=(command, words, *files, cwd, environment))
+            typed = folder / "input"
+            typed.write_bytes(given)
+            arguments = (command, words, *files, cwd, environment, resource.RLIM_INFINITY, typed)
+            process = FORKED.Process(target=become, args=arguments)
             process.start()
             process.join()
             status, printed = process.exitcode, [file.read_bytes() for file in files]
@@ -140,19 +151,17 @@ def make_data(folder: Path) -> Path:
     return folder / "bin"
 
 
-_KEEP_THE_MODEL = """
-import sys, torch
-from fairseq import trainer
-from fairseq_cli.train import cli_main
-out = sys.argv.pop()
-made, init = [], trainer.Trainer.__init__
-def keep(self, *args, **kwargs):
-    init(self, *args, **kwargs)
-    made.append(self)
-trainer.Trainer.__init__ = keep
-cli_main()
-torch.save(made[0].get_model().state_dict(), out)
-"""
+def keep_the_model(path: Path, *arguments: Any) -> None:
+    """`become` with these arguments, and write the parameters that its training has ended with."""
+    made, init = [], trainer.Trainer.__init__
+
+    def keep(self: trainer.Trainer, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        made.append(self)
+
+    trainer.Trainer.__init__ = keep
+    become(*arguments)
+    torch.save(made[0].get_model().state_dict(), path)
 
 
 def train_two_processes_and_one(
@@ -170,17 +179,17 @@ def train_two_processes_and_one(
     parallel += ["--distributed-no-spawn", "--distributed-init-method", f"tcp://127.0.0.1:{port}", "--distributed-rank"]
     processes = []
     for number, more in enumerate([[*parallel, 0], [*parallel, 1], ["--update-freq", 2]]):
-        words = [*options, "--save-dir", folder / f"save{number == 2}", *more, folder / f"{number}.pt"]
-        command = [sys.executable, "-W", "ignore", "-c", _KEEP_THE_MODEL, *map(str, words)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        processes.append(
-            subprocess.Popen(
-                command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-            )
-        )
-    outputs = [process.communicate(timeout=300)[0] for process in processes]
+        words = [*map(str, [*options, "--save-dir", folder / f"save{number == 2}", *more])]
+        log = folder / f"{number}.log"
+        arguments = ("train", words, log, log, ROOT, {**os.environ})
+        processes.append(FORKED.Process(target=keep_the_model, args=(folder / f"{number}.pt", *arguments), daemon=True))
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(300)
+    outputs = [(folder / f"{number}.log").read_text() for number in range(3)]
     for process, output in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, output[-4000:]
+        assert process.exitcode == 0, output[-4000:]
     return outputs, [torch.load(folder / f"{number}.pt") for number in range(3)]
 
 

@@ -99,7 +99,7 @@ def test_files_are_there(page: Page) -> None:
         script = re.fullmatch(r"[\w.*/-]+\.(py|sh|yaml|md|toml)", word) and not word.startswith((".", "*"))
         if first in ("fairseq", "fairseq_cli") or not (script or (first in folders and others)):
             continue
-        if "out" in others or re.search(r"[{}$<>…]|\.\.\.|EXPERIMENT", word):
+        if "out" in others or re.search(r"[{}$<>…]|\.\.\.|EXPERIMENT|FOLDER", word):
             continue
         found = any(any(root.glob(word.rstrip("/"))) for root in roots)
         somewhere = not others and any(
@@ -122,7 +122,7 @@ def test_tools_and_their_options_exist(page: Page) -> None:
             parser = ArgumentParser()
             if name in cli._COMMANDS:
                 cli.find(name).add_arguments(parser)
-            given = re.findall(r"(?<!\S)\[?(--[a-z-]+)", rest)
+            given = re.findall(r"(?<!\S)\[?(--[a-z0-9-]+)", rest)
             if name not in cli._COMMANDS or not set(given) <= set(parser._option_string_actions):
                 wrong.append(f"{name} {' '.join(given)}")
     assert wrong == []

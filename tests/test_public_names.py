@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from argparse import ArgumentParser
 
 import pytest
@@ -20,6 +21,7 @@ from fairseq_plugins.models.convs2s.config import ConvS2SConfig
 from fairseq_plugins.models.weighted_transformer.config import WeightedTransformerConfig
 from fairseq_plugins.optim.config import AnnealAfterPlateauConfig, SimplexAdamConfig, WeightedInverseSqrtConfig
 from fairseq_plugins.tools import cli
+from tests.commands import ROOT
 
 
 def options(config: type) -> list[str]:
@@ -120,6 +122,10 @@ def test_sequence_risk() -> None:
     assert CRITERION_DATACLASS_REGISTRY["sequence_risk"] is SequenceRiskConfig
     names = ["alpha", "candidates", "cost", "reference", "sampling", "scale"]
     assert options(SequenceRiskConfig) == ["--label-smoothing", *(f"--risk-{name}" for name in names)]
+    page = (ROOT / "docs" / "sequence_risk.md").read_text(encoding="utf-8")
+    told = dict(re.findall(r"^\|[^|]*\| `--risk-(\w+) (\S+)` \|", page, flags=re.MULTILINE))
+    told |= {"reference": "False", "sampling": "False"}  # which are asked for
+    assert {name: f"{getattr(SequenceRiskConfig, f'risk_{name}')}".removesuffix(".0") for name in names} == told
 
 
 def test_vocabulary_selection() -> None:

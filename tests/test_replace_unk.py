@@ -413,7 +413,8 @@ def test_letters_that_the_output_has_not_are_printed_as_numbers(
     (tmp_path / "dictionary").write_text("".join(f"w{number} Übung\n" for number in range(12)), encoding="utf-8")
     options = ["--user-dir", USER_DIR, "--path", checkpoint("convs2s_tiny"), "--max-len-b", 6, "--unkpen", -1]
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
-    result = run("interactive", corpus / "bin", *options, "--replace-unk", tmp_path / "dictionary", stdin="w1 w2\n")
+    options += ["--replace-unk", tmp_path / "dictionary"]
+    result = run("interactive", corpus / "bin", *options, stdin="w1 w2\n", anew=True)
     assert re.search(r"^D-0\t.*\\xdcbung", result.stdout, flags=re.MULTILINE)
 
 

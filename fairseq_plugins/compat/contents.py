@@ -148,14 +148,15 @@ def fits(shape: torch.Size, parameter: torch.Size) -> bool:
     return shape in (parameter, torch.Size(), parameter[:-1], parameter[:-2] + parameter[-1:])
 
 
-def takes_any_state() -> bool:
-    """Probe: whether a moment of another size than its parameter is taken."""
+@functools.cache
+def takes_any_state(load: Callable[..., None]) -> bool:
+    """Probe: whether ``load`` takes a moment of another size than its parameter."""
     parameter = torch.nn.Parameter(torch.zeros(2))
     optimizer = FairseqOptimizer(None)
     optimizer._optimizer = torch.optim.SGD([parameter], lr=0.0)
     state = optimizer.state_dict()
     try:
-        optimizer.load_state_dict({**state, "state": {0: {"momentum_buffer": torch.zeros(3)}}})
+        load(optimizer, {**state, "state": {0: {"momentum_buffer": torch.zeros(3)}}})
     except ValueError:
         return False
     return True
@@ -183,14 +184,16 @@ def tensor_sizes(state: Any, parameters: Iterable[Tensor]) -> list[tuple[str, to
 def fit_optimizer_states() -> None:
     """fairseq takes the optimizer's state as it stands in a file, with the kernels that the file asks for.
 
-    Sizes that do not fit are refused, and kernels are those of this training.
+    Sizes that do not fit are refused, and kernels are those of this training.  The probe comes with the first state: it
+    needs an optimizer of torch's, which imports its compiler, and that takes a second.
     """
     load = FairseqOptimizer.load_state_dict
-    if not takes_any_state():
-        return
 
     @functools.wraps(load)
     def load_state_dict(self: Any, state_dict: Any, optimizer_overrides: Any = None) -> None:
+        if not takes_any_state(load):
+            load(self, state_dict, optimizer_overrides)
+            return
         for name, size, parameter in tensor_sizes(state_dict, self.params):
             if not fits(size, parameter):
                 raise ValueError(

@@ -48,7 +48,7 @@ def remove_weight_norm_(module: nn.Module) -> None:
             weight: Any = part.weight
             part.__class__ = parametrize.type_before_parametrizations(part)
             del part.parametrizations
-            part.weight = nn.Parameter(weight.detach())
+            part.weight = nn.Parameter(weight)
 
 
 def without_weight_norm(module: ModuleT, *shared: object) -> ModuleT:

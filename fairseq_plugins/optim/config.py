@@ -42,4 +42,5 @@ class WeightedInverseSqrtConfig(FairseqDataclass):
     lr_scale: float = field(default=1.0, metadata={"help": "factor of the network's learning rate"})
     branch_lr_scale: float = field(default=1.0, metadata={"help": "factor of the learning rate of kappa and alpha"})
     encoder_embed_dim: Optional[int] = II("model.encoder_embed_dim")
-    encoder_layers: Optional[int] = II("model.encoder_layers")
+    # Of the convolutional models it is a list, which is refused when the schedule is made.
+    encoder_layers: Optional[str] = II("model.encoder_layers")

@@ -29,7 +29,7 @@ class WeightedInverseSqrt(FairseqLRScheduler):
     It computes the rates from the model's size: ``--lr`` is not used, and who gives it is told so.
 
     Raises:
-        ValueError: the optimizer is not ``simplex_adam``, or a warm-up is shorter than one update.
+        ValueError: the optimizer is not ``simplex_adam``, a warm-up is shorter than an update, or layers are no number.
     """
 
     def __init__(self, cfg: WeightedInverseSqrtConfig, optimizer: FairseqOptimizer) -> None:
@@ -46,7 +46,12 @@ class WeightedInverseSqrt(FairseqLRScheduler):
             name: DEFAULT_SIZES[name] if cfg[name] is None else cfg[name]
             for name in ("encoder_embed_dim", "encoder_layers")
         }
-        self.dim, self.layers = sizes.values()
+        if not str(sizes["encoder_layers"]).isdigit():
+            raise ValueError(
+                "--lr-scheduler weighted_inverse_sqrt is for Transformers, whose --encoder-layers is a number, and not "
+                f"{sizes['encoder_layers']}"
+            )
+        self.dim, self.layers = map(int, sizes.values())
 
     def step_update(self, num_updates: int) -> float:
         """Set the rates for the next update."""

@@ -2,12 +2,9 @@
 
 import argparse
 import inspect
-import os
 import random
 import shutil
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,28 +18,15 @@ from fairseq.logging import meters
 
 from fairseq_plugins import compat
 from fairseq_plugins.compat import checkpoints
-from tests.commands import ROOT
+from tests import faults
+from tests.commands import USER_DIR, run
 from tests.compat.payloads import Payload
 
-TRAINING = """--arch transformer --cpu --max-tokens 200 --log-format none --optimizer adam --lr 0.01
-    --encoder-embed-dim 8 --encoder-layers 1 --encoder-ffn-embed-dim 8 --encoder-attention-heads 2
+TRAINING = """--arch transformer --cpu --num-workers 0 --max-tokens 200 --log-format none --optimizer adam
+    --lr 0.01 --encoder-embed-dim 8 --encoder-layers 1 --encoder-ffn-embed-dim 8 --encoder-attention-heads 2
     --decoder-embed-dim 8 --decoder-layers 1 --decoder-ffn-embed-dim 8 --decoder-attention-heads 2
     --store-ema --ema-fp32 --eval-bleu --eval-bleu-args {"beam":2}
     --best-checkpoint-metric bleu --maximize-best-checkpoint-metric"""
-
-
-def start(tool: str, *words: object) -> "subprocess.Popen[str]":
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", f"fairseq_cli.{tool}", *(part for word in words for part in str(word).split())]
-    return subprocess.Popen(
-        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
-    )
-
-
-def finish(process: "subprocess.Popen[str]") -> str:
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, output
-    return output
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +37,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lines = [" ".join(random.choices("abcdefgh", k=random.randint(2, 6))) for _ in range(size)]
         for language in ("de", "en"):
             (folder / f"{split}.{language}").write_text("\n".join(lines) + "\n")
-    splits = " ".join(f"--{split}pref {folder / split}" for split in ("train", "valid", "test"))
-    finish(start("preprocess", f"-s de -t en {splits} --joined-dictionary --destdir {folder / 'bin'}"))
+    splits = [f"--{split}pref={folder / split}" for split in ("train", "valid", "test")]
+    run("preprocess", "-s", "de", "-t", "en", *splits, "--joined-dictionary", "--destdir", folder / "bin")
     return folder / "bin"
 
 
@@ -62,7 +46,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def checkpoint(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checkpoint of a tiny transformer after one epoch, with --eval-bleu and moving averages."""
     folder = tmp_path_factory.mktemp("trained")
-    finish(start("train", data, f"--user-dir {ROOT}/user_dir --save-dir {folder} --max-epoch 1", TRAINING))
+    run("train", data, "--user-dir", USER_DIR, "--save-dir", folder, "--max-epoch", 1, *TRAINING.split())
     return folder / "checkpoint_last.pt"
 
 
@@ -171,14 +155,13 @@ def test_two_processes_resume(data: Path, checkpoint: Path, tmp_path: Path) -> N
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shutil.copy(checkpoint, tmp_path)
-    words = f"""--user-dir {ROOT}/user_dir --save-dir {tmp_path} --max-epoch 2 {TRAINING} --distributed-world-size 2
-        --distributed-backend gloo --ddp-backend legacy_ddp --distributed-no-spawn
-        --distributed-init-method tcp://127.0.0.1:{port} --distributed-rank"""
-    ranks = [start("train", data, words, rank) for rank in (0, 1)]
-    output, _ = (finish(rank) for rank in ranks)
-    before, after = (
-        checkpoint_utils.load_checkpoint_to_cpu(str(path)) for path in (checkpoint, tmp_path / "checkpoint_last.pt")
-    )
+    words = [data, "--user-dir", USER_DIR, "--max-epoch", 2, *TRAINING.split(), "--distributed-world-size", 2]
+    words += ["--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp", "--distributed-no-spawn"]
+    words += ["--distributed-init-method", f"tcp://127.0.0.1:{port}", "--distributed-rank"]
+    for rank in [faults.start([*words, rank], tmp_path) for rank in (0, 1)]:
+        after = faults.finish(rank, tmp_path)
+    output = (tmp_path / "log").read_text()
+    before = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))
     updates = [state["optimizer_history"][-1]["num_updates"] for state in (before, after)]
     assert f"(epoch 2 @ {updates[0]} updates)" in output
     assert "Loading EMA from checkpoint" in output

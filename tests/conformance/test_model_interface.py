@@ -19,6 +19,13 @@ def test_features_and_output_layer_are_forward(build, architecture, sentences) -
     torch.testing.assert_close(model.output_layer(features), model(*batch)[0])
 
 
+def test_padding_is_embedded_as_nothing(build, architecture, dictionary) -> None:
+    model = build(architecture)
+    for side in (model.encoder, model.decoder):
+        weight = side.embedding.words.weight
+        assert weight.any(dim=1).logical_not().nonzero().tolist() == [[dictionary.pad()]]
+
+
 @pytest.mark.parametrize("log_probs", [False, True])
 @torch.no_grad()
 def test_normalised_probabilities(build, architecture, sentences, log_probs: bool) -> None:

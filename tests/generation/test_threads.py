@@ -76,6 +76,9 @@ def test_the_quantised_engine_stays_what_it_was() -> None:
         pytest.skip("this processor has no int8")
     before = torch.backends.quantized.engine
     wide = torch.ones(2**11 + 1, 2**11)
+    for rows in (2**11 + 1, 8):
+        Packed(wide[:rows], None, "int8")
+        assert torch.backends.quantized.engine == before
     with ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(lambda rows: Packed(wide[:rows], None, "int8"), [2**11 + 1, 8] * 8))
     assert torch.backends.quantized.engine == before

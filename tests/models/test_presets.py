@@ -48,7 +48,10 @@ def parameters(model: nn.Module, without: str = "nothing") -> int:
 
 
 def dropouts(model: nn.Module) -> set[float]:
-    return {module.p for module in model.modules() if isinstance(module, FairseqDropout)}
+    """Of modules that all have a name, by which --retain-dropout-modules knows them."""
+    modules = [module for module in model.modules() if isinstance(module, FairseqDropout)]
+    assert all(module.module_name for module in modules)
+    return {module.p for module in modules}
 
 
 # Gehring et al. 2017, sections 4.2, 5.1, 5.4 and 5.7: encoder, decoder as (units, kernel), and embeddings.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fairseq import options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.optim.adam import FairseqAdam
 from omegaconf import OmegaConf
 
@@ -14,7 +16,7 @@ from fairseq_plugins.optim.weighted_inverse_sqrt import WeightedInverseSqrt
 
 
 def schedule(
-    optimizer_class: type = FairseqSimplexAdam, dim: int | None = 256, layers: int | None = 4, **options: object
+    optimizer_class: type = FairseqSimplexAdam, dim: int | None = 256, layers: int | str | None = 4, **options: object
 ) -> WeightedInverseSqrt:
     adam = OmegaConf.structured(SimplexAdamConfig)
     OmegaConf.update(adam, "lr", [1.0])
@@ -63,3 +65,9 @@ def test_what_does_not_fit_is_refused() -> None:
         schedule(FairseqAdam)
     with pytest.raises(ValueError, match="--branch-warmup-updates must be positive, but it is 0"):
         schedule(branch_warmup_updates=0)
+    layers = "[(16, 3)]"
+    with pytest.raises(ValueError, match=r"whose --encoder-layers is a number, and not \[\(16, 3\)\]$"):
+        schedule(layers=layers)
+    words = ["data", "--arch", "convs2s", "--encoder-layers", layers, "--lr-scheduler", "weighted_inverse_sqrt"]
+    args = options.parse_args_and_arch(options.get_training_parser(), words)
+    assert convert_namespace_to_omegaconf(args).lr_scheduler.encoder_layers == layers

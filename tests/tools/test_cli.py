@@ -105,6 +105,12 @@ def test_whatever_comes_first_registers_everything(tmp_path: Path) -> None:
     assert "simplex_adam" in found["registration"]
 
 
+def test_what_registers_leaves_out_the_compiler_of_torch() -> None:
+    """Which takes a second and 60 MB, of each of fairseq's commands."""
+    program = "import sys, fairseq_plugins.registration; assert 'torch._dynamo' not in sys.modules"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], cwd=ROOT, check=True)
+
+
 def import_twice(user_dir: str, found: Path) -> None:
     importlib.import_module("fairseq_plugins")
     import_user_module(Namespace(user_dir=user_dir))

@@ -120,25 +120,24 @@ def test_held_out_lines_of_the_validation_part(
 
 
 def test_from_two_files_to_translations(trained: tuple[Path, str], texts: Path) -> None:
-    """Translations are the same from a file and from stdin, and as the shown commands make them by hand."""
+    """Translations are as the shown commands make them by hand, of a file, and as the exported folder makes them."""
     out, printed = trained
     shown, words = commands(printed), call(texts, out)
     with work_in(out):  # by another architecture's training, say
-        second = own(*words, "--translate", texts / "test.en")
+        sentences = (texts / "test.en").read_text()
+        second = own(*words, "--train", TINY, "--translate", "-", stdin=f"\n{sentences} \n")
         assert f"another call, or what it has started, is at work in {out}" in own(*words, succeeds=False).stderr
-    translations = second.stdout.splitlines()
+    before, *translations, after = second.stdout.splitlines()
+    assert before == after == ""  # models make something up of nothing
     assert len(translations) == 7
     (command,) = commands(second.stderr)
     assert second.stderr.strip() == f"$ {shlex.join(command)}"
     assert command[0] == "fairseq-interactive"
 
-    sentences = (texts / "test.en").read_text()
-    third = own(*words, "--train", TINY, "--translate", "-", stdin=f"\n{sentences} \n")
-    assert third.stdout.splitlines() == ["", *translations, ""]  # models make something up of nothing
-
     cli.main(shown[-1][1:])
-    program = [sys.executable, "-I", str(out / "convs2s_tiny.exported" / "translate.py"), str(texts / "test.en")]
-    exported = subprocess.run(program, capture_output=True, text=True, check=True)
+    program = str(out / "convs2s_tiny.exported" / "translate.py")
+    command = [sys.executable, "-I", program, "--input", str(texts / "test.en")]
+    exported = subprocess.run(command, capture_output=True, text=True, check=True)
     assert exported.stdout.splitlines() == translations
     result = run(*[shown[-2][0].removeprefix("fairseq-"), *shown[-2][1:]], "--input", texts / "test.en")
     assert sorted(hypotheses(result.stdout)) == list(range(7))

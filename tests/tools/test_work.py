@@ -45,7 +45,8 @@ def wait_for_the_end(process: int) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_stop_ends_what_has_been_started(number: signal.Signals, tmp_path: Path) -> None:
     """In the middle of one of fairseq's commands; a shell sees by which signal, and nobody a traceback."""
-    command = [sys.executable, "-c", MAIN, "prepare", "iwslt14_de_en", str(tmp_path), "--smoke"]
+    heeded = f"import signal; signal.signal({number.value}, signal.SIG_DFL)"  # also where it is not, as under nohup
+    command = [sys.executable, "-c", f"{heeded}; {MAIN}", "prepare", "iwslt14_de_en", str(tmp_path), "--smoke"]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         shown = []
         for line in process.stderr:

@@ -6,9 +6,13 @@ The output layer's input is dropped too, and so is that of the map from the embe
 from __future__ import annotations
 
 import math
+from argparse import Namespace
 
 import pytest
+from fairseq.models import ARCH_CONFIG_REGISTRY
 from torch import nn
+
+from fairseq_plugins.models.convs2s.model import ConvS2SModel
 
 
 @pytest.mark.parametrize(
@@ -28,3 +32,22 @@ def test_maps_behind_dropout_are_drawn_smaller(build, part: str, kept: float) ->
     weight = module.weight  # of a convolution: (kernel, width, twice the width)
     gain, inputs = (4, weight.size(0) * weight.size(1)) if weight.dim() == 3 else (1, weight.size(1))
     assert float(weight.std()) == pytest.approx(math.sqrt(gain * kept / inputs), rel=0.1)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_all_biases_are_zero_at_first(task, tied: bool) -> None:
+    """Also that of an output layer whose weights are the embeddings."""
+    args = Namespace(share_input_output_embed=tied, max_source_positions=8, max_target_positions=8)
+    ARCH_CONFIG_REGISTRY["convs2s_tiny"](args)
+    biases = [value for name, value in ConvS2SModel.build_model(args, task).named_parameters() if name.endswith("bias")]
+    assert len(biases) > 10
+    assert not any(bias.any() for bias in biases)
+
+
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+def test_positions_are_left_out_of_one_side(build, side: str) -> None:
+    whole, without = (
+        dict(build("convs2s_tiny", **{f"no_{side}_positional_embeddings": leave_out}).named_parameters())
+        for leave_out in (False, True)
+    )
+    assert set(whole) - set(without) == {f"{side}.embedding.positions.weight"}
