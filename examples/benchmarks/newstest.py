@@ -80,7 +80,7 @@ class Contestant:
     Attributes:
         command: its words.
         beside: the contestant whose translations its own are compared with, if any.
-        exact: whether they have to be the same, or equally likely where they part.
+        exact: whether they have to be the same, or equally likely where they part, as far as it tells how likely.
         bare: whether it writes a translation for each line and nothing else, and not as fairseq-generate does.
     """
 
@@ -195,7 +195,7 @@ def contestants(args: Namespace, folder: Path, beam: int) -> dict[str, Contestan
                 words = [folder / f"{name}.{precision}" / "translate.py", *batches, *lengths, "--beam", beam]
                 words += ["--threads", args.threads, "--input", folder / "test.en"]
                 found[f"{name}, exported, {precision}"] = Contestant(
-                    [sys.executable, *map(str, words)], beside, exact=precision == "float32", bare=True
+                    [sys.executable, *map(str, words)], beside, exact=False, bare=True
                 )
     if find_spec("ctranslate2"):
         script = Path(__file__).with_name("ctranslate2_command.py")

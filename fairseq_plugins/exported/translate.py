@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib import import_module
 from itertools import islice
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,7 @@ def search(decoding: Decoding, eos: int, o: Namespace, longest: int) -> list[Any
         ends = (tokens == eos) & (scores > -np.inf)
         for place, rank in np.argwhere(ends[:, :k]):
             if len(hypotheses := found[sentences[place]]) < k:
-                score = scores[place, rank] / np.float32(float(step + 1) ** o.lenpen)
+                score = scores[place, rank] / np.float32(np.power(step + 1.0, o.lenpen))
                 hypotheses.append((trace_back(history, order[place, rank]), float(score)))
         # ... and the first k that do not end go on, until the sentence has k hypotheses.
         going = np.argsort(ends, axis=1, kind="stable")[:, :k]
@@ -161,7 +162,7 @@ class Translator:
     """A model that was exported to this folder. ValueError: a file is missing or has changed, or they do not fit."""
 
     def __init__(self, folder: str | Path, threads: int = 0, batches: int = 1) -> None:
-        self.folder, self.batches = (folder := Path(folder)), batches  # at a time; threads are of each. 0: all cores
+        self.folder, self.batches = (folder := Path(folder)), batches  # at a time; threads are of each, 0 all
         sums = {line[66:]: line[:64] for line in read_lines(folder / "SHA256SUMS")}
         for name in sorted(FILES | sums.keys()):
             path = folder / Path(name).name
@@ -217,8 +218,8 @@ class Translator:
             if not batches or (len(batches[0]) + 1) * (len(sources[place]) + 1) > o.max_tokens:
                 batches.insert(0, [])  # the longest start first, so that at the end none is long to wait for
             batches[0].append(place)
-        with ThreadPool(self.batches or None) as pool:
-            for done, found in enumerate(pool.imap(lambda each: self.batch(each, sources, o, replace_unk), batches), 1):
+        with ThreadPoolExecutor(self.batches) as pool:  # at an error map takes back the batches that have not begun
+            for done, found in enumerate(pool.map(lambda each: self.batch(each, sources, o, replace_unk), batches), 1):
                 results |= found
                 print(f"\rbatch {done} of {len(batches)} " * progress, end="", file=sys.stderr, flush=True)
         return [found if o.nbest > 1 else found[0][0] for found in results.values()]
@@ -276,12 +277,11 @@ def main() -> None:
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=text, metavar="N")
     parser.add_argument("--replace-unk", nargs="?", const="", metavar="FILE", help="of lines `source target`")
     parser.add_argument("--buffer", type=int, default=1000, metavar="N", help="lines that are read at once from a file")
-    parser.add_argument("--threads", type=int, default=0, metavar="N", help="batches at a time; 0: one for each core")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), metavar="N", help="batches at a time")
     parser.add_argument("--input", type=Path, metavar="FILE", help="text to translate; without it, what comes in")
     args = vars(parser.parse_args())
     path, replace, buffer, threads = (args.pop(name) for name in ("input", "replace_unk", "buffer", "threads"))
-    if replace:
-        replace = dict(words for line in read_lines(Path(replace)) if len(words := line.split()) == 2)
+    replace = replace and dict(words for line in read_lines(Path(replace)) if len(words := line.split()) == 2)
     lines = sys.stdin.buffer if path is None else path.open("rb")
     translator = Translator(Path(__file__).absolute().parent, *((threads, 1) if lines.isatty() else (1, threads)))
     while block := list(islice(lines, 1 if lines.isatty() else max(1, buffer))):

@@ -88,19 +88,23 @@ def run(args: Namespace) -> None:
         if training is not None:
             training.run(binary, args.output / f"train.{corpus.target}")
             (model / FINISHED).write_text(f"{args.train}\n", encoding="utf-8")
-        if not only_translate:
-            score_held_out(corpus, args.output, model, [binary, *decoding])
-    bpe = ["--bpe", "subword_nmt", "--bpe-codes", args.output / "code"]
-    if args.translate is None:
-        exported = ["fairseq-plugins", "export", model / "checkpoint_best.pt", args.output / f"{args.arch}.exported"]
-        exported += ["--data", binary, "--bpe-codes", args.output / "code", "--tokenizer", "moses"]
-        show("The curve of the losses", ["fairseq-plugins", "plot-loss", model, "--output", model / "loss.png"])
-        show(
-            "Translations, by the same call with --translate FILE or", ["fairseq-interactive", binary, *decoding, *bpe]
-        )
-        show("A folder that translates without fairseq and torch", exported)
-    else:
-        translate(args.translate, [binary, *decoding, *bpe])
+        bpe = ["--bpe", "subword_nmt", "--bpe-codes", args.output / "code"]
+        if only_translate:
+            translate(args.translate, [binary, *decoding, *bpe])
+        else:
+            try:
+                score_held_out(corpus, args.output, model, [binary, *decoding])
+            finally:  # there is a model, also where a line that is too long for it cannot be scored
+                show_what_next(args, model, binary, [binary, *decoding, *bpe])
+
+
+def show_what_next(args: Namespace, model: Path, binary: Path, decoding: list[object]) -> None:
+    """Commands that one may want next."""
+    exported = ["fairseq-plugins", "export", model / "checkpoint_best.pt", args.output / f"{args.arch}.exported"]
+    exported += ["--data", binary, "--bpe-codes", args.output / "code", "--tokenizer", "moses"]
+    show("The curve of the losses", ["fairseq-plugins", "plot-loss", model, "--output", model / "loss.png"])
+    show("Translations, by the same call with --translate FILE or", ["fairseq-interactive", *decoding])
+    show("A folder that translates without fairseq and torch", exported)
 
 
 def show(what: str, words: list[object]) -> None:

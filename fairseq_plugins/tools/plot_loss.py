@@ -11,8 +11,10 @@ import json
 import math
 import re
 import statistics
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,7 +69,9 @@ def run(args: Namespace) -> None:
             installed.
         OSError: a log cannot be read.
     """
-    runs = {str(log): [read_curve(log)] for path in args.logs for log in logs_in(path)}
+    runs: dict[str, list[list[Point]]] = {}
+    for path in args.logs:
+        runs |= curves_in(path) if path.is_dir() else {str(path): [read_curve(path)]}
     for name, *logs in args.runs:
         if not logs:
             raise ValueError(f"--run {name}: give the run's logs behind its name")
@@ -81,17 +85,22 @@ def run(args: Namespace) -> None:
     print(args.output)
 
 
-def logs_in(path: Path) -> list[Path]:
-    """A log by itself, or those that ``own-data`` left in a folder or in the folder of one model.
+def curves_in(folder: Path) -> dict[str, list[list[Point]]]:
+    """Those of the trainings that ``own-data`` has left in its folder or in the folder of one model, by their logs.
 
     Raises:
-        ValueError: there are none.
+        ValueError: there is no log, or none with a validation.
     """
-    if not path.is_dir():
-        return [path]
-    found = sorted([*path.glob(LOG), *path.glob(f"*/{LOG}")])
+    logs = sorted([*folder.glob(LOG), *folder.glob(f"*/{LOG}")])
+    found = {}
+    for log in logs:
+        try:
+            found[str(log)] = [read_curve(log)]
+        except ValueError as error:
+            print(f"warning: {error}", file=sys.stderr)
     if not found:
-        raise ValueError(f"{path} holds no training of own-data, whose log is called {LOG}")
+        reason = "was validated yet" if logs else f"is there; its log would be called {LOG}"
+        raise ValueError(f"{folder}: no training of own-data {reason}")
     return found
 
 
@@ -105,8 +114,12 @@ def read_log(log: Path) -> list[dict[str, Any]]:
 
 
 def records(text: str) -> list[dict[str, Any]]:
-    """What lines of such a log hold."""
-    return [json.loads(line) for line in re.findall(r"\{\"epoch\".*\}$", text, flags=re.MULTILINE)]
+    """What lines of such a log hold; those that two processes have written into each other are passed over."""
+    found = []
+    for line in re.findall(r"\{\"epoch\".*\}$", text, flags=re.MULTILINE):
+        with suppress(json.JSONDecodeError):
+            found.append(json.loads(line))
+    return found
 
 
 def read_curve(log: Path) -> list[Point]:
@@ -119,12 +132,15 @@ def read_curve(log: Path) -> list[Point]:
     training: list[float] = []
     curve: dict[int, Point] = {}
     for line in read_log(log):
-        if "valid_loss" in line:
+        if {"valid_loss", "valid_num_updates"} <= line.keys():
             mean = statistics.fmean(training) if training else math.nan
             updates = int(line["valid_num_updates"])
             curve[updates] = Point(updates, float(line["valid_loss"]), mean)
             training = []
-        elif "train_loss" in line:  # of an epoch, behind its validation; for logs in which nothing else is
+        elif {
+            "train_loss",
+            "train_num_updates",
+        } <= line.keys():  # of an epoch, behind its validation; for logs in which nothing else is
             last = curve.get(int(line["train_num_updates"]))
             if last is not None and math.isnan(last.training):
                 curve[last.updates] = last._replace(training=float(line["train_loss"]))
@@ -139,7 +155,7 @@ def draw(runs: Mapping[str, Sequence[Sequence[Point]]], output: Path) -> None:
     """Both pictures, of the curves of each run's seeds.
 
     Raises:
-        ValueError: the seeds of a run were never validated after equally many updates.
+        ValueError: the seeds of a run were never validated after equally many updates, or no loss is a number.
     """
     figure = new_figure(9, 3.8)
     left, right = figure.subplots(1, 2, sharey=True)
@@ -161,7 +177,9 @@ def draw(runs: Mapping[str, Sequence[Sequence[Point]]], output: Path) -> None:
             training, validation = ([getattr(point, kind) for point in curve] for kind in ("training", "validation"))
             right.plot(training, validation, ".", color=style["color"], markersize=4)
             settled += [point for point in curve if point.updates >= curve[-1].updates / 5]
-    losses = [loss for _, *both in settled for loss in both if not math.isnan(loss)]
+    losses = [loss for _, *both in settled for loss in both if math.isfinite(loss)]
+    if not losses:
+        raise ValueError("no loss is a number: the trainings have diverged")
     limits = (min(losses) - 0.05, max(losses) + 0.05)
     left.set(xlabel="updates", ylabel="validation loss (pale: training)", ylim=limits)
     right.set(xlabel="training loss", ylabel="validation loss", xlim=limits)

@@ -29,20 +29,23 @@ class TrainingProgress:
         self.epochs, self.updates = (limit if limit > 0 else math.inf for limit in (epochs, updates))
         self.per_epoch = self.seconds = math.nan  # updates of an epoch, seconds of an update
         self.began: tuple[float, int] | None = None  # time and updates at the first record
-        self.stale = 0  # validations since the best one
+        self.best, self.stale = math.inf, 0  # the lowest validation loss, and validations since then
         self.told = 0.0
 
     def see(self, line: str) -> None:
         """Read a line of the log."""
         for record in records(line):
-            if "update" in record:  # counted in epochs
+            if {"update", "num_updates"} <= record.keys():  # counted in epochs, and by themselves
                 self.see_updates(int(record["num_updates"]), record)
-            elif "valid_loss" in record:
+            elif {"valid_loss", "valid_num_updates"} <= record.keys():
                 self.see_validation(int(record["valid_num_updates"]), record)
 
     def see_updates(self, done: int, record: dict[str, Any]) -> None:
         """Some updates of an epoch."""
-        self.per_epoch = done / float(record["update"])
+        epochs = float(record["update"])  # which is rounded
+        if epochs < 0.01:
+            return
+        self.per_epoch = done / epochs
         if self.began is None:
             self.began = time.monotonic(), done
             return
@@ -58,9 +61,9 @@ class TrainingProgress:
         """A validation."""
         self.measure(done)
         loss = float(record["valid_loss"])
-        best = float(record.get("valid_best_loss", loss))  # the first has none
-        self.stale = 0 if loss <= best else self.stale + 1
-        compared = f"the best is {best:.3f}" if self.stale else "the best so far"
+        self.best = min(self.best, loss, float(record.get("valid_best_loss", math.inf)))
+        self.stale = 0 if loss <= self.best else self.stale + 1
+        compared = f"the best is {self.best:.3f}" if self.stale else "the best so far"
         self.tell(f"epoch {record['epoch']}, update {done}: validation loss {loss:.3f}, {compared}{self.left(done)}")
 
     def measure(self, done: int) -> None:

@@ -91,6 +91,14 @@ def test_a_line_for_each_line(folder: Path, program: ModuleType) -> None:
     assert translated == translations
 
 
+def test_an_error_in_one_of_several_batches(folder: Path) -> None:
+    """Is one sentence and an ordinary end, whatever the others are doing."""
+    words = ["--max-len-a", -1, "--max-len-b", 8, "--max-tokens", 30, "--threads", 4]
+    result = run(folder, *words, stdin=b"w1 w2\n" * 40 + b"w1 w2 w3 w4 w5 w6 w7 w8 w9\n")
+    assert (result.returncode, result.stdout) == (1, b"")
+    assert re.fullmatch(r"translate\.py: error: of 1 to -2 words, .*\n", result.stderr.decode()), result.stderr
+
+
 def test_n_best(folder: Path, program: ModuleType) -> None:
     result = run(folder, "--nbest", 3, stdin=b"w1 w2\n\n")
     assert result.returncode == 0, result.stderr.decode()

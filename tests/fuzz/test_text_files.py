@@ -91,7 +91,7 @@ def alignments(random: Random) -> bytes:
 
 def test_links(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What an aligner may have written for two pairs of three words and one."""
-    monkeypatch.setattr(lexicon, "tqdm", lambda pairs, **_: pairs)
+    monkeypatch.setattr(lexicon, "bar", lambda pairs, **_: pairs)
     folder = file.with_name("work")
     folder.mkdir()
     for name in ("source", "target"):

@@ -71,9 +71,27 @@ def test_what_cannot_be_drawn_is_named(tmp_path: Path) -> None:
     for arguments, message in (
         ([], "no log to draw"),
         (["--run", "name"], "--run name: give the run's logs"),
-        ([tmp_path], r"holds no training of own-data, whose log is called train\.log"),
+        ([tmp_path], r"no training of own-data is there; its log would be called train\.log"),
+        ([log(tmp_path / "diverged", valid(1, math.nan), valid(2, math.inf))], "no loss is a number"),
         ([empty], "no validation there; fairseq-train writes them with --log-format json"),
         (["--run", "name", one, two], "no update at which all"),
     ):
         with pytest.raises(SystemExit, match=message):
             cli.main(["plot-loss", *map(str, arguments), "--output", str(tmp_path / "x.png")])
+
+
+def test_a_folder_with_a_young_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those that were validated are drawn; of lines that are none of fairseq's, or half of one, nothing is."""
+    for name in ("new", "old"):
+        (tmp_path / name).mkdir()
+    young = log(tmp_path / "new" / "train.log", inner(9))
+    with pytest.raises(SystemExit, match="no training of own-data was validated yet"):
+        cli.main(["plot-loss", str(tmp_path), "--output", str(tmp_path / "x.png")])
+    old = log(tmp_path / "old" / "train.log", inner(9), valid(100, 6))
+    with old.open("a") as file:
+        file.write('{"epoch": 1, "upd{"epoch": 1}\n{"epoch": 1, "valid_loss": "5"}\n')
+    capsys.readouterr()
+    cli.main(["plot-loss", str(tmp_path), "--output", str(tmp_path / "x.png")])
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[0] == f"{old}: 6.000 at update 100"
+    assert f"warning: {young}: no validation there" in printed.err

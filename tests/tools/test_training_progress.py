@@ -93,3 +93,26 @@ def test_spans() -> None:
         "99 min",
         "1.7 hours",
     ]
+
+
+def test_odd_lines_end_no_training(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first of a long epoch, whose part of it is rounded to nothing; half a line; one without a number."""
+    training = Training(monkeypatch, 3, 0, 0)
+    training.updates(1, update="0.0")
+    for line in ('{"epoch": 1, "upd{"epoch": 1}\n', '{"epoch": 1, "update": 0.5, "loss": "9"}\n'):
+        training.progress.see(line)
+    assert capsys.readouterr().err == ""
+
+
+def test_the_best_loss_where_another_metric_decides(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """fairseq then tells no best loss."""
+    training = Training(monkeypatch, 3, 0, 0)
+    for done, loss in ((10, 3), (20, 4)):
+        training.best = 99
+        training.validation(done, loss)
+    assert [line.split(", ")[2] for line in capsys.readouterr().err.splitlines()] == [
+        "the best so far",
+        "the best is 3.000",
+    ]

@@ -94,8 +94,12 @@ def test_what_is_ignored_stays_so() -> None:
 def test_an_error_ends_what_has_been_started(trap: str, end: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "GRACE", 0.1)
     call = ["bash", "-c", f"{trap}echo begun; exec sleep 60"]
-    with pytest.raises(ValueError, match="begun"), running(call, stdout=subprocess.PIPE) as child:
-        raise ValueError(child.stdout.readline())
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # also where it is ignored, as behind an &
+    try:
+        with pytest.raises(ValueError, match="begun"), running(call, stdout=subprocess.PIPE) as child:
+            raise ValueError(child.stdout.readline())
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert child.returncode == -end
 
 
