@@ -35,7 +35,7 @@ OPTIONS: dict[str, tuple[float, str]] = {  # of the search, which is fairseq's
     "min_len": (1, "fewest words of a translation"),
     "max_len_a": (0.0, "A of A * x + B, the most words of a translation; x is the longest source of its batch"),
     "max_len_b": (200, "B of A * x + B"),
-    "max_tokens": (1000, "words in a batch, padding included"),
+    "max_tokens": (600, "words in a batch, padding included"),
 }
 MEMORY = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
 ort.create_and_register_allocator(MEMORY, None)  # what one program has used goes to the other
