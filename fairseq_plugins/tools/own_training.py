@@ -66,12 +66,9 @@ class Training:
         chosen = parsed(words)
         ends = {"patience": "validations in a row without improvement", "max_epoch": "epochs", "max_update": "updates"}
         when = " or ".join(f"{chosen[name]} {what}" for name, what in ends.items() if chosen[name] > 0)
+        print(f"\nTraining on {pairs} sentence pairs{f'; it ends after {when}' if when else ''}.", file=sys.stderr)
         print(
-            f"\nTraining on {pairs} sentence pairs"
-            + (f"; it ends after {when}" if when else "")
-            + ". Stop it whenever "
-            f"you like: the same call goes on. What fairseq prints is in {self.log}.",
-            file=sys.stderr,
+            f"Stop it whenever you like: the same call goes on. What fairseq prints is in {self.log}.", file=sys.stderr
         )
         limits = chosen["patience"], chosen["max_epoch"], chosen["max_update"]
         progress = TrainingProgress(usual_epochs(self.family, pairs), *limits)

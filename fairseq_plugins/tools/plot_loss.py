@@ -137,10 +137,8 @@ def read_curve(log: Path) -> list[Point]:
             updates = int(line["valid_num_updates"])
             curve[updates] = Point(updates, float(line["valid_loss"]), mean)
             training = []
-        elif {
-            "train_loss",
-            "train_num_updates",
-        } <= line.keys():  # of an epoch, behind its validation; for logs in which nothing else is
+        elif {"train_loss", "train_num_updates"} <= line.keys():
+            # Of an epoch, behind its validation; for logs in which nothing else is.
             last = curve.get(int(line["train_num_updates"]))
             if last is not None and math.isnan(last.training):
                 curve[last.updates] = last._replace(training=float(line["train_loss"]))
