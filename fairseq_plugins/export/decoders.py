@@ -16,13 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fairseq_plugins.backends.cpu.winograd import NARROWEST_PACKED, sums_of_weights
 from fairseq_plugins.export.encoders import SourceProgram, branched_block, embed, shortcut
 from fairseq_plugins.export.program import Program, Weights
 from fairseq_plugins.models.conv_encoder.decoder import LSTMDecoder
 from fairseq_plugins.models.convs2s.decoder import ConvS2SDecoder
 from fairseq_plugins.models.incremental import IncrementalDecoder
 from fairseq_plugins.models.weighted_transformer.decoder import WeightedTransformerDecoder
-from fairseq_plugins.nn.gated_convolution import SQRT_HALF
+from fairseq_plugins.nn.gated_convolution import SQRT_HALF, GatedConvolution
 
 __all__ = ["StepProgram", "set_up", "step"]
 
@@ -54,12 +55,15 @@ class StepProgram(Program):
         self._past_bias = ""
 
     def state(self, width: int) -> str:
-        """Another state, (R, width), in its new order; `keep` is to be called in the same order."""
+        """Another state, (before, width), in the order of the step before, to be `reordered`."""
         if not self.states:
             self._order = self.input("order", np.int64, ["R"])
         self.states.append(width)
-        before = self.input(f"state{len(self.states) - 1}", np.float32, ["before", width])
-        return self.Gather(before, self._order, axis=0)
+        return self.input(f"state{len(self.states) - 1}", np.float32, ["before", width])
+
+    def reordered(self, state: str) -> str:
+        """(before, width) -> (R, width)."""
+        return self.Gather(state, self._order, axis=0)
 
     def keep(self, number: int, state: str) -> None:
         """What a state is after the step, (R, width)."""
@@ -147,14 +151,7 @@ def _convs2s(program: StepProgram, decoder: ConvS2SDecoder, g: str) -> tuple[str
     gz = program.Add(program.MatMul(by_sentence, z), bias)
     attending, outputs, attentions = 0, [h], []
     for convolution, attention, shortcut_ in decoder.layers:
-        kernel, dim, _ = convolution.weight.shape
-        if kernel > 1:
-            number = len(program.states)
-            window = program.Concat(program.state((kernel - 1) * dim), h, axis=1)
-            program.keep(number, program.columns(window, dim, kernel * dim))
-        else:
-            window = h
-        h = program.glu(program.linear(window, convolution.matrix, convolution.bias))
+        h = program.glu(_convolution(program, convolution, h))
         if attention is not None:
             keys, values = projected[2 * attending : 2 * attending + 2]
             width = attention.in_projection.in_features
@@ -169,6 +166,42 @@ def _convs2s(program: StepProgram, decoder: ConvS2SDecoder, g: str) -> tuple[str
         outputs.append(h)
     features = program.linear(h, decoder.to_embedding.weight, decoder.to_embedding.bias)
     return features, program.Sum(*attentions)
+
+
+def _convolution(program: StepProgram, module: GatedConvolution, h: str) -> str:
+    """The newest position's, (R, C) -> (R, O)."""
+    kernel, dim, _ = module.weight.shape
+    if kernel == 1:
+        return program.linear(h, module.matrix, module.bias)
+    number = len(program.states)
+    before = program.reordered(program.state((kernel - 1) * dim))
+    window = program.Concat(before, h, axis=1)
+    program.keep(number, program.columns(window, dim, kernel * dim))
+    if kernel == 3 and dim >= NARROWEST_PACKED and not program.weights.int8:
+        return _in_pairs(program, module, before, h)
+    return program.linear(window, module.matrix, module.bias)
+
+
+def _in_pairs(program: StepProgram, module: GatedConvolution, before: str, h: str) -> str:
+    """The same in four products for two steps (see `winograd`): three in the first, which leaves m_1 - m_2."""
+    w0, w1, w2, w3 = sums_of_weights(module.weight.detach()).transpose(1, 2)
+    older, newer = program.Split(before, outputs=2, axis=1, num_outputs=2)
+    number, begun = len(program.states), program.state(module.weight.size(2))
+
+    def first() -> list[str]:
+        m0 = program.linear(program.Sub(older, h), w0, None)
+        m1 = program.linear(program.Add(newer, h), w1, module.bias)
+        m2 = program.linear(program.Sub(h, newer), w2, None)
+        return [program.Sum(m0, m1, m2), program.Sub(m1, m2)]
+
+    def second() -> list[str]:
+        m3 = program.linear(program.Sub(h, older), w3, None)
+        return [program.Add(program.reordered(begun), m3), program.columns(begun, 0, 0, axis=0)]
+
+    is_first = program.Equal(program.Mod(program.position, [2]), [0])
+    y, left = program.either(is_first, first, second)
+    program.keep(number, left)
+    return y
 
 
 def _set_up_lstm(program: SourceProgram, decoder: LSTMDecoder, keys: str, values: str) -> list[tuple[str, Sizes]]:
@@ -193,7 +226,7 @@ def _lstm(program: StepProgram, decoder: LSTMDecoder, g: str) -> tuple[str, str]
 
     def cell(x: str, weights: tuple[Tensor, Tensor], bias: Tensor, more: Any) -> str:
         number = len(program.states)
-        h, c = program.state(hidden), program.state(hidden)
+        h, c = (program.reordered(program.state(hidden)) for _ in range(2))
         joined = program.Concat(x, h, axis=1)
         gates = program.linear(joined, torch.cat(weights, dim=1), bias)
         if more is not None:

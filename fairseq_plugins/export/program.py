@@ -6,6 +6,7 @@ N rows, K inputs, O outputs.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -67,6 +68,7 @@ class Program:
     def __init__(self, weights: Weights) -> None:
         self.weights = weights
         self._nodes: list[onnx.NodeProto] = []
+        self._numbers = itertools.count()
         self._constants: dict[str, TensorProto] = {}
         self._names: dict[object, str] = {}
         self._inputs: list[onnx.ValueInfoProto] = []
@@ -80,7 +82,8 @@ class Program:
     def add(self, operator: str, *arguments: Any, outputs: int = 1, domain: str = "", **attributes: Any) -> Any:
         """Add an operator: the name of its result, or a list of names where it has several."""
         inputs = ["" if each is None else self.value(each) for each in arguments]
-        results = [f"{operator}_{len(self._nodes)}_{place}" for place in range(outputs)]
+        number = next(self._numbers)
+        results = [f"{operator}_{number}_{place}" for place in range(outputs)]
         self._nodes.append(helper.make_node(operator, inputs, results, domain=domain, **attributes))
         return results if outputs > 1 else results[0]
 
@@ -140,6 +143,18 @@ class Program:
         found = self.Cast(self.Gather(steps, numbers), to=TensorProto.FLOAT)
         return self.Mul(found, self.Gather(scale.unsqueeze(1), numbers))
 
+    def either(self, condition: str, *branches: Callable[[], list[str]]) -> list[str]:
+        """Results of the first branch where the condition, one truth value, holds, else of the second: float32."""
+        graphs = []
+        for branch in branches:
+            outer, self._nodes = self._nodes, []
+            results = [self.Identity(each) for each in branch()]
+            described = [_described(each, np.float32, None) for each in results]
+            graphs.append(helper.make_graph(self._nodes, branch.__name__, [], described))
+            self._nodes = outer
+        found: list[str] = self.If(condition, outputs=len(results), then_branch=graphs[0], else_branch=graphs[1])
+        return found
+
     def columns(self, x: str, start: int | str, end: int | str, axis: int = -1) -> str:
         """``x[..., start:end]``."""
         ends = [each if isinstance(each, str) else np.array([each]) for each in (start, end)]
@@ -161,8 +176,9 @@ class Program:
         path.write_bytes(helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString())
 
 
-def _described(name: str, kind: type, shape: Iterable[str | int]) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(kind)), list(shape))
+def _described(name: str, kind: type, shape: Iterable[str | int] | None) -> onnx.ValueInfoProto:
+    sizes = None if shape is None else list(shape)
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(kind)), sizes)
 
 
 def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -30,7 +30,7 @@ def model(request: pytest.FixtureRequest, build: Model, task: SimpleNamespace, d
 def steps_of_convolutions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in narrow layers, and as in those of 512: of a kernel of three, two steps in four products."""
     if request.param == "in pairs":
-        monkeypatch.setattr(winograd, "_NARROWEST_PACKED", 0)
+        monkeypatch.setattr(winograd, "NARROWEST_PACKED", 0)
 
 
 @pytest.fixture

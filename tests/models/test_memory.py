@@ -81,7 +81,7 @@ def test_convs2s_in_pairs_of_steps(kept, monkeypatch: pytest.MonkeyPatch, device
     if device.type != "cpu":
         pytest.skip("for processors")
     layers, width, words = 2, 40, 30
-    monkeypatch.setattr(winograd, "_NARROWEST_PACKED", width)
+    monkeypatch.setattr(winograd, "NARROWEST_PACKED", width)
     with Packing().for_batch():
         sizes = {"encoder_embed_dim": 12, "decoder_embed_dim": 12}
         found = kept("convs2s_tiny", words, steps, decoder_layers=f"[({width}, 3)] * {layers}", **sizes)

@@ -28,10 +28,10 @@ from fairseq_plugins.backends.cpu.linear import prefers_onednn
 from fairseq_plugins.backends.cpu.packed import Packed, can_pack
 from fairseq_plugins.backends.cpu.packing import BatchPacking, current_packing
 
-__all__ = ["convolve", "packed_products", "packing_for", "pays"]
+__all__ = ["NARROWEST_PACKED", "convolve", "packed_products", "packing_for", "pays", "sums_of_weights"]
 
 # In narrower layers, or in training with fewer inputs, making the sums takes as long as the products that they save.
-_NARROWEST, _FEWEST, _NARROWEST_PACKED = 256, 512, 512
+_NARROWEST, _FEWEST, NARROWEST_PACKED = 256, 512, 512
 
 
 def pays(x: Tensor, kernel: int) -> bool:
@@ -57,7 +57,7 @@ def packing_for(like: Tensor, kernel: int, dim: int) -> BatchPacking | None:
         dim: C.
     """
     packing = current_packing(like)
-    if packing is None or kernel != 3 or dim < _NARROWEST_PACKED:
+    if packing is None or kernel != 3 or dim < NARROWEST_PACKED:
         return None
     return packing if _sums_pay(packing.precision) else None
 
@@ -99,7 +99,7 @@ def packed_products(weight: Tensor, bias: Tensor | None, precision: str) -> list
         bias: (O,), which becomes a part of m_1 and so of both outputs.
         precision: as of `Packed`.
     """
-    sums = _sums_of_weights(weight.unflatten(1, (3, -1)).transpose(0, 1))
+    sums = sums_of_weights(weight.unflatten(1, (3, -1)).transpose(0, 1))
     return [Packed(*each, precision) for each in zip(sums, (None, bias, None, None), strict=True)]
 
 
@@ -109,7 +109,7 @@ class _Winograd(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)  # sums are soon made again, and would take more memory
-        products = torch.bmm(_sums_of_inputs(x).flatten(1, 2), _sums_of_weights(weight))
+        products = torch.bmm(_sums_of_inputs(x).flatten(1, 2), sums_of_weights(weight))
         products[1] += bias
         return _outputs(products.view(4, -1, x.size(1), weight.size(2)))
 
@@ -119,7 +119,7 @@ class _Winograd(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         for_products = _gradient_of_outputs(grad).flatten(1, 2)
         for_weights = torch.bmm(_sums_of_inputs(x).flatten(1, 2).transpose(1, 2), for_products)
-        for_sums = torch.bmm(for_products, _sums_of_weights(weight).transpose(1, 2))
+        for_sums = torch.bmm(for_products, sums_of_weights(weight).transpose(1, 2))
         return (
             _gradient_of_inputs(for_sums.view(4, -1, *x.shape[1:])),
             _gradient_of_weight(for_weights),
@@ -147,7 +147,7 @@ def _sums_of_inputs(x: Tensor) -> Tensor:
     return sums
 
 
-def _sums_of_weights(weight: Tensor) -> Tensor:
+def sums_of_weights(weight: Tensor) -> Tensor:
     """(3, C, O) to (4, C, O)."""
     w0, w1, w2 = weight
     sums = weight.new_empty(4, *w0.shape)
@@ -159,7 +159,7 @@ def _sums_of_weights(weight: Tensor) -> Tensor:
 
 
 def _gradient_of_weight(grad: Tensor) -> Tensor:
-    """The gradient of `_sums_of_weights`, (4, C, O) to (3, C, O)."""
+    """The gradient of `sums_of_weights`, (4, C, O) to (3, C, O)."""
     s0, s1, s2, s3 = grad
     weight = grad.new_empty(3, *s0.shape)
     half = (s1 + s2).mul_(0.5)

@@ -44,7 +44,7 @@ def test_steps_are_the_convolution_of_each_history(decoding: tuple[int, int, int
     history = torch.zeros(sentences * beam, kernel - 1, 24)
     order = RowOrder(sentences * beam, beam)
     with pytest.MonkeyPatch.context() as patch, Packing().for_batch():
-        patch.setattr(winograd, "_NARROWEST_PACKED", 24)
+        patch.setattr(winograd, "NARROWEST_PACKED", 24)
         state = step_convolution(made, sentences * beam)
         for orders in steps:
             for new_order in orders:
