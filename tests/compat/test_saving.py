@@ -229,12 +229,20 @@ def with_other_words(data: Path, folder: Path, more: str = "") -> Path:
 
 def test_a_checkpoint_of_something_else_is_refused(data: Path, save: Path, tmp_path: Path) -> None:
     named = f"{save}/checkpoint_last.pt"
-    assert named in fail(options(data, 9, "conv_encoder_tiny"), save)
+    for other in ("conv_encoder", "weighted_transformer"):  # with another and with a later version of its layers
+        error = f"RuntimeError: {named}: it holds a model of the family convs2s, and --arch asks for one of {other}"
+        assert fail(options(data, 9, f"{other}_tiny"), save) == error
+    newer = torch.load(named, weights_only=False)
+    newer["model"]["version"] += 1
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    torch.save(newer, tmp_path / "newer.pt")
+    error = f"RuntimeError: {tmp_path / 'newer.pt'}: the checkpoint has the layout of version 2 of the convs2s models"
+    told = fail([*options(data, 3), "--finetune-from-model", tmp_path / "newer.pt"], begun)
+    assert told == f"{error}, and this code knows 1; a newer fairseq_plugins will load it"
     larger = with_other_words(data, tmp_path / "larger", "more 1\n" * 1 + "words 1\n")
     assert named in fail(options(larger, 9), save)
     assert "size mismatch for encoder" in (save / "log").read_text()
-    begun = tmp_path / "begun"
-    begun.mkdir()
     errors = fail([*options(larger, 3), "--finetune-from-model", named], begun)
     assert f"RuntimeError: {named}: not of the vocabulary or the architecture asked for; data for a model" in errors
     assert "size mismatch for encoder" in errors
