@@ -23,6 +23,7 @@ from fairseq.tasks import TASK_REGISTRY
 import fairseq_plugins.registration  # noqa: F401  (registers what it has)
 from fairseq_plugins.tools import cli
 from tests.commands import ROOT
+from tests.models.test_presets import build
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -242,6 +243,20 @@ def test_pages_that_tell_a_figure_agree(figure: str, pages: str) -> None:
     """Who changes it on one of them is reminded of the others."""
     without = [page for page in pages.split() if figure not in " ".join((ROOT / page).read_text("utf-8").split())]
     assert without == []
+
+
+def test_numbers_of_parameters() -> None:
+    """Of all architectures in the list of pages, and of some on the front page, in millions."""
+    listed = (ROOT / "docs" / "README.md").read_text(encoding="utf-8").partition("## Architectures")[2]
+    found = {name: int(millions) for name, millions in re.findall(r"`(\w+)` \((\d+)\)", listed)}
+    for name, millions in found.items():
+        count = sum(parameter.numel() for parameter in build(name, 10_000).parameters())
+        assert round(count / 1e6) == millions, name
+    front_page = (ROOT / "README.md").read_text(encoding="utf-8")
+    starters = re.findall(r"\| `(\w+)` \| (\d+) M \|", front_page)
+    assert len(starters) == 3
+    assert all(found[name] == int(millions) for name, millions in starters)
+    assert f"sizes](docs/README.md#architectures) go up to {max(found.values())} M" in front_page.replace("\n", " ")
 
 
 def test_the_list_of_examples_has_ratios_of_the_page_of_speed() -> None:

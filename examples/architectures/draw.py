@@ -8,7 +8,7 @@ numbers of parameters are read from the modules, not from the options.  V words 
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -258,12 +258,15 @@ def draw(architecture: str) -> tuple[Paper, float, float]:
 
 
 def main() -> None:
-    architecture, picture = sys.argv[1:]
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("architecture", metavar="ARCH", help="such as convs2s_iwslt_de_en")
+    parser.add_argument("picture", type=Path, metavar="PICTURE", help="file to write: .svg, .png, .pdf")
+    args = parser.parse_args()
     try:
-        paper, width, height = draw(architecture)
+        paper, width, height = draw(args.architecture)
     except ValueError as error:
         sys.exit(str(error))
-    paper.save(Path(picture), width, height)
+    paper.save(args.picture, width, height)
 
 
 if __name__ == "__main__":

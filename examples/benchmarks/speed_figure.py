@@ -6,7 +6,7 @@ The seconds are those of the first table of ``docs/performance.md``, so that pic
 
 from __future__ import annotations
 
-import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 
 from fairseq_plugins.tools.figure import new_figure
@@ -39,6 +39,9 @@ def read_table(text: str) -> tuple[list[str], dict[str, list[str]]]:
 
 
 def main() -> None:
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("picture", type=Path, metavar="PICTURE", help="file to write")
+    args = parser.parse_args()
     columns, table = read_table(PAGE.read_text(encoding="utf-8"))
     figure = new_figure(8.5, 3)
     panels = (("seconds", "16 sentences"), ("one sentence, seconds", "one sentence"))
@@ -51,7 +54,7 @@ def main() -> None:
         axis.margins(x=0.12)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].invert_yaxis()
-    figure.savefig(sys.argv[1])
+    figure.savefig(args.picture)
 
 
 if __name__ == "__main__":

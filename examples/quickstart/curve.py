@@ -6,7 +6,7 @@ LOG is what ``run.sh --log-format json --validate-interval-updates 50`` has prin
 
 from __future__ import annotations
 
-import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 
 from fairseq_plugins.tools.figure import new_figure
@@ -21,8 +21,11 @@ LINES = [
 
 
 def main() -> None:
-    log, picture = map(Path, sys.argv[1:])
-    entries = read_log(log)
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("log", type=Path, metavar="LOG", help="of the training")
+    parser.add_argument("picture", type=Path, metavar="PICTURE", help="file to write")
+    args = parser.parse_args()
+    entries = read_log(args.log)
     figure = new_figure(8.5, 2.6)
     axes = figure.subplots()
     for loss, updates, name, style in LINES:
@@ -40,7 +43,7 @@ def main() -> None:
     axes.set_xticks([tick for tick in axes.get_xticks() if tick <= last])
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(picture)
+    figure.savefig(args.picture)
 
 
 if __name__ == "__main__":

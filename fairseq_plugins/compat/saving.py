@@ -6,6 +6,7 @@ import contextlib
 import functools
 import glob
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any
 import torch
 from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
+
+from fairseq_plugins.compat.resuming import SAVED_BESIDE_THE_LAST, is_whole, newest_whole_checkpoint
 
 __all__ = ["copy_checkpoints_whole", "save_checkpoints_whole"]
 
@@ -56,10 +59,18 @@ def replacing(path: str) -> Iterator[str]:
             Path(beside).unlink()
         if not isinstance(error, Exception):
             raise
-        raise OSError(
-            f"{path} was not written: {cause(error) or error}. Checkpoints that were there before are as they were; "
-            "started again, without --restore-file, training goes on from the last one."
-        ) from error
+        raise OSError(f"{path} was not written: {cause(error) or error}{what_remains(Path(path))}") from error
+
+
+def what_remains(path: Path) -> str:
+    """With what training would begin, where ``path`` is one of its checkpoints."""
+    if not re.fullmatch(rf"checkpoint_last\.pt|{SAVED_BESIDE_THE_LAST}", path.name):
+        return ""
+    last = path.with_name("checkpoint_last.pt")
+    found = last if last.is_file() and is_whole(last) else newest_whole_checkpoint(path.parent)
+    if found is None:
+        return ". No checkpoint is there yet: started again, training begins anew"
+    return f". Started again, without --restore-file, training goes on from {found}"
 
 
 class Interrupted(BaseException):

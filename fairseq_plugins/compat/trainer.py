@@ -8,6 +8,8 @@ import hashlib
 import logging
 from typing import Any
 
+from fairseq import checkpoint_utils
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from fairseq.trainer import Trainer
 
 from fairseq_plugins.compat.resuming import lost_patience
@@ -36,17 +38,33 @@ def ask_what_was_trained() -> None:
             extra_state = load(self, filename, reset_optimizer, *args, **kwargs)
         except Exception as error:
             reason = " ".join(str(error.__context__).split())
-            if "state_dict" not in reason or reason in str(error):
+            if type(error) is not Exception or error.__context__ is None or reason in str(error):
                 raise
-            raise RuntimeError(
-                f"{filename}: not of the vocabulary or the architecture asked for; data for a model that is trained "
-                f"already are made with its dictionaries (fairseq-preprocess --srcdict --tgtdict). {reason[:200]}"
-            ) from None
+            raise RuntimeError(f"{filename}: {misfit(filename, self.cfg.model, reason)}") from None
         if not compares_words:
             refuse_other_words(self.task, filename, (extra_state or {}).get("words", {}), reset_optimizer)
         return extra_state
 
     Trainer.save_checkpoint, Trainer.load_checkpoint = save_checkpoint, load_checkpoint
+
+
+def misfit(filename: str, options: Any, reason: str) -> str:
+    """Why a model with these options cannot be loaded from a checkpoint; torch or the model gives a reason."""
+    theirs, ours = family(checkpoint_utils.load_checkpoint_to_cpu(filename)["cfg"].model), family(options)
+    if theirs != ours:
+        return f"it holds a model of the family {theirs}, and --arch asks for one of {ours}"
+    if "state_dict" not in reason:
+        return reason
+    return (
+        "not of the vocabulary or the architecture asked for; data for a model that is trained already are made with "
+        f"its dictionaries (fairseq-preprocess --srcdict --tgtdict). {reason[:200]}"
+    )
+
+
+def family(options: Any) -> str:
+    """As the models of an architecture are called."""
+    name = getattr(options, "arch", None) or options._name
+    return str(ARCH_MODEL_NAME_REGISTRY.get(name, name))
 
 
 def words(task: Any) -> dict[str, str]:

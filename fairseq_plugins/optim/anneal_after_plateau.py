@@ -10,6 +10,7 @@ set that is missing) the rate stays as it is; once it has begun to fall, epochs 
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from fairseq.optim import FairseqOptimizer
@@ -18,6 +19,8 @@ from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
 from fairseq_plugins.optim.config import AnnealAfterPlateauConfig
 
 __all__ = ["AnnealAfterPlateau"]
+
+logger = logging.getLogger(__name__)
 
 
 @register_lr_scheduler("anneal_after_plateau", dataclass=AnnealAfterPlateauConfig)
@@ -35,6 +38,7 @@ class AnnealAfterPlateau(FairseqLRScheduler):
         if len(cfg.lr) > 1:
             raise ValueError("--lr-scheduler anneal_after_plateau takes one learning rate; see --lr-scheduler fixed")
         self.lr: float = cfg.lr[0]
+        self.begun_with = self.lr
         self.annealing = False
         self.epoch = 0
         self.within_epoch = False
@@ -65,10 +69,17 @@ class AnnealAfterPlateau(FairseqLRScheduler):
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed training needs."""
-        return {"lr": self.lr, "best": self.best, "annealing": self.annealing}
+        return {"lr": self.lr, "best": self.best, "annealing": self.annealing, "begun_with": self.begun_with}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
+        """Go on where `state_dict` was taken; another rate than it began with is not taken, and that is said."""
+        asked = self.begun_with
+        self.begun_with = state_dict.get("begun_with", asked)
+        if self.begun_with != asked:
+            logger.warning(
+                f"--lr {asked}: training goes on with the rate of the checkpoint, {state_dict['lr']}; to take "
+                "the other, give --reset-lr-scheduler"
+            )
         self.lr, self.best, self.annealing = state_dict["lr"], state_dict["best"], state_dict["annealing"]
         self.epoch = 0
         self.within_epoch = False

@@ -13,10 +13,13 @@ from contextlib import closing
 
 from fairseq_plugins.tools.work import running
 
-__all__ = ["ALL_SENTENCES", "fairseq", "fairseq_lines"]
+__all__ = ["ALL_SENTENCES", "NO_LONG_ONES", "fairseq", "fairseq_lines"]
 
 # Later fairseqs leave a last batch out that is no multiple of 8 sentences, in validation and generation too.
 ALL_SENTENCES = ["--required-batch-size-multiple", "1"]
+
+# Of validation and test, as fairseq always does in training; else it ends at the first that is too long for the model.
+NO_LONG_ONES = ["--skip-invalid-size-inputs-valid-test"]
 
 SHOWN = 15  # lines of a command that failed
 

@@ -94,7 +94,7 @@ def run(args: Namespace) -> None:
         else:
             try:
                 score_held_out(corpus, args.output, model, [binary, *decoding])
-            finally:  # there is a model, also where a line that is too long for it cannot be scored
+            finally:  # there is a model, also where it cannot be scored
                 show_what_next(args, model, binary, [binary, *decoding, *bpe])
 
 

@@ -15,7 +15,7 @@ from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 
 import fairseq_plugins.registration  # noqa: F401  (its architectures)
 from fairseq_plugins.tools import parallel_text
-from fairseq_plugins.tools.fairseq_command import ALL_SENTENCES, fairseq_lines
+from fairseq_plugins.tools.fairseq_command import ALL_SENTENCES, NO_LONG_ONES, fairseq_lines
 from fairseq_plugins.tools.plot_loss import LOG
 from fairseq_plugins.tools.training_progress import TrainingProgress
 from fairseq_plugins.tools.user_dir import USER_DIR
@@ -42,7 +42,8 @@ class Training:
         if family is None:
             raise ValueError(f"--arch {arch}: there is no such architecture")
         self.family, self.best, self.log = family, save / "checkpoint_best.pt", save / LOG
-        self.own = ["--user-dir", str(USER_DIR), "--arch", arch, "--save-dir", str(save), *ALL_SENTENCES]
+        self.own = ["--user-dir", str(USER_DIR), "--arch", arch, "--save-dir", str(save)]
+        self.own += [*ALL_SENTENCES, *NO_LONG_ONES]
         self.wishes = [*wishes, "--log-format", "json"]  # what is told of the training, and its curve, come from there
         found = parsed(["DATA_BIN", *self.own, *training_settings(family, 1, 1).split(), *wishes])
         needed = {"arch": arch, "save_dir": str(save), "no_save": False, "disable_validation": False}
@@ -71,7 +72,8 @@ class Training:
             f"Stop it whenever you like: the same call goes on. What fairseq prints is in {self.log}.", file=sys.stderr
         )
         limits = chosen["patience"], chosen["max_epoch"], chosen["max_update"]
-        progress = TrainingProgress(usual_epochs(self.family, pairs), *limits)
+        metric = chosen["best_checkpoint_metric"], chosen["maximize_best_checkpoint_metric"]
+        progress = TrainingProgress(usual_epochs(self.family, pairs), *limits, *metric)
         self.log.parent.mkdir(exist_ok=True)
         lines = fairseq_lines("train", *words)
         # Line by line, so that a training that is killed leaves whole ones.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import TextIO
@@ -13,8 +14,9 @@ from sacremoses import MosesDetokenizer
 
 from fairseq_plugins.tools import score
 from fairseq_plugins.tools.corpus import Corpus
-from fairseq_plugins.tools.fairseq_command import ALL_SENTENCES, fairseq, fairseq_lines
-from fairseq_plugins.tools.generated import Sentence, read_generated, read_text
+from fairseq_plugins.tools.fairseq_command import ALL_SENTENCES, NO_LONG_ONES, fairseq, fairseq_lines
+from fairseq_plugins.tools.generated import read_generated
+from fairseq_plugins.tools.parallel_text import read_text
 
 __all__ = ["batches", "score_held_out", "translate"]
 
@@ -34,16 +36,17 @@ def score_held_out(corpus: Corpus, out: Path, model: Path, options: list[object]
     """
     part, name = ("test", "test") if corpus.tests else ("valid", "validation")
     options = [*options, "--gen-subset", part, "--remove-bpe", "--max-tokens", 4000, "--results-path", model]
-    fairseq("generate", *options, *ALL_SENTENCES)
+    fairseq("generate", *options, *ALL_SENTENCES, *NO_LONG_ONES)
     sentences = read_generated([model / f"generate-{part}.txt"])
-    source = untokenised(out / "tmp" / f"{part}.{corpus.source}", sentences)
+    sources = untokenised(out / "tmp" / f"{part}.{corpus.source}")
     # Of the validation part, which may be a piece of the training part, only the tokens have been kept.
-    target = (
-        read_text(out / "test.reference", sentences)
-        if corpus.tests
-        else untokenised(out / "tmp" / f"{part}.{corpus.target}", sentences)
-    )
+    reference = out / "test.reference"
+    targets = read_text(reference, "") if corpus.tests else untokenised(out / "tmp" / f"{part}.{corpus.target}")
+    pairs = list(zip(sources, targets, strict=True))
+    source, target = map(list, zip(*(pairs[sentence.number] for sentence in sentences), strict=True))
     best = [sentence.hypotheses[0] for sentence in sentences]
+    if left_out := len(pairs) - len(best):
+        print(f"\n{left_out} lines of the {name} part are too long for the model and left out.", file=sys.stderr)
     print(f"\n{len(best)} lines of the {name} part, on which it was not trained:", file=sys.stderr)
     ((bleu, value),) = score.bleu(best, target, None).items()
     chrf = CHRF().corpus_score([hypothesis.text for hypothesis in best], [target]).score
@@ -52,14 +55,10 @@ def score_held_out(corpus: Corpus, out: Path, model: Path, options: list[object]
         print(f"\n  source       {line}\n  reference    {reference}\n  translation  {hypothesis.text}", file=sys.stderr)
 
 
-def untokenised(path: Path, sentences: list[Sentence]) -> list[str]:
-    """The lines of a file of Moses' tokens, as text.
-
-    Raises:
-        ValueError: there is not one for each sentence.
-    """
+def untokenised(path: Path) -> Iterator[str]:
+    """The lines of a file of Moses' tokens, as text."""
     detokenise = MosesDetokenizer(path.suffix[1:]).detokenize
-    return [str(detokenise(line.split())) for line in read_text(path, sentences)]
+    return (str(detokenise(line.split())) for line in read_text(path, ""))
 
 
 def translate(text: str, options: list[object]) -> None:

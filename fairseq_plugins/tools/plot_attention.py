@@ -57,10 +57,13 @@ def run(args: Namespace) -> None:
         if file is not None and not file.is_file():
             raise ValueError(f"{file} does not exist")
     sentence, beside = args.input, Path(args.data).absolute().parent / "code"
-    path = args.bpe_codes or (beside if beside.is_file() and "@@" not in sentence else None)
-    if path is not None:
-        with path.open(encoding="utf-8") as codes, blaming(path, "are no codes of subword-nmt"):
-            sentence = segment(BPE(codes), sentence)
+    if args.bpe_codes is not None:
+        sentence = segmented(sentence, args.bpe_codes)
+    elif beside.is_file() and "@@" not in sentence:
+        try:
+            sentence = segmented(sentence, beside)
+        except ValueError as error:  # a file of that name, of whatever
+            print(f"warning: {error}. The sentence is not segmented; see --bpe-codes.", file=sys.stderr)
     with blaming(args.path, "cannot translate"):
         load = checkpoint_utils.load_model_ensemble_and_task
         (model,), _, task = load([str(args.path)], arg_overrides={"data": args.data})
@@ -69,6 +72,16 @@ def run(args: Namespace) -> None:
         layers = choose(layers, args.layers)
     draw(source, target, layers, args.output)
     print(f"{' '.join(source)}\n{' '.join(target)}\n{args.output}")
+
+
+def segmented(sentence: str, path: Path) -> str:
+    """The sentence in subwords.
+
+    Raises:
+        ValueError: the file holds no codes.
+    """
+    with blaming(path, "has no codes of subword-nmt"), path.open(encoding="utf-8") as codes:
+        return str(segment(BPE(codes), sentence))
 
 
 def translate(

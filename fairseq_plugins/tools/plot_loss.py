@@ -125,25 +125,28 @@ def records(text: str) -> list[dict[str, Any]]:
 def read_curve(log: Path) -> list[Point]:
     """The validations in a log, of which the later ones count where a training was resumed.
 
+    With ``--log-file`` fairseq writes each line once more with every epoch; it counts once.
+
     Raises:
         ValueError: there is none.
         OSError: the log cannot be read.
     """
-    training: list[float] = []
+    training: dict[int, float] = {}  # losses by the number of updates
     curve: dict[int, Point] = {}
     for line in read_log(log):
         if {"valid_loss", "valid_num_updates"} <= line.keys():
-            mean = statistics.fmean(training) if training else math.nan
             updates = int(line["valid_num_updates"])
+            before = curve[updates].training if updates in curve else math.nan
+            mean = statistics.fmean(training.values()) if training else before
             curve[updates] = Point(updates, float(line["valid_loss"]), mean)
-            training = []
+            training = {}
         elif {"train_loss", "train_num_updates"} <= line.keys():
             # Of an epoch, behind its validation; for logs in which nothing else is.
             last = curve.get(int(line["train_num_updates"]))
             if last is not None and math.isnan(last.training):
                 curve[last.updates] = last._replace(training=float(line["train_loss"]))
-        elif "loss" in line:
-            training.append(float(line["loss"]))
+        elif {"loss", "num_updates"} <= line.keys():
+            training[int(line["num_updates"])] = float(line["loss"])
     if not curve:
         raise ValueError(f"{log}: no validation there; fairseq-train writes them with --log-format json")
     return [curve[updates] for updates in sorted(curve)]

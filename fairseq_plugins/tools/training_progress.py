@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 import time
 from typing import Any
@@ -22,22 +23,29 @@ class TrainingProgress:
         patience: validations without improvement after which it ends; none if not positive, as fairseq's.
         epochs: after which it ends in any case, and ...
         updates: ... likewise; none if not positive.
+        metric: by which the best checkpoint is chosen.
+        larger: whether larger is better.
     """
 
-    def __init__(self, usual: float, patience: int, epochs: int, updates: int) -> None:
+    def __init__(
+        self, usual: float, patience: int, epochs: int, updates: int, metric: str = "loss", larger: bool = False
+    ) -> None:
+        self.metric, self.sign = metric, -1 if larger else 1
         self.usual, self.patience = usual, patience
         self.epochs, self.updates = (limit if limit > 0 else math.inf for limit in (epochs, updates))
         self.per_epoch = self.seconds = math.nan  # updates of an epoch, seconds of an update
         self.began: tuple[float, int] | None = None  # time and updates at the first record
-        self.best, self.stale = math.inf, 0  # the lowest validation loss, and validations since then
+        self.best, self.stale = math.inf, 0  # the best validation's metric, times `sign`, and validations since then
         self.told = 0.0
 
     def see(self, line: str) -> None:
         """Read a line of the log."""
+        if too_long := re.search(r"(\S+) samples have invalid sizes and will be skipped", line):
+            self.tell(f"{too_long[1]} sentence pairs are too long for the model and left out.")
         for record in records(line):
             if {"update", "num_updates"} <= record.keys():  # counted in epochs, and by themselves
                 self.see_updates(int(record["num_updates"]), record)
-            elif {"valid_loss", "valid_num_updates"} <= record.keys():
+            elif {"valid_loss", f"valid_{self.metric}", "valid_num_updates"} <= record.keys():
                 self.see_validation(int(record["valid_num_updates"]), record)
 
     def see_updates(self, done: int, record: dict[str, Any]) -> None:
@@ -60,11 +68,13 @@ class TrainingProgress:
     def see_validation(self, done: int, record: dict[str, Any]) -> None:
         """A validation."""
         self.measure(done)
-        loss = float(record["valid_loss"])
-        self.best = min(self.best, loss, float(record.get("valid_best_loss", math.inf)))
-        self.stale = 0 if loss <= self.best else self.stale + 1
-        compared = f"the best is {self.best:.3f}" if self.stale else "the best so far"
-        self.tell(f"epoch {record['epoch']}, update {done}: validation loss {loss:.3f}, {compared}{self.left(done)}")
+        loss, value = float(record["valid_loss"]), float(record[f"valid_{self.metric}"])
+        best = float(record.get(f"valid_best_{self.metric}", value))
+        self.best = min(self.best, self.sign * value, self.sign * best)
+        self.stale = 0 if self.sign * value <= self.best else self.stale + 1
+        found = f"{loss:.3f}" if self.metric == "loss" else f"{loss:.3f}, {self.metric} {value:.3f}"
+        compared = f"the best is {self.sign * self.best:.3f}" if self.stale else "the best so far"
+        self.tell(f"epoch {record['epoch']}, update {done}: validation loss {found}, {compared}{self.left(done)}")
 
     def measure(self, done: int) -> None:
         """Seconds of an update, validation included."""

@@ -70,14 +70,35 @@ def test_a_full_disk_stops_training_and_nothing_else(data: Path, save: Path) -> 
     size = (save / "checkpoint_last.pt").stat().st_size
     message = fail(options(data, 9), save, size // 2)
     assert f"{save}/checkpoint_1_9.pt was not written: [Errno 27] File too large" in message
+    assert message.endswith(f"without --restore-file, training goes on from {save}/checkpoint_last.pt")
     assert updates(faults.finish(faults.start(options(data, 9), save), save)) == 9
     assert "checkpoint_last.pt (epoch 1 @ 6 updates)" in (save / "log").read_text()
+
+
+def test_a_disk_that_is_full_before_the_first_checkpoint(data: Path, save: Path, tmp_path: Path) -> None:
+    """The error promises no more than there is."""
+    size, begun = (save / "checkpoint_last.pt").stat().st_size, tmp_path / "begun"
+    begun.mkdir()
+    message = fail(options(data, 4), begun, size // 2)
+    assert message.endswith("File too large. No checkpoint is there yet: started again, training begins anew")
+
+
+def test_a_copy_that_fails_names_what_training_goes_on_from(save: Path, request: pytest.FixtureRequest) -> None:
+    """As after the first epoch, where there is no other last one yet."""
+    (save / "checkpoint_last.pt").unlink()
+    newest = save / "checkpoint_1_6.pt"
+    os.utime(newest)
+    request.getfixturevalue("full_disk")
+    with pytest.raises(OSError, match=rf"\. Started again, .* goes on from {newest}$"):
+        PathManager.copy(str(newest), str(save / "checkpoint_last.pt"), overwrite=True)
 
 
 @pytest.mark.usefixtures("full_disk")
 def test_nothing_is_left_of_what_could_not_be_written(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint_last.pt"
     path.write_text("before")
+    with pytest.raises(OSError, match=r"averaged\.pt was not written: \[Errno 27\] File too large$"):
+        checkpoint_utils.torch_persistent_save({"model": torch.zeros(100_000)}, str(tmp_path / "averaged.pt"))
     with pytest.raises(OSError, match=r"checkpoint_last\.pt was not written: \[Errno 27\]"):
         checkpoint_utils.torch_persistent_save({"model": torch.zeros(100_000)}, str(path))
     assert path.read_text() == "before"
@@ -208,12 +229,20 @@ def with_other_words(data: Path, folder: Path, more: str = "") -> Path:
 
 def test_a_checkpoint_of_something_else_is_refused(data: Path, save: Path, tmp_path: Path) -> None:
     named = f"{save}/checkpoint_last.pt"
-    assert named in fail(options(data, 9, "conv_encoder_tiny"), save)
+    for other in ("conv_encoder", "weighted_transformer"):  # with another and with a later version of its layers
+        error = f"RuntimeError: {named}: it holds a model of the family convs2s, and --arch asks for one of {other}"
+        assert fail(options(data, 9, f"{other}_tiny"), save) == error
+    newer = torch.load(named, weights_only=False)
+    newer["model"]["version"] += 1
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    torch.save(newer, tmp_path / "newer.pt")
+    error = f"RuntimeError: {tmp_path / 'newer.pt'}: the checkpoint has the layout of version 2 of the convs2s models"
+    told = fail([*options(data, 3), "--finetune-from-model", tmp_path / "newer.pt"], begun)
+    assert told == f"{error}, and this code knows 1; a newer fairseq_plugins will load it"
     larger = with_other_words(data, tmp_path / "larger", "more 1\n" * 1 + "words 1\n")
     assert named in fail(options(larger, 9), save)
     assert "size mismatch for encoder" in (save / "log").read_text()
-    begun = tmp_path / "begun"
-    begun.mkdir()
     errors = fail([*options(larger, 3), "--finetune-from-model", named], begun)
     assert f"RuntimeError: {named}: not of the vocabulary or the architecture asked for; data for a model" in errors
     assert "size mismatch for encoder" in errors

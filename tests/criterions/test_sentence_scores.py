@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 
 import pytest
 from sacrebleu import BLEU, CHRF
@@ -50,3 +51,9 @@ def test_others(hypothesis: str, reference: str) -> None:
         assert SENTENCE_SCORES[name]()(reference)(hypothesis) == scored[name].fmeasure
     chrf = CHRF().corpus_score([hypothesis], [[reference]]).score / 100
     assert SENTENCE_SCORES["chrf"]()(reference)(hypothesis) == pytest.approx(chrf)
+
+
+def test_without_rouge_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)  # as where it is not installed
+    with pytest.raises(ValueError, match=r"^ROUGE needs rouge-score: pip install rouge-score$"):
+        SENTENCE_SCORES["rouge1"]()

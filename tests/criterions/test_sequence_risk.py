@@ -235,6 +235,15 @@ def test_sampling(models: list[Any], sample: Any, dictionary: Dictionary) -> Non
     assert log["translations"] == sum(map(len, sets))
 
 
+def test_longest_translations(build: Any, sample: Any, dictionary: Dictionary) -> None:
+    """1.5 times the source and five words, of a model that ends none by itself."""
+    model = build("convs2s_tiny")
+    model.decoder.output_projection.bias.data[EOS] = -1e4
+    assert sample["net_input"]["src_tokens"].size(1) == 6
+    lengths = {len(each) for found in criterion(dictionary).translator.translate(model, sample) for each in found}
+    assert lengths == {9 + 5 + len([EOS])}
+
+
 def test_among_candidates(models: list[Any], sample: Any, dictionary: Dictionary) -> None:
     """Searched and scored among the words that the batch may need, and the references'."""
     always = torch.zeros(len(dictionary), dtype=torch.bool)

@@ -81,6 +81,21 @@ def test_resumes() -> None:
     assert rates + [resumed.step(epoch, loss) for epoch, loss in enumerate(losses[3:])] == pytest.approx(expected)
 
 
+def test_another_rate_for_a_resume_is_not_passed_over_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+    """Also in a second resume; those of older checkpoints, which do not say what they began with, are not judged."""
+    first, same, other, third, old = schedule(), schedule(), schedule(lr=(0.01,)), schedule(lr=(0.01,)), schedule()
+    run_epoch(first, 1, 9.0)
+    run_epoch(first, 2, 9.5)
+    same.load_state_dict(first.state_dict())
+    old.load_state_dict({"lr": 0.1, "best": 9.0, "annealing": True})
+    assert not caplog.records
+    other.load_state_dict(same.state_dict())
+    third.load_state_dict(other.state_dict())
+    told = "--lr 0.01: training goes on with the rate of the checkpoint, 0.025; to take the other, give --reset-lr-"
+    assert [record.message for record in caplog.records] == [f"{told}scheduler"] * 2
+    assert third.lr == third.optimizer.get_lr() == 0.025
+
+
 @pytest.mark.parametrize("within", [False, True], ids=["between epochs", "within an epoch"])
 def test_resumes_without_validation(within: bool) -> None:
     """fairseq's calls for the epoch to go on with are no ends of it; that for the one before, made up for, is."""

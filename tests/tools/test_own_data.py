@@ -20,6 +20,7 @@ from fairseq_plugins.tools.work import work_in
 from tests.commands import ROOT, hypotheses, run
 
 TINY = "--encoder-layers '[(16, 3)]' --decoder-layers '[(16, 3)]' --max-epoch 2 --num-workers 0"
+TINY += " --max-source-positions 64 --max-target-positions 64"
 
 
 def own(*words: object, stdin: str | None = None, succeeds: bool = True) -> subprocess.CompletedProcess[str]:
@@ -45,8 +46,12 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     nouns = {"dog": "Hund", "man": "Mann", "well-known boat": "bekanntes Boot", "horse": "Pferd"}
     for part, size in (("train", 300), ("test", 7)):
         rows = [generator.choices(list(nouns), k=2) for _ in range(size)]
+        for number in (1, 19):  # of which the latter is of the validation part; longer than a model of `TINY` can read
+            if number < size:
+                rows[number] = ["horse", "man " * 90]
         (folder / f"{part}.en").write_text("".join(f"A {a}, and a {b}.\n" for a, b in rows))
-        (folder / f"{part}.de").write_text("".join(f"Ein {nouns[a]}, und ein {nouns[b]}.\n" for a, b in rows))
+        german = {**nouns, "man " * 90: "Mann " * 90}
+        (folder / f"{part}.de").write_text("".join(f"Ein {german[a]}, und ein {german[b]}.\n" for a, b in rows))
     return folder
 
 
@@ -79,11 +84,16 @@ def test_what_a_training_tells(trained: tuple[Path, str], texts: Path) -> None:
     assert re.search(r"^An epoch has \d+ updates and takes \d+ s(; about \d+ s left)?\.$", printed, flags=re.MULTILINE)
     assert f"What fairseq prints is in {out}/convs2s_tiny/train.log." in printed
     assert re.search(
-        r"^7 lines of the test part, .*\nBLEU \d+\.\d, chrF \d+\.\d \(sacreBLEU ", printed, flags=re.MULTILINE
+        r"^1 lines of the test part are too long for the model and left out\.\n\n"
+        r"6 lines of the test part, .*\nBLEU \d+\.\d, chrF \d+\.\d \(sacreBLEU ",
+        printed,
+        flags=re.MULTILINE,
     )
     samples = re.findall(r"^  source       (.*)\n  reference    (.*)\n  translation  .", printed, flags=re.MULTILINE)
-    both = ((texts / f"test.{language}").read_text().splitlines()[:3] for language in ("en", "de"))
-    assert samples == list(zip(*both, strict=True))
+    lines = [(texts / f"test.{language}").read_text().splitlines() for language in ("en", "de")]
+    assert samples == [(source, target) for source, target in zip(*lines, strict=True) if len(source) < 99][:3]
+    left_out = "1 sentence pairs are too long for the model and left out."
+    assert printed.splitlines().count(left_out) == 2, "in training and in validation"
     for chatter in ("\r", "INFO", "ModuleList", "it/s]"):
         assert chatter not in printed
     log = (out / "convs2s_tiny" / "train.log").read_text()
@@ -113,10 +123,10 @@ def test_held_out_lines_of_the_validation_part(
     corpus = describe(texts / "train.en", texts / "train.de")
     own_translations.score_held_out(corpus, out, out / "convs2s_tiny", options)
     found = capsys.readouterr().err
-    assert "30 lines of the validation part" in found
+    assert "29 lines of the validation part" in found
     for name, language in (("source     ", "en"), ("reference  ", "de")):
-        lines = (texts / f"train.{language}").read_text().splitlines()[9:30:10]
-        assert re.findall(rf"^  {name}  (.*)$", found, flags=re.MULTILINE) == lines
+        first, _, *others = (texts / f"train.{language}").read_text().splitlines()[9:40:10]
+        assert re.findall(rf"^  {name}  (.*)$", found, flags=re.MULTILINE) == [first, *others]
 
 
 def test_from_two_files_to_translations(trained: tuple[Path, str], texts: Path) -> None:
@@ -131,7 +141,8 @@ def test_from_two_files_to_translations(trained: tuple[Path, str], texts: Path) 
     assert before == after == ""  # models make something up of nothing
     assert len(translations) == 7
     (command,) = commands(second.stderr)
-    assert second.stderr.strip() == f"$ {shlex.join(command)}"
+    assert second.stderr.splitlines()[1] == f"$ {shlex.join(command)}"
+    assert re.search(r"^\n.*\n.*:line 3 has \d+ tokens: only the first 63 are translated\n$", second.stderr)
     assert command[0] == "fairseq-interactive"
 
     cli.main(shown[-1][1:])
@@ -255,13 +266,15 @@ def test_a_training_that_goes_on_tells_so_in_the_same_log(
     curves = []
     for epochs in (1, 2):
         wishes = [*shlex.split(TINY), "--max-epoch", str(epochs), "--log-format", "simple"]
+        wishes += ["--best-checkpoint-metric", "nll_loss"]
         training = own_training.Training("convs2s_tiny", tmp_path / "save", wishes)
         training.run(data, data.parent / "train.tgt")
         curves.append(read_curve(tmp_path / "save" / "train.log"))
     assert [len(curve) for curve in curves] == [1, 2]
     assert curves[1][:1] == curves[0]
     told = capsys.readouterr().err
-    assert re.findall(r"^epoch (\d), .*, the best so far", told, flags=re.MULTILINE) == ["1", "2"]
+    told_of = re.findall(r"^epoch (\d), .* loss [\d.]+, nll_loss [\d.]+, the best so far", told, flags=re.MULTILINE)
+    assert told_of == ["1", "2"]
     assert "it ends after 5 validations in a row without improvement or 2 epochs." in told
 
 

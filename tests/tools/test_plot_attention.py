@@ -128,3 +128,13 @@ def test_words_that_the_model_does_not_know(data: Path, tmp_path: Path, capsys: 
     assert printed.err.startswith("warning: the model does not know w@@ 1. ")
     cli.main(["plot-attention", *files, "--input", "w1 x@@"])
     assert capsys.readouterr().err.startswith("warning: the model does not know x@@. ")
+    for other in (b"one word\nor three of them\n", b"\x80"):
+        (tmp_path / "code").write_bytes(other)
+        cli.main(["plot-attention", *files, "--input", "w1"])
+        printed = capsys.readouterr()
+        assert printed.out.startswith("w1 </s>\n")
+        told = re.search(rf"^warning: {tmp_path}/code has no codes of subword-nmt: .*\.", printed.err, re.MULTILINE)
+        assert told[0].endswith("The sentence is not segmented; see --bpe-codes."), told[0]
+        with pytest.raises(SystemExit, match="code has no codes of subword-nmt"):
+            cli.main(["plot-attention", *files, "--input", "w1", "--bpe-codes", str(tmp_path / "code")])
+        capsys.readouterr()

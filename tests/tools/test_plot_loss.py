@@ -22,8 +22,8 @@ def log(path: Path, *lines: tuple[str, dict], hydra: bool = False) -> Path:
     return path
 
 
-def inner(loss: float) -> tuple[str, dict]:
-    return "train_inner", {"update": 0.5, "loss": str(loss), "num_updates": "1"}
+def inner(loss: float, updates: int = 1) -> tuple[str, dict]:
+    return "train_inner", {"update": 0.5, "loss": str(loss), "num_updates": str(updates)}
 
 
 def valid(updates: int, loss: float) -> tuple[str, dict]:
@@ -36,7 +36,7 @@ def epoch(updates: int, loss: float) -> tuple[str, dict]:
 
 @pytest.mark.parametrize("hydra", [False, True])
 def test_training_loss_is_the_mean_since_the_validation_before(tmp_path: Path, hydra: bool) -> None:
-    lines = [inner(9), inner(7), valid(100, 6.5), epoch(100, 7.7), inner(5), valid(200, 4)]
+    lines = [inner(9, 50), inner(7, 90), valid(100, 6.5), epoch(100, 7.7), inner(5), valid(200, 4)]
     assert read_curve(log(tmp_path / "log", *lines, hydra=hydra)) == [Point(100, 6.5, 8), Point(200, 4, 5)]
 
 
@@ -48,6 +48,13 @@ def test_of_epochs_alone(tmp_path: Path) -> None:
     assert points == [Point(8, 6, 7), Point(16, 5, 6)]
     assert last[:2] == (20, 4)
     assert math.isnan(last.training)
+
+
+def test_lines_that_come_several_times(tmp_path: Path) -> None:
+    """As with ``--log-file``, where one that begins within an epoch is written less often than the others."""
+    first, second, end = inner(9, 50), inner(7, 90), valid(100, 6)
+    lines = [first, second, second, second, end, end, epoch(100, 7.7), epoch(100, 7.7)]
+    assert read_curve(log(tmp_path / "log", *lines)) == [Point(100, 6, 8)]
 
 
 def test_what_was_trained_again_counts_as_the_second_time(tmp_path: Path) -> None:

@@ -102,15 +102,27 @@ def test_odd_lines_end_no_training(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert capsys.readouterr().err == ""
 
 
-def test_the_best_loss_where_another_metric_decides(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("larger", "best"), [(True, "0.200"), (False, "0.100")])
+def test_the_best_by_another_metric(
+    larger: bool, best: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """fairseq then tells no best loss."""
-    training = Training(monkeypatch, 3, 0, 0)
-    for done, loss in ((10, 3), (20, 4)):
-        training.best = 99
-        training.validation(done, loss)
-    assert [line.split(", ")[2] for line in capsys.readouterr().err.splitlines()] == [
-        "the best so far",
-        "the best is 3.000",
-    ]
+    """And by what fairseq says of it, also of the training that this one goes on with."""
+    monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
+    progress = TrainingProgress(6, 3, 0, 0, "f1", larger)
+    for epoch, f1 in enumerate((0.1, 0.2, 0.15), start=1):
+        record = {"epoch": epoch, "valid_loss": str(9 - epoch), "valid_f1": str(f1), "valid_num_updates": str(epoch)}
+        progress.see(f"x | INFO | valid | {json.dumps(record)}\n")
+    found = capsys.readouterr().err.splitlines()
+    assert found[0] == "epoch 1, update 1: validation loss 8.000, f1 0.100, the best so far"
+    assert found[1].partition("f1 0.200, ")[2] == ("the best so far" if larger else "the best is 0.100")
+    assert found[2] == f"epoch 3, update 3: validation loss 6.000, f1 0.150, the best is {best}"
+    progress.see(f"x | INFO | valid | {json.dumps({**record, 'valid_best_f1': '0.0' if not larger else '0.5'})}\n")
+    assert capsys.readouterr().err.endswith("f1 0.150, the best is 0.500\n" if larger else "the best is 0.000\n")
+
+
+def test_pairs_that_fairseq_leaves_out(capsys: pytest.CaptureFixture[str]) -> None:
+    line = (
+        "x | WARNING | fairseq.tasks.fairseq_task | 1,204 samples have invalid sizes and will be skipped, max_positions"
+    )
+    TrainingProgress(6, 3, 0, 0).see(f"{line}=(1024, 1024), first few sample ids=[3]\n")
+    assert capsys.readouterr().err == "1,204 sentence pairs are too long for the model and left out.\n"
