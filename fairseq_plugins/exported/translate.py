@@ -249,8 +249,7 @@ class Translator:
         if o.min_len > longest or o.beam >= len(candidates):
             raise ValueError(f"of {o.min_len} to {longest} words, and a beam of {o.beam}, there is no translation")
         with blaming(self.folder / "step.onnx"):
-            decoding = Decoding(self, source, o.beam, candidates, attends=replace_unk is not None)
-            found = search(decoding, c["eos"], o, longest)
+            found = search(Decoding(self, source, o.beam, candidates, replace_unk is not None), c["eos"], o, longest)
         if not all(found):
             raise ValueError("a sentence has no translation: its scores are not numbers")
         return {
@@ -277,7 +276,8 @@ def main() -> None:
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=text, metavar="N")
     parser.add_argument("--replace-unk", nargs="?", const="", metavar="FILE", help="of lines `source target`")
     parser.add_argument("--buffer", type=int, default=1000, metavar="N", help="lines that are read at once from a file")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), metavar="N", help="batches at a time")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    parser.add_argument("--threads", type=int, default=cores, metavar="N", help="batches at a time")
     parser.add_argument("--input", type=Path, metavar="FILE", help="text to translate; without it, what comes in")
     args = vars(parser.parse_args())
     path, replace, buffer, threads = (args.pop(name) for name in ("input", "replace_unk", "buffer", "threads"))
@@ -295,5 +295,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except (ValueError, OSError, ImportError, LookupError, ArithmeticError, MemoryError) as error:
-        sys.exit(f"translate.py: error: {error or type(error).__name__}")
+    except (KeyboardInterrupt, ValueError, OSError, ImportError, LookupError, ArithmeticError, MemoryError) as error:
+        sys.exit(f"translate.py: error: {str(error) or type(error).__name__}")
