@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
+from fairseq_plugins.nn.initialisation import xavier_
 from fairseq_plugins.nn.softmax import softmax
 
 __all__ = [
@@ -22,7 +23,6 @@ __all__ = [
     "attention_weights",
     "join_heads",
     "split_heads",
-    "xavier_linear",
 ]
 
 
@@ -40,7 +40,7 @@ class AttentionHeads(nn.Module):
         self.heads = heads
         self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
         # As fairseq draws them: the three as one matrix, so that one product makes them.
-        self.query = xavier_linear(dim, dim, gain=math.sqrt(0.5))
+        self.query = xavier_(nn.Linear(dim, dim), gain=math.sqrt(0.5))
         self.key_value = nn.Linear(dim, 2 * dim)
         for weight in self.key_value.weight.chunk(2):
             nn.init.xavier_uniform_(weight, gain=math.sqrt(0.5))
@@ -127,11 +127,3 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 def join_heads(x: Tensor) -> Tensor:
     """(B, h, T, v) -> (B, T, d)."""
     return x.transpose(1, 2).flatten(2)
-
-
-def xavier_linear(in_features: int, out_features: int, gain: float = 1.0) -> nn.Linear:
-    """A linear map with Xavier's uniform weights and zero bias, as fairseq's Transformer has them."""
-    linear = nn.Linear(in_features, out_features)
-    nn.init.xavier_uniform_(linear.weight, gain=gain)
-    nn.init.zeros_(linear.bias)
-    return linear

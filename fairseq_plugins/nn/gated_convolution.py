@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_plugins.nn.decoder_state import Window
-from fairseq_plugins.nn.initialisation import Linear
+from fairseq_plugins.nn.initialisation import with_weight_norm
 from fairseq_plugins.nn.weight_norm import weight_norm
 
 __all__ = ["GatedConvolution", "Shortcut", "StepConvolution"]
@@ -98,7 +98,8 @@ class Shortcut(nn.Module):
     def __init__(self, distance: int, from_dim: int, to_dim: int) -> None:
         super().__init__()
         self.distance = distance
-        self.projection = Linear(from_dim, to_dim) if distance > 0 and from_dim != to_dim else None
+        widens = distance > 0 and from_dim != to_dim
+        self.projection = with_weight_norm(nn.Linear(from_dim, to_dim)) if widens else None
 
     def forward(self, x: Tensor, outputs: Sequence[Tensor]) -> Tensor:
         """The sum of x and an earlier output, its variance halved again (section 3.4).

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fairseq_plugins.nn.decoder_state import Kept
 from fairseq_plugins.nn.gated_convolution import SQRT_HALF
-from fairseq_plugins.nn.initialisation import Linear
+from fairseq_plugins.nn.initialisation import with_weight_norm
 from fairseq_plugins.nn.softmax import softmax
 from fairseq_plugins.nn.source import Source
 
@@ -30,8 +30,8 @@ class MultiStepAttention(nn.Module):
 
     def __init__(self, dim: int, embed_dim: int) -> None:
         super().__init__()
-        self.in_projection = Linear(dim, embed_dim)
-        self.out_projection = Linear(embed_dim, dim)
+        self.in_projection = with_weight_norm(nn.Linear(dim, embed_dim))
+        self.out_projection = with_weight_norm(nn.Linear(embed_dim, dim))
 
     def forward(self, h: Tensor, g: Tensor, source: Source) -> tuple[Tensor, Tensor]:
         """Equations 1 and 2, and their sum with the layer's result.
