@@ -125,8 +125,11 @@ class StepwiseDecoding:
         words: when given, the words to predict among, see `SelectedRows`; by default all.
 
     Attributes:
+        linear: `F.linear`, or a backend's, for what is multiplied once for a batch; `pack` is for what steps multiply.
         steps: how many the host knows of.
     """
+
+    linear: Callable[..., Tensor] = staticmethod(F.linear)
 
     def __init__(
         self, decoder: IncrementalDecoder, source: Source, beam: int, room: int | None, words: Tensor | None
@@ -141,15 +144,11 @@ class StepwiseDecoding:
         projection: nn.Linear | SelectedRows = decoder.output_projection
         if words is not None:
             projection = SelectedRows(projection, words)
-        self.output_layer = self.linear(projection.weight, projection.bias)
+        self.output_layer = self.pack(projection.weight, projection.bias)
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-        """The map ``x -> x Wᵀ + b`` with the weight, (N, K), as it is now; for many calls without gradients."""
+    def pack(self, weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+        """The map ``x -> x Wᵀ + b`` for all steps, with the weight, (N, K), as it is now; backends lay it out."""
         return partial(F.linear, weight=weight, bias=bias)
-
-    def multiply(self, x: Tensor, weight: Tensor) -> Tensor:
-        """``x Wᵀ``, once for a batch: (..., K) and (N, K) -> (..., N)."""
-        return F.linear(x, weight)
 
     @abstractmethod
     def step(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:

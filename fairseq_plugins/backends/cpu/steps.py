@@ -14,18 +14,18 @@ from fairseq_plugins.backends.cpu.linear import linear
 from fairseq_plugins.backends.cpu.packed import Packed, can_pack
 from fairseq_plugins.backends.cpu.packing import current_packing
 from fairseq_plugins.models.conv_encoder.stepwise import ConvEncoderDecoding
-from fairseq_plugins.models.convs2s.stepwise import ConvS2SDecoding
+from fairseq_plugins.models.convs2s.stepwise import ConvS2SDecoding, StepConvolution
 from fairseq_plugins.models.incremental import StepwiseDecoding
 from fairseq_plugins.models.weighted_transformer.stepwise import WeightedTransformerDecoding
 from fairseq_plugins.nn.attention import Sight
-from fairseq_plugins.nn.gated_convolution import GatedConvolution, StepConvolution
+from fairseq_plugins.nn.gated_convolution import GatedConvolution
 
-__all__ = ["FastConvEncoderDecoding", "FastConvS2SDecoding", "FastWeightedTransformerDecoding", "step_linear"]
+__all__ = ["FastConvEncoderDecoding", "FastConvS2SDecoding", "FastWeightedTransformerDecoding", "pack"]
 
 _FEWEST_IN_BAGS = 16  # rows; for fewer, matrix products take less time (measured, 2 cores of an EPYC of family 25)
 
 
-def step_linear(weight: Tensor, bias: Tensor | None, rows: int) -> Callable[[Tensor], Tensor]:
+def pack(weight: Tensor, bias: Tensor | None, rows: int) -> Callable[[Tensor], Tensor]:
     """The map ``x -> x Wᵀ + b``, for many calls without gradients, with the weight as it is now.
 
     Args:
@@ -45,11 +45,10 @@ def step_linear(weight: Tensor, bias: Tensor | None, rows: int) -> Callable[[Ten
 
 
 class _WithPackedWeights(StepwiseDecoding):
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-        return step_linear(weight, bias, self.order.rows)
+    linear = staticmethod(linear)
 
-    def multiply(self, x: Tensor, weight: Tensor) -> Tensor:
-        return linear(x, weight)
+    def pack(self, weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+        return pack(weight, bias, self.order.rows)
 
 
 class FastConvEncoderDecoding(_WithPackedWeights, ConvEncoderDecoding):
@@ -59,10 +58,10 @@ class FastConvEncoderDecoding(_WithPackedWeights, ConvEncoderDecoding):
 class FastConvS2SDecoding(_WithPackedWeights, ConvS2SDecoding):
     """Of ConvS2S."""
 
-    def convolution(self, module: GatedConvolution) -> StepConvolution:
+    def step_convolution(self, module: GatedConvolution) -> StepConvolution:
         """In pairs of steps where that pays; a step that is compiled is one program, and has one form."""
         in_pairs = None if self.fixed else step_in_pairs(module, self.order.rows)
-        return in_pairs or super().convolution(module)
+        return in_pairs or super().step_convolution(module)
 
 
 class FastWeightedTransformerDecoding(_WithPackedWeights, WeightedTransformerDecoding):

@@ -32,7 +32,7 @@ class ConvEncoderDecoding(StepwiseDecoding):
     @torch.no_grad()
     def __init__(self, decoder: LSTMDecoder, source: Source, beam: int, room: int | None, words: Tensor | None) -> None:
         super().__init__(decoder, source, beam, room, words)
-        self.to_embedding = self.linear(decoder.to_embedding.weight, decoder.to_embedding.bias)
+        self.to_embedding = self.pack(decoder.to_embedding.weight, decoder.to_embedding.bias)
         self.attention = ConditionalInput(decoder.attentive, source)
         attentive = decoder.attentive
         self.lstms = [self._lstm(attentive.input.weight, attentive.recurrent.weight, attentive.input.bias)]
@@ -41,7 +41,7 @@ class ConvEncoderDecoding(StepwiseDecoding):
             self.lstms.append(self._lstm(weight_input, weight_state, biases[0] + biases[1]))
 
     def _lstm(self, weight_input: Tensor, weight_state: Tensor, bias: Tensor) -> _StepLSTM:
-        gates = self.linear(torch.cat([weight_input, weight_state], dim=1), bias)
+        gates = self.pack(torch.cat([weight_input, weight_state], dim=1), bias)
         return _StepLSTM(gates, weight_state.new_zeros(self.order.rows, weight_state.size(1)), self.fixed)
 
     def step(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:

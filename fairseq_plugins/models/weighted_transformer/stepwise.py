@@ -82,22 +82,22 @@ class _Layer:
 
     def __init__(self, decoding: WeightedTransformerDecoding, module: DecoderLayer) -> None:
         self.module = module
-        linear, keys, beam = decoding.linear, decoding.source.keys, decoding.order.beam
+        pack, keys, beam = decoding.pack, decoding.source.keys, decoding.order.beam
         own, other, out = module.self_attention, module.source_attention, module.self_attention_out
-        self.query_key_value = linear(
+        self.query_key_value = pack(
             torch.cat([own.query.weight, own.key_value.weight]), torch.cat([own.query.bias, own.key_value.bias])
         )
-        self.self_attention_out = linear(out.weight, out.bias)
-        self.source_query = linear(other.query.weight, other.query.bias)
+        self.self_attention_out = pack(out.weight, out.bias)
+        self.source_query = pack(other.query.weight, other.query.bias)
         keys, values = other.project(keys)
         self.source_keys = keys.transpose(2, 3).contiguous()  # as columns, (B, h, v, S)
         self.past = Past(self.source_keys, decoding.room * beam)
 
         branches = module.branches
         folded = branches.fold()
-        self.out = linear(folded.out, branches.out.bias)
-        self.first = linear(branches.first.weight, branches.first.bias)
-        self.second = linear(folded.second, branches.second.bias)
+        self.out = pack(folded.out, branches.out.bias)
+        self.first = pack(branches.first.weight, branches.first.bias)
+        self.second = pack(folded.second, branches.second.bias)
         # The first map of a branch's own head can go to the values, since averaging them is linear too: once per
         # sentence, and then averages of S values take the place of products with v rows.
         moves = beam > 1 and keys.size(2) < folded.first.size(1)
