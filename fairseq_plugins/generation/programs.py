@@ -133,10 +133,10 @@ class _Captured:
         source, rules = source.clone(), rules.clone()
         self.inputs = [source, *tensors_of(rules)]
         net_input = {"src_tokens": source, "src_lengths": None}
-        room = len(rules.forced)
-        self.beams = begin(net_input, rules, room)
+        capacity = len(rules.forced)
+        self.beams = begin(net_input, rules, capacity)
         self.step = capture(functools.partial(step, self.beams))
-        self.set_up = capture(lambda: write(begin(net_input, rules, room), self.beams))
+        self.set_up = capture(lambda: write(begin(net_input, rules, capacity), self.beams))
 
     def set_up_for(self, source: Tensor, rules: Rules) -> None:
         """Begin a batch."""

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_plugins.nn.decoder_state import Kept
+from fairseq_plugins.nn.decoder_state import KeptSentences
 from fairseq_plugins.nn.gated_convolution import SQRT_HALF
 from fairseq_plugins.nn.initialisation import with_weight_norm
 from fairseq_plugins.nn.softmax import softmax
@@ -84,7 +84,7 @@ class ProjectedAttention:
         values = linear(source.values, w_o)
         self.values = torch.addcmul(b_o * SQRT_HALF, values, source.sqrt_lengths, value=SQRT_HALF)  # (B, S, C)
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, kept: KeptSentences) -> None:
         """Go on with these sentences only."""
         self.keys, self.score_bias, self.values = map(kept.of, (self.keys, self.score_bias, self.values))
 

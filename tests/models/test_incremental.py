@@ -173,7 +173,7 @@ def test_a_state_that_stays_in_its_place(build, architecture, sentences, device)
     model = build(architecture, **LAYERS.get(architecture, {})).double()
     encoded, rows = model.encoder(sentences([5, 3])), torch.arange(6, device=device)
     beams = encoded.reorder(rows // 3)
-    decoding = model.decoder.start(encoded, 3, room=20)
+    decoding = model.decoder.start(encoded, 3, capacity=20)
     places = [tensor.data_ptr() for tensor in tensors_of(decoding)]
     order = torch.tensor([1, 1, 0, 5, 3, 3], device=device)
     words = sentences([29] * 6)

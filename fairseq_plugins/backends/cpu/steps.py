@@ -72,7 +72,8 @@ class FastWeightedTransformerDecoding(_WithPackedWeights, WeightedTransformerDec
         if not self._has_bags(beam):
             return super().sight_of_past(beam)
         ancestors, k = self.ancestry.ancestors(self.steps), self.order.beam
-        return SightByBags(self.steps * k, None, *bags(ancestors, self.heads, self.room * k), ancestors.unsqueeze(1))
+        numbers, ends = bags(ancestors, self.heads, self.capacity * k)
+        return SightByBags(self.steps * k, None, numbers, ends, ancestors.unsqueeze(1))
 
     def sight_of_source(self, beam: int) -> Sight:
         """By bags where there are rows enough."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fairseq_plugins.models.incremental import StepwiseDecoding
 from fairseq_plugins.nn.attentive_lstm import AttentiveLSTM, lstm_cell
-from fairseq_plugins.nn.decoder_state import Kept, moved
+from fairseq_plugins.nn.decoder_state import KeptSentences, moved
 from fairseq_plugins.nn.softmax import softmax
 from fairseq_plugins.nn.source import Source
 
@@ -30,8 +30,10 @@ class ConvEncoderDecoding(StepwiseDecoding):
     """
 
     @torch.no_grad()
-    def __init__(self, decoder: LSTMDecoder, source: Source, beam: int, room: int | None, words: Tensor | None) -> None:
-        super().__init__(decoder, source, beam, room, words)
+    def __init__(
+        self, decoder: LSTMDecoder, source: Source, beam: int, capacity: int | None, words: Tensor | None
+    ) -> None:
+        super().__init__(decoder, source, beam, capacity, words)
         self.to_embedding = self.pack(decoder.to_embedding.weight, decoder.to_embedding.bias)
         self.attention = ConditionalInput(decoder.attentive, source)
         attentive = decoder.attentive
@@ -55,7 +57,7 @@ class ConvEncoderDecoding(StepwiseDecoding):
             h = lstm.step(lstm.join(decoder.dropout(h), order))
         return decoder.dropout(self.to_embedding(h)), a.flatten(0, 1) if decoder.wants_attention else None
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, kept: KeptSentences) -> None:
         """Go on with these sentences only."""
         super().keep(kept)
         self.attention.keep(kept)
@@ -79,7 +81,7 @@ class ConditionalInput:
         self.bias = source.bias + torch.matmul(source.keys, lstm.query.bias).unsqueeze(1)  # (B, 1, S)
         self.values = lstm.conditional_input(source.values)  # (B, S, 4H)
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, kept: KeptSentences) -> None:
         """Go on with these sentences only."""
         self.keys, self.bias, self.values = map(kept.of, (self.keys, self.bias, self.values))
 

@@ -40,7 +40,7 @@ class ConvS2SDecoder(IncrementalDecoder):
         tied: whether the projection to the vocabulary is the word embedding.
     """
 
-    decoding = ConvS2SDecoding
+    decoding_class = ConvS2SDecoding
 
     def __init__(
         self,

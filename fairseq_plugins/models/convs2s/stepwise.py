@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_plugins.models.incremental import StepwiseDecoding
-from fairseq_plugins.nn.decoder_state import Kept, Window
+from fairseq_plugins.nn.decoder_state import KeptSentences, Window
 from fairseq_plugins.nn.gated_convolution import SQRT_HALF, GatedConvolution, Shortcut
 from fairseq_plugins.nn.multi_step_attention import MultiStepAttention, ProjectedAttention
 from fairseq_plugins.nn.source import Source
@@ -38,11 +38,11 @@ class ConvS2SDecoding(StepwiseDecoding):
 
     @torch.no_grad()
     def __init__(
-        self, decoder: ConvS2SDecoder, source: Source, beam: int, room: int | None, words: Tensor | None
+        self, decoder: ConvS2SDecoder, source: Source, beam: int, capacity: int | None, words: Tensor | None
     ) -> None:
         if has_weight_norm(decoder):
             decoder = without_weight_norm(decoder, decoder.dictionary)
-        super().__init__(decoder, source, beam, room, words)
+        super().__init__(decoder, source, beam, capacity, words)
         self.from_embedding, self.to_embedding = (
             self.pack(part.weight, part.bias) for part in (decoder.from_embedding, decoder.to_embedding)
         )
@@ -91,7 +91,7 @@ class ConvS2SDecoding(StepwiseDecoding):
         average = None if total is None else total.flatten(0, 1) / self.attending
         return decoder.dropout(self.to_embedding(h)), average
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, kept: KeptSentences) -> None:
         """Go on with these sentences only."""
         super().keep(kept)
         for layer in self.layers:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from fairseq_plugins.models.incremental import ROOM, StepwiseDecoding
+from fairseq_plugins.models.incremental import FIRST_CAPACITY, StepwiseDecoding
 from fairseq_plugins.nn.attention import Sight, join_heads, split_heads
-from fairseq_plugins.nn.decoder_state import Ancestry, Kept, Past
+from fairseq_plugins.nn.decoder_state import Ancestry, KeptSentences, Past
 from fairseq_plugins.nn.source import Source
 
 if TYPE_CHECKING:
@@ -30,11 +30,11 @@ class WeightedTransformerDecoding(StepwiseDecoding):
 
     @torch.no_grad()
     def __init__(
-        self, decoder: WeightedTransformerDecoder, source: Source, beam: int, room: int | None, words: Tensor | None
+        self, decoder: WeightedTransformerDecoder, source: Source, beam: int, capacity: int | None, words: Tensor | None
     ) -> None:
-        super().__init__(decoder, source, beam, room, words)
-        self.room: int = ROOM if room is None else room
-        self.ancestry = Ancestry(len(source.keys), beam, self.room, source.keys.device, self.fixed)
+        super().__init__(decoder, source, beam, capacity, words)
+        self.capacity: int = FIRST_CAPACITY if capacity is None else capacity
+        self.ancestry = Ancestry(len(source.keys), beam, self.capacity, source.keys.device, self.fixed)
         modules = cast("list[DecoderLayer]", decoder.layers)
         self.heads = modules[0].self_attention.heads
         self.layers = [_Layer(self, module) for module in modules]
@@ -56,14 +56,14 @@ class WeightedTransformerDecoding(StepwiseDecoding):
     def sight_of_past(self, beam: int) -> Sight:
         """What so many rows of each sentence look at in this step, of the steps so far."""
         # Attending to what has not been filled costs less than steps of several shapes only where these are compiled.
-        steps = self.room if self.fixed else self.steps
+        steps = self.capacity if self.fixed else self.steps
         return Sight(steps * self.order.beam, self.ancestry.bias(steps, self.source.keys.dtype))
 
     def sight_of_source(self, beam: int) -> Sight:
         """What they look at of the source."""
         return Sight(self.source.keys.size(1), self.source.bias.unsqueeze(1))
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, kept: KeptSentences) -> None:
         """Go on with these sentences only."""
         super().keep(kept)
         for layer in self.layers:
@@ -71,7 +71,7 @@ class WeightedTransformerDecoding(StepwiseDecoding):
 
     def grow(self, steps: int) -> None:
         """Make room for so many more steps."""
-        self.room += steps
+        self.capacity += steps
         self.ancestry.grow(steps)
         for layer in self.layers:
             layer.past.grow(steps * self.order.beam)
@@ -91,7 +91,7 @@ class _Layer:
         self.source_query = pack(other.query.weight, other.query.bias)
         keys, values = other.project(keys)
         self.source_keys = keys.transpose(2, 3).contiguous()  # as columns, (B, h, v, S)
-        self.past = Past(self.source_keys, decoding.room * beam)
+        self.past = Past(self.source_keys, decoding.capacity * beam)
 
         branches = module.branches
         folded = branches.fold()
@@ -128,7 +128,7 @@ class _Layer:
             inner = module.branches.add_own(inner, heads_out.flatten(0, 1), self.own_first)
         return module.branches.finish(x, self.out(heads_out), inner, self.second), q
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, kept: KeptSentences) -> None:
         """Go on with these sentences only."""
         self.past.keep(kept)
         self.source_keys, self.source_values = kept.of(self.source_keys), kept.of(self.source_values)

@@ -51,7 +51,7 @@ def test_steps_are_the_convolution_of_each_history(decoding: tuple[int, int, int
             for new_order in orders:
                 order.reorder(new_order)
                 history = history[new_order]
-            rows, _ = order.take()
+            rows, _ = order.take_pending()
             x = torch.randn(history.size(0), 24)
             history = torch.cat([history, x.unsqueeze(1)], dim=1)
             window = history[:, -kernel:].flatten(1)
