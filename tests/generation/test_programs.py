@@ -131,7 +131,7 @@ def test_one_table_of_memory(build, sentences, dictionary, monkeypatch) -> None:
     assert search(models[0]) == 1
     models[0].decoder.to_embedding.weight.data = models[0].decoder.to_embedding.weight * 2
     assert search(models[0]) == 1, "a weight lies elsewhere"
-    monkeypatch.setattr(programs, "_KEPT", 3)
+    monkeypatch.setattr(programs, "MOST_KEPT", 3)
     assert [search(models[1], beam_size=beam) for beam in (1, 2, 3, 1, 4, 1, 2)] == [1, 1, 1, 0, 1, 0, 1]
     assert len(made._kept) == 3
     assert copy.deepcopy(made)._kept == {}

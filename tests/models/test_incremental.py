@@ -124,7 +124,7 @@ def test_targets_padded_on_the_left_are_refused(task, architecture) -> None:
 @torch.no_grad()
 def test_steps_under_autocast(build, architecture, sentences, device, monkeypatch) -> None:
     """Packed weights take no other precision than their own, nor do sums of values."""
-    monkeypatch.setattr(steps, "_FEWEST_IN_BAGS", 1)
+    monkeypatch.setattr(steps, "FEWEST_IN_BAGS", 1)
     model = build(architecture)
     order = torch.arange(2, device=device).repeat_interleave(3)
     with torch.autocast(device.type, torch.bfloat16):

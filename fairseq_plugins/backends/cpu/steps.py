@@ -20,9 +20,15 @@ from fairseq_plugins.models.weighted_transformer.stepwise import WeightedTransfo
 from fairseq_plugins.nn.attention import Sight
 from fairseq_plugins.nn.gated_convolution import GatedConvolution
 
-__all__ = ["FastConvEncoderDecoding", "FastConvS2SDecoding", "FastWeightedTransformerDecoding", "pack"]
+__all__ = [
+    "FEWEST_IN_BAGS",
+    "FastConvEncoderDecoding",
+    "FastConvS2SDecoding",
+    "FastWeightedTransformerDecoding",
+    "pack",
+]
 
-_FEWEST_IN_BAGS = 16  # rows; for fewer, matrix products take less time (measured, 2 cores of an EPYC of family 25)
+FEWEST_IN_BAGS = 16  # rows; for fewer, matrix products take less time (measured, 2 cores of an EPYC of family 25)
 
 
 def pack(weight: Tensor, bias: Tensor | None, rows: int) -> Callable[[Tensor], Tensor]:
@@ -85,4 +91,4 @@ class FastWeightedTransformerDecoding(_WithPackedWeights, WeightedTransformerDec
 
     def _has_bags(self, beam: int) -> bool:
         rows = len(self.source.keys) * beam
-        return not self.fixed and self.position.device.type == "cpu" and rows >= _FEWEST_IN_BAGS
+        return not self.fixed and self.position.device.type == "cpu" and rows >= FEWEST_IN_BAGS

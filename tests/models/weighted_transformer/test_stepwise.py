@@ -34,7 +34,7 @@ def options(draw: st.DrawFn) -> dict:
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(decoding=decodings(options()))
 def test_stepwise_equals_full(build, sentences, monkeypatch, fewest_in_bags: int, decoding: dict) -> None:
-    monkeypatch.setattr(fast_steps, "_FEWEST_IN_BAGS", fewest_in_bags)
+    monkeypatch.setattr(fast_steps, "FEWEST_IN_BAGS", fewest_in_bags)
     check_stepwise_equals_full(build, sentences, "weighted_transformer_tiny", decoding, check_past)
 
 
@@ -64,7 +64,7 @@ def check_past(decoding, reference, tokens: torch.Tensor, source: Source) -> Non
 @torch.no_grad()
 def test_memory_grows_with_the_target(build, sentences, monkeypatch, fewest_in_bags: int) -> None:
     """Beyond the first allocation of sixteen steps, to no more than a quarter or sixteen steps too much."""
-    monkeypatch.setattr(fast_steps, "_FEWEST_IN_BAGS", fewest_in_bags)
+    monkeypatch.setattr(fast_steps, "FEWEST_IN_BAGS", fewest_in_bags)
     model = build("weighted_transformer_tiny", max_target_positions=120)
     encoded, target = model.encoder(sentences([5, 3])), sentences([120, 120])
     expected, _ = model.decoder(target, encoded)
