@@ -21,11 +21,12 @@ from fairseq_plugins.nn.decoder_state import KeptSentences, RowOrder
 from fairseq_plugins.nn.embedding import InputEmbedding
 from fairseq_plugins.nn.selected_rows import SelectedRows
 from fairseq_plugins.nn.source import Source
+from fairseq_plugins.nn.weight_norm import has_weight_norm, without_weight_norm
 
-__all__ = ["FIRST_CAPACITY", "IncrementalDecoder", "StepwiseDecoding"]
+__all__ = ["IncrementalDecoder", "StepwiseDecoding"]
 
 _STATE = "decoding"
-FIRST_CAPACITY = 16  # steps that there is memory for, where none is given; at least so many are added when it is full
+_FIRST_CAPACITY = 16  # steps that there is memory for, where none is given; at least so many are added when it is full
 
 
 class IncrementalDecoder(NoTorchScript, FairseqIncrementalDecoder):
@@ -133,13 +134,16 @@ class StepwiseDecoding:
 
     linear: Callable[..., Tensor] = staticmethod(F.linear)
 
+    @torch.no_grad()
     def __init__(
         self, decoder: IncrementalDecoder, source: Source, beam: int, capacity: int | None, words: Tensor | None
     ) -> None:
+        if has_weight_norm(decoder):
+            decoder = without_weight_norm(decoder, decoder.dictionary)
         self.decoder = decoder
         self.source = source
         self.fixed = capacity is not None
-        self.capacity: int | None = None  # steps that there is memory for, if steps add to the state
+        self.capacity = _FIRST_CAPACITY if capacity is None else capacity
         self.order = RowOrder(len(source.keys) * beam, beam)
         self.steps = 0
         self.position = torch.zeros(1, dtype=torch.long, device=source.keys.device)  # steps, as the device knows them
@@ -147,6 +151,11 @@ class StepwiseDecoding:
         if words is not None:
             projection = SelectedRows(projection, words)
         self.output_layer = self.pack(projection.weight, projection.bias)
+        self.set_up()
+
+    @abstractmethod
+    def set_up(self) -> None:
+        """What a batch computes once, of plain weights and of the source, and the state before the first step."""
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
         """The map ``x -> x Wᵀ + b`` for all steps, with the weight, (N, K), as it is now; backends lay it out."""
@@ -169,7 +178,8 @@ class StepwiseDecoding:
         self.source = self.source.select(kept.sentences)
 
     def grow(self, steps: int) -> None:
-        """Make room for so many more steps: nothing to do where steps add nothing to the state."""
+        """Make room for so many more steps, where steps add to the state."""
+        self.capacity += steps
 
     def advance(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """`step`, and on to the next position."""
@@ -185,7 +195,7 @@ class StepwiseDecoding:
         """
         self.decoder.embedding.check_length(self.steps + 1)
         if self.steps == self.capacity:
-            self.grow(self.capacity if self.fixed else max(FIRST_CAPACITY, self.capacity // 4))
+            self.grow(self.capacity if self.fixed else max(_FIRST_CAPACITY, self.capacity // 4))
         self.steps += 1
 
     @torch.no_grad()

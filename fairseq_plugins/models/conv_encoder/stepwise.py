@@ -24,21 +24,17 @@ __all__ = ["ConvEncoderDecoding"]
 
 
 class ConvEncoderDecoding(StepwiseDecoding):
-    """The decoding of one batch.
+    """The decoding of one batch."""
 
-    Args: as of `StepwiseDecoding`.
-    """
+    decoder: LSTMDecoder
 
-    @torch.no_grad()
-    def __init__(
-        self, decoder: LSTMDecoder, source: Source, beam: int, capacity: int | None, words: Tensor | None
-    ) -> None:
-        super().__init__(decoder, source, beam, capacity, words)
-        self.to_embedding = self.pack(decoder.to_embedding.weight, decoder.to_embedding.bias)
-        self.attention = ConditionalInput(decoder.attentive, source)
-        attentive = decoder.attentive
+    def set_up(self) -> None:
+        """One matrix for each LSTM, its first state, and attention whose projections are moved to the source."""
+        to_embedding, attentive = self.decoder.to_embedding, self.decoder.attentive
+        self.to_embedding = self.pack(to_embedding.weight, to_embedding.bias)
+        self.attention = ConditionalInput(attentive, self.source)
         self.lstms = [self._lstm(attentive.input.weight, attentive.recurrent.weight, attentive.input.bias)]
-        for lstm in cast("list[nn.LSTM]", decoder.upper):
+        for lstm in cast("list[nn.LSTM]", self.decoder.upper):
             weight_input, weight_state, *biases = cast("list[Tensor]", lstm.all_weights[0])
             self.lstms.append(self._lstm(weight_input, weight_state, biases[0] + biases[1]))
 

@@ -21,8 +21,6 @@ from fairseq_plugins.models.incremental import StepwiseDecoding
 from fairseq_plugins.nn.decoder_state import KeptSentences, Window
 from fairseq_plugins.nn.gated_convolution import SQRT_HALF, GatedConvolution, Shortcut
 from fairseq_plugins.nn.multi_step_attention import MultiStepAttention, ProjectedAttention
-from fairseq_plugins.nn.source import Source
-from fairseq_plugins.nn.weight_norm import has_weight_norm, without_weight_norm
 
 if TYPE_CHECKING:
     from fairseq_plugins.models.convs2s.decoder import ConvS2SDecoder
@@ -31,18 +29,13 @@ __all__ = ["ConvS2SDecoding", "StepConvolution"]
 
 
 class ConvS2SDecoding(StepwiseDecoding):
-    """The decoding of one batch.
+    """The decoding of one batch."""
 
-    Args: as of `StepwiseDecoding`.
-    """
+    decoder: ConvS2SDecoder
 
-    @torch.no_grad()
-    def __init__(
-        self, decoder: ConvS2SDecoder, source: Source, beam: int, capacity: int | None, words: Tensor | None
-    ) -> None:
-        if has_weight_norm(decoder):
-            decoder = without_weight_norm(decoder, decoder.dictionary)
-        super().__init__(decoder, source, beam, capacity, words)
+    def set_up(self) -> None:
+        """Plain weights for steps, windows, and attention whose projections are moved to the source where that pays."""
+        decoder, source = self.decoder, self.source
         self.from_embedding, self.to_embedding = (
             self.pack(part.weight, part.bias) for part in (decoder.from_embedding, decoder.to_embedding)
         )

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from fairseq_plugins.models.incremental import FIRST_CAPACITY, StepwiseDecoding
+from fairseq_plugins.models.incremental import StepwiseDecoding
 from fairseq_plugins.nn.attention import Sight, join_heads, split_heads
 from fairseq_plugins.nn.decoder_state import Ancestry, KeptSentences, Past
-from fairseq_plugins.nn.source import Source
 
 if TYPE_CHECKING:
     from fairseq_plugins.models.weighted_transformer.decoder import WeightedTransformerDecoder
@@ -23,19 +22,15 @@ __all__ = ["WeightedTransformerDecoding"]
 
 
 class WeightedTransformerDecoding(StepwiseDecoding):
-    """The decoding of one batch.
+    """The decoding of one batch."""
 
-    Args: as of `StepwiseDecoding`.
-    """
+    decoder: WeightedTransformerDecoder
 
-    @torch.no_grad()
-    def __init__(
-        self, decoder: WeightedTransformerDecoder, source: Source, beam: int, capacity: int | None, words: Tensor | None
-    ) -> None:
-        super().__init__(decoder, source, beam, capacity, words)
-        self.capacity: int = FIRST_CAPACITY if capacity is None else capacity
-        self.ancestry = Ancestry(len(source.keys), beam, self.capacity, source.keys.device, self.fixed)
-        modules = cast("list[DecoderLayer]", decoder.layers)
+    def set_up(self) -> None:
+        """Folded weights, keys and values of the source, and memory for those of steps."""
+        keys = self.source.keys
+        self.ancestry = Ancestry(len(keys), self.order.beam, self.capacity, keys.device, self.fixed)
+        modules = cast("list[DecoderLayer]", self.decoder.layers)
         self.heads = modules[0].self_attention.heads
         self.layers = [_Layer(self, module) for module in modules]
 
@@ -71,7 +66,7 @@ class WeightedTransformerDecoding(StepwiseDecoding):
 
     def grow(self, steps: int) -> None:
         """Make room for so many more steps."""
-        self.capacity += steps
+        super().grow(steps)
         self.ancestry.grow(steps)
         for layer in self.layers:
             layer.past.grow(steps * self.order.beam)
