@@ -18,7 +18,6 @@ from fairseq_plugins.nn.softmax import softmax
 __all__ = [
     "AttentionHeads",
     "Sight",
-    "attend",
     "attention_scores",
     "attention_weights",
     "join_heads",
@@ -60,8 +59,8 @@ class AttentionHeads(nn.Module):
         """
         keys, values = self.project(source)
         q = split_heads(self.query(x), self.heads)
-        active = self.training or self.dropout.apply_during_inference
-        return join_heads(attend(q, keys, values, bias, causal, self.dropout.p if active else 0.0))
+        p = self.dropout.p if self.training or self.dropout.apply_during_inference else 0.0
+        return join_heads(F.scaled_dot_product_attention(q, keys, values, bias, dropout_p=p, is_causal=causal))
 
     def weights(self, x: Tensor, source: Tensor, bias: Tensor | None = None) -> Tensor:
         """What `forward` averages with when it is not causal, (B, h, T, S)."""
@@ -74,15 +73,8 @@ class AttentionHeads(nn.Module):
         return split_heads(keys, self.heads), split_heads(values, self.heads)
 
 
-def attend(
-    q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, causal: bool = False, dropout: float = 0.0
-) -> Tensor:
-    """Weighted averages of ``values``, (B, h, T, v)."""
-    return F.scaled_dot_product_attention(q, keys, values, attn_mask=bias, dropout_p=dropout, is_causal=causal)
-
-
 def attention_weights(q: Tensor, keys: Tensor, bias: Tensor | None) -> Tensor:
-    """The weights that `attend` averages with, (B, h, T, S), computed at least in float32.
+    """The weights of attention, (B, h, T, S), computed at least in float32.
 
     Args:
         q: (B, h, T, v).

@@ -45,14 +45,7 @@ class ConvS2SDecoding(StepwiseDecoding):
             projected = None
             if attention is not None and attention.projecting_pays(source.keys.size(1)):
                 projected = ProjectedAttention(attention, source, self.linear)
-            self.layers.append(
-                _Layer(
-                    convolution=self.step_convolution(convolution),
-                    attention=attention,
-                    projected=projected,
-                    shortcut=shortcut,
-                )
-            )
+            self.layers.append(_Layer(self.step_convolution(convolution), attention, projected, shortcut))
         self.attending = sum(layer.attention is not None for layer in self.layers)
 
     def step_convolution(self, module: GatedConvolution) -> StepConvolution:
