@@ -56,17 +56,19 @@ def begin_where_training_stopped() -> None:
     checkpoint_utils.load_checkpoint = load_checkpoint
 
 
+def trainer_that_loads(load_checkpoint: Callable[..., None]) -> SimpleNamespace:
+    """As much of a trainer as a probe needs."""
+    iterator, lr_step = SimpleNamespace(epoch=1), lambda _: None
+    return SimpleNamespace(
+        checkpoint_suffix="", load_checkpoint=load_checkpoint, get_train_iterator=lambda **_: iterator, lr_step=lr_step
+    )
+
+
 def remembers_another_training(load: Callable[..., Any]) -> bool:
     """Probe: whether the best validation of one training is still there when ``load`` has begun the next."""
     save = checkpoint_utils.save_checkpoint
     save.best = 0.0
-    trainer = SimpleNamespace(
-        checkpoint_suffix="",
-        load_checkpoint=lambda *_, **__: None,
-        get_train_iterator=lambda **_: SimpleNamespace(epoch=1),
-        lr_step=lambda _: None,
-    )
-    load(CheckpointConfig(), trainer)
+    load(CheckpointConfig(), trainer_that_loads(lambda *_, **__: None))
     return vars(save).pop("best", None) is not None
 
 
@@ -89,13 +91,8 @@ def lost_patience() -> dict[str, Any]:
 
 def looks_for_the_last_only(load: Callable[..., Any]) -> bool:
     """Probe: whether ``load`` asks for ``checkpoint_last.pt`` where that is missing and another one is there."""
-    asked = []
-    trainer = SimpleNamespace(
-        checkpoint_suffix="",
-        load_checkpoint=lambda path, *_, **__: asked.append(Path(path).name),
-        get_train_iterator=lambda **_: SimpleNamespace(epoch=1),
-        lr_step=lambda _: None,
-    )
+    asked: list[str] = []
+    trainer = trainer_that_loads(lambda path, *_, **__: asked.append(Path(path).name))
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "checkpoint1.pt").write_bytes(PICKLE)
         load(CheckpointConfig(save_dir=folder), trainer)

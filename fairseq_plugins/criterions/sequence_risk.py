@@ -97,7 +97,7 @@ class SequenceRisk(FairseqCriterion):
         scores = self._scores(model, inner, sample["net_input"], rows)
         costs = _padded([each.costs for each in sets], math.inf, torch.float64).to(scores.tokens)
         members = _padded([each.rows for each in sets], 0, torch.long).to(costs.device)
-        loss, nll, risk = self._losses(scores, rows, costs, members)
+        loss, nll, risk = self.losses(scores, rows, costs, members)
         log = {
             "loss": loss.detach().sum(),
             "nll_loss": nll.detach().sum(),
@@ -150,7 +150,7 @@ class SequenceRisk(FairseqCriterion):
         with narrowed(inner, words), called_as(inner, partial(score_rows, inner, net_input, rows, self.padding_idx)):
             return cast(RowScores, model(words))
 
-    def _losses(self, scores: RowScores, rows: Rows, costs: Tensor, members: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def losses(self, scores: RowScores, rows: Rows, costs: Tensor, members: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Loss, negative log-likelihood of the reference, and risk of each sentence.
 
         Args:

@@ -154,23 +154,23 @@ class FastBeamSearch(SequenceGenerator):
         return found
 
     def _begin(
-        self, net_input: dict[str, Any], rules: Rules, room: int | None = None, rows: int | None = None
+        self, net_input: dict[str, Any], rules: Rules, capacity: int | None = None, rows: int | None = None
     ) -> Beams:
         """Encode a batch.
 
         Args:
             net_input: the batch.
             rules: of the batch.
-            room: as of `StepwiseDecoding`.
+            capacity: as of `StepwiseDecoding`.
             rows: as of `Beams`; by default k.
         """
         model: Any = self.model.single_model
         (encoded,) = self.model.forward_encoder(net_input)
-        k, fixed, source = self.beam_size, room is not None, net_input["src_tokens"]
+        k, fixed, source = self.beam_size, capacity is not None, net_input["src_tokens"]
         if isinstance(model.decoder, IncrementalDecoder):
             attends = source.size(1) if fixed and model.decoder.wants_attention else None
             in_place = source.device.type == "cpu" and not fixed  # where memory of that size is slow
-            decoding = model.decoder.start(encoded, k, room, rules.words)
+            decoding = model.decoder.start(encoded, k, capacity, rules.words)
             return Beams(decoding, rules, rows or k, fixed=fixed, attends=attends, in_place=in_place)
         if rules.words is not None:
             model = among(model, rules.words)

@@ -18,7 +18,7 @@ from fairseq_plugins.generation.best_words import best_words
 from fairseq_plugins.generation.ensemble import OtherDecoding, penalise_words
 from fairseq_plugins.generation.rules import Rules
 from fairseq_plugins.models.incremental import StepwiseDecoding
-from fairseq_plugins.nn.decoder_state import Kept
+from fairseq_plugins.nn.decoder_state import KeptSentences
 
 __all__ = ["Beams"]
 
@@ -157,7 +157,7 @@ class Beams:
 
     def keep(self, places: Tensor) -> None:
         """Go on with the sentences that are now at these places."""
-        self.decoding.keep(Kept(places))
+        self.decoding.keep(KeptSentences(places))
         for name in ("sentences", "totals", "count"):
             setattr(self, name, getattr(self, name).index_select(0, places))
         for name in ("tokens", "order"):

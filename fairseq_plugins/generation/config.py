@@ -11,8 +11,7 @@ from fairseq_plugins.backends.cpu.packed import PRECISIONS
 __all__ = ["TranslationFastConfig"]
 
 
-# fairseq reads these annotations at run time, to make command-line options: they must be types, not postponed strings,
-# and it knows no `str | None`.
+# fairseq reads these annotations at run time: they must be types, not postponed strings, and it knows no `str | None`.
 @dataclass
 class TranslationFastConfig(TranslationConfig):
     candidates: Optional[str] = field(

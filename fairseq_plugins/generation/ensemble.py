@@ -13,7 +13,7 @@ from fairseq.models import BaseFairseqModel
 from fairseq.sequence_generator import EnsembleModelWithAlignment
 from torch import Tensor
 
-from fairseq_plugins.nn.decoder_state import Kept
+from fairseq_plugins.nn.decoder_state import KeptSentences
 
 __all__ = ["Ensemble", "OtherDecoding", "penalise_words"]
 
@@ -86,7 +86,7 @@ class OtherDecoding:
         """The decoder has done it."""
         return features
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, kept: KeptSentences) -> None:
         """Go on with these sentences only."""
         rows = kept.sentences.unsqueeze(1) * self.beam + torch.arange(self.beam, device=kept.sentences.device)
         self.encoder_out = self.encoder.reorder_encoder_out(self.encoder_out, rows.flatten())

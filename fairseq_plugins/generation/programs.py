@@ -26,11 +26,11 @@ from fairseq_plugins.generation.rules import Rules
 from fairseq_plugins.models.incremental import IncrementalDecoder
 from fairseq_plugins.nn.weight_norm import has_weight_norm
 
-__all__ = ["Programs", "as_graph", "tensors_of", "write"]
+__all__ = ["MOST_KEPT", "Programs", "as_graph", "tensors_of", "write"]
 
 _LENGTHS = 32  # lengths are rounded up to a multiple
 _CANDIDATES = 256
-_KEPT = 16  # shapes whose memory and graphs are kept on a GPU
+MOST_KEPT = 16  # shapes whose memory and graphs are kept on a GPU
 
 _CAPTURING = threading.Lock()  # of which torch can do one at a time
 
@@ -114,7 +114,7 @@ class Programs:
         drops = tuple(part.training or getattr(part, "apply_during_inference", False) for part in model.modules())
         key = (model.decoder, model.decoder.wants_attention, numbers, shapes, places, drops)
         captured = self._kept.pop(key, None)
-        while len(self._kept) >= _KEPT:
+        while len(self._kept) >= MOST_KEPT:
             del self._kept[next(iter(self._kept))]
         self._kept[key] = captured or _Captured(begin, source, rules, self._step, capture)
         return self._kept[key]
@@ -133,10 +133,10 @@ class _Captured:
         source, rules = source.clone(), rules.clone()
         self.inputs = [source, *tensors_of(rules)]
         net_input = {"src_tokens": source, "src_lengths": None}
-        room = len(rules.forced)
-        self.beams = begin(net_input, rules, room)
+        capacity = len(rules.forced)
+        self.beams = begin(net_input, rules, capacity)
         self.step = capture(functools.partial(step, self.beams))
-        self.set_up = capture(lambda: write(begin(net_input, rules, room), self.beams))
+        self.set_up = capture(lambda: write(begin(net_input, rules, capacity), self.beams))
 
     def set_up_for(self, source: Tensor, rules: Rules) -> None:
         """Begin a batch."""

@@ -17,30 +17,31 @@ from fairseq.models import FairseqIncrementalDecoder
 from torch import Tensor, nn
 
 from fairseq_plugins.models.exporting import NoTorchScript
-from fairseq_plugins.nn.decoder_state import Kept, RowOrder
+from fairseq_plugins.nn.decoder_state import KeptSentences, RowOrder
 from fairseq_plugins.nn.embedding import InputEmbedding
 from fairseq_plugins.nn.selected_rows import SelectedRows
 from fairseq_plugins.nn.source import Source
+from fairseq_plugins.nn.weight_norm import has_weight_norm, without_weight_norm
 
-__all__ = ["ROOM", "IncrementalDecoder", "StepwiseDecoding"]
+__all__ = ["IncrementalDecoder", "StepwiseDecoding"]
 
 _STATE = "decoding"
-ROOM = 16  # steps that there is memory for at the start, and at least how many are added when it is full
+_FIRST_CAPACITY = 16  # steps that there is memory for, where none is given; at least so many are added when it is full
 
 
 class IncrementalDecoder(NoTorchScript, FairseqIncrementalDecoder):
-    """A decoder whose state between steps is one object, made anew for each batch.
+    """A decoder whose state between steps is one object, a decoding, made anew for each batch.
 
     Args:
         dictionary: target words.
 
     Attributes:
-        decoding: the family's kind of `StepwiseDecoding`.
+        decoding_class: the family's kind of `StepwiseDecoding`.
         embedding: of target words.
         output_projection: from features to logits.
     """
 
-    decoding: type[StepwiseDecoding]
+    decoding_class: type[StepwiseDecoding]
     embedding: InputEmbedding
     output_projection: nn.Linear
 
@@ -59,10 +60,10 @@ class IncrementalDecoder(NoTorchScript, FairseqIncrementalDecoder):
         return self.output_projection(features)
 
     def start(
-        self, source: Source, beam: int = 1, room: int | None = None, words: Tensor | None = None
+        self, source: Source, beam: int = 1, capacity: int | None = None, words: Tensor | None = None
     ) -> StepwiseDecoding:
         """The state of a batch before its first step; see `StepwiseDecoding`."""
-        return self.decoding(self, source, beam, room, words)
+        return self.decoding_class(self, source, beam, capacity, words)
 
     def max_positions(self) -> int:
         """Longest target, in tokens."""
@@ -112,44 +113,53 @@ class IncrementalDecoder(NoTorchScript, FairseqIncrementalDecoder):
 
 
 class StepwiseDecoding:
-    """The decoding of one batch: its state between steps, and the step itself.
+    """A decoding: the state of one batch between steps, and the step itself.
 
-    It lives as long as the batch, so nothing in it outlasts a change of the model's weights.
+    It lives as long as the batch, so nothing in it outlasts a change of the model's weights.  A step is `begin_step`,
+    which is the host's part, and `advance`: the family's `step`, counted on the device.
 
     Args:
         decoder: which.
         source: the encoder's result, one entry for each of B sentences.
         beam: k, rows of each sentence.
-        room: when given, no row will leave, and all tensors of the state keep their shapes and places in memory, until
-            there have been so many steps and `grow` has to be called.
+        capacity: steps to have memory for.  When given, no row will leave, and all tensors of the state keep their
+            shapes and places in memory, until there have been so many steps and `grow` has to be called.
         words: when given, the words to predict among, see `SelectedRows`; by default all.
 
     Attributes:
+        linear: `F.linear`, or a backend's, for what is multiplied once for a batch; `pack` is for what steps multiply.
+        fixed: whether a capacity was given.
         steps: how many the host knows of.
     """
 
+    linear: Callable[..., Tensor] = staticmethod(F.linear)
+
+    @torch.no_grad()
     def __init__(
-        self, decoder: IncrementalDecoder, source: Source, beam: int, room: int | None, words: Tensor | None
+        self, decoder: IncrementalDecoder, source: Source, beam: int, capacity: int | None, words: Tensor | None
     ) -> None:
+        if has_weight_norm(decoder):
+            decoder = without_weight_norm(decoder, decoder.dictionary)
         self.decoder = decoder
         self.source = source
-        self.fixed = room is not None
-        self.room: int | None = None  # steps that there is memory for, if steps add to the state
+        self.fixed = capacity is not None
+        self.capacity = _FIRST_CAPACITY if capacity is None else capacity
         self.order = RowOrder(len(source.keys) * beam, beam)
         self.steps = 0
         self.position = torch.zeros(1, dtype=torch.long, device=source.keys.device)  # steps, as the device knows them
         projection: nn.Linear | SelectedRows = decoder.output_projection
         if words is not None:
             projection = SelectedRows(projection, words)
-        self.output_layer = self.linear(projection.weight, projection.bias)
+        self.output_layer = self.pack(projection.weight, projection.bias)
+        self.set_up()
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-        """The map ``x -> x Wᵀ + b`` with the weight, (N, K), as it is now; for many calls without gradients."""
+    @abstractmethod
+    def set_up(self) -> None:
+        """What a batch computes once, of plain weights and of the source, and the state before the first step."""
+
+    def pack(self, weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+        """The map ``x -> x Wᵀ + b`` for all steps, with the weight, (N, K), as it is now; backends lay it out."""
         return partial(F.linear, weight=weight, bias=bias)
-
-    def multiply(self, x: Tensor, weight: Tensor) -> Tensor:
-        """``x Wᵀ``, once for a batch: (..., K) and (N, K) -> (..., N)."""
-        return F.linear(x, weight)
 
     @abstractmethod
     def step(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -163,12 +173,13 @@ class StepwiseDecoding:
             features (R, width) and the reported attention, (R, S) or None.
         """
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, kept: KeptSentences) -> None:
         """Go on with these sentences only, which the next order is of."""
         self.source = self.source.select(kept.sentences)
 
     def grow(self, steps: int) -> None:
-        """Make room for so many more steps: nothing to do where steps add nothing to the state."""
+        """Make room for so many more steps, where steps add to the state."""
+        self.capacity += steps
 
     def advance(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """`step`, and on to the next position."""
@@ -183,8 +194,8 @@ class StepwiseDecoding:
             ValueError: the step lies beyond the model's positions.
         """
         self.decoder.embedding.check_length(self.steps + 1)
-        if self.steps == self.room:
-            self.grow(self.room if self.fixed else max(ROOM, self.room // 4))
+        if self.steps == self.capacity:
+            self.grow(self.capacity if self.fixed else max(_FIRST_CAPACITY, self.capacity // 4))
         self.steps += 1
 
     @torch.no_grad()
@@ -212,7 +223,7 @@ class StepwiseDecoding:
         features, attention = [], []
         for step in range(self.steps, length):
             self.begin_step()
-            order, kept = self.order.take()
+            order, kept = self.order.take_pending()
             if kept is not None:
                 self.keep(kept)
             x, a = self.advance(prev_output_tokens[:, step], order)

@@ -1,4 +1,8 @@
-"""Registering architectures: named sets of option values for a model."""
+"""Registering architectures: named sets of option values for a model.
+
+Options in which architectures differ are None in the configuration: hydra merges its defaults before it looks at the
+architecture, and what it finds set it takes for the user's wish.
+"""
 
 from __future__ import annotations
 

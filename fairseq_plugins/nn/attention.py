@@ -12,17 +12,16 @@ import torch.nn.functional as F
 from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
+from fairseq_plugins.nn.initialisation import xavier_
 from fairseq_plugins.nn.softmax import softmax
 
 __all__ = [
     "AttentionHeads",
     "Sight",
-    "attend",
     "attention_scores",
     "attention_weights",
     "join_heads",
     "split_heads",
-    "xavier_linear",
 ]
 
 
@@ -40,7 +39,7 @@ class AttentionHeads(nn.Module):
         self.heads = heads
         self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
         # As fairseq draws them: the three as one matrix, so that one product makes them.
-        self.query = xavier_linear(dim, dim, gain=math.sqrt(0.5))
+        self.query = xavier_(nn.Linear(dim, dim), gain=math.sqrt(0.5))
         self.key_value = nn.Linear(dim, 2 * dim)
         for weight in self.key_value.weight.chunk(2):
             nn.init.xavier_uniform_(weight, gain=math.sqrt(0.5))
@@ -60,8 +59,8 @@ class AttentionHeads(nn.Module):
         """
         keys, values = self.project(source)
         q = split_heads(self.query(x), self.heads)
-        active = self.training or self.dropout.apply_during_inference
-        return join_heads(attend(q, keys, values, bias, causal, self.dropout.p if active else 0.0))
+        p = self.dropout.p if self.training or self.dropout.apply_during_inference else 0.0
+        return join_heads(F.scaled_dot_product_attention(q, keys, values, bias, dropout_p=p, is_causal=causal))
 
     def weights(self, x: Tensor, source: Tensor, bias: Tensor | None = None) -> Tensor:
         """What `forward` averages with when it is not causal, (B, h, T, S)."""
@@ -74,15 +73,8 @@ class AttentionHeads(nn.Module):
         return split_heads(keys, self.heads), split_heads(values, self.heads)
 
 
-def attend(
-    q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, causal: bool = False, dropout: float = 0.0
-) -> Tensor:
-    """Weighted averages of ``values``, (B, h, T, v)."""
-    return F.scaled_dot_product_attention(q, keys, values, attn_mask=bias, dropout_p=dropout, is_causal=causal)
-
-
 def attention_weights(q: Tensor, keys: Tensor, bias: Tensor | None) -> Tensor:
-    """The weights that `attend` averages with, (B, h, T, S), computed at least in float32.
+    """The weights of attention, (B, h, T, S), computed at least in float32.
 
     Args:
         q: (B, h, T, v).
@@ -127,11 +119,3 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 def join_heads(x: Tensor) -> Tensor:
     """(B, h, T, v) -> (B, T, d)."""
     return x.transpose(1, 2).flatten(2)
-
-
-def xavier_linear(in_features: int, out_features: int, gain: float = 1.0) -> nn.Linear:
-    """A linear map with Xavier's uniform weights and zero bias, as fairseq's Transformer has them."""
-    linear = nn.Linear(in_features, out_features)
-    nn.init.xavier_uniform_(linear.weight, gain=gain)
-    nn.init.zeros_(linear.bias)
-    return linear

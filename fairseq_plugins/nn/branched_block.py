@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
-from fairseq_plugins.nn.attention import xavier_linear
+from fairseq_plugins.nn.initialisation import xavier_
 from fairseq_plugins.nn.simplex import SimplexVector
 from fairseq_plugins.nn.softmax import softmax
 
@@ -102,7 +102,7 @@ class BranchedBlock(nn.Module):
         super().__init__()
         self.branches = branches
         # As fairseq's Transformer draws them: W^O is Xavier's, W_1 and W_2 lie within d^-½ and d_ff^-½.
-        self.out = xavier_linear(dim, dim)
+        self.out = xavier_(nn.Linear(dim, dim))
         self.first = nn.Linear(dim, ffn_dim)
         self.second = nn.Linear(ffn_dim, dim)
         self.attention_norm = nn.LayerNorm(dim)

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["Ancestry", "Kept", "Past", "RowOrder", "Window", "moved"]
+__all__ = ["Ancestry", "KeptSentences", "Past", "RowOrder", "Window", "moved"]
 
 _NOBODY = -1
 _BROKEN = "rows may change places only within their sentence, and sentences only when others leave"
@@ -41,7 +41,7 @@ def moved(state: Tensor, order: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptSentences:
     """The sentences that are left after others have finished.
 
     Attributes:
@@ -96,7 +96,7 @@ class RowOrder:
         torch._assert_async(self._keeps_sentences(new_order), _BROKEN)
         self._pending = new_order if self._pending is None else self._pending.index_select(0, new_order)
 
-    def take(self) -> tuple[Tensor | None, Kept | None]:
+    def take_pending(self) -> tuple[Tensor | None, KeptSentences | None]:
         """The composed order since the last call, and the sentences that are left; None for what has not changed.
 
         Returns:
@@ -106,7 +106,7 @@ class RowOrder:
         if order is None or order.numel() == self.rows:
             return order, None
         self.rows = order.numel()
-        return order, Kept(torch.div(order[:: self.beam], self.beam, rounding_mode="floor"))
+        return order, KeptSentences(torch.div(order[:: self.beam], self.beam, rounding_mode="floor"))
 
     def _keeps_sentences(self, order: Tensor) -> Tensor:
         """Whether rows of a sentence are together, and in its place if no sentence leaves: ()."""
@@ -161,15 +161,15 @@ class Ancestry:
     Args:
         sentences: B.
         beam: k.
-        room: steps that there is memory for.
+        capacity: steps that there is memory for.
         device: where the rows are.
         fixed: as of `Window`.
     """
 
-    def __init__(self, sentences: int, beam: int, room: int, device: torch.device, fixed: bool = False) -> None:
+    def __init__(self, sentences: int, beam: int, capacity: int, device: torch.device, fixed: bool = False) -> None:
         self.fixed = fixed
         self.own = torch.arange(beam, device=device)
-        self.table = torch.full((sentences, beam, room), _NOBODY, device=device)
+        self.table = torch.full((sentences, beam, capacity), _NOBODY, device=device)
 
     def step(self, order: Tensor | None, beam: int, position: Tensor) -> Tensor:
         """Begin a step.
@@ -180,7 +180,7 @@ class Ancestry:
             position: of the step, from zero, (1,).
 
         Returns:
-            the places of the step's keys among the k·room keys of a sentence, (beam,).
+            the places of the step's keys among the k·capacity keys of a sentence, (beam,).
         """
         if order is not None:
             table = moved(self.table.flatten(0, 1), order).view(-1, beam, self.table.size(2))
@@ -239,6 +239,6 @@ class Past:
         """Make room for so many more keys."""
         self.keys, self.values = F.pad(self.keys, (0, places)), F.pad(self.values, (0, 0, 0, places))
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, kept: KeptSentences) -> None:
         """Go on with these sentences only."""
         self.keys, self.values = kept.of(self.keys), kept.of(self.values)

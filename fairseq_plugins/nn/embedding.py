@@ -10,7 +10,7 @@ from fairseq.data import Dictionary
 from fairseq.modules import FairseqDropout, SinusoidalPositionalEmbedding
 from torch import Tensor, nn
 
-from fairseq_plugins.nn.initialisation import Embedding
+from fairseq_plugins.nn.initialisation import normal_embedding
 
 __all__ = ["InputEmbedding", "pretrained_embedding"]
 
@@ -46,7 +46,7 @@ class InputEmbedding(nn.Module):
         self.padding_idx = words.padding_idx
         # fairseq counts positions from padding_idx + 1; a table of that many more rows holds max_positions of them.
         size = (max_positions + self.padding_idx + 1, words.embedding_dim, self.padding_idx)
-        self.positions = Embedding(*size) if positions == "learned" else None
+        self.positions = normal_embedding(*size) if positions == "learned" else None
         if positions == "sinusoidal":
             self.register_buffer("table", SinusoidalPositionalEmbedding.get_embedding(*size), persistent=False)
         self.positional = positions is not None
@@ -105,7 +105,7 @@ def pretrained_embedding(dictionary: Dictionary, dim: int, path: str | None, opt
     Raises:
         ValueError: the file is missing or malformed, or its embeddings do not have ``dim`` dimensions.
     """
-    embedding = Embedding(len(dictionary), dim, dictionary.pad())
+    embedding = normal_embedding(len(dictionary), dim, dictionary.pad())
     if path is None:
         return embedding
     if not Path(path).is_file():

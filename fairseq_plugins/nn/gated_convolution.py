@@ -1,23 +1,22 @@
 """Gated convolutions and the shortcuts around them (ConvS2S sections 3.2 and 3.4).
 
-T time steps, B sentences, R rows (hypotheses), C input width, D output width, w kernel width.  Time comes first, as
-`torch.conv_tbc` wants it.
+T time steps, B sentences, C input width, D output width, w kernel width.  Time comes first, as `torch.conv_tbc` wants
+it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_plugins.nn.decoder_state import Window
-from fairseq_plugins.nn.initialisation import Linear
+from fairseq_plugins.nn.initialisation import with_weight_norm
 from fairseq_plugins.nn.weight_norm import weight_norm
 
-__all__ = ["GatedConvolution", "Shortcut", "StepConvolution"]
+__all__ = ["GatedConvolution", "Shortcut"]
 
 SQRT_HALF = math.sqrt(0.5)
 
@@ -62,30 +61,6 @@ class GatedConvolution(nn.Module):
         return self.weight.flatten(0, 1).t()
 
 
-class StepConvolution:
-    """``W * x + b`` of a causal convolution, one more input of each row at a time.
-
-    It has a method and is not called by itself: torch 2.6 would compile a step anew for each such object.
-
-    Args:
-        product: the map of `GatedConvolution.matrix` and the bias, (R, wC) -> (R, 2D).
-        window: the last inputs of each row.
-    """
-
-    def __init__(self, product: Callable[[Tensor], Tensor], window: Window) -> None:
-        self.product = product
-        self.window = window
-
-    def step(self, x: Tensor, order: Tensor | None) -> Tensor:
-        """One output of each row, (R, 2D).
-
-        Args:
-            x: the next inputs, (R, C), which nobody overwrites for two steps.
-            order: the earlier row that each row continues, (R,); None when nothing moved.
-        """
-        return self.product(self.window.push(x, order))
-
-
 class Shortcut(nn.Module):
     """A residual connection that starts ``distance`` layers back, with a linear map where widths differ.
 
@@ -98,7 +73,8 @@ class Shortcut(nn.Module):
     def __init__(self, distance: int, from_dim: int, to_dim: int) -> None:
         super().__init__()
         self.distance = distance
-        self.projection = Linear(from_dim, to_dim) if distance > 0 and from_dim != to_dim else None
+        widens = distance > 0 and from_dim != to_dim
+        self.projection = with_weight_norm(nn.Linear(from_dim, to_dim)) if widens else None
 
     def forward(self, x: Tensor, outputs: Sequence[Tensor]) -> Tensor:
         """The sum of x and an earlier output, its variance halved again (section 3.4).

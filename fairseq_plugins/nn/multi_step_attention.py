@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_plugins.nn.decoder_state import Kept
+from fairseq_plugins.nn.decoder_state import KeptSentences
 from fairseq_plugins.nn.gated_convolution import SQRT_HALF
-from fairseq_plugins.nn.initialisation import Linear
+from fairseq_plugins.nn.initialisation import with_weight_norm
 from fairseq_plugins.nn.softmax import softmax
 from fairseq_plugins.nn.source import Source
 
@@ -30,8 +30,8 @@ class MultiStepAttention(nn.Module):
 
     def __init__(self, dim: int, embed_dim: int) -> None:
         super().__init__()
-        self.in_projection = Linear(dim, embed_dim)
-        self.out_projection = Linear(embed_dim, dim)
+        self.in_projection = with_weight_norm(nn.Linear(dim, embed_dim))
+        self.out_projection = with_weight_norm(nn.Linear(embed_dim, dim))
 
     def forward(self, h: Tensor, g: Tensor, source: Source) -> tuple[Tensor, Tensor]:
         """Equations 1 and 2, and their sum with the layer's result.
@@ -69,22 +69,22 @@ class ProjectedAttention:
     Args:
         attention: the layer, with plain weights.
         source: one entry per sentence.
-        multiply: x and W to ``x Wᵀ``.
+        linear: torch's, or what a backend has for it.
     """
 
     def __init__(
-        self, attention: MultiStepAttention, source: Source, multiply: Callable[[Tensor, Tensor], Tensor] = F.linear
+        self, attention: MultiStepAttention, source: Source, linear: Callable[[Tensor, Tensor], Tensor] = F.linear
     ) -> None:
         w_d, b_d = attention.in_projection.weight, attention.in_projection.bias
         w_o, b_o = attention.out_projection.weight, attention.out_projection.bias
         # As columns, (B, C, S), and laid out so: a product of the few rows of a step then takes a fraction of the time.
-        self.keys = multiply(source.keys, w_d.t()).transpose(1, 2).contiguous()
+        self.keys = linear(source.keys, w_d.t()).transpose(1, 2).contiguous()
         self.score_bias = (torch.matmul(source.keys, b_d) * SQRT_HALF).unsqueeze(1)  # (B, 1, S)
         # The weights of an average sum to one, so what is added to each value is added to the average.
-        values = multiply(source.values, w_o)
+        values = linear(source.values, w_o)
         self.values = torch.addcmul(b_o * SQRT_HALF, values, source.sqrt_lengths, value=SQRT_HALF)  # (B, S, C)
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, kept: KeptSentences) -> None:
         """Go on with these sentences only."""
         self.keys, self.score_bias, self.values = map(kept.of, (self.keys, self.score_bias, self.values))
 

@@ -161,7 +161,7 @@ def test_gradient_of_the_expected_cost(
     found = criterion(dictionary, risk_alpha=0.0, risk_scale=2.0)
     monkeypatch.setattr(found.translator, "translate", lambda model, sample: sets)
     seen = []
-    losses = found._losses
+    losses = found.losses
 
     def watch(scores: Any, *others: Any) -> Any:
         if scores.tokens.requires_grad:
@@ -170,7 +170,7 @@ def test_gradient_of_the_expected_cost(
         seen.append((scores, *others, result[2]))
         return result
 
-    monkeypatch.setattr(found, "_losses", watch)
+    monkeypatch.setattr(found, "losses", watch)
     loss = found(model, sample)[0]
     loss.backward()
     scores, rows, costs, members, risk = seen[0]

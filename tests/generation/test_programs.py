@@ -131,7 +131,7 @@ def test_one_table_of_memory(build, sentences, dictionary, monkeypatch) -> None:
     assert search(models[0]) == 1
     models[0].decoder.to_embedding.weight.data = models[0].decoder.to_embedding.weight * 2
     assert search(models[0]) == 1, "a weight lies elsewhere"
-    monkeypatch.setattr(programs, "_KEPT", 3)
+    monkeypatch.setattr(programs, "MOST_KEPT", 3)
     assert [search(models[1], beam_size=beam) for beam in (1, 2, 3, 1, 4, 1, 2)] == [1, 1, 1, 0, 1, 0, 1]
     assert len(made._kept) == 3
     assert copy.deepcopy(made)._kept == {}
@@ -239,7 +239,7 @@ def test_programs_look_at_no_number(build, architecture, dictionary) -> None:
     source = torch.zeros(2, 5, dtype=torch.long, device="meta")
     for words in (None, torch.zeros(40, dtype=torch.long, device="meta")):
         rules = Rules.of(search, source, source[:, :2])._replace(words=words)
-        beams, new = (search._begin({"src_tokens": source}, rules, room=32) for _ in range(2))
+        beams, new = (search._begin({"src_tokens": source}, rules, capacity=32) for _ in range(2))
         write(new, beams)
         for _ in range(2):
             beams.step()
@@ -253,7 +253,7 @@ def test_a_state_is_written_into_another(build, architecture, sentences, diction
     model.make_generation_fast_(need_attn=True)
     search, states = FastBeamSearch([model], dictionary, beam_size=BEAM, max_len_b=9), []
     for source in (sentences([5, 3]), sentences([2, 5])):
-        beams = search._begin({"src_tokens": source}, Rules.of(search, source), room=32)
+        beams = search._begin({"src_tokens": source}, Rules.of(search, source), capacity=32)
         states.append(beams)
     for _ in range(3):
         states[0].step()

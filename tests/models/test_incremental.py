@@ -124,7 +124,7 @@ def test_targets_padded_on_the_left_are_refused(task, architecture) -> None:
 @torch.no_grad()
 def test_steps_under_autocast(build, architecture, sentences, device, monkeypatch) -> None:
     """Packed weights take no other precision than their own, nor do sums of values."""
-    monkeypatch.setattr(steps, "_FEWEST_IN_BAGS", 1)
+    monkeypatch.setattr(steps, "FEWEST_IN_BAGS", 1)
     model = build(architecture)
     order = torch.arange(2, device=device).repeat_interleave(3)
     with torch.autocast(device.type, torch.bfloat16):
@@ -173,7 +173,7 @@ def test_a_state_that_stays_in_its_place(build, architecture, sentences, device)
     model = build(architecture, **LAYERS.get(architecture, {})).double()
     encoded, rows = model.encoder(sentences([5, 3])), torch.arange(6, device=device)
     beams = encoded.reorder(rows // 3)
-    decoding = model.decoder.start(encoded, 3, room=20)
+    decoding = model.decoder.start(encoded, 3, capacity=20)
     places = [tensor.data_ptr() for tensor in tensors_of(decoding)]
     order = torch.tensor([1, 1, 0, 5, 3, 3], device=device)
     words = sentences([29] * 6)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
 from fairseq_plugins.models.output_layer import among, narrowed
-from fairseq_plugins.nn.initialisation import Linear
+from fairseq_plugins.nn.initialisation import with_weight_norm
 from fairseq_plugins.nn.selected_rows import SelectedRows
 from tests.conftest import ARCHITECTURES
 from tests.generation.fairseq_models import FAIRSEQ_MODELS, fairseq_model
@@ -133,7 +133,9 @@ def test_wrapped_for_distributed_training(model: Model, inputs: tuple[Tensor, ..
     assert wrapped(*inputs)[0].size(-1) == 44
 
 
-@pytest.mark.parametrize("layer", [Linear(5, 1000), weight_norm(nn.Linear(5, 1000)), nn.Linear(5, 1000, bias=False)])
+@pytest.mark.parametrize(
+    "layer", [with_weight_norm(nn.Linear(5, 1000)), weight_norm(nn.Linear(5, 1000)), nn.Linear(5, 1000, bias=False)]
+)
 def test_costs_only_the_rows(layer: nn.Linear, monkeypatch: pytest.MonkeyPatch) -> None:
     """A weight is normalised in as many rows as are wanted; and what is not wanted gets no gradient."""
     normalise, sizes = torch._weight_norm, []

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairseq_plugins.nn.decoder_state import Ancestry, Kept, Past, RowOrder, Window
+from fairseq_plugins.nn.decoder_state import Ancestry, KeptSentences, Past, RowOrder, Window
 from fairseq_plugins.nn.source import Source
 
 
@@ -47,7 +47,7 @@ def test_window_is_the_last_inputs_of_each_history(decoding: tuple[int, int, int
         for new_order in orders:
             order.reorder(new_order)
             history, sentence_of_row = history[new_order], sentence_of_row[new_order]
-        rows, left = order.take()
+        rows, left = order.take_pending()
         if left is not None:
             before = kept.clone()
             kept = left.of(before)
@@ -134,21 +134,21 @@ def test_a_row_looks_at_its_own_ancestors_alone(
     """
     ancestry = Ancestry(sentences, beam, 2, torch.device("cpu"), fixed)
     paths: list[list[int]] = [[] for _ in range(sentences * beam)]
-    table, room = ancestry.table.data_ptr(), 2
+    table, capacity = ancestry.table.data_ptr(), 2
     for step in range(steps):
         order = None
         if step and data.draw(st.booleans()):
             order = [s * beam + data.draw(st.integers(0, beam - 1)) for s in range(sentences) for _ in range(beam)]
             paths = [list(paths[row]) for row in order]
-        if step == room:
+        if step == capacity:
             ancestry.grow(3)
-            table, room = ancestry.table.data_ptr(), room + 3
+            table, capacity = ancestry.table.data_ptr(), capacity + 3
         for row, path in enumerate(paths):
             path.append(row % beam)
-        seen = data.draw(st.integers(step + 1, room))
+        seen = data.draw(st.integers(step + 1, capacity))
         places = ancestry.step(None if order is None else torch.tensor(order), beam, torch.tensor([step]))
         bias = ancestry.bias(seen, torch.float16)
-        expected = torch.full((sentences * beam, room, beam), -torch.inf, dtype=torch.float16)
+        expected = torch.full((sentences * beam, capacity, beam), -torch.inf, dtype=torch.float16)
         for row, path in enumerate(paths):
             for time, column in enumerate(path):
                 expected[row, time, column] = 0
@@ -168,22 +168,22 @@ def test_a_row_finds_the_keys_and_values_of_its_ancestors(
     """In the places that it looks at, one step after the other; sentences leave, and there is room for two steps."""
     sentences, beam, _, steps = decoding
     torch.manual_seed(1)
-    heads, width, room = 2, 3, 2
+    heads, width, capacity = 2, 3, 2
     order = RowOrder(sentences * beam, beam)
-    ancestry = Ancestry(sentences, beam, room, torch.device("cpu"))
-    past = Past(torch.zeros(sentences, heads, width, 5), room * beam)
+    ancestry = Ancestry(sentences, beam, capacity, torch.device("cpu"))
+    past = Past(torch.zeros(sentences, heads, width, 5), capacity * beam)
     history = torch.zeros(sentences * beam, heads, 0, 2 * width)  # of each row, re-ordered at once
     for step, orders in enumerate(steps):
         for new_order in orders:
             order.reorder(new_order)
             history = history[new_order]
-        rows, left = order.take()
+        rows, left = order.take_pending()
         if left is not None:
             past.keep(left)
-        if step == room:
+        if step == capacity:
             ancestry.grow(3)
             past.grow(3 * beam)
-            room += 3
+            capacity += 3
         x = torch.randn(len(history), heads, 1, 2 * width)
         history = torch.cat([history, x], dim=2)
         new = x.view(-1, beam, heads, 2 * width).transpose(1, 2)
@@ -214,7 +214,7 @@ def test_the_state_is_where_the_rows_are() -> None:
         ancestry, past = Ancestry(3, 2, 5, torch.device("cuda")), Past(values(3, 2, 7, 9), 10)
         places = ancestry.step(None, 2, numbers(1))
         keys, averaged = past.put(values(3, 2, 2, 7), values(3, 2, 2, 7), places)
-        past.keep(Kept(numbers(2)))
+        past.keep(KeptSentences(numbers(2)))
         ancestry.step(numbers(4), 2, numbers(1))
         bias = ancestry.bias(5, torch.float16)
     state = [keys, averaged, past.keys, past.values, bias]

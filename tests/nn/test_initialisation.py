@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fairseq_plugins.nn.gated_convolution import GatedConvolution
-from fairseq_plugins.nn.initialisation import Embedding, Linear
+from fairseq_plugins.nn.initialisation import normal_embedding, with_weight_norm
 
 
 def variances(gain: float) -> tuple[list[float], list[float]]:
@@ -42,7 +42,7 @@ def test_variance_is_lost_without_the_factor_four() -> None:
 @pytest.mark.parametrize("retain", [1.0, 0.7])
 def test_linear(retain: float) -> None:
     torch.manual_seed(1)
-    linear = Linear(400, 500, retain)
+    linear = with_weight_norm(nn.Linear(400, 500), retain)
     assert float(linear.weight.std()) == pytest.approx(math.sqrt(retain / 400), rel=0.02)
     assert not linear.bias.any()
 
@@ -57,7 +57,7 @@ def test_convolution(retain: float) -> None:
 
 def test_embedding() -> None:
     torch.manual_seed(1)
-    embedding = Embedding(1000, 50, padding_idx=1)
+    embedding = normal_embedding(1000, 50, padding_idx=1)
     assert float(embedding.weight.std()) == pytest.approx(0.1, rel=0.02)
     assert not embedding.weight[1].any()
 

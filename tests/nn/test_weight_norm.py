@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 
 import torch
+from torch import nn
 
 from fairseq_plugins.nn.gated_convolution import GatedConvolution
-from fairseq_plugins.nn.initialisation import Linear
+from fairseq_plugins.nn.initialisation import with_weight_norm
 from fairseq_plugins.nn.weight_norm import (
     fold_weight_norm_,
     has_weight_norm,
@@ -16,9 +17,10 @@ from fairseq_plugins.nn.weight_norm import (
 )
 
 
-def network() -> torch.nn.ModuleList:
+def network() -> nn.ModuleList:
     torch.manual_seed(1)
-    modules = torch.nn.ModuleList([Linear(5, 4), Linear(5, 1), GatedConvolution(3, 2, kernel=4, causal=True)])
+    linear_maps = map(with_weight_norm, (nn.Linear(5, 4), nn.Linear(5, 1)))
+    modules = nn.ModuleList([*linear_maps, GatedConvolution(3, 2, kernel=4, causal=True)])
     for module in modules:
         module.parametrizations.weight.original0.data.uniform_(0.5, 2)
     return modules

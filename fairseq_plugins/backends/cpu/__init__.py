@@ -70,4 +70,4 @@ def accelerate_(model: nn.Module) -> None:
         if isinstance(part, GatedConvolution) and not is_normalised:
             lay_out_(part)
         if isinstance(part, IncrementalDecoder):
-            part.decoding = _DECODINGS.get(part.decoding, part.decoding)
+            part.decoding_class = _DECODINGS.get(part.decoding_class, part.decoding_class)

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from fairseq_plugins.backends.cpu import winograd
 from fairseq_plugins.backends.cpu.linear import linear, prefers_onednn
-from fairseq_plugins.nn.gated_convolution import GatedConvolution, StepConvolution
+from fairseq_plugins.models.convs2s.stepwise import StepConvolution
+from fairseq_plugins.nn.gated_convolution import GatedConvolution
 
 __all__ = ["FastGatedConvolution", "lay_out_", "step_in_pairs"]
 
@@ -50,7 +51,7 @@ def lay_out_(convolution: GatedConvolution) -> None:
 
 
 def step_in_pairs(convolution: GatedConvolution, rows: int) -> StepConvolution | None:
-    """``W * x + b`` in pairs of steps, with the weights as they are now; None where that does not pay.
+    """The convolution in pairs of steps, with the weights as they are now; None where that does not pay.
 
     Args:
         convolution: causal, with plain weights.
@@ -76,8 +77,8 @@ class _InPairs(StepConvolution):
         self.past = zeros, zeros  # the last two inputs
         self.rest: Tensor | None = None  # m_1 - m_2, between the two
 
-    def step(self, x: Tensor, order: Tensor | None) -> Tensor:
-        """As `StepConvolution.step`."""
+    def convolve(self, x: Tensor, order: Tensor | None) -> Tensor:
+        """As `StepConvolution.convolve`."""
         multiply0, multiply1, multiply2, multiply3 = self.products
         (first, second), rest = self.past, self.rest
         if order is not None:

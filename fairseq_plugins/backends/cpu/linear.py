@@ -22,7 +22,7 @@ from fairseq_plugins.backends.cpu.packed import Packed, can_pack
 from fairseq_plugins.backends.cpu.packing import current_packing
 from fairseq_plugins.nn.selected_rows import LINEAR_MAPS, SelectedRows
 
-__all__ = ["FastLinear", "FastSelectedRows", "linear", "prefers_onednn"]
+__all__ = ["FastLinear", "FastSelectedRows", "linear", "onednn_is_faster", "prefers_onednn"]
 
 # Below this many multiplications a product takes microseconds, and oneDNN's preparations the most of them.
 _SMALL = 2**20
@@ -68,7 +68,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def prefers_onednn(x: Tensor) -> bool:
     """Whether `linear` is faster than torch's own products with x, unless they are very small."""
-    return can_pack(x) and (current_packing(x) is not None or _onednn_is_faster())
+    return can_pack(x) and (current_packing(x) is not None or onednn_is_faster())
 
 
 class _OneDNNLinear(torch.autograd.Function):
@@ -100,7 +100,7 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 @functools.cache
-def _onednn_is_faster() -> bool:
+def onednn_is_faster() -> bool:
     """Whether MKL has half of oneDNN's speed here: on AMD's family 26 (Zen 5), as far as has been measured.
 
     ``FAIRSEQ_PLUGINS_ONEDNN``, 1 or 0, decides for other processors.  Nothing is measured in the process: the two round

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_plugins.backends.cpu.linear import linear
-from fairseq_plugins.backends.cpu.steps import step_linear
+from fairseq_plugins.backends.cpu.steps import pack
 from fairseq_plugins.models.conv_encoder.convolutional import Convolution
 from fairseq_plugins.nn.attentive_lstm import AttentiveLSTM
 
@@ -19,9 +19,9 @@ __all__ = ["FastAttentiveLSTM", "FastConvolution"]
 class FastAttentiveLSTM(AttentiveLSTM):
     """The same, with weights laid out once for all steps."""
 
-    def step_linear(self, weight: Tensor, rows: int) -> Callable[[Tensor], Tensor]:
-        """As `AttentiveLSTM.step_linear`."""
-        return step_linear(weight, None, rows)
+    def pack(self, weight: Tensor, rows: int) -> Callable[[Tensor], Tensor]:
+        """As `AttentiveLSTM.pack`."""
+        return pack(weight, None, rows)
 
 
 class FastConvolution(Convolution):

@@ -1,5 +1,7 @@
 """Packed weights, and what is computed of weights, kept from batch to batch and never stale.
 
+A `Packed` is one weight; a `BatchPacking` finds those of a batch, and a `Packing` keeps them for the next.
+
 K inputs, O outputs.
 """
 

@@ -14,18 +14,24 @@ from fairseq_plugins.backends.cpu.linear import linear
 from fairseq_plugins.backends.cpu.packed import Packed, can_pack
 from fairseq_plugins.backends.cpu.packing import current_packing
 from fairseq_plugins.models.conv_encoder.stepwise import ConvEncoderDecoding
-from fairseq_plugins.models.convs2s.stepwise import ConvS2SDecoding
+from fairseq_plugins.models.convs2s.stepwise import ConvS2SDecoding, StepConvolution
 from fairseq_plugins.models.incremental import StepwiseDecoding
 from fairseq_plugins.models.weighted_transformer.stepwise import WeightedTransformerDecoding
 from fairseq_plugins.nn.attention import Sight
-from fairseq_plugins.nn.gated_convolution import GatedConvolution, StepConvolution
+from fairseq_plugins.nn.gated_convolution import GatedConvolution
 
-__all__ = ["FastConvEncoderDecoding", "FastConvS2SDecoding", "FastWeightedTransformerDecoding", "step_linear"]
+__all__ = [
+    "FEWEST_IN_BAGS",
+    "FastConvEncoderDecoding",
+    "FastConvS2SDecoding",
+    "FastWeightedTransformerDecoding",
+    "pack",
+]
 
-_FEWEST_IN_BAGS = 16  # rows; for fewer, matrix products take less time (measured, 2 cores of an EPYC of family 25)
+FEWEST_IN_BAGS = 16  # rows; for fewer, matrix products take less time (measured, 2 cores of an EPYC of family 25)
 
 
-def step_linear(weight: Tensor, bias: Tensor | None, rows: int) -> Callable[[Tensor], Tensor]:
+def pack(weight: Tensor, bias: Tensor | None, rows: int) -> Callable[[Tensor], Tensor]:
     """The map ``x -> x Wᵀ + b``, for many calls without gradients, with the weight as it is now.
 
     Args:
@@ -45,11 +51,10 @@ def step_linear(weight: Tensor, bias: Tensor | None, rows: int) -> Callable[[Ten
 
 
 class _WithPackedWeights(StepwiseDecoding):
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-        return step_linear(weight, bias, self.order.rows)
+    linear = staticmethod(linear)
 
-    def multiply(self, x: Tensor, weight: Tensor) -> Tensor:
-        return linear(x, weight)
+    def pack(self, weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+        return pack(weight, bias, self.order.rows)
 
 
 class FastConvEncoderDecoding(_WithPackedWeights, ConvEncoderDecoding):
@@ -59,10 +64,10 @@ class FastConvEncoderDecoding(_WithPackedWeights, ConvEncoderDecoding):
 class FastConvS2SDecoding(_WithPackedWeights, ConvS2SDecoding):
     """Of ConvS2S."""
 
-    def convolution(self, module: GatedConvolution) -> StepConvolution:
+    def step_convolution(self, module: GatedConvolution) -> StepConvolution:
         """In pairs of steps where that pays; a step that is compiled is one program, and has one form."""
         in_pairs = None if self.fixed else step_in_pairs(module, self.order.rows)
-        return in_pairs or super().convolution(module)
+        return in_pairs or super().step_convolution(module)
 
 
 class FastWeightedTransformerDecoding(_WithPackedWeights, WeightedTransformerDecoding):
@@ -73,7 +78,8 @@ class FastWeightedTransformerDecoding(_WithPackedWeights, WeightedTransformerDec
         if not self._has_bags(beam):
             return super().sight_of_past(beam)
         ancestors, k = self.ancestry.ancestors(self.steps), self.order.beam
-        return SightByBags(self.steps * k, None, *bags(ancestors, self.heads, self.room * k), ancestors.unsqueeze(1))
+        numbers, ends = bags(ancestors, self.heads, self.capacity * k)
+        return SightByBags(self.steps * k, None, numbers, ends, ancestors.unsqueeze(1))
 
     def sight_of_source(self, beam: int) -> Sight:
         """By bags where there are rows enough."""
@@ -85,4 +91,4 @@ class FastWeightedTransformerDecoding(_WithPackedWeights, WeightedTransformerDec
 
     def _has_bags(self, beam: int) -> bool:
         rows = len(self.source.keys) * beam
-        return not self.fixed and self.position.device.type == "cpu" and rows >= _FEWEST_IN_BAGS
+        return not self.fixed and self.position.device.type == "cpu" and rows >= FEWEST_IN_BAGS

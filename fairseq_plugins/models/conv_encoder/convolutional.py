@@ -60,7 +60,7 @@ class ConvolutionStack(nn.Module):
     def __init__(self, embed_dim: int, convolutions: Sequence[ConvolutionSpec]) -> None:
         super().__init__()
         width = convolutions[0].width if convolutions else embed_dim
-        self.from_embedding = _linear(embed_dim, width)
+        self.from_embedding = _to_width(embed_dim, width)
         self.convolutions = nn.ModuleList()
         self.shortcuts = nn.ModuleList()
         self.residuals = [layer.residual for layer in convolutions]
@@ -68,7 +68,7 @@ class ConvolutionStack(nn.Module):
             self.convolutions.append(Convolution(inputs, width, kernel))
             widens = residual > 0 and start != width
             self.shortcuts.append(nn.Conv1d(start, width, kernel_size=1) if widens else nn.Identity())
-        self.to_embedding = _linear(width, embed_dim)
+        self.to_embedding = _to_width(width, embed_dim)
 
     def forward(self, e: Tensor, padding_mask: Tensor) -> Tensor:
         """Embeddings (B, S, f) to (B, S, f); the mask is true where there is no token, (B, S)."""
@@ -131,5 +131,5 @@ class _Scaled(torch.autograd.Function):
         return grad, None
 
 
-def _linear(from_dim: int, to_dim: int) -> nn.Module:
+def _to_width(from_dim: int, to_dim: int) -> nn.Module:
     return nn.Identity() if from_dim == to_dim else nn.Linear(from_dim, to_dim)

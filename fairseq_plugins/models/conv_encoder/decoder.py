@@ -30,7 +30,7 @@ class LSTMDecoder(IncrementalDecoder):
         dropout: on the input of all layers but the first, and on the decoder's output.
     """
 
-    decoding = ConvEncoderDecoding
+    decoding_class = ConvEncoderDecoding
 
     def __init__(
         self, dictionary: Dictionary, embedding: InputEmbedding, hidden_size: int, layers: int, dropout: float

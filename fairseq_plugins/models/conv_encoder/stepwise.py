@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fairseq_plugins.models.incremental import StepwiseDecoding
 from fairseq_plugins.nn.attentive_lstm import AttentiveLSTM, lstm_cell
-from fairseq_plugins.nn.decoder_state import Kept, moved
+from fairseq_plugins.nn.decoder_state import KeptSentences, moved
 from fairseq_plugins.nn.softmax import softmax
 from fairseq_plugins.nn.source import Source
 
@@ -24,24 +24,22 @@ __all__ = ["ConvEncoderDecoding"]
 
 
 class ConvEncoderDecoding(StepwiseDecoding):
-    """The decoding of one batch.
+    """The decoding of one batch."""
 
-    Args: as of `StepwiseDecoding`.
-    """
+    decoder: LSTMDecoder
 
-    @torch.no_grad()
-    def __init__(self, decoder: LSTMDecoder, source: Source, beam: int, room: int | None, words: Tensor | None) -> None:
-        super().__init__(decoder, source, beam, room, words)
-        self.to_embedding = self.linear(decoder.to_embedding.weight, decoder.to_embedding.bias)
-        self.attention = ConditionalInput(decoder.attentive, source)
-        attentive = decoder.attentive
+    def set_up(self) -> None:
+        """One matrix for each LSTM, its first state, and attention whose projections are moved to the source."""
+        to_embedding, attentive = self.decoder.to_embedding, self.decoder.attentive
+        self.to_embedding = self.pack(to_embedding.weight, to_embedding.bias)
+        self.attention = ConditionalInput(attentive, self.source)
         self.lstms = [self._lstm(attentive.input.weight, attentive.recurrent.weight, attentive.input.bias)]
-        for lstm in cast("list[nn.LSTM]", decoder.upper):
+        for lstm in cast("list[nn.LSTM]", self.decoder.upper):
             weight_input, weight_state, *biases = cast("list[Tensor]", lstm.all_weights[0])
             self.lstms.append(self._lstm(weight_input, weight_state, biases[0] + biases[1]))
 
     def _lstm(self, weight_input: Tensor, weight_state: Tensor, bias: Tensor) -> _StepLSTM:
-        gates = self.linear(torch.cat([weight_input, weight_state], dim=1), bias)
+        gates = self.pack(torch.cat([weight_input, weight_state], dim=1), bias)
         return _StepLSTM(gates, weight_state.new_zeros(self.order.rows, weight_state.size(1)), self.fixed)
 
     def step(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -55,7 +53,7 @@ class ConvEncoderDecoding(StepwiseDecoding):
             h = lstm.step(lstm.join(decoder.dropout(h), order))
         return decoder.dropout(self.to_embedding(h)), a.flatten(0, 1) if decoder.wants_attention else None
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, kept: KeptSentences) -> None:
         """Go on with these sentences only."""
         super().keep(kept)
         self.attention.keep(kept)
@@ -79,7 +77,7 @@ class ConditionalInput:
         self.bias = source.bias + torch.matmul(source.keys, lstm.query.bias).unsqueeze(1)  # (B, 1, S)
         self.values = lstm.conditional_input(source.values)  # (B, S, 4H)
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, kept: KeptSentences) -> None:
         """Go on with these sentences only."""
         self.keys, self.bias, self.values = map(kept.of, (self.keys, self.bias, self.values))
 

@@ -20,10 +20,8 @@ DEFAULT_SIZES = {
 }
 
 
-# Sizes are None until an architecture or the model fills them in: hydra merges these defaults before it looks at the
-# architecture, and what it finds set it takes for the user's wish.
-# fairseq reads these annotations at run time, to make command-line options: they must be types, not postponed strings,
-# and it knows no `str | None`.
+# What is None here an architecture or the model fills in (`models.presets`).
+# fairseq reads these annotations at run time: they must be types, not postponed strings, and it knows no `str | None`.
 @dataclass
 class ConvS2SConfig(FairseqDataclass):
     dropout: float = field(

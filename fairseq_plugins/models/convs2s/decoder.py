@@ -18,7 +18,7 @@ from fairseq_plugins.models.convs2s.stepwise import ConvS2SDecoding
 from fairseq_plugins.models.incremental import IncrementalDecoder
 from fairseq_plugins.nn.embedding import InputEmbedding
 from fairseq_plugins.nn.gated_convolution import GatedConvolution, Shortcut
-from fairseq_plugins.nn.initialisation import Linear
+from fairseq_plugins.nn.initialisation import with_weight_norm
 from fairseq_plugins.nn.layer_list import ConvolutionSpec, input_widths
 from fairseq_plugins.nn.multi_step_attention import MultiStepAttention
 from fairseq_plugins.nn.prefix_tree import PrefixTree
@@ -40,7 +40,7 @@ class ConvS2SDecoder(IncrementalDecoder):
         tied: whether the projection to the vocabulary is the word embedding.
     """
 
-    decoding = ConvS2SDecoding
+    decoding_class = ConvS2SDecoding
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class ConvS2SDecoder(IncrementalDecoder):
         retain = 1 - dropout
         embed_dim = embedding.words.embedding_dim
         self.embedding = embedding
-        self.from_embedding = Linear(embed_dim, convolutions[0].width, retain)
+        self.from_embedding = with_weight_norm(nn.Linear(embed_dim, convolutions[0].width), retain)
         self.convolutions = nn.ModuleList()
         self.attentions = nn.ModuleList()
         self.shortcuts = nn.ModuleList()
@@ -67,14 +67,14 @@ class ConvS2SDecoder(IncrementalDecoder):
             self.convolutions.append(GatedConvolution(inputs[0], width, kernel, causal=True, retain=retain))
             self.attentions.append(MultiStepAttention(width, embed_dim) if attend else None)  # type: ignore[arg-type]
             self.shortcuts.append(Shortcut(residual, inputs[1], width))
-        self.to_embedding = Linear(width, out_embed_dim)
+        self.to_embedding = with_weight_norm(nn.Linear(width, out_embed_dim))
         self.output_projection: nn.Linear
         if tied:
             self.output_projection = nn.Linear(out_embed_dim, len(dictionary))
             nn.init.zeros_(self.output_projection.bias)
             self.output_projection.weight = embedding.words.weight
         else:
-            self.output_projection = Linear(out_embed_dim, len(dictionary), retain)
+            self.output_projection = with_weight_norm(nn.Linear(out_embed_dim, len(dictionary)), retain)
 
     def extract_features(
         self, prev_output_tokens: Tensor, encoder_out: Source, **unused: object

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fairseq_plugins.models.source_encoder import SourceEncoder
 from fairseq_plugins.nn.embedding import InputEmbedding
 from fairseq_plugins.nn.gated_convolution import SQRT_HALF, GatedConvolution, Shortcut
-from fairseq_plugins.nn.initialisation import Linear
+from fairseq_plugins.nn.initialisation import with_weight_norm
 from fairseq_plugins.nn.layer_list import ConvolutionSpec, input_widths
 
 __all__ = ["ConvS2SEncoder"]
@@ -43,13 +43,13 @@ class ConvS2SEncoder(SourceEncoder):
 
         retain = 1 - dropout
         embed_dim = embedding.words.embedding_dim
-        self.from_embedding = Linear(embed_dim, convolutions[0].width, retain)
+        self.from_embedding = with_weight_norm(nn.Linear(embed_dim, convolutions[0].width), retain)
         self.convolutions = nn.ModuleList()
         self.shortcuts = nn.ModuleList()
         for (width, kernel, residual), inputs in zip(convolutions, input_widths(convolutions), strict=True):
             self.convolutions.append(GatedConvolution(inputs[0], width, kernel, causal=False, retain=retain))
             self.shortcuts.append(Shortcut(residual, inputs[1], width))
-        self.to_embedding = Linear(width, embed_dim)
+        self.to_embedding = with_weight_norm(nn.Linear(width, embed_dim))
 
     def encode(self, e: Tensor, padding_mask: Tensor) -> tuple[Tensor, Tensor]:
         """Keys z and values (z + e)√½, each (B, S, f)."""

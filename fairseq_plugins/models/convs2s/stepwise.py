@@ -9,6 +9,7 @@ of its last w inputs, or less, each attention two products per sentence with the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,55 +18,41 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_plugins.models.incremental import StepwiseDecoding
-from fairseq_plugins.nn.decoder_state import Kept, Window
-from fairseq_plugins.nn.gated_convolution import SQRT_HALF, GatedConvolution, Shortcut, StepConvolution
+from fairseq_plugins.nn.decoder_state import KeptSentences, Window
+from fairseq_plugins.nn.gated_convolution import SQRT_HALF, GatedConvolution, Shortcut
 from fairseq_plugins.nn.multi_step_attention import MultiStepAttention, ProjectedAttention
-from fairseq_plugins.nn.source import Source
-from fairseq_plugins.nn.weight_norm import has_weight_norm, without_weight_norm
 
 if TYPE_CHECKING:
     from fairseq_plugins.models.convs2s.decoder import ConvS2SDecoder
 
-__all__ = ["ConvS2SDecoding"]
+__all__ = ["ConvS2SDecoding", "StepConvolution"]
 
 
 class ConvS2SDecoding(StepwiseDecoding):
-    """The decoding of one batch.
+    """The decoding of one batch."""
 
-    Args: as of `StepwiseDecoding`.
-    """
+    decoder: ConvS2SDecoder
 
-    @torch.no_grad()
-    def __init__(
-        self, decoder: ConvS2SDecoder, source: Source, beam: int, room: int | None, words: Tensor | None
-    ) -> None:
-        if has_weight_norm(decoder):
-            decoder = without_weight_norm(decoder, decoder.dictionary)
-        super().__init__(decoder, source, beam, room, words)
+    def set_up(self) -> None:
+        """Plain weights for steps, windows, and attention whose projections are moved to the source where that pays."""
+        decoder, source = self.decoder, self.source
         self.from_embedding, self.to_embedding = (
-            self.linear(part.weight, part.bias) for part in (decoder.from_embedding, decoder.to_embedding)
+            self.pack(part.weight, part.bias) for part in (decoder.from_embedding, decoder.to_embedding)
         )
 
         self.layers = []
         for convolution, attention, shortcut in decoder.layers:
             projected = None
             if attention is not None and attention.projecting_pays(source.keys.size(1)):
-                projected = ProjectedAttention(attention, source, self.multiply)
-            self.layers.append(
-                _Layer(
-                    convolution=self.convolution(convolution),
-                    attention=attention,
-                    projected=projected,
-                    shortcut=shortcut,
-                )
-            )
+                projected = ProjectedAttention(attention, source, self.linear)
+            self.layers.append(_Layer(self.step_convolution(convolution), attention, projected, shortcut))
         self.attending = sum(layer.attention is not None for layer in self.layers)
 
-    def convolution(self, module: GatedConvolution) -> StepConvolution:
-        """One with plain weights, step by step, as they are now."""
+    def step_convolution(self, module: GatedConvolution) -> StepConvolution:
+        """One with plain weights, as they are now, step by step."""
         kernel, dim, _ = module.weight.shape
         window = Window(self.order.rows, kernel, dim, like=module.weight, fixed=self.fixed)
-        return StepConvolution(self.linear(module.matrix, module.bias), window)
+        return StepConvolution(self.pack(module.matrix, module.bias), window)
 
     def step(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """One token per row, (R,), to features (R, out_embed_dim) and the averaged attention (R, S)."""
@@ -78,7 +65,7 @@ class ConvS2SDecoding(StepwiseDecoding):
         outputs = [h]
         total = torch.zeros_like(gz) if decoder.wants_attention else None
         for layer in self.layers:
-            h = F.glu(layer.convolution.step(decoder.dropout(h), order), dim=-1)
+            h = layer.convolution.step(decoder.dropout(h), order)
             if layer.attention is not None:
                 h = self.by_sentence(h)
                 h, a = layer.projected.attend(h, gz) if layer.projected is not None else layer.attention(h, g, source)
@@ -90,12 +77,40 @@ class ConvS2SDecoding(StepwiseDecoding):
         average = None if total is None else total.flatten(0, 1) / self.attending
         return decoder.dropout(self.to_embedding(h)), average
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, kept: KeptSentences) -> None:
         """Go on with these sentences only."""
         super().keep(kept)
         for layer in self.layers:
             if layer.projected is not None:
                 layer.projected.keep(kept)
+
+
+class StepConvolution:
+    """A causal `GatedConvolution` of D outputs, one more input of each row at a time.
+
+    It has methods and is not called by itself: torch 2.6 would compile a step anew for each such object.
+
+    Args:
+        product: the map of `GatedConvolution.matrix` and the bias, (R, wC) -> (R, 2D).
+        window: the last inputs of each row.
+    """
+
+    def __init__(self, product: Callable[[Tensor], Tensor], window: Window) -> None:
+        self.product = product
+        self.window = window
+
+    def step(self, x: Tensor, order: Tensor | None) -> Tensor:
+        """One output of each row, (R, D).
+
+        Args:
+            x: the next inputs, (R, C), which nobody overwrites for two steps.
+            order: the earlier row that each row continues, (R,); None when nothing moved.
+        """
+        return F.glu(self.convolve(x, order), dim=-1)
+
+    def convolve(self, x: Tensor, order: Tensor | None) -> Tensor:
+        """``W * x + b``: (R, C) -> (R, 2D)."""
+        return self.product(self.window.push(x, order))
 
 
 @dataclass

@@ -29,7 +29,7 @@ class WeightedTransformerDecoder(IncrementalDecoder):
         output_projection: to the vocabulary.
     """
 
-    decoding = WeightedTransformerDecoding
+    decoding_class = WeightedTransformerDecoding
 
     def __init__(
         self,

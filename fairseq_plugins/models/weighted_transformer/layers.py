@@ -16,8 +16,9 @@ from fairseq.modules import FairseqDropout
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from fairseq_plugins.nn.attention import AttentionHeads, xavier_linear
+from fairseq_plugins.nn.attention import AttentionHeads
 from fairseq_plugins.nn.branched_block import BranchedBlock
+from fairseq_plugins.nn.initialisation import xavier_
 from fairseq_plugins.nn.source import Source
 
 __all__ = ["DecoderLayer", "EncoderLayer"]
@@ -60,7 +61,7 @@ class DecoderLayer(nn.Module):
         super().__init__()
         dim, heads = cfg.encoder_embed_dim, cfg.decoder_attention_heads
         self.self_attention = AttentionHeads(dim, heads, cfg.attention_dropout)
-        self.self_attention_out = xavier_linear(dim, dim)
+        self.self_attention_out = xavier_(nn.Linear(dim, dim))
         self.self_attention_norm = nn.LayerNorm(dim)
         self.source_attention = AttentionHeads(dim, heads, cfg.attention_dropout)
         self.branches = _branches(cfg, "decoder", type(self).__name__)

@@ -18,6 +18,7 @@ from fairseq_plugins.models.weighted_transformer.config import WeightedTransform
 from fairseq_plugins.models.weighted_transformer.decoder import WeightedTransformerDecoder
 from fairseq_plugins.models.weighted_transformer.encoder import WeightedTransformerEncoder
 from fairseq_plugins.nn.embedding import InputEmbedding
+from fairseq_plugins.nn.initialisation import normal_embedding
 from fairseq_plugins.nn.simplex import SimplexVector, check_simplex
 
 __all__ = ["WeightedTransformerModel"]
@@ -50,9 +51,13 @@ class WeightedTransformerModel(TranslationModel):
         """
         complete(cfg)
         dim, sharing = cfg.encoder_embed_dim, str(cfg.share_embeddings)
-        target_words = _word_embedding(task.target_dictionary, dim)
+
+        def word_embedding(dictionary: Dictionary) -> nn.Embedding:
+            return normal_embedding(len(dictionary), dim, dictionary.pad(), std=dim**-0.5)
+
+        target_words = word_embedding(task.target_dictionary)
         if sharing != "all":
-            source_words = _word_embedding(task.source_dictionary, dim)
+            source_words = word_embedding(task.source_dictionary)
         elif task.source_dictionary == task.target_dictionary:
             source_words = target_words
         else:
@@ -123,11 +128,3 @@ class WeightedTransformerModel(TranslationModel):
             for prefix, module in self.named_modules():
                 if isinstance(module, SimplexVector):
                     state_dict[f"{prefix}.weight"] = module.weight.detach()
-
-
-def _word_embedding(dictionary: Dictionary, dim: int) -> nn.Embedding:
-    """Embeddings from N(0, 1/d), zero for the padding symbol, as the Transformer has them."""
-    embedding = nn.Embedding(len(dictionary), dim, padding_idx=dictionary.pad())
-    nn.init.normal_(embedding.weight, mean=0, std=dim**-0.5)
-    nn.init.zeros_(embedding.weight[dictionary.pad()])
-    return embedding

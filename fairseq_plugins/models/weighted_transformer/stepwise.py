@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from fairseq_plugins.models.incremental import ROOM, StepwiseDecoding
+from fairseq_plugins.models.incremental import StepwiseDecoding
 from fairseq_plugins.nn.attention import Sight, join_heads, split_heads
-from fairseq_plugins.nn.decoder_state import Ancestry, Kept, Past
-from fairseq_plugins.nn.source import Source
+from fairseq_plugins.nn.decoder_state import Ancestry, KeptSentences, Past
 
 if TYPE_CHECKING:
     from fairseq_plugins.models.weighted_transformer.decoder import WeightedTransformerDecoder
@@ -23,19 +22,15 @@ __all__ = ["WeightedTransformerDecoding"]
 
 
 class WeightedTransformerDecoding(StepwiseDecoding):
-    """The decoding of one batch.
+    """The decoding of one batch."""
 
-    Args: as of `StepwiseDecoding`.
-    """
+    decoder: WeightedTransformerDecoder
 
-    @torch.no_grad()
-    def __init__(
-        self, decoder: WeightedTransformerDecoder, source: Source, beam: int, room: int | None, words: Tensor | None
-    ) -> None:
-        super().__init__(decoder, source, beam, room, words)
-        self.room: int = ROOM if room is None else room
-        self.ancestry = Ancestry(len(source.keys), beam, self.room, source.keys.device, self.fixed)
-        modules = cast("list[DecoderLayer]", decoder.layers)
+    def set_up(self) -> None:
+        """Folded weights, keys and values of the source, and memory for those of steps."""
+        keys = self.source.keys
+        self.ancestry = Ancestry(len(keys), self.order.beam, self.capacity, keys.device, self.fixed)
+        modules = cast("list[DecoderLayer]", self.decoder.layers)
         self.heads = modules[0].self_attention.heads
         self.layers = [_Layer(self, module) for module in modules]
 
@@ -56,14 +51,14 @@ class WeightedTransformerDecoding(StepwiseDecoding):
     def sight_of_past(self, beam: int) -> Sight:
         """What so many rows of each sentence look at in this step, of the steps so far."""
         # Attending to what has not been filled costs less than steps of several shapes only where these are compiled.
-        steps = self.room if self.fixed else self.steps
+        steps = self.capacity if self.fixed else self.steps
         return Sight(steps * self.order.beam, self.ancestry.bias(steps, self.source.keys.dtype))
 
     def sight_of_source(self, beam: int) -> Sight:
         """What they look at of the source."""
         return Sight(self.source.keys.size(1), self.source.bias.unsqueeze(1))
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, kept: KeptSentences) -> None:
         """Go on with these sentences only."""
         super().keep(kept)
         for layer in self.layers:
@@ -71,7 +66,7 @@ class WeightedTransformerDecoding(StepwiseDecoding):
 
     def grow(self, steps: int) -> None:
         """Make room for so many more steps."""
-        self.room += steps
+        super().grow(steps)
         self.ancestry.grow(steps)
         for layer in self.layers:
             layer.past.grow(steps * self.order.beam)
@@ -82,22 +77,22 @@ class _Layer:
 
     def __init__(self, decoding: WeightedTransformerDecoding, module: DecoderLayer) -> None:
         self.module = module
-        linear, keys, beam = decoding.linear, decoding.source.keys, decoding.order.beam
+        pack, keys, beam = decoding.pack, decoding.source.keys, decoding.order.beam
         own, other, out = module.self_attention, module.source_attention, module.self_attention_out
-        self.query_key_value = linear(
+        self.query_key_value = pack(
             torch.cat([own.query.weight, own.key_value.weight]), torch.cat([own.query.bias, own.key_value.bias])
         )
-        self.self_attention_out = linear(out.weight, out.bias)
-        self.source_query = linear(other.query.weight, other.query.bias)
+        self.self_attention_out = pack(out.weight, out.bias)
+        self.source_query = pack(other.query.weight, other.query.bias)
         keys, values = other.project(keys)
         self.source_keys = keys.transpose(2, 3).contiguous()  # as columns, (B, h, v, S)
-        self.past = Past(self.source_keys, decoding.room * beam)
+        self.past = Past(self.source_keys, decoding.capacity * beam)
 
         branches = module.branches
         folded = branches.fold()
-        self.out = linear(folded.out, branches.out.bias)
-        self.first = linear(branches.first.weight, branches.first.bias)
-        self.second = linear(folded.second, branches.second.bias)
+        self.out = pack(folded.out, branches.out.bias)
+        self.first = pack(branches.first.weight, branches.first.bias)
+        self.second = pack(folded.second, branches.second.bias)
         # The first map of a branch's own head can go to the values, since averaging them is linear too: once per
         # sentence, and then averages of S values take the place of products with v rows.
         moves = beam > 1 and keys.size(2) < folded.first.size(1)
@@ -128,7 +123,7 @@ class _Layer:
             inner = module.branches.add_own(inner, heads_out.flatten(0, 1), self.own_first)
         return module.branches.finish(x, self.out(heads_out), inner, self.second), q
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, kept: KeptSentences) -> None:
         """Go on with these sentences only."""
         self.past.keep(kept)
         self.source_keys, self.source_values = kept.of(self.source_keys), kept.of(self.source_values)

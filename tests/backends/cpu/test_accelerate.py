@@ -52,15 +52,15 @@ def test_parameters_and_their_names_stay(twins: tuple[BaseFairseqModel, BaseFair
     plain, fast = twins
     assert not kinds(plain)
     assert "FastLinear" in kinds(fast)
-    assert type(fast.decoder.decoding.step) is type(plain.decoder.decoding.step)
-    assert fast.decoder.decoding.__mro__[1:].count(plain.decoder.decoding) == 1
+    assert type(fast.decoder.decoding_class.step) is type(plain.decoder.decoding_class.step)
+    assert fast.decoder.decoding_class.__mro__[1:].count(plain.decoder.decoding_class) == 1
     states = plain.state_dict(), fast.state_dict()
     assert [*states[0]] == [*states[1]]
     assert all(torch.equal(*pair) for pair in zip(*(state.values() for state in states), strict=True))
     before = copy.deepcopy(fast)
     accelerate_(fast)
     assert kinds(fast) == kinds(before)
-    assert fast.decoder.decoding is before.decoder.decoding
+    assert fast.decoder.decoding_class is before.decoder.decoding_class
 
 
 def test_losses_and_gradients(twins: tuple[BaseFairseqModel, BaseFairseqModel], sentences) -> None:

@@ -11,9 +11,10 @@ from fairseq_plugins.backends.cpu import winograd
 from fairseq_plugins.backends.cpu.convolution import lay_out_, step_in_pairs
 from fairseq_plugins.backends.cpu.packed import has_onednn
 from fairseq_plugins.backends.cpu.packing import Packing
-from fairseq_plugins.backends.cpu.steps import step_linear
+from fairseq_plugins.backends.cpu.steps import pack
+from fairseq_plugins.models.convs2s.stepwise import StepConvolution
 from fairseq_plugins.nn.decoder_state import RowOrder, Window
-from fairseq_plugins.nn.gated_convolution import GatedConvolution, StepConvolution
+from fairseq_plugins.nn.gated_convolution import GatedConvolution
 from fairseq_plugins.nn.weight_norm import without_weight_norm
 from tests.nn.test_decoder_state import decodings
 from tests.operators import Operators
@@ -31,7 +32,7 @@ def convolution(width: int, kernel: int = 3) -> GatedConvolution:
 
 def step_convolution(made: GatedConvolution, rows: int) -> StepConvolution:
     kernel, dim, _ = made.weight.shape
-    plain = StepConvolution(step_linear(made.matrix, made.bias, rows), Window(rows, kernel, dim, like=made.weight))
+    plain = StepConvolution(pack(made.matrix, made.bias, rows), Window(rows, kernel, dim, like=made.weight))
     return step_in_pairs(made, rows) or plain
 
 
@@ -50,12 +51,12 @@ def test_steps_are_the_convolution_of_each_history(decoding: tuple[int, int, int
             for new_order in orders:
                 order.reorder(new_order)
                 history = history[new_order]
-            rows, _ = order.take()
+            rows, _ = order.take_pending()
             x = torch.randn(history.size(0), 24)
             history = torch.cat([history, x.unsqueeze(1)], dim=1)
             window = history[:, -kernel:].flatten(1)
             expected = F.linear(window.double(), made.matrix.double(), made.bias.double())
-            torch.testing.assert_close(state.step(x, rows).double(), expected, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(state.convolve(x, rows).double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()
@@ -64,7 +65,7 @@ def test_rows_may_begin_as_one_for_each_sentence() -> None:
     with Packing().for_batch():
         state = step_convolution(made, 6)
     state.step(first, torch.tensor([0, 3]))
-    actual = state.step(second, torch.tensor([0, 0, 0, 1, 1, 1]))
+    actual = state.convolve(second, torch.tensor([0, 0, 0, 1, 1, 1]))
     window = torch.cat([torch.zeros(6, 512), first.repeat_interleave(3, dim=0), second], dim=1)
     torch.testing.assert_close(actual, F.linear(window, made.matrix, made.bias), rtol=1e-4, atol=1e-5)
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from fairseq_plugins.backends.cpu.linear import linear
 from fairseq_plugins.backends.cpu.packed import PRECISIONS, Packed, has_onednn
 from fairseq_plugins.backends.cpu.packing import Packing, computed, current_packing
-from fairseq_plugins.backends.cpu.steps import step_linear
+from fairseq_plugins.backends.cpu.steps import pack
 from tests.operators import Operators
 
 pytestmark = pytest.mark.skipif(not has_onednn(), reason="this torch cannot pack")
@@ -43,7 +43,7 @@ def test_errors_are_those_of_the_precision(precision: str, rows: int) -> None:
     steps += F.linear(x.abs() + (x.max() - x.min()) / 255, weight.abs().amax(1, keepdim=True).expand(-1, 64)) / 127
     bound = {"float32": products * 64 * 2**-23, "bfloat16": products * 3 * 2**-8, "int8": steps}[precision]
     with Packing(precision).for_batch():
-        y = step_linear(weight, bias, rows)(x)
+        y = pack(weight, bias, rows)(x)
     assert y.dtype == torch.float32
     assert ((y - exact).abs() <= bound).all()
     if precision != "float32":
@@ -77,12 +77,12 @@ def test_a_weight_that_changes_is_packed_again(precision: str, change: str) -> N
     module.load_state_dict(dict(zip(("weight", "bias"), layer(), strict=True)))
     packing = Packing(precision)
     with packing.for_batch():
-        before = step_linear(module.weight, module.bias, 5)(x)
+        before = pack(module.weight, module.bias, 5)(x)
     CHANGES[change](module)
     with packing.for_batch():
-        after = step_linear(module.weight, module.bias, 5)(x)
+        after = pack(module.weight, module.bias, 5)(x)
     with Packing(precision).for_batch():
-        anew = step_linear(module.weight, module.bias, 5)(x)
+        anew = pack(module.weight, module.bias, 5)(x)
     assert torch.equal(after, anew)
     assert not torch.equal(after, before)
 
@@ -94,8 +94,8 @@ def test_what_is_packed_is_kept_as_long_as_it_is_used() -> None:
     for weights in [[weight], [weight], [weight, other], [other], [other], [weight, other]]:
         with packing.for_batch(), Operators() as operators:
             for each in weights:
-                step_linear(each, bias, 5)
-                step_linear(each.clone(), bias, 5)
+                pack(each, bias, 5)
+                pack(each.clone(), bias, 5)
         packed.append(operators.count(PACKS))
     assert packed == [1, 0, 1, 0, 0, 1]
 
@@ -115,7 +115,7 @@ def test_what_is_computed_of_weights(change: str | None) -> None:
         with packing.for_batch(), Operators() as operators:
             for _ in range(2):
                 weight, bias = computed(doubled, module.weight, module.bias)
-                results.append(step_linear(weight, bias, 5)(x))
+                results.append(pack(weight, bias, 5)(x))
         torch.testing.assert_close(results[-1], 2 * F.linear(x, module.weight, module.bias), rtol=1e-4, atol=1e-4)
         if change is not None:
             CHANGES[change](module)
@@ -148,7 +148,7 @@ def test_a_weight_and_its_transpose_are_two() -> None:
     weight, x, packing = torch.randn(64, 64), torch.randn(5, 64), Packing()
     with packing.for_batch():
         for each in (weight, weight.t(), weight.t().contiguous()):
-            torch.testing.assert_close(step_linear(each, None, 5)(x), F.linear(x, each))
+            torch.testing.assert_close(pack(each, None, 5)(x), F.linear(x, each))
 
 
 @torch.no_grad()
@@ -195,7 +195,7 @@ def test_without_the_instructions_it_is_float32(precision: str, monkeypatch, cap
     assert f"no fast {precision} products: float32 is used" in caplog.text
     (weight, bias), x = layer(), torch.randn(5, 64)
     with packing.for_batch():
-        torch.testing.assert_close(step_linear(weight, bias, 5)(x), F.linear(x, weight, bias))
+        torch.testing.assert_close(pack(weight, bias, 5)(x), F.linear(x, weight, bias))
 
 
 def test_a_precision_that_changes_nothing_is_told_once(caplog) -> None:
@@ -213,10 +213,10 @@ def test_a_precision_that_changes_nothing_is_told_once(caplog) -> None:
 def test_a_copy_packs_for_itself(precision: str, copied: Callable[[Packing], Packing]) -> None:
     (weight, bias), x, packing = layer(), torch.randn(5, 64), Packing(precision)
     with packing.for_batch():
-        expected = step_linear(weight, bias, 5)(x)
+        expected = pack(weight, bias, 5)(x)
     packing = copied(packing)
     with packing.for_batch(), Operators() as operators:
-        assert torch.equal(step_linear(weight, bias, 5)(x), expected)
+        assert torch.equal(pack(weight, bias, 5)(x), expected)
     assert operators.count(PACKS) + operators.count("quantized.linear_prepack") == 1
 
 
@@ -233,8 +233,8 @@ def test_what_is_not_finite_is_seen_and_stays_where_it_is(precision: str, broken
     spoilt[1, 2, 7] = broken
     spoilt_weight[3, 4] = broken
     with Packing(precision).for_batch():
-        expected, actual = (step_linear(weight, None, 10)(each) for each in (whole, spoilt))
-        of_weight = step_linear(spoilt_weight, None, 10)(x)
+        expected, actual = (pack(weight, None, 10)(each) for each in (whole, spoilt))
+        of_weight = pack(spoilt_weight, None, 10)(x)
     torch.testing.assert_close(actual[1, 2], F.linear(spoilt, weight)[1, 2], equal_nan=True)
     actual[1, 2] = expected[1, 2]
     torch.testing.assert_close(actual, expected)

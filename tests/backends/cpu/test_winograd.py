@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import pytest
@@ -9,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_plugins.backends.cpu import linear, winograd
+from fairseq_plugins.backends.cpu import winograd
 from fairseq_plugins.backends.cpu.convolution import FastGatedConvolution, lay_out_
 from fairseq_plugins.backends.cpu.packed import PRECISIONS, has_onednn
 from fairseq_plugins.backends.cpu.packing import Packing
+from fairseq_plugins.nn.gated_convolution import GatedConvolution
 from fairseq_plugins.nn.weight_norm import without_weight_norm
 from tests.operators import Operators
 
@@ -20,11 +22,11 @@ pytestmark = pytest.mark.skipif(not has_onednn(), reason="this torch has no oneD
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def calls(prefer_onednn: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """As on a processor where MKL is as fast as oneDNN; counts the convolutions."""
     counted: list[int] = []
     convolve = winograd.convolve
-    monkeypatch.setattr(linear, "_onednn_is_faster", lambda: False)
+    prefer_onednn(False)
     monkeypatch.setattr(winograd, "convolve", lambda *given: counted.append(1) or convolve(*given))
     return counted
 
@@ -52,15 +54,11 @@ def test_it_is_a_convolution(length: int, padding: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_training_takes_it(calls: list[int], causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(1)
-    made = FastGatedConvolution(256, 32, kernel=3, causal=causal)
-    start = torch.randn(32, 16, 256)
+def test_training_takes_it(calls: list[int], causal: bool) -> None:
     results = []
-    for narrowest in (256, 257):
-        monkeypatch.setattr(winograd, "_NARROWEST", narrowest)
-        x = start.clone().requires_grad_()
-        made.zero_grad()
+    for kind in (FastGatedConvolution, GatedConvolution):
+        torch.manual_seed(1)
+        made, x = kind(256, 32, kernel=3, causal=causal), torch.randn(32, 16, 256, requires_grad=True)
         y = made(x)
         y.square().sum().backward()
         results.append([y, x.grad, *(parameter.grad for parameter in made.parameters())])
@@ -141,7 +139,7 @@ def test_fewer_products_pay_where_each_is_slow(monkeypatch, precision: str, amx:
         assert winograd.pays(torch.zeros(8, 16, 512), kernel=3) is pays
 
 
-def test_where_onednn_is_much_faster_it_multiplies_with_windows(calls: list[int], monkeypatch) -> None:
-    monkeypatch.setattr(linear, "_onednn_is_faster", lambda: True)
+def test_where_onednn_is_much_faster_it_multiplies_with_windows(calls: list[int], prefer_onednn) -> None:
+    prefer_onednn(True)
     FastGatedConvolution(256, 8, kernel=3, causal=True)(torch.zeros(32, 16, 256))
     assert not calls

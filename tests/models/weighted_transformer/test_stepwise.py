@@ -34,7 +34,7 @@ def options(draw: st.DrawFn) -> dict:
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(decoding=decodings(options()))
 def test_stepwise_equals_full(build, sentences, monkeypatch, fewest_in_bags: int, decoding: dict) -> None:
-    monkeypatch.setattr(fast_steps, "_FEWEST_IN_BAGS", fewest_in_bags)
+    monkeypatch.setattr(fast_steps, "FEWEST_IN_BAGS", fewest_in_bags)
     check_stepwise_equals_full(build, sentences, "weighted_transformer_tiny", decoding, check_past)
 
 
@@ -64,7 +64,7 @@ def check_past(decoding, reference, tokens: torch.Tensor, source: Source) -> Non
 @torch.no_grad()
 def test_memory_grows_with_the_target(build, sentences, monkeypatch, fewest_in_bags: int) -> None:
     """Beyond the first allocation of sixteen steps, to no more than a quarter or sixteen steps too much."""
-    monkeypatch.setattr(fast_steps, "_FEWEST_IN_BAGS", fewest_in_bags)
+    monkeypatch.setattr(fast_steps, "FEWEST_IN_BAGS", fewest_in_bags)
     model = build("weighted_transformer_tiny", max_target_positions=120)
     encoded, target = model.encoder(sentences([5, 3])), sentences([120, 120])
     expected, _ = model.decoder(target, encoded)
@@ -138,17 +138,17 @@ def test_the_first_maps_go_to_the_values_where_that_is_less_work(build, sentence
 def test_a_step_attends_to_the_steps_so_far(build, sentences) -> None:
     """Of what there is memory for; where the state is fixed, to all of it.  Many rows on a processor have bags."""
     model = build("weighted_transformer_tiny")
-    for count, room, to, has_bags in (
+    for count, capacity, to, has_bags in (
         (16, None, "cpu", True),
         (15, None, "cpu", False),
         (16, 20, "cpu", False),
         (16, None, "meta", False),
     ):
         model, words = model.to(to), sentences([3] * count).to(to)
-        decoding = model.decoder.start(model.encoder(sentences([5] * count).to(to)), 1, room)
+        decoding = model.decoder.start(model.encoder(sentences([5] * count).to(to)), 1, capacity)
         for length in (1, 2, 3):
             decoding.decode(words[:, :length])
             past, source = decoding.sight_of_past(beam=1), decoding.sight_of_source(beam=1)
-            assert past.seen == (length if room is None else room)
+            assert past.seen == (length if capacity is None else capacity)
             assert source.seen == decoding.source.keys.size(1)
             assert [isinstance(sight, SightByBags) for sight in (past, source)] == [has_bags] * 2
