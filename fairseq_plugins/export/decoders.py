@@ -205,7 +205,7 @@ def _in_pairs(program: StepProgram, module: GatedConvolution, before: str, h: st
 
 
 def _set_up_lstm(program: SourceProgram, decoder: LSTMDecoder, keys: str, values: str) -> list[tuple[str, Sizes]]:
-    """As `ProjectedAttention` of the conv_encoder."""
+    """As `ConditionalInput` of the conv_encoder."""
     attentive = decoder.attentive
     f, hidden = attentive.query.out_features, attentive.query.in_features
     z, v = program.flat(keys, f), program.flat(values, f)
