@@ -76,14 +76,18 @@ def task(dictionary: Dictionary) -> SimpleNamespace:
 
 @pytest.fixture
 def build(task: SimpleNamespace, device: torch.device) -> Callable[..., BaseFairseqModel]:
-    """``build(architecture, seed=1, option=value, ...)``: a random model of a registered architecture, in eval mode."""
+    """``build(architecture, seed=1, option=value, ...)``: a random model of a registered architecture, in eval mode.
 
-    def build(architecture: str, seed: int = 1, **options: Any) -> BaseFairseqModel:
+    What is `enliven`ed differs more from layer to layer, and deep models then make more of rounding.
+    """
+
+    def build(architecture: str, seed: int = 1, enlivened: bool = True, **options: Any) -> BaseFairseqModel:
         torch.manual_seed(seed)
         args = Namespace(**{"arch": architecture, "max_source_positions": 64, "max_target_positions": 64, **options})
         ARCH_CONFIG_REGISTRY[architecture](args)
         model = ARCH_MODEL_REGISTRY[architecture].build_model(args, task)
-        enliven(model)
+        if enlivened:
+            enliven(model)
         return model.to(device).eval()
 
     return build

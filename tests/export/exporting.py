@@ -61,14 +61,12 @@ def search(model: Any, dictionary: Dictionary, lines: list[str], **options: Any)
     return found
 
 
-def assert_same(
-    actual: list[Any], expected: list[list[dict[str, Any]]], dictionary: Dictionary, tie: float = TIE
-) -> None:
+def assert_same(actual: list[Any], expected: list[list[dict[str, Any]]], dictionary: Dictionary) -> None:
     """The same lists of translations, where scores are further from each other than rounding brings them."""
     for mine, theirs in zip(actual, expected, strict=True):
         scores = [float(each["score"]) for each in theirs]
         assert len(mine) == len(theirs)
         for place, (text, score) in enumerate(mine):
-            assert abs(score - scores[place]) < tie
-            ties = [each for each, other in zip(theirs, scores, strict=True) if abs(other - score) < tie]
+            assert abs(score - scores[place]) < TIE
+            ties = [each for each, other in zip(theirs, scores, strict=True) if abs(other - score) < TIE]
             assert text in [dictionary.string(each["tokens"]) for each in ties]

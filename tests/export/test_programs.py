@@ -118,11 +118,8 @@ def test_all_searches(
 def test_all_presets(
     preset: str, program: ModuleType, build: Callable[..., Any], dictionary: Dictionary, tmp_path: Path
 ) -> None:
-    """Short ones: in deep random models rounding grows with each word."""
-    model = build(preset)
-    folder, lines = export(model, tmp_path / "out", dictionary), lines_of(LENGTHS, WORDS)
-    actual = program.Translator(folder, threads=1).translate(lines, beam=4, nbest=4, max_len_b=2)
-    assert_same(actual, search(model, dictionary, lines, beam_size=4, max_len_b=2), dictionary, tie=1e-2)
+    model = build(preset, enlivened=not preset.startswith("convs2s"))  # of many layers; few say little without it
+    check(program, export(model, tmp_path / "out", dictionary), model, dictionary, SEARCHES["beam 4"])
 
 
 @pytest.mark.parametrize("int8", [False, True])
