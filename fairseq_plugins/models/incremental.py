@@ -36,7 +36,7 @@ class IncrementalDecoder(NoTorchScript, FairseqIncrementalDecoder):
         dictionary: target words.
 
     Attributes:
-        decoding_class: the family's kind of `StepwiseDecoding`.
+        decoding_class: the family's kind of `StepwiseDecoding`; a backend gives the model its own form of it.
         embedding: of target words.
         output_projection: from features to logits.
     """
@@ -80,7 +80,7 @@ class IncrementalDecoder(NoTorchScript, FairseqIncrementalDecoder):
 
         Args:
             prev_output_tokens: (B, T), or (R, T) with k rows per sentence; see also `StepwiseDecoding.decode`.
-            encoder_out: the encoder's result.
+            encoder_out: the encoder's result; steps after the first look at their own state.
             incremental_state: when given, only the tokens that it has not seen are decoded, step by step.
 
         Returns:
@@ -116,7 +116,8 @@ class StepwiseDecoding:
     """A decoding: the state of one batch between steps, and the step itself.
 
     It lives as long as the batch, so nothing in it outlasts a change of the model's weights.  A step is `begin_step`,
-    which is the host's part, and `advance`: the family's `step`, counted on the device.
+    which is the host's part, and `advance`: the family's `step`, counted on the device.  This plugin's search calls
+    these two; under fairseq's own, a decoder's ``forward`` does (`decode`).
 
     Args:
         decoder: which.
@@ -158,7 +159,7 @@ class StepwiseDecoding:
         """What a batch computes once, of plain weights and of the source, and the state before the first step."""
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-        """The map ``x -> x Wᵀ + b`` for all steps, with the weight, (N, K), as it is now; backends lay it out."""
+        """The map ``x -> x Wᵀ + b`` for all steps, with the weight, (O, K), as it is now, which backends lay out."""
         return partial(F.linear, weight=weight, bias=bias)
 
     @abstractmethod

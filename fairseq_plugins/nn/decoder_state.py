@@ -121,7 +121,7 @@ class Window:
     """The last inputs of one causal convolution for each row; zeros before the first.
 
     Args:
-        rows: number of rows at the start; later it can only shrink.
+        rows: number of rows at the start; each order says anew which there are.
         width: w, inputs that the convolution sees.
         dim: C, width of an input.
         like: a tensor of the wanted type and device.

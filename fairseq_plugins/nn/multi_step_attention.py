@@ -34,15 +34,15 @@ class MultiStepAttention(nn.Module):
         self.out_projection = with_weight_norm(nn.Linear(embed_dim, dim))
 
     def forward(self, h: Tensor, g: Tensor, source: Source) -> tuple[Tensor, Tensor]:
-        """Equations 1 and 2, and their sum with the layer's result.
+        """Equations 1 and 2 of section 3.3, and their sum with the layer's result; √½ keeps the variance of each sum.
 
         Args:
             h: the layer's result, (B, T, C).
             g: embeddings of the previous target tokens, (B, T, f).
-            source: z as keys and (z + e) as values.
+            source: z as keys and √½ (z + e) as values.
 
         Returns:
-            ``h + W_o c`` (B, T, C) and the attention a (B, T, S).
+            ``√½ (h + W_o c + b_o)``, (B, T, C), and the attention a, (B, T, S).
         """
         d = (self.in_projection(h) + g) * SQRT_HALF
         a = softmax(torch.baddbmm(source.bias, d, source.keys.transpose(1, 2)))
@@ -63,7 +63,7 @@ class MultiStepAttention(nn.Module):
 class ProjectedAttention:
     """The same attention with both projections moved to the source, where they are computed once per sentence.
 
-    With d = √½ (W_d h + b_d + g), d·z = √½ (h·(W_dᵀ z) + b_d·z + g·z); and W_o Σ a_j (z_j+e_j) = Σ a_j W_o (z_j+e_j).
+    With d = √½ (W_d h + b_d + g), d·z = √½ (h·(W_dᵀ z) + b_d·z + g·z); and W_o Σ a_j v_j = Σ a_j W_o v_j, with its √m.
     g·z is the same for all layers (`MultiStepAttention` has no part of its own in it), so the caller passes it.
 
     Args:

@@ -65,7 +65,7 @@ def step_in_pairs(convolution: GatedConvolution, rows: int) -> StepConvolution |
 
 
 class _InPairs(StepConvolution):
-    """Two steps in four products, (R, C) -> (R, O).
+    """Two steps in four products.
 
     Args:
         products: those of `winograd.packed_products`.

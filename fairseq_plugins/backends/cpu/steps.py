@@ -35,8 +35,8 @@ def pack(weight: Tensor, bias: Tensor | None, rows: int) -> Callable[[Tensor], T
     """The map ``x -> x Wᵀ + b``, for many calls without gradients, with the weight as it is now.
 
     Args:
-        weight: (N, K), best contiguous.
-        bias: (N,), or None.
+        weight: (O, K), best contiguous.
+        bias: (O,), or None.
         rows: rows of x, at the start; later calls may have fewer.
     """
     if (packing := current_packing(weight)) is not None:
