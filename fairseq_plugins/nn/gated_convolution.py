@@ -77,7 +77,7 @@ class Shortcut(nn.Module):
         self.projection = with_weight_norm(nn.Linear(from_dim, to_dim)) if widens else None
 
     def forward(self, x: Tensor, outputs: Sequence[Tensor]) -> Tensor:
-        """The sum of x and an earlier output, times √½, which keeps the variance (section 3.5).
+        """The sum of x and an earlier output, times √½, which keeps the variance (section 3.4).
 
         Args:
             x: this layer's result, (..., to_dim).

@@ -1,7 +1,7 @@
 """Decoding ConvS2S one token at a time.
 
-R rows (hypotheses), k of them for each of B sentences; S source positions, C and D widths of a layer's input and output,
-f embedding width, w kernel width.
+R rows (hypotheses), k of them for each of B sentences; S source positions, C and D widths of a layer's input and
+output, f embedding width, w kernel width.
 
 A step copies nothing of the source and never waits for the device: each convolution is a matrix product over the window
 of its last w inputs, each attention two products per sentence with the beams as rows.
