@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import sys
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator
@@ -79,8 +80,7 @@ class Decoding:
 
     def step(self, tokens: Array, order: Array, rules: Array) -> list[Array]:
         """One more word of each row, (R,), which continues the row of the step before that ``order`` names, to scores
-        and words, (R, n), the last two being unknown words and the end, and the most attended source words, if wanted.
-        """
+        and words, (R, n), of which unknown words and the end are the last, and the most attended source words."""
         self.state["past"] = self.look_back(order.reshape(len(self.state["source0"]), -1))
         given = {**self.state, "tokens": tokens, "order": order, "rules": rules, "position": np.array([self.position])}
         found = run(self.model.step, {name: given[name] for name in self.model.inputs}, self.outputs)
@@ -162,12 +162,11 @@ class Translator:
     """A model that was exported to this folder. ValueError: a file is missing or has changed, or they do not fit."""
 
     def __init__(self, folder: str | Path, threads: int = 0, batches: int = 1) -> None:
-        self.folder, self.batches = (folder := Path(folder)), batches  # at a time; threads are of each, 0 all
+        self.folder, self.batches = (folder := Path(folder)), max(1, batches)  # at a time; threads are of each, 0 all
         sums = {line[66:]: line[:64] for line in read_lines(folder / "SHA256SUMS")}
         for name in sorted(FILES | sums.keys()):
             path = folder / Path(name).name
-            known = name == path.name and name in sums and path.is_file()
-            if not known or hashlib.sha256(path.read_bytes()).hexdigest() != sums[name]:
+            if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != sums.get(name):
                 raise ValueError(f"{path} is missing or not as it was exported, says SHA256SUMS: export the model anew")
         source, self.target = (read_lines(folder / f"{side}.txt") for side in ("source", "target"))
         options = ort.SessionOptions()
@@ -208,7 +207,7 @@ class Translator:
         o = Namespace(**{name: given.get(name, default) for name, (default, _) in OPTIONS.items()})
         for name, value in given.items():
             if name not in OPTIONS or type(value) not in (int, type(OPTIONS[name][0])) or not abs(value) < 1e9:
-                raise ValueError(f"there is no option {name}={value!r}")
+                raise ValueError(f"there is no such option, or not with this value: {name}={value!r}")
         if not (1 <= o.nbest <= o.beam and o.min_len >= 0 and o.max_tokens > 0):
             raise ValueError("1 <= nbest <= beam, 0 <= min_len and 0 < max_tokens are wanted")
         sources = [self.words(line) for line in ([lines] if isinstance(lines, str) else lines)]
@@ -250,12 +249,12 @@ class Translator:
             raise ValueError(f"of {o.min_len} to {longest} words, and a beam of {o.beam}, there is no translation")
         with blaming(self.folder / "step.onnx"):
             found = search(Decoding(self, source, o.beam, candidates, replace_unk is not None), c["eos"], o, longest)
-        if not all(found):
-            raise ValueError("a sentence has no translation: its scores are not numbers")
-        return {
-            place: [(self.text(numbers, sources[place], replace_unk), score) for numbers, score in each[: o.nbest]]
-            for place, each in zip(places, found, strict=True)
-        }
+            if not all(found):
+                raise ValueError("a sentence has no translation: its scores are not numbers")
+            return {
+                place: [(self.text(numbers, sources[place], replace_unk), score) for numbers, score in each[: o.nbest]]
+                for place, each in zip(places, found, strict=True)
+            }
 
     def text(self, numbers: list[list[int]], source: list[str], replace_unk: dict[str, str] | None) -> str:
         """A translation as one reads it."""
@@ -276,10 +275,11 @@ def main() -> None:
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=text, metavar="N")
     parser.add_argument("--replace-unk", nargs="?", const="", metavar="FILE", help="of lines `source target`")
     parser.add_argument("--buffer", type=int, default=1000, metavar="N", help="lines that are read at once from a file")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = getattr(os, "process_cpu_count", os.cpu_count)()
     parser.add_argument("--threads", type=int, default=cores, metavar="N", help="batches at a time")
     parser.add_argument("--input", type=Path, metavar="FILE", help="text to translate; without it, what comes in")
     args = vars(parser.parse_args())
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once, not after the batches under way
     path, replace, buffer, threads = (args.pop(name) for name in ("input", "replace_unk", "buffer", "threads"))
     replace = replace and dict(words for line in read_lines(Path(replace)) if len(words := line.split()) == 2)
     lines = sys.stdin.buffer if path is None else path.open("rb")
@@ -295,5 +295,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except (KeyboardInterrupt, ValueError, OSError, ImportError, LookupError, ArithmeticError, MemoryError) as error:
+    except (ValueError, OSError, ImportError, LookupError, ArithmeticError, MemoryError) as error:
         sys.exit(f"translate.py: error: {str(error) or type(error).__name__}")

@@ -62,7 +62,7 @@ def run(args: Namespace) -> None:
                 f"{path} does not exist" + (": one checkpoint is exported, no ensemble" if ":" in str(path) else "")
             )
     if args.bpe_codes is not None:
-        with args.bpe_codes.open(encoding="utf-8") as codes, blaming(args.bpe_codes, "are no codes of subword-nmt"):
+        with args.bpe_codes.open(encoding="utf-8") as codes, blaming(args.bpe_codes, "has no codes of subword-nmt"):
             BPE(codes)
     if find_spec("onnx") is None:
         raise ValueError("this needs the package onnx: pip install '.[export]'")
@@ -105,8 +105,11 @@ def load(checkpoint: Path, data: Path | None) -> tuple[Any, Any]:
         ValueError: it cannot be read, or is not of this plugin.
     """
     overrides = {} if data is None else {"data": str(data)}
-    with blaming(checkpoint, "cannot be exported"):
-        (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], arg_overrides=overrides)
+    try:
+        with blaming(checkpoint, "cannot be exported"):
+            (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], arg_overrides=overrides)
+    except FileNotFoundError as error:
+        raise ValueError(f"{error.filename} does not exist: --data DATA_BIN says where the dictionaries are") from error
     if not isinstance(getattr(model, "decoder", None), IncrementalDecoder):
         raise ValueError(
             f"{checkpoint} holds {type(model).__name__}, and not a model of this plugin (fairseq-plugins import-fconv "

@@ -7,6 +7,7 @@ import json
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -97,6 +98,18 @@ def test_an_error_in_one_of_several_batches(folder: Path) -> None:
     result = run(folder, *words, stdin=b"w1 w2\n" * 40 + b"w1 w2 w3 w4 w5 w6 w7 w8 w9\n")
     assert (result.returncode, result.stdout) == (1, b"")
     assert re.fullmatch(r"translate\.py: error: of 1 to -2 words, .*\n", result.stderr.decode()), result.stderr
+
+
+def test_an_interrupt_in_one_of_several_batches(folder: Path) -> None:
+    """Ends it at once, whatever the others are doing."""
+    command = [sys.executable, folder / "translate.py", "--buffer", "60", "--threads", "4", "--max-tokens", "30"]
+    text = folder.parent / "long"
+    text.write_text("w1 w2 w3 w4 w5\n" * 60 + "w1 w2 w3 w4\n" * 30_000)
+    with subprocess.Popen([*command, "--input", text, "--min-len", "40"], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # the second sixty are under way
+        process.send_signal(signal.SIGINT)
+        assert process.wait(5) == -signal.SIGINT
 
 
 def test_n_best(folder: Path, program: ModuleType) -> None:

@@ -105,9 +105,9 @@ def test_what_cannot_be_exported(data: Path, tmp_path: Path) -> None:
         ([path, tmp_path / "there"], "there exists already"),
         ([path, tmp_path / "nowhere"], "nowhere exists already"),
         ([path, tmp_path / "out", "--bpe-codes", tmp_path / "codes"], "codes does not exist"),
-        ([path, tmp_path / "out", "--bpe-codes", tmp_path / "fastbpe"], "fastbpe are no codes of subword-nmt"),
+        ([path, tmp_path / "out", "--bpe-codes", tmp_path / "fastbpe"], "fastbpe has no codes of subword-nmt"),
         ([path, tmp_path / "out", "--data", data, "--candidates", tmp_path], r"frequent\.txt does not exist"),
-        ([path, tmp_path / "out", "--data", tmp_path], "dict"),
+        ([path, tmp_path / "out", "--data", tmp_path], r"dict\.\w+\.txt does not exist: --data DATA_BIN"),
     ):
         with pytest.raises(SystemExit, match=message):
             export(*words)
