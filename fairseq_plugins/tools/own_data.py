@@ -4,8 +4,9 @@ Tokens, BPE, fairseq's binary data, and a training that ends when validation no 
 three translations of lines that were held out.  The same call goes on from where the last one was stopped, and with
 --translate it translates.  Each of fairseq's commands is shown before it runs, and can be repeated by hand; what it
 prints in training is in OUT/ARCH/train.log, which plot-loss draws.  How much text: of image captions (Multi30k, English
-to German, examples/multi30k) 29 000 lines took an hour or two on one CPU core and gave 38.3 BLEU; 2000 lines took some
-ten minutes of a busy core and gave 15.9 BLEU, halting translations.  Longer and more varied lines need more of both.
+to German, examples/multi30k) 29 000 lines took an hour or two on one CPU core and gave 38.3 BLEU; 2000 lines took two
+minutes of two free cores, ten of a busy one, and gave 15.9 BLEU, halting translations.  Longer and more varied lines
+need more of both.
 """
 
 from __future__ import annotations
