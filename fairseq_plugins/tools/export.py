@@ -104,10 +104,11 @@ def load(checkpoint: Path, data: Path | None) -> tuple[Any, Any]:
     Raises:
         ValueError: it cannot be read, or is not of this plugin.
     """
+    load_models = checkpoint_utils.load_model_ensemble_and_task
     overrides = {} if data is None else {"data": str(data)}
     try:
         with blaming(checkpoint, "cannot be exported"):
-            (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], arg_overrides=overrides)
+            (model,), _, task = load_models([str(checkpoint)], arg_overrides=overrides)
     except FileNotFoundError as error:
         raise ValueError(f"{error.filename} does not exist: --data DATA_BIN says where the dictionaries are") from error
     if not isinstance(getattr(model, "decoder", None), IncrementalDecoder):
