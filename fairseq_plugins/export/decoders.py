@@ -173,20 +173,23 @@ def _convolution(program: StepProgram, module: GatedConvolution, h: str) -> str:
     kernel, dim, _ = module.weight.shape
     if kernel == 1:
         return program.linear(h, module.matrix, module.bias)
+    if kernel == 3 and dim >= NARROWEST_PACKED and not program.weights.int8:
+        return _in_pairs(program, module, h)
     number = len(program.states)
     before = program.reordered(program.state((kernel - 1) * dim))
     window = program.Concat(before, h, axis=1)
     program.keep(number, program.columns(window, dim, kernel * dim))
-    if kernel == 3 and dim >= NARROWEST_PACKED and not program.weights.int8:
-        return _in_pairs(program, module, before, h)
     return program.linear(window, module.matrix, module.bias)
 
 
-def _in_pairs(program: StepProgram, module: GatedConvolution, before: str, h: str) -> str:
+def _in_pairs(program: StepProgram, module: GatedConvolution, h: str) -> str:
     """The same in four products for two steps (see `winograd`): three in the first, which leaves m_1 - m_2."""
     w0, w1, w2, w3 = sums_of_weights(module.weight.detach()).transpose(1, 2)
+    _, dim, width = module.weight.shape
+    number = len(program.states)
+    before, begun = program.reordered(program.state(2 * dim)), program.state(width)
     older, newer = program.Split(before, outputs=2, axis=1, num_outputs=2)
-    number, begun = len(program.states), program.state(module.weight.size(2))
+    program.keep(number, program.Concat(newer, h, axis=1))
 
     def first() -> list[str]:
         m0 = program.linear(program.Sub(older, h), w0, None)
@@ -200,7 +203,7 @@ def _in_pairs(program: StepProgram, module: GatedConvolution, before: str, h: st
 
     is_first = program.Equal(program.Mod(program.position, [2]), [0])
     y, left = program.either(is_first, first, second)
-    program.keep(number, left)
+    program.keep(number + 1, left)
     return y
 
 

@@ -143,14 +143,13 @@ class Program:
         found = self.Cast(self.Gather(steps, numbers), to=TensorProto.FLOAT)
         return self.Mul(found, self.Gather(scale.unsqueeze(1), numbers))
 
-    def either(self, condition: str, *branches: Callable[[], list[str]]) -> list[str]:
-        """Results of the first branch where the condition, one truth value, holds, else of the second: float32."""
+    def either(self, condition: str, yes: Callable[[], list[str]], no: Callable[[], list[str]]) -> list[str]:
+        """Several results, float32: of ``yes`` where the condition, one truth value, holds, else of ``no``."""
         graphs = []
-        for branch in branches:
+        for branch in (yes, no):
             outer, self._nodes = self._nodes, []
-            results = [self.Identity(each) for each in branch()]
-            described = [_described(each, np.float32, None) for each in results]
-            graphs.append(helper.make_graph(self._nodes, branch.__name__, [], described))
+            results = [_described(self.Identity(each), np.float32, None) for each in branch()]
+            graphs.append(helper.make_graph(self._nodes, branch.__name__, [], results))
             self._nodes = outer
         found: list[str] = self.If(condition, outputs=len(results), then_branch=graphs[0], else_branch=graphs[1])
         return found
