@@ -40,8 +40,8 @@ def score_held_out(corpus: Corpus, out: Path, model: Path, options: list[object]
     sentences = read_generated([model / f"generate-{part}.txt"])
     sources = untokenised(out / "tmp" / f"{part}.{corpus.source}")
     # Of the validation part, which may be a piece of the training part, only the tokens have been kept.
-    reference = out / "test.reference"
-    targets = read_text(reference, "") if corpus.tests else untokenised(out / "tmp" / f"{part}.{corpus.target}")
+    tokens = out / "tmp" / f"{part}.{corpus.target}"
+    targets = read_text(out / "test.reference", "") if corpus.tests else untokenised(tokens)
     pairs = list(zip(sources, targets, strict=True))
     source, target = map(list, zip(*(pairs[sentence.number] for sentence in sentences), strict=True))
     best = [sentence.hypotheses[0] for sentence in sentences]
