@@ -2,18 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 
-from fairseq_plugins.export.decoders import StepProgram, set_up, step
-from fairseq_plugins.export.encoders import SourceProgram, encode
-from fairseq_plugins.export.program import Weights
+from fairseq_plugins.export import conv_encoder, convs2s, weighted_transformer
+from fairseq_plugins.export.program import Program, Weights
+from fairseq_plugins.export.source import SourceProgram
+from fairseq_plugins.export.step import Sizes, StepProgram
+from fairseq_plugins.models.conv_encoder.convolutional import ConvolutionalEncoder
+from fairseq_plugins.models.conv_encoder.decoder import LSTMDecoder
+from fairseq_plugins.models.conv_encoder.lstm import LSTMEncoder
+from fairseq_plugins.models.conv_encoder.pooling import PoolingEncoder
+from fairseq_plugins.models.convs2s.decoder import ConvS2SDecoder
+from fairseq_plugins.models.convs2s.encoder import ConvS2SEncoder
 from fairseq_plugins.models.incremental import IncrementalDecoder
+from fairseq_plugins.models.source_encoder import SourceEncoder
+from fairseq_plugins.models.weighted_transformer.decoder import WeightedTransformerDecoder
+from fairseq_plugins.models.weighted_transformer.encoder import WeightedTransformerEncoder
+from fairseq_plugins.nn.embedding import InputEmbedding
 
 __all__ = ["write_programs"]
+
+_ENCODERS: dict[type, Callable[..., tuple[str, str]]] = {
+    ConvS2SEncoder: convs2s.encode,
+    ConvolutionalEncoder: conv_encoder.convolutional,
+    PoolingEncoder: conv_encoder.pooling,
+    LSTMEncoder: conv_encoder.lstm,
+    WeightedTransformerEncoder: weighted_transformer.encode,
+}
+_DECODERS: dict[type, ModuleType] = {
+    ConvS2SDecoder: convs2s,
+    LSTMDecoder: conv_encoder,
+    WeightedTransformerDecoder: weighted_transformer,
+}
 
 
 @torch.no_grad()
@@ -33,13 +59,13 @@ def write_programs(model: Any, folder: Path, *, int8: bool, among_candidates: bo
     with (folder / "weights.bin").open("wb") as file:
         weights = Weights(file, "weights.bin", int8)
         source = SourceProgram(weights, encoder.padding_idx, encoder.dictionary.eos())
-        sizes = set_up(source, decoder, *encode(source, encoder))
+        sizes = _set_up(source, decoder, *_encode(source, encoder))
         if among_candidates:
             _select(source, decoder)
         source.write(folder / "source.onnx")
 
         program = StepProgram(weights, sizes)
-        features, attended = step(program, decoder)
+        features, attended = _step(program, decoder)
         _search(program, decoder, features, among_candidates)
         program.output("attended", attended, np.int64, ["R"])
         program.write(folder / "step.onnx")
@@ -48,6 +74,41 @@ def write_programs(model: Any, folder: Path, *, int8: bool, among_candidates: bo
         "source_positions": encoder.max_positions(),
         "target_positions": decoder.max_positions(),
     }
+
+
+def _encode(program: SourceProgram, encoder: SourceEncoder) -> tuple[str, str]:
+    """What `SourceEncoder.encode` gives: keys and values, (B, S, f)."""
+    e = _embed(program, encoder.embedding, program.words, [0], program.length)
+    return _ENCODERS[type(encoder)](program, encoder, e)
+
+
+def _set_up(program: SourceProgram, decoder: IncrementalDecoder, keys: str, values: str) -> list[Sizes]:
+    """Give what steps need of the source, ``source0`` and so on; the sizes of each."""
+    sources = _DECODERS[type(decoder)].set_up(program, decoder, keys, values)
+    sources.append((program.only_words, ["B", 1, "S"]))
+    for number, (name, sizes) in enumerate(sources):
+        program.output(f"source{number}", name, np.float32, sizes)
+    return [sizes for _, sizes in sources]
+
+
+def _step(program: StepProgram, decoder: IncrementalDecoder) -> tuple[str, str]:
+    """`StepwiseDecoding.step`: features, (R, width), and the source word that each row attends to most, (R,)."""
+    after = program.Add(program.position, [1])
+    g = _embed(program, decoder.embedding, program.tokens, program.position, after)
+    features, attention = _DECODERS[type(decoder)].step(program, decoder, g)
+    attended = program.ArgMax(program.Add(attention, program.only_words), axis=2, keepdims=0)
+    return features, program.Reshape(attended, [-1])
+
+
+def _embed(program: Program, embedding: InputEmbedding, words: str, first: Any, end: Any) -> str:
+    """Words, and the positions from the first to the end: (..., f)."""
+    x = program.rows(embedding.words.weight, words)
+    if embedding.scale != 1:
+        x = program.Mul(x, np.float32(embedding.scale))
+    if embedding.positional:
+        table = embedding._rows()[embedding.padding_idx + 1 :]
+        x = program.Add(x, program.Slice(table, first, end, [0]))
+    return x
 
 
 def _select(program: SourceProgram, decoder: IncrementalDecoder) -> None:

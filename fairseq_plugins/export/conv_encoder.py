@@ -1,0 +1,138 @@
+"""The models of Gehring et al. 2016 as operators.
+
+B sentences of S words, N = B·S, R rows; f embedding width, w kernel width, O output width, H units of an LSTM.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_plugins.export.source import SourceProgram
+from fairseq_plugins.export.step import Sizes, StepProgram
+from fairseq_plugins.models.conv_encoder.convolutional import ConvolutionalEncoder
+from fairseq_plugins.models.conv_encoder.decoder import LSTMDecoder
+from fairseq_plugins.models.conv_encoder.lstm import LSTMEncoder
+from fairseq_plugins.models.conv_encoder.pooling import PoolingEncoder
+
+__all__ = ["convolutional", "lstm", "pooling", "set_up", "step"]
+
+
+def convolutional(program: SourceProgram, encoder: ConvolutionalEncoder, e: str) -> tuple[str, str]:
+    width = encoder.embedding.words.embedding_dim
+
+    def stack(module: Any) -> str:
+        x = program.flat(e, width)
+        if not isinstance(module.from_embedding, nn.Identity):
+            x = program.linear(x, module.from_embedding.weight, module.from_embedding.bias)
+        outputs = [x]
+        layers: Any = zip(module.convolutions, module.shortcuts, module.residuals, strict=True)
+        for convolution, widening, residual in layers:
+            windows = program.windows(x, convolution.weight.size(1), convolution.padding)
+            matrix = convolution.weight.transpose(1, 2).flatten(1) * convolution.scale  # (O, w·C)
+            x = program.linear(windows, matrix, convolution.bias * convolution.scale)
+            if residual:
+                start = outputs[-residual]
+                if not isinstance(widening, nn.Identity):
+                    start = program.linear(start, widening.weight.squeeze(2), widening.bias)
+                x = program.Add(x, start)
+            x = program.Tanh(x)
+            outputs.append(x)
+        if not isinstance(module.to_embedding, nn.Identity):
+            x = program.linear(x, module.to_embedding.weight, module.to_embedding.bias)
+        return program.by_sentence(x, width)
+
+    z = stack(encoder.cnn_a)
+    return z, z if encoder.cnn_c is None else stack(encoder.cnn_c)
+
+
+def pooling(program: SourceProgram, encoder: PoolingEncoder, e: str) -> tuple[str, str]:
+    columns = program.transposed(program.Mul(e, program.mask))
+    half = encoder.width // 2
+    z = program.AveragePool(columns, kernel_shape=[encoder.width], pads=[half, half], count_include_pad=1)
+    return program.transposed(z), e
+
+
+def lstm(program: SourceProgram, encoder: LSTMEncoder, e: str) -> tuple[str, str]:
+    tops = []
+    first = program.Transpose(e, perm=[1, 0, 2])  # (S, B, f)
+    stacks: Any = encoder.stacks
+    for start, stack in enumerate(stacks):
+        x = first
+        for number, layer in enumerate(stack):
+            backwards = len(stacks) == 2 and (start + number) % 2 == 1
+            x, *_ = _lstm_layer(program, layer, x, backwards)
+        tops.append(program.Transpose(x, perm=[1, 0, 2]))
+    hidden = len(tops) * stacks[0][0].hidden_size
+    z = program.Concat(*tops, axis=2) if len(tops) > 1 else tops[0]
+    z = program.linear(program.flat(z, hidden), encoder.to_embedding.weight, None)
+    z = program.by_sentence(z, encoder.to_embedding.out_features)
+    return z, z
+
+
+def _lstm_layer(program: SourceProgram, lstm: nn.LSTM, x: str, backwards: bool) -> list[str]:
+    """(S, B, width) -> (S, B, H) and the last states, which are not used."""
+
+    def ordered(gates: Tensor) -> Tensor:  # as ONNX wants them: input, output, forget, candidate
+        i, f, candidate, o = gates.chunk(4)
+        return torch.cat([i, o, f, candidate]).unsqueeze(0)
+
+    weight_input, weight_state, bias_input, bias_state = (ordered(part) for part in lstm.all_weights[0])
+    states, *rest = program.LSTM(
+        x, weight_input, weight_state, torch.cat([bias_input, bias_state], dim=1), program.lengths, outputs=3,
+        hidden_size=lstm.hidden_size, direction="reverse" if backwards else "forward",
+    )  # fmt: skip
+    return [program.Squeeze(states, [1]), *rest]
+
+
+def set_up(program: SourceProgram, decoder: LSTMDecoder, keys: str, values: str) -> list[tuple[str, Sizes]]:
+    """As `ConditionalInput` of the conv_encoder."""
+    attentive = decoder.attentive
+    f, hidden = attentive.query.out_features, attentive.query.in_features
+    z, v = program.flat(keys, f), program.flat(values, f)
+    projected = program.by_sentence(program.linear(z, attentive.query.weight.t(), None), hidden)
+    bias = program.by_sentence(program.Gemm(z, attentive.query.bias.unsqueeze(0), transB=1), 1)
+    conditional = program.by_sentence(program.linear(v, attentive.conditional_input.weight, None), 4 * hidden)
+    return [
+        (program.transposed(program.Concat(keys, projected, axis=2)), ["B", f + hidden, "S"]),
+        (program.Add(program.bias, program.transposed(bias)), ["B", 1, "S"]),
+        (conditional, ["B", "S", 4 * hidden]),
+    ]
+
+
+def step(program: StepProgram, decoder: LSTMDecoder, g: str) -> tuple[str, str]:
+    attentive = decoder.attentive
+    f, hidden = attentive.query.out_features, attentive.query.in_features
+    keys, bias, values = program.sources
+
+    def cell(x: str, weights: tuple[Tensor, Tensor], bias: Tensor, more: Any) -> str:
+        number = len(program.states)
+        h, c = (program.reordered(program.state(hidden)) for _ in range(2))
+        joined = program.Concat(x, h, axis=1)
+        gates = program.linear(joined, torch.cat(weights, dim=1), bias)
+        if more is not None:
+            gates = program.Add(gates, more(joined))
+        i, f, candidate, o = program.Split(gates, outputs=4, axis=1, num_outputs=4)
+        i, f, o = map(program.Sigmoid, (i, f, o))
+        c = program.Add(program.Mul(f, c), program.Mul(i, program.Tanh(candidate)))
+        h = program.Mul(o, program.Tanh(c))
+        program.keep(number, h)
+        program.keep(number + 1, c)
+        return h
+
+    attention = []
+
+    def attend(joined: str) -> str:
+        scores = program.MatMul(program.by_sentence(joined, f + hidden), keys)
+        attention.append(program.Softmax(program.Add(scores, bias), axis=-1))
+        return program.Reshape(program.MatMul(attention[0], values), [-1, 4 * hidden])
+
+    h = cell(g, (attentive.input.weight, attentive.recurrent.weight), attentive.input.bias, attend)
+    upper: Any = decoder.upper
+    for lstm in upper:
+        weight_input, weight_state, *biases = lstm.all_weights[0]
+        h = cell(h, (weight_input, weight_state), biases[0] + biases[1], None)
+    features = program.linear(h, decoder.to_embedding.weight, decoder.to_embedding.bias)
+    return features, attention[0]

@@ -1,0 +1,136 @@
+"""ConvS2S as operators.
+
+B sentences of S words, N = B·S, R rows; f embedding width, C width of a layer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from fairseq_plugins.backends.cpu.winograd import NARROWEST_PACKED, sums_of_weights
+from fairseq_plugins.export.program import Program
+from fairseq_plugins.export.source import SourceProgram
+from fairseq_plugins.export.step import Sizes, StepProgram
+from fairseq_plugins.models.convs2s.decoder import ConvS2SDecoder
+from fairseq_plugins.models.convs2s.encoder import ConvS2SEncoder
+from fairseq_plugins.nn.gated_convolution import SQRT_HALF, GatedConvolution, Shortcut
+
+__all__ = ["encode", "set_up", "step"]
+
+
+def encode(program: SourceProgram, encoder: ConvS2SEncoder, e: str) -> tuple[str, str]:
+    width = encoder.embedding.words.embedding_dim
+    z = program.linear(program.flat(e, width), encoder.from_embedding.weight, encoder.from_embedding.bias)
+    outputs = [z]
+    layers: Any = zip(encoder.convolutions, encoder.shortcuts, strict=True)
+    for convolution, shortcut in layers:
+        windows = program.windows(z, convolution.weight.size(1), convolution.padding)
+        z = program.glu(program.linear(windows, convolution.matrix, convolution.bias))
+        z = _shortcut(program, shortcut, z, outputs)
+        outputs.append(z)
+    z = program.linear(z, encoder.to_embedding.weight, encoder.to_embedding.bias)
+    z = program.by_sentence(z, width)
+    return z, program.Mul(program.Add(z, e), np.float32(SQRT_HALF))
+
+
+def set_up(program: SourceProgram, decoder: ConvS2SDecoder, keys: str, values: str) -> list[tuple[str, Sizes]]:
+    """As `ProjectedAttention`; √½ is in the keys, and the biases of all layers are one."""
+    embed_dim = decoder.embedding.words.embedding_dim
+    z, v = program.flat(keys, embed_dim), program.flat(values, embed_dim)
+    attentions = [attention for _, attention, _ in decoder.layers if attention is not None]
+    factor = np.float32(SQRT_HALF)
+    biases = torch.stack([attention.in_projection.bias for attention in attentions]) * SQRT_HALF
+    biases_of_scores = program.transposed(program.by_sentence(program.Gemm(z, biases, transB=1), len(attentions)))
+    sources: list[tuple[str, Sizes]] = [
+        (program.Mul(program.transposed(keys), factor), ["B", embed_dim, "S"]),
+        (program.bias, ["B", 1, "S"]),
+        (biases_of_scores, ["B", len(attentions), "S"]),
+    ]
+    mask = program.Squeeze(program.mask, [2])
+    sqrt_lengths = program.Unsqueeze(program.Sqrt(program.ReduceSum(mask, [1], keepdims=1)), [2])  # (B, 1, 1)
+    for attention in attentions:
+        width = attention.in_projection.in_features
+        projected = program.linear(z, attention.in_projection.weight.t() * SQRT_HALF, None)
+        averaged = program.linear(v, attention.out_projection.weight * SQRT_HALF, None)
+        averaged = program.Mul(program.by_sentence(averaged, width), sqrt_lengths)
+        sources += [
+            (program.transposed(program.by_sentence(projected, width)), ["B", width, "S"]),
+            (program.Add(averaged, attention.out_projection.bias * SQRT_HALF), ["B", "S", width]),
+        ]
+    return sources
+
+
+def step(program: StepProgram, decoder: ConvS2SDecoder, g: str) -> tuple[str, str]:
+    h = program.linear(g, decoder.from_embedding.weight, decoder.from_embedding.bias)
+    z, bias, biases, *projected = program.sources
+    by_sentence = program.by_sentence(g, decoder.embedding.words.embedding_dim)
+    gz = program.Add(program.MatMul(by_sentence, z), bias)
+    attending, outputs, attentions = 0, [h], []
+    for convolution, attention, shortcut in decoder.layers:
+        h = program.glu(_convolution(program, convolution, h))
+        if attention is not None:
+            keys, values = projected[2 * attending : 2 * attending + 2]
+            width = attention.in_projection.in_features
+            queries = program.by_sentence(h, width)
+            offsets = program.Add(gz, program.columns(biases, attending, attending + 1, axis=1))
+            a = program.Softmax(program.Add(program.MatMul(queries, keys), offsets), axis=-1)
+            c = program.Add(program.MatMul(a, values), program.Mul(queries, np.float32(SQRT_HALF)))
+            h = program.Reshape(c, [-1, width])
+            attentions.append(a)
+            attending += 1
+        h = _shortcut(program, shortcut, h, outputs)
+        outputs.append(h)
+    features = program.linear(h, decoder.to_embedding.weight, decoder.to_embedding.bias)
+    return features, program.Sum(*attentions)
+
+
+def _shortcut(program: Program, module: Shortcut, x: str, outputs: list[str]) -> str:
+    """`Shortcut.forward`."""
+    if module.distance == 0:
+        return x
+    residual = outputs[-module.distance]
+    if module.projection is not None:
+        residual = program.linear(residual, module.projection.weight, module.projection.bias)
+    return program.Mul(program.Add(x, residual), np.float32(SQRT_HALF))
+
+
+def _convolution(program: StepProgram, module: GatedConvolution, h: str) -> str:
+    """The newest position's, (R, C) -> (R, O)."""
+    kernel, dim, _ = module.weight.shape
+    if kernel == 1:
+        return program.linear(h, module.matrix, module.bias)
+    if kernel == 3 and dim >= NARROWEST_PACKED and not program.weights.int8:
+        return _in_pairs(program, module, h)
+    number = len(program.states)
+    before = program.reordered(program.state((kernel - 1) * dim))
+    window = program.Concat(before, h, axis=1)
+    program.keep(number, program.columns(window, dim, kernel * dim))
+    return program.linear(window, module.matrix, module.bias)
+
+
+def _in_pairs(program: StepProgram, module: GatedConvolution, h: str) -> str:
+    """The same in four products for two steps (see `winograd`): three in the first, which leaves m_1 - m_2."""
+    w0, w1, w2, w3 = sums_of_weights(module.weight.detach()).transpose(1, 2)
+    _, dim, width = module.weight.shape
+    number = len(program.states)
+    before, begun = program.reordered(program.state(2 * dim)), program.state(width)
+    older, newer = program.Split(before, outputs=2, axis=1, num_outputs=2)
+    program.keep(number, program.Concat(newer, h, axis=1))
+
+    def first() -> list[str]:
+        m0 = program.linear(program.Sub(older, h), w0, None)
+        m1 = program.linear(program.Add(newer, h), w1, module.bias)
+        m2 = program.linear(program.Sub(h, newer), w2, None)
+        return [program.Sum(m0, m1, m2), program.Sub(m1, m2)]
+
+    def second() -> list[str]:
+        m3 = program.linear(program.Sub(h, older), w3, None)
+        return [program.Add(program.reordered(begun), m3), program.columns(begun, 0, 0, axis=0)]
+
+    is_first = program.Equal(program.Mod(program.position, [2]), [0])
+    y, left = program.either(is_first, first, second)
+    program.keep(number + 1, left)
+    return y

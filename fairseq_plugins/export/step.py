@@ -1,0 +1,82 @@
+"""What makes a decoding step, as operators.
+
+B sentences, k hypotheses (rows) for each, R = B·k; h heads of width v, P places of earlier keys.
+
+What a step is given of the source has one entry for each sentence and never changes.  Rows of a state are re-ordered at
+the start of the step; keys and values of earlier steps never move, and the caller says by a bias which a row looks at.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fairseq_plugins.export.program import Program, Weights
+
+__all__ = ["Sizes", "StepProgram"]
+
+Sizes = list["str | int"]  # of a tensor
+
+
+class StepProgram(Program):
+    """The program of a decoding step.
+
+    Args:
+        weights: as of `Program`.
+        sources: sizes of what it is given of the source, last of what is added to attention for it to be to words.
+
+    Attributes:
+        states: widths of those that are re-ordered.
+        past: heads and width of keys and values, for each layer that attends to earlier steps.
+    """
+
+    def __init__(self, weights: Weights, sources: list[Sizes]) -> None:
+        super().__init__(weights)
+        self.tokens = self.input("tokens", np.int64, ["R"])
+        self.position = self.input("position", np.int64, [1])
+        given = [self.input(f"source{n}", np.float32, sizes) for n, sizes in enumerate(sources)]
+        *self.sources, self.only_words = given
+        self.sentences, _ = self.Split(self.Shape(self.sources[0]), [1, len(sources[0]) - 1], outputs=2)
+        self.states: list[int] = []
+        self.past: list[tuple[int, int]] = []
+        self._order = ""
+        self._past_bias = ""
+
+    def state(self, width: int) -> str:
+        """Another state, (before, width), in the order of the step before, to be `reordered`."""
+        if not self.states:
+            self._order = self.input("order", np.int64, ["R"])
+        self.states.append(width)
+        return self.input(f"state{len(self.states) - 1}", np.float32, ["before", width])
+
+    def reordered(self, state: str) -> str:
+        """(before, width) -> (R, width)."""
+        return self.Gather(state, self._order, axis=0)
+
+    def keep(self, number: int, state: str) -> None:
+        """What a state is after the step, (R, width)."""
+        self.output(f"next{number}", state, np.float32, ["R", self.states[number]])
+
+    def attend_to_past(self, q: str, keys_values: str, heads: int, width: int) -> str:
+        """Attend to the keys and values of earlier steps and of this one, (R, 2·h·v): (B, h, k, v) -> (B, h, k, v)."""
+        if not self.past:
+            self._past_bias = self.input("past", np.float32, ["B", 1, "k", "P"])
+        n = len(self.past)
+        self.past.append((heads, width))
+        past_keys = self.input(f"keys{n}", np.float32, ["B", heads, width, "P"])
+        past_values = self.input(f"values{n}", np.float32, ["B", heads, "P", width])
+        self.output(f"new{n}", keys_values, np.float32, ["R", 2 * heads * width])
+        parts = self.Split(keys_values, outputs=2, axis=1, num_outputs=2)
+        key, value = (self.heads(part, heads, width) for part in parts)
+        own = self.ReduceSum(self.Mul(q, key), [3], keepdims=1)
+        scores = self.Concat(self.Add(self.MatMul(q, past_keys), self._past_bias), own, axis=3)
+        a = self.Softmax(scores, axis=3)
+        old = self.MatMul(self.columns(a, 0, -1), past_values)
+        return self.Add(old, self.Mul(self.columns(a, -1, np.iinfo(np.int64).max), value))
+
+    def by_sentence(self, x: str, *sizes: int) -> str:
+        """(R, ...) -> (B, k, ...)."""
+        return self.Reshape(x, self.Concat(self.sentences, [-1, *sizes], axis=0))
+
+    def heads(self, x: str, heads: int, width: int) -> str:
+        """(R, h·v) -> (B, h, k, v)."""
+        return self.Transpose(self.by_sentence(x, heads, width), perm=[0, 2, 1, 3])
