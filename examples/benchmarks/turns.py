@@ -24,7 +24,7 @@ from fairseq.models.fconv import FConvModel
 from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
 
-from fairseq_plugins.backends.cpu.steps import pack
+from fairseq_plugins.backends.cpu.packing import pack
 from fairseq_plugins.compat.memory import keep_memory
 from fairseq_plugins.models.convs2s.from_fconv import convert_options, convert_parameters
 from fairseq_plugins.models.convs2s.model import ConvS2SModel

@@ -132,6 +132,7 @@ class BranchedBlock(nn.Module):
             y = y + weights[..., i : i + 1] * F.linear(inner, w2[i])
         return self.norm(u + self.dropout(y))
 
+    linear: Callable[..., Tensor] = staticmethod(F.linear)
     add_own = staticmethod(add_block_diagonal)  # of each branch its own head's part of the inner units
 
     def fold(self) -> FoldedWeights:
@@ -148,9 +149,10 @@ class BranchedBlock(nn.Module):
             heads: (..., d), head after head.
         """
         folded = self.fold()
-        inner = self.add_own(self.first(x).flatten(0, -2), heads.flatten(0, -2), folded.first)
-        attended = F.linear(heads, folded.out, self.out.bias)
-        return self.finish(x, attended, inner, partial(F.linear, weight=folded.second, bias=self.second.bias))
+        # Two-dimensional from the start: what is overwritten should not be a view, which autograd would copy.
+        inner = self.add_own(self.first(x.flatten(0, -2)), heads.flatten(0, -2), folded.first)
+        attended = self.linear(heads, folded.out, self.out.bias)
+        return self.finish(x, attended, inner, partial(self.linear, weight=folded.second, bias=self.second.bias))
 
     def finish(self, x: Tensor, attended: Tensor, inner: Tensor, second: Callable[[Tensor], Tensor]) -> Tensor:
         """The rest, from where decoding step by step has its own way of multiplying.

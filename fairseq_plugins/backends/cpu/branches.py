@@ -5,7 +5,6 @@ N rows, M branches of a inputs and b inner units.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -61,6 +60,7 @@ def _split(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
 class FastBranchedBlock(BranchedBlock):
     """The same, folded once for all batches of a generator, and with fewer copies."""
 
+    linear = staticmethod(linear)
     add_own = staticmethod(add_in_place)
 
     def fold(self) -> FoldedWeights:
@@ -70,14 +70,6 @@ class FastBranchedBlock(BranchedBlock):
         if self.alpha is not None:
             (second,) = computed(_fold_alpha, second, self.alpha())
         return FoldedWeights(out, first, second)
-
-    def forward(self, x: Tensor, heads: Tensor) -> Tensor:
-        """As `BranchedBlock.forward`."""
-        folded = self.fold()
-        # Two-dimensional from the start: what is overwritten should not be a view, which autograd would copy.
-        inner = self.add_own(self.first(x.flatten(0, -2)), heads.flatten(0, -2), folded.first)
-        attended = linear(heads, folded.out, self.out.bias)
-        return self.finish(x, attended, inner, partial(linear, weight=folded.second, bias=self.second.bias))
 
 
 def _fold_alpha(second: Tensor, alpha: Tensor) -> tuple[Tensor]:

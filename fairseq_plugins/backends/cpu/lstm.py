@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_plugins.backends.cpu.linear import linear
-from fairseq_plugins.backends.cpu.steps import pack
+from fairseq_plugins.backends.cpu.packing import pack
 from fairseq_plugins.models.conv_encoder.convolutional import Convolution
 from fairseq_plugins.nn.attentive_lstm import AttentiveLSTM
 

@@ -12,14 +12,16 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import TypeVar, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_plugins.backends.cpu.packed import PRECISIONS, can_pack
+from fairseq_plugins.backends.cpu.packed import PRECISIONS, Packed, can_pack
 
-__all__ = ["BatchPacking", "Packing", "computed", "current_packing"]
+__all__ = ["BatchPacking", "Packing", "computed", "current_packing", "pack"]
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +115,25 @@ class BatchPacking:
         if found is None:
             found = self._fingerprints[id(weight)] = weight, _fingerprint(weight.detach())
         return found[1]
+
+
+def pack(weight: Tensor, bias: Tensor | None, rows: int) -> Callable[[Tensor], Tensor]:
+    """The map ``x -> x Wᵀ + b``, for many calls without gradients, with the weight as it is now.
+
+    Args:
+        weight: (O, K), best contiguous.
+        bias: (O,), or None.
+        rows: rows of x, at the start; later calls may have fewer.
+    """
+    if (packing := current_packing(weight)) is not None:
+        packed = packing.packed(Packed, weight, bias)
+    # One row is a matrix-vector product, which reads the weight as it lies; packing costs as much as about three steps.
+    elif rows > 1 and can_pack(weight):
+        packed = Packed(weight, bias)
+    else:
+        return partial(F.linear, weight=weight, bias=bias)
+    # Not the object itself, for each of which torch 2.6 would compile a step anew.
+    return partial(Packed.__call__, packed)
 
 
 def computed(compute: Callable[..., _Tensors], *weights: Tensor) -> _Tensors:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,8 +10,7 @@ from torch import Tensor
 from fairseq_plugins.backends.cpu.bags import SightByBags, bags
 from fairseq_plugins.backends.cpu.convolution import step_in_pairs
 from fairseq_plugins.backends.cpu.linear import linear
-from fairseq_plugins.backends.cpu.packed import Packed, can_pack
-from fairseq_plugins.backends.cpu.packing import current_packing
+from fairseq_plugins.backends.cpu.packing import pack
 from fairseq_plugins.models.conv_encoder.stepwise import ConvEncoderDecoding
 from fairseq_plugins.models.convs2s.stepwise import ConvS2SDecoding, StepConvolution
 from fairseq_plugins.models.incremental import StepwiseDecoding
@@ -25,29 +23,9 @@ __all__ = [
     "FastConvEncoderDecoding",
     "FastConvS2SDecoding",
     "FastWeightedTransformerDecoding",
-    "pack",
 ]
 
 FEWEST_IN_BAGS = 16  # rows; for fewer, matrix products take less time (measured, 2 cores of an EPYC of family 25)
-
-
-def pack(weight: Tensor, bias: Tensor | None, rows: int) -> Callable[[Tensor], Tensor]:
-    """The map ``x -> x Wᵀ + b``, for many calls without gradients, with the weight as it is now.
-
-    Args:
-        weight: (O, K), best contiguous.
-        bias: (O,), or None.
-        rows: rows of x, at the start; later calls may have fewer.
-    """
-    if (packing := current_packing(weight)) is not None:
-        packed = packing.packed(Packed, weight, bias)
-    # One row is a matrix-vector product, which reads the weight as it lies; packing costs as much as about three steps.
-    elif rows > 1 and can_pack(weight):
-        packed = Packed(weight, bias)
-    else:
-        return partial(torch.nn.functional.linear, weight=weight, bias=bias)
-    # Not the object itself, for each of which torch 2.6 would compile a step anew.
-    return partial(Packed.__call__, packed)
 
 
 class _WithPackedWeights(StepwiseDecoding):

@@ -14,8 +14,7 @@ import torch.nn.functional as F
 
 from fairseq_plugins.backends.cpu.linear import linear
 from fairseq_plugins.backends.cpu.packed import PRECISIONS, Packed, has_onednn
-from fairseq_plugins.backends.cpu.packing import Packing, computed, current_packing
-from fairseq_plugins.backends.cpu.steps import pack
+from fairseq_plugins.backends.cpu.packing import Packing, computed, current_packing, pack
 from tests.operators import Operators
 
 pytestmark = pytest.mark.skipif(not has_onednn(), reason="this torch cannot pack")
@@ -164,6 +163,14 @@ def test_a_weight_is_looked_at_once_in_a_batch() -> None:
 
 
 @torch.no_grad()
+def test_to_look_at_a_weight_draws_no_random_numbers() -> None:
+    weight, before = torch.randn(96, 67), torch.get_rng_state()
+    with Packing().for_batch():
+        pack(weight, None, 5)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@torch.no_grad()
 def test_only_within_a_batch() -> None:
     (weight, bias), packing, x = layer(), Packing(), torch.randn(4, 64, 64)
     with packing.for_batch(), Operators() as operators:
@@ -198,13 +205,14 @@ def test_without_the_instructions_it_is_float32(precision: str, monkeypatch, cap
         torch.testing.assert_close(pack(weight, bias, 5)(x), F.linear(x, weight, bias))
 
 
-def test_a_precision_that_changes_nothing_is_told_once(caplog) -> None:
-    packing = Packing(SUPPORTED[-1])
+@pytest.mark.parametrize("precision", SUPPORTED)
+def test_a_precision_that_changes_nothing_is_told_once(precision: str, caplog) -> None:
+    packing = Packing(precision)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             with packing.for_batch():
                 pass
-    assert caplog.text.count("changes nothing here") == (SUPPORTED[-1] != "float32")
+    assert caplog.text.count("changes nothing here") == (precision != "float32")
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda packing: pickle.loads(pickle.dumps(packing))])

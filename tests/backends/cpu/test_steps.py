@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fairseq_plugins.backends.cpu.steps import pack
+from fairseq_plugins.backends.cpu.packing import pack
 from tests.operators import Operators
 
 
