@@ -121,10 +121,10 @@ def test_tools_and_their_options_exist(page: Page) -> None:
     for code in page.code:
         for name, rest in re.findall(r"fairseq-plugins ([a-z-]+)([^|;)&]*)", code):
             parser = ArgumentParser()
-            if name in cli._COMMANDS:
+            if name in cli.COMMANDS:
                 cli.find(name).add_arguments(parser)
             given = re.findall(r"(?<!\S)\[?(--[a-z0-9-]+)", rest)
-            if name not in cli._COMMANDS or not set(given) <= set(parser._option_string_actions):
+            if name not in cli.COMMANDS or not set(given) <= set(parser._option_string_actions):
                 wrong.append(f"{name} {' '.join(given)}")
     assert wrong == []
 
@@ -138,7 +138,7 @@ def known_options() -> set[str]:
         options.get_generation_parser(interactive=True),
         options.get_validation_parser(),
     ]
-    for name in cli._COMMANDS:
+    for name in cli.COMMANDS:
         cli.find(name).add_arguments(parser := ArgumentParser())
         parsers.append(parser)
     registries = [MODEL_REGISTRY, TASK_REGISTRY, *(each["registry"] for each in REGISTRIES.values())]

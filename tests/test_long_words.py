@@ -39,7 +39,7 @@ def test_each_segments_alike(line: str, codes: Path) -> None:
     """The taking apart is subword-nmt's own where no word is long, and is undone by taking its mark away."""
     with codes.open(encoding="utf-8") as file:
         bpe = BPE(file)
-    ours, fairseq_s = parallel_text._bpe(codes), SubwordNMTBPE(Namespace(bpe_codes=str(codes), bpe_separator="@@"))
+    ours, fairseq_s = parallel_text.segmenter(codes), SubwordNMTBPE(Namespace(bpe_codes=str(codes), bpe_separator="@@"))
     found = ours(line)
     assert found == fairseq_s.encode(line) == segment(bpe, line)
     assert found.replace("@@ ", "").split() == line.split()

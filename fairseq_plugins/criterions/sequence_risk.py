@@ -93,7 +93,7 @@ class SequenceRisk(FairseqCriterion):
         start = time.perf_counter()
         translations = self.translator.translate(inner, sample)
         searched = time.perf_counter()
-        rows, sets = self._sets(sample, translations)
+        rows, sets = self.sets(sample, translations)
         scores = self._scores(model, inner, sample["net_input"], rows)
         costs = _padded([each.costs for each in sets], math.inf, torch.float64).to(scores.tokens)
         members = _padded([each.rows for each in sets], 0, torch.long).to(costs.device)
@@ -114,14 +114,14 @@ class SequenceRisk(FairseqCriterion):
         }
         return loss.sum() if reduce else loss, len(sets), log
 
-    def _sets(self, sample: dict[str, Any], translations: list[list[list[int]]]) -> tuple[Rows, list[_Set]]:
+    def sets(self, sample: dict[str, Any], translations: list[list[list[int]]]) -> tuple[Rows, list[_Set]]:
         """What is to be scored, each row once, and the set of each sentence."""
         references = [[word for word in row if word != self.padding_idx] for row in sample["target"].tolist()]
         tokens, sentences, sets = list(references), list(range(len(references))), []
         for sentence, (reference, found) in enumerate(zip(references, translations, strict=True)):
-            score = self.score(self._text(reference, escape_unk=True))
+            score = self.score(self.text(reference, escape_unk=True))
             row_of = {tuple(reference): sentence}
-            cost_of = {each: 1 - score(self._text(each)) for each in dict.fromkeys(map(tuple, found))}
+            cost_of = {each: 1 - score(self.text(each)) for each in dict.fromkeys(map(tuple, found))}
             best = cost_of[tuple(found[0])]
             if self.reference_too:
                 cost_of[tuple(reference)] = 0.0
@@ -135,7 +135,7 @@ class SequenceRisk(FairseqCriterion):
         first = [next(word for word in row if word != self.padding_idx) for row in before]
         return Rows(tokens, sentences, first), sets
 
-    def _text(self, tokens: Iterable[int], escape_unk: bool = False) -> str:
+    def text(self, tokens: Iterable[int], escape_unk: bool = False) -> str:
         """Words without BPE; an unknown word of the reference is like none of a translation."""
         text: str = self.dictionary.string(tokens, self.bpe_symbol, escape_unk=escape_unk)
         return text

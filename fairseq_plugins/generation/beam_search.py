@@ -138,10 +138,10 @@ class FastBeamSearch(SequenceGenerator):
         with ExitStack() as stack:
             stack.enter_context(torch.cuda.device_of(source))
             if self.programs is not None and self.programs.can_run(model, source, steps):
-                beams, step = stack.enter_context(self.programs.batch(model, self._begin, source, rules))
+                beams, step = stack.enter_context(self.programs.batch(model, self.begin, source, rules))
             else:
                 # Rows of a sentence are alike in the first step; but a prefix may end it there, with k copies.
-                beams = self._begin(net_input, rules, rows=1 if prefix is None else self.beam_size)
+                beams = self.begin(net_input, rules, rows=1 if prefix is None else self.beam_size)
                 step = beams.begin_and_step
             made = search_to_the_end(beams, step, sentences, steps)
             found = beams.hypotheses(made, self.len_penalty if self.normalize_scores else 0)[:sentences]
@@ -153,7 +153,7 @@ class FastBeamSearch(SequenceGenerator):
             hypothesis["attention"] = hypothesis["attention"][: source.size(1)]  # it may have been padded
         return found
 
-    def _begin(
+    def begin(
         self, net_input: dict[str, Any], rules: Rules, capacity: int | None = None, rows: int | None = None
     ) -> Beams:
         """Encode a batch.

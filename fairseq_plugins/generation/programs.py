@@ -26,7 +26,7 @@ from fairseq_plugins.generation.rules import Rules
 from fairseq_plugins.models.incremental import IncrementalDecoder
 from fairseq_plugins.nn.weight_norm import has_weight_norm
 
-__all__ = ["MOST_KEPT", "Programs", "as_graph", "tensors_of", "write"]
+__all__ = ["MOST_KEPT", "Programs", "as_graph", "compiled", "tensors_of", "write"]
 
 _LENGTHS = 32  # lengths are rounded up to a multiple
 _CANDIDATES = 256
@@ -46,14 +46,17 @@ class Programs:
         capture: makes of what is to run a program that does the same again in the same memory; by default a CUDA graph
             on a GPU, and none on a processor, where batches then have a state of their own.
         compile_step: makes of `Beams.step` one that is compiled for each shape that it meets; by default torch does.
+
+    Attributes:
+        kept: memory of batches, with what runs in it; the least recently used first.
     """
 
     def __init__(
         self, capture: Callable[[Run], Run] | None = None, compile_step: Callable[[Step], Step] | None = None
     ) -> None:
         self.capture, self.compile_step = capture, compile_step
-        self._step = (compile_step or _compiled)(Beams.step)
-        self._kept: dict[object, _Captured] = {}  # the least recently used first
+        self._step = (compile_step or compiled)(Beams.step)
+        self.kept: dict[object, _Captured] = {}
         self._lock = threading.Lock()
         self._end: torch.cuda.Event | None = None
 
@@ -113,11 +116,11 @@ class Programs:
         places = tuple((part.data_ptr(), part.dtype) for part in (*model.parameters(), *model.buffers()))
         drops = tuple(part.training or getattr(part, "apply_during_inference", False) for part in model.modules())
         key = (model.decoder, model.decoder.wants_attention, numbers, shapes, places, drops)
-        captured = self._kept.pop(key, None)
-        while len(self._kept) >= MOST_KEPT:
-            del self._kept[next(iter(self._kept))]
-        self._kept[key] = captured or _Captured(begin, source, rules, self._step, capture)
-        return self._kept[key]
+        captured = self.kept.pop(key, None)
+        while len(self.kept) >= MOST_KEPT:
+            del self.kept[next(iter(self.kept))]
+        self.kept[key] = captured or _Captured(begin, source, rules, self._step, capture)
+        return self.kept[key]
 
 
 class _Captured:
@@ -198,7 +201,8 @@ def tensors_of(part: Any) -> Iterator[Tensor]:
 
 
 @functools.cache  # one for all generators
-def _compiled(step: Step) -> Step:
+def compiled(step: Step) -> Step:
+    """Compiled by torch, for each shape that it meets."""
     return torch.compile(step, fullgraph=True, dynamic=False)
 
 

@@ -64,7 +64,7 @@ class TranslationFastTask(TranslationTask):
 
     # One for all generators of the task: fairseq's Python interface makes a new one for each call.
     @functools.cached_property
-    def _packing(self) -> Packing:
+    def packing(self) -> Packing:
         return Packing(str(self.cfg.cpu_dtype))
 
     @functools.cached_property
@@ -119,7 +119,7 @@ class TranslationFastTask(TranslationTask):
             aligns = bool(getattr(args, "print_alignment", None))  # fairseq looks only where no class is given
             if aligns:
                 extra["print_alignment"] = args.print_alignment
-            extra |= {"packing": self._packing, "programs": self._programs}
+            extra |= {"packing": self.packing, "programs": self._programs}
             extra |= {"word_penalty": self.cfg.word_penalty, "candidates": self.candidates}
             seq_gen_cls = FastBeamSearchWithAlignment if aligns else FastBeamSearch
         return super().build_generator(models, args, seq_gen_cls, extra, **kwargs)

@@ -14,9 +14,9 @@ from types import ModuleType
 from fairseq_plugins.tools.any_file import plain
 from fairseq_plugins.tools.work import stoppable
 
-__all__ = ["main"]
+__all__ = ["COMMANDS", "main"]
 
-_COMMANDS = {
+COMMANDS = {
     "user-dir": "print the path to give to fairseq's --user-dir",
     "import-fconv": "turn a checkpoint of fairseq's fconv into one of convs2s",
     "prepare": "prepare the data of an experiment of the papers",
@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> None:
         os.environ.setdefault("TQDM_DISABLE", "1")  # for subword-nmt's bar, which asks for no terminal
     words = sys.argv[1:] if arguments is None else arguments
     called = next((word for word in words if not word.startswith("-")), None)
-    for name, text in _COMMANDS.items():
+    for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text)
         if name == called:  # the others are not imported: with torch and fairseq that takes seconds
             tool = find(name)

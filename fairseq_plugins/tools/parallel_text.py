@@ -27,7 +27,7 @@ from fairseq_plugins.tools.bar import bar
 
 __all__ = [
     "apply_codes", "clean", "concatenate", "decoded", "each_line", "learn_codes", "moses", "read_pairs", "read_text",
-    "split", "writing",
+    "segmenter", "split", "writing",
 ]  # fmt: skip
 
 BLOCK = 100_000  # lines that are handed to the workers at a time
@@ -203,7 +203,8 @@ def learn_codes(paths: Iterable[Path], merges: int, output: Path) -> None:
         learn_bpe((without_long_words(line) for line in lines), file, merges)
 
 
-def _bpe(codes: Path) -> Line:
+def segmenter(codes: Path) -> Line:
+    """What segments a line of words by these codes."""
     with codes.open(encoding="utf-8") as file:
         return partial(segment, BPE(file))
 
@@ -212,5 +213,5 @@ def apply_codes(codes: Path, path: Path, output: Path, workers: int) -> None:
     """Segment a tokenised file."""
     with path.open(encoding="utf-8", newline="\n") as lines, writing(output) as file:
         stripped = (line.rstrip("\n") for line in bar(lines, desc=f"segment {output.name}", unit=" lines"))
-        for line in each_line(partial(_bpe, codes), stripped, workers):
+        for line in each_line(partial(segmenter, codes), stripped, workers):
             file.write(line + "\n")

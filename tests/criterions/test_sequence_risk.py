@@ -219,7 +219,7 @@ def test_a_reference_that_is_found_counts_once(
         loss, _, log = found(models[0], sample)
         torch.testing.assert_close(loss, plain(models[1], sample, dictionary, sets), rtol=1e-9, atol=1e-9)
         assert (log["translations"], log["oracle"]) == (6, 0)
-        assert len(found._sets(sample, sets)[0].tokens) == 6, "none is scored twice"
+        assert len(found.sets(sample, sets)[0].tokens) == 6, "none is scored twice"
 
 
 def test_sampling(models: list[Any], sample: Any, dictionary: Dictionary) -> None:
@@ -311,8 +311,8 @@ def test_subwords_and_unknown_words() -> None:
         dictionary = Dictionary()
         tokens = [dictionary.add_symbol(word) for word in words]
         found = criterion(dictionary)
-        texts[name] = found._text([*tokens, dictionary.unk(), EOS]).replace("\u2581", " ")
-        assert found._text([dictionary.unk()]) != found._text([dictionary.unk()], escape_unk=True)
+        texts[name] = found.text([*tokens, dictionary.unk(), EOS]).replace("\u2581", " ")
+        assert found.text([dictionary.unk()]) != found.text([dictionary.unk()], escape_unk=True)
     assert texts["@@"].split() == ["unknown", "<unk>"]
     assert texts[""].split() == ["un", "known", "<unk>"]
     assert texts["\u2581"].startswith("unknown")

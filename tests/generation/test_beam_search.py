@@ -230,7 +230,7 @@ def test_a_step_looks_at_no_number(build, architecture: str, dictionary) -> None
     search = FastBeamSearch([model], dictionary, beam_size=2, word_penalty=1.0, max_len_b=5)
     prefix = torch.empty(4, 2, dtype=torch.long, device="meta")
     with OneDevice():
-        beams = search._begin({"src_tokens": source}, Rules.of(search, source, prefix))
+        beams = search.begin({"src_tokens": source}, Rules.of(search, source, prefix))
         for step in range(4):
             beams.begin_and_step()
             if step == 1:

@@ -49,7 +49,7 @@ def test_forced_words(build, architecture, sentences, dictionary, dtype: torch.d
             search = FastBeamSearch([exact if kind is exact else model], dictionary, beam_size=BEAM, max_len_b=STEPS)
             rules = Rules.of(search, source, words)
             if kind is programs:
-                with programs.batch(model, search._begin, source, rules) as (beams, step):
+                with programs.batch(model, search.begin, source, rules) as (beams, step):
                     torch.cuda.set_sync_debug_mode("error" if beams.numbers.shape in seen else "default")
                     try:
                         for _ in range(STEPS):
@@ -59,7 +59,7 @@ def test_forced_words(build, architecture, sentences, dictionary, dtype: torch.d
                     seen.add(beams.numbers.shape)
                     found = beams.scores.clone(), beams.attention.clone()
             else:
-                beams = search._begin({"src_tokens": source, "src_lengths": None}, rules)
+                beams = search.begin({"src_tokens": source, "src_lengths": None}, rules)
                 for _ in range(STEPS):
                     beams.begin_and_step()
                 found = beams.scores, beams.attention
@@ -70,7 +70,7 @@ def test_forced_words(build, architecture, sentences, dictionary, dtype: torch.d
         for mine, theirs, expected in zip(*results, strict=True):
             # In a single step an H100 was seen to round up to three times as much as without a graph.
             assert (mine - expected).norm() <= 4 * (theirs - expected).norm() + 1e-6 * expected.norm()
-    with programs.batch(model, search._begin, source, rules) as (_, step):
+    with programs.batch(model, search.begin, source, rules) as (_, step):
         graphs, kernels = launches(step)
     assert (graphs, kernels) == (1, 0)
 

@@ -103,13 +103,13 @@ def test_searches_in_the_memory_of_others(build, architecture, sentences, dictio
     for parameter in model.parameters():
         parameter.data.mul_(0.9)
     check(model, dictionary, made, batches, max_len_b=12)
-    assert len(made._kept) == 1
+    assert len(made.kept) == 1
     words = Candidates(torch.randint(20, 44, (len(dictionary), 1)), torch.arange(len(dictionary)) < 20)
     for source in batches:
         options = {"candidates": words, "beam_size": BEAM, "max_len_b": 12}
         actual = generate(FastBeamSearch, [model], dictionary, source, programs=made, **options)
         assert_same(actual, generate(FastBeamSearch, [model], dictionary, source, **options), tolerance=2e-6)
-    assert len(made._kept) == 2
+    assert len(made.kept) == 2
 
 
 def test_one_table_of_memory(build, sentences, dictionary, monkeypatch) -> None:
@@ -133,8 +133,8 @@ def test_one_table_of_memory(build, sentences, dictionary, monkeypatch) -> None:
     assert search(models[0]) == 1, "a weight lies elsewhere"
     monkeypatch.setattr(programs, "MOST_KEPT", 3)
     assert [search(models[1], beam_size=beam) for beam in (1, 2, 3, 1, 4, 1, 2)] == [1, 1, 1, 0, 1, 0, 1]
-    assert len(made._kept) == 3
-    assert copy.deepcopy(made)._kept == {}
+    assert len(made.kept) == 3
+    assert copy.deepcopy(made).kept == {}
 
 
 def test_a_weight_that_lies_elsewhere(build, sentences, dictionary) -> None:
@@ -156,9 +156,9 @@ def test_what_is_not_searched_by_programs(build, sentences, dictionary, caplog) 
     model.make_generation_fast_(need_attn=True)
     wide = torch.nn.functional.pad(sentences([60, 5]), (6, 0), value=1)
     check(model, dictionary, made, [wide])
-    assert not made._kept
+    assert not made.kept
     check(model, dictionary, made, [wide[:, 5:], sentences([60, 60])])
-    assert len(made._kept) == 1
+    assert len(made.kept) == 1
     assert not caplog.text
     generate(FastBeamSearch, [model, model], dictionary, wide, programs=made)
     assert "steps are not compiled: that is for plain beam search with one model of this plugin" in caplog.text
@@ -239,7 +239,7 @@ def test_programs_look_at_no_number(build, architecture, dictionary) -> None:
     source = torch.zeros(2, 5, dtype=torch.long, device="meta")
     for words in (None, torch.zeros(40, dtype=torch.long, device="meta")):
         rules = Rules.of(search, source, source[:, :2])._replace(words=words)
-        beams, new = (search._begin({"src_tokens": source}, rules, capacity=32) for _ in range(2))
+        beams, new = (search.begin({"src_tokens": source}, rules, capacity=32) for _ in range(2))
         write(new, beams)
         for _ in range(2):
             beams.step()
@@ -253,7 +253,7 @@ def test_a_state_is_written_into_another(build, architecture, sentences, diction
     model.make_generation_fast_(need_attn=True)
     search, states = FastBeamSearch([model], dictionary, beam_size=BEAM, max_len_b=9), []
     for source in (sentences([5, 3]), sentences([2, 5])):
-        beams = search._begin({"src_tokens": source}, Rules.of(search, source), capacity=32)
+        beams = search.begin({"src_tokens": source}, Rules.of(search, source), capacity=32)
         states.append(beams)
     for _ in range(3):
         states[0].step()
@@ -282,7 +282,7 @@ def test_how_steps_are_compiled() -> None:
 
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    compiled: Any = programs._compiled(step)
+    compiled: Any = programs.compiled(step)
     for rows in (2, 3, 4, 3):
         state = Doubling(rows)
         compiled(state)
@@ -290,4 +290,4 @@ def test_how_steps_are_compiled() -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3
     with pytest.raises(torch._dynamo.exc.Unsupported):
         compiled(Doubling(3, breaks=True))
-    assert programs._compiled(Beams.step) is programs._compiled(Beams.step)
+    assert programs.compiled(Beams.step) is programs.compiled(Beams.step)

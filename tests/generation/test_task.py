@@ -101,7 +101,7 @@ def test_precision_of_the_task(dictionary, precision: str) -> None:
     if not PRECISIONS[precision][1]():
         pytest.skip(f"this processor has no {precision}")
     task = TranslationFastTask(TranslationFastConfig(cpu_dtype=precision), dictionary, dictionary)
-    assert task._packing.precision == precision
+    assert task.packing.precision == precision
 
 
 @pytest.fixture

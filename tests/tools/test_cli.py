@@ -45,7 +45,7 @@ def test_what_needs_no_torch_imports_none(words: list[str]) -> None:
 def test_what_there_is_and_what_there_is_not() -> None:
     """Each command in the list of help, and its own help at length; a wrong name gets the names."""
     shown = call("--help").stdout
-    assert [name for name in cli._COMMANDS if f"\n    {name}" not in shown] == []
+    assert [name for name in cli.COMMANDS if f"\n    {name}" not in shown] == []
     assert "``fairseq-plugins score``: BLEU or ROUGE" in call("score", "--help").stdout
     assert "invalid choice: 'scores'" in call("scores").stderr
     assert "required: COMMAND" in call().stderr

@@ -28,7 +28,7 @@ from fairseq_plugins.backends.cpu.linear import prefers_onednn
 from fairseq_plugins.backends.cpu.packed import Packed, can_pack
 from fairseq_plugins.backends.cpu.packing import BatchPacking, current_packing
 
-__all__ = ["NARROWEST_PACKED", "convolve", "packed_products", "packing_for", "pays", "sums_of_weights"]
+__all__ = ["NARROWEST_PACKED", "convolve", "packed_products", "packing_for", "pays", "sums_of_weights", "sums_pay"]
 
 # In narrower layers, or in training with fewer inputs, making the sums takes as long as the products that they save.
 _NARROWEST, _FEWEST, NARROWEST_PACKED = 256, 512, 512
@@ -59,10 +59,10 @@ def packing_for(like: Tensor, kernel: int, dim: int) -> BatchPacking | None:
     packing = current_packing(like)
     if packing is None or kernel != 3 or dim < NARROWEST_PACKED:
         return None
-    return packing if _sums_pay(packing.precision) else None
+    return packing if sums_pay(packing.precision) else None
 
 
-def _sums_pay(precision: str) -> bool:
+def sums_pay(precision: str) -> bool:
     """Not where products are several times as fast as in float32: in int8, and in bfloat16 by AMX."""
     return precision == "float32" or (precision == "bfloat16" and not torch.cpu._is_amx_tile_supported())
 

@@ -92,7 +92,7 @@ def test_what_goes_without(calls: list[int], width: int, sentences: int, kernel:
 @torch.no_grad()
 def test_translating_with_packed_weights(length: int, causal: bool, precision: str) -> None:
     """Four products with sums that are packed once, and packed anew when the weights have changed."""
-    if not (winograd._sums_pay(precision) and PRECISIONS[precision][1]()):
+    if not (winograd.sums_pay(precision) and PRECISIONS[precision][1]()):
         pytest.skip(f"no {precision} on this processor")
     torch.manual_seed(1)
     made, packing = without_weight_norm(FastGatedConvolution(512, 32, kernel=3, causal=causal)), Packing(precision)
