@@ -9,6 +9,7 @@ import torch
 from fairseq.models.transformer import TransformerConfig
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 
+from fairseq_plugins.nn.attention import AttentionHeads
 from fairseq_plugins.nn.branched_block import BranchedBlock, add_block_diagonal
 
 
@@ -65,29 +66,35 @@ def test_dropout_drops(name: str) -> None:
         torch.testing.assert_close(form(x, heads), expected)
 
 
+@torch.no_grad()
 def test_it_starts_as_a_transformers_layer_does() -> None:
     """fairseq's, over many draws: the same largest weights, by which the two kinds of initialisation differ."""
     cfg = TransformerConfig.from_namespace(
         Namespace(encoder_embed_dim=64, encoder_ffn_embed_dim=256, encoder_attention_heads=8)
     )
-    theirs, ours = TransformerEncoderLayerBase(cfg), block(64, 256, 8)
-
-    def largest(linear: torch.nn.Linear) -> float:
-        return float(linear.weight.detach().abs().max())
-
-    pairs = [(ours.out, theirs.self_attn.out_proj), (ours.first, theirs.fc1), (ours.second, theirs.fc2)]
+    theirs, ours, attention = TransformerEncoderLayerBase(cfg), block(64, 256, 8), AttentionHeads(64, 8, 0.0)
+    keys, values = attention.key_value.weight.chunk(2)
+    pairs = [
+        (ours.out.weight, theirs.self_attn.out_proj),
+        (ours.first.weight, theirs.fc1),
+        (ours.second.weight, theirs.fc2),
+        (attention.query.weight, theirs.self_attn.q_proj),
+        (keys, theirs.self_attn.k_proj),
+        (values, theirs.self_attn.v_proj),
+    ]
     for mine, reference in pairs:
-        assert mine.weight.shape == reference.weight.shape
-        assert largest(mine) == pytest.approx(largest(reference), rel=0.01)
+        assert mine.shape == reference.weight.shape
+        assert float(mine.abs().max()) == pytest.approx(float(reference.weight.abs().max()), rel=0.01)
     assert not ours.out.bias.any()
     assert not theirs.self_attn.out_proj.bias.any()
 
 
 def test_a_gate_keeps_its_k_largest() -> None:
     made = enlivened(gating_topk=2)
-    weights = made.gate(torch.randn(7, 12, dtype=torch.float64))
-    assert (weights > 0).sum(dim=-1).tolist() == [2] * 7
-    torch.testing.assert_close(weights.sum(dim=-1), torch.full((7,), 2.0, dtype=torch.float64))
+    x = torch.randn(2, 7, 12, dtype=torch.float64)
+    weights, scores = made.gate(x), made.gate.projection(x)
+    assert torch.equal(weights == 0, scores == scores.min(dim=-1, keepdim=True).values)
+    torch.testing.assert_close(weights.sum(dim=-1), torch.full((2, 7), 2.0, dtype=torch.float64))
 
 
 def test_block_diagonal_gradients() -> None:
