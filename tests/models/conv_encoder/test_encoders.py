@@ -149,14 +149,17 @@ def test_autocast(build, sentences, encoder: str) -> None:
 
 
 def test_initialisation(task) -> None:
-    """Section 4.2: uniform within 0.05, biases zero."""
+    """Section 4.2: uniform within 0.05, biases zero; convolutions by their own law, which has biases."""
     args = Namespace(max_source_positions=64, max_target_positions=64, **SMALL)
     ARCH_CONFIG_REGISTRY["conv_encoder_iwslt_de_en"](args)
     model = ARCH_MODEL_REGISTRY["conv_encoder_iwslt_de_en"].build_model(args, task)
     for module in model.modules():
+        if isinstance(module, Convolution):
+            bound = module.weight[0].numel() ** -0.5 / module.scale
+            assert 0.95 * bound < module.weight.abs().max() <= bound * 1.00001
+            assert module.bias.all()
+            continue
         for name, parameter in module.named_parameters(recurse=False):
-            if isinstance(module, Convolution):
-                continue  # below
             if "bias" in name:
                 assert not parameter.any(), name
             elif parameter.numel() > 100:
