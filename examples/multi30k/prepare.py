@@ -13,7 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from fairseq_plugins.tools.corpus import Corpus, located, prepare, text
+from fairseq_plugins.tools.corpus import Corpus, File, prepare, text
 from fairseq_plugins.tools.parallel_text import read_text, writing
 
 LANGUAGES = ("en", "de")
@@ -26,7 +26,7 @@ def join(data: Path, joined: Path, words: int) -> None:
     for name in PARTS:
         if (joined / f"{name}.en").exists():  # the one that gets its name last
             continue
-        english, german = (list(read_text(located(data, f"{name}.{language}"), language)) for language in LANGUAGES)
+        english, german = (list(read_text(File(f"{name}.{language}").place(data), language)) for language in LANGUAGES)
         if len(english) != len(german):
             raise ValueError(f"{name}: {len(english)} lines of English and {len(german)} of German")
         with writing(joined / f"{name}.en") as source, writing(joined / f"{name}.de") as target:

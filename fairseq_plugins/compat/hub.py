@@ -117,6 +117,7 @@ def generate_as_asked() -> None:
     generate = GeneratorHubInterface.generate
     if "need_attn" in generate.__code__.co_names:  # the probe: somebody asks for attention
         return
+    parameters = inspect.signature(generate).parameters
 
     @functools.wraps(generate)
     def generate_with_attention(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -131,6 +132,8 @@ def generate_as_asked() -> None:
         for option in kwargs.keys() - self.cfg.generation.keys():
             if tasks_with(option):
                 raise ValueError(f"{option} is an option of a task: give it to from_pretrained")
+            if option not in parameters:
+                logger.warning(f"{option} does nothing: a search has no such option")
         with attention_reported(self.models) if asked.get("print_alignment") else contextlib.nullcontext():
             return generate(self, *args, **kwargs)
 

@@ -25,7 +25,7 @@ _README = """A translation model ({family}), which needs Python 3.10 or later an
 It translates a line for each line, or from Python:
 
     python translate.py < source.txt > translation.txt
-    >>> from translate import Translator; Translator("{name}").translate(["A sentence."], beam=5, nbest=1)
+    >>> from translate import Translator; Translator(".").translate(["A sentence."], beam=5, nbest=1)
 
 `python translate.py --help` tells all options. SHA256SUMS lists the files, which are checked whenever they are read.
 """
@@ -56,7 +56,6 @@ def write_folder(
     longest_source: int,
     int8: bool,
     candidates: Candidates | None,
-    name: str | None = None,
 ) -> None:
     """Write everything.
 
@@ -69,7 +68,6 @@ def write_folder(
         longest_source: how many tokens of a source the task takes.
         int8: whether products are in int8.
         candidates: the words that a batch may need; None for all.
-        name: of the folder, if it is to be moved.
     """
     programs = write_programs(model, folder, int8=int8, among_candidates=candidates is not None)
     for side, dictionary in (("source", source), ("target", target)):
@@ -103,7 +101,7 @@ def write_folder(
         *(["sacremoses"] if text.languages else []),
     ]
     family = type(model).__name__.removesuffix("Model")
-    _write(folder / "README.md", _README.format(family=family, packages=" ".join(packages), name=name or folder.name))
+    _write(folder / "README.md", _README.format(family=family, packages=" ".join(packages)))
 
 
 def _write(path: Path, text: str) -> None:

@@ -1,5 +1,5 @@
 """Translates text, a line for each line: python translate.py < source.txt > translation.txt
-From Python: Translator("OUT").translate(["A sentence."], beam=5), OUT being the folder of this file.
+From Python: Translator(".").translate(["A sentence."], beam=5), where this file is in the working folder.
 B sentences, k hypotheses (rows) of each, R = B·k; S source positions, n words that a row may go on with.
 """
 
@@ -202,14 +202,13 @@ class Translator:
         self, lines: Iterable[str], replace_unk: dict[str, str] | None = None, progress: bool = False, **given: float
     ) -> list[Any]:
         """A translation of each line; with nbest=2 and more a list of them and their scores. Options: `OPTIONS`, and
-        replace_unk, which has words for the source words that unknown words attend to most, else they are copied.
-        """
+        replace_unk, which has words for the source words that unknown words attend to most, else they are copied."""
         o = Namespace(**{name: given.get(name, default) for name, (default, _) in OPTIONS.items()})
         for name, value in given.items():
             if name not in OPTIONS or type(value) not in (int, type(OPTIONS[name][0])) or not abs(value) < 1e9:
                 raise ValueError(f"there is no such option, or not with this value: {name}={value!r}")
-        if not (1 <= o.nbest <= o.beam and o.min_len >= 0 and o.max_tokens > 0):
-            raise ValueError("1 <= nbest <= beam, 0 <= min_len and 0 < max_tokens are wanted")
+        if not (1 <= o.nbest <= o.beam and o.min_len >= 0 < o.max_tokens) or isinstance(replace_unk or {}, str):
+            raise ValueError("1 <= nbest <= beam, 0 <= min_len, 0 < max_tokens and a dictionary replace_unk are wanted")
         sources = [self.words(line) for line in ([lines] if isinstance(lines, str) else lines)]
         results: dict[int, list[Any]] = {place: [("", 0.0)] * o.nbest for place in range(len(sources))}
         batches: list[list[int]] = []
@@ -281,7 +280,9 @@ def main() -> None:
     args = vars(parser.parse_args())
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once, not after the batches under way
     path, replace, buffer, threads = (args.pop(name) for name in ("input", "replace_unk", "buffer", "threads"))
-    replace = replace and dict(words for line in read_lines(Path(replace)) if len(words := line.split()) == 2)
+    if replace:
+        with blaming(Path(replace)):
+            replace = dict(line.split() for line in Path(replace).read_bytes().decode("utf-8-sig").strip().split("\n"))
     lines = sys.stdin.buffer if path is None else path.open("rb")
     translator = Translator(Path(__file__).absolute().parent, *((threads, 1) if lines.isatty() else (1, threads)))
     while block := list(islice(lines, 1 if lines.isatty() else max(1, buffer))):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import tarfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -19,21 +19,29 @@ from fairseq_plugins.tools.bar import bar
 from fairseq_plugins.tools.download import download
 from fairseq_plugins.tools.fairseq_command import fairseq
 
-__all__ = ["Corpus", "File", "Texts", "fetch", "located", "prepare", "text"]
+__all__ = ["Corpus", "File", "Texts", "fetch", "prepare", "text"]
 
 
 @dataclass(frozen=True)
 class File:
-    """One file below the folder of the originals, and where it comes from.
+    """One file, and where it comes from.
 
     Attributes:
+        path: below the folder.
         url: the file itself, or a tar archive that holds it under this path; None for what cannot be downloaded.
         checksum: of what is downloaded, or of a text that may change, ``sha256:...`` or ``md5:...``.
+        folder: by default that of the originals; a project may move, so it is not recorded.
     """
 
     path: str
     url: str | None = None
     checksum: str | None = None
+    folder: str = field(default="", repr=False)
+
+    def place(self, orig: Path = Path()) -> Path:
+        """Where it is, gzipped or not."""
+        plain, zipped = (orig / self.folder / f"{self.path}{end}" for end in ("", ".gz"))
+        return zipped if zipped.exists() and not plain.exists() else plain
 
 
 Texts = tuple[tuple[File, File], ...]  # source and target of each
@@ -92,12 +100,6 @@ def text(path: str, languages: tuple[str, str], url: str | None = None, checksum
     return ((source, target),)
 
 
-def located(folder: Path, path: str) -> Path:
-    """A file below a folder, where it may be gzipped."""
-    plain, zipped = folder / path, folder / f"{path}.gz"
-    return zipped if zipped.exists() and not plain.exists() else plain
-
-
 def fetch(corpus: Corpus, orig: Path) -> None:
     """Download and unpack what is not in ``orig``.
 
@@ -107,10 +109,10 @@ def fetch(corpus: Corpus, orig: Path) -> None:
     """
     archives: dict[tuple[str, str | None], list[str]] = {}
     for _, _, file in corpus.files():
-        if located(orig, file.path).exists():
+        if file.place(orig).exists():
             continue
         if file.url is None:
-            raise ValueError(f"{orig / file.path} is missing. {corpus.terms}".rstrip())
+            raise ValueError(f"{file.place(orig)} is missing. {corpus.terms}".rstrip())
         archives.setdefault((file.url, file.checksum), []).append(file.path)
     for (url, checksum), paths in archives.items():
         if Path(paths[0]).name == Path(url).name:
@@ -191,7 +193,7 @@ def prepare(corpus: Corpus, out: Path, orig: Path, *, words: bool = False, worke
     for part, texts in parts.items():
         if part.startswith("test"):
             reference = out / f"{part}.reference"
-            targets = [located(orig, target.path) for _, target in texts]
+            targets = [target.place(orig) for _, target in texts]
             parallel_text.concatenate(targets, reference, [corpus.target] * len(targets))
             for _ in parallel_text.read_pairs(*(tmp / f"{part}.{language}" for language in corpus.languages)):
                 pass  # both sides have as many lines
@@ -219,7 +221,7 @@ def tokenise(corpus: Corpus, part: str, tmp: Path, orig: Path, workers: int) -> 
             if output.exists():
                 continue
             make = partial(_line_function, corpus, language, part == "train")
-            path = located(orig, pair[side].path)
+            path = pair[side].place(orig)
             lines = bar(parallel_text.read_text(path, language), desc=f"tokenise {path.name}", unit=" lines")
             with parallel_text.writing(output) as file:
                 for line in parallel_text.each_line(make, lines, workers):

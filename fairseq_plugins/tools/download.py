@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from http import HTTPStatus
+from http.client import HTTPException
 from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
@@ -32,7 +33,7 @@ def download(url: str, path: Path, checksum: str | None = None) -> None:
     partial = path.with_name(path.name + ".partial")
     try:
         _fetch(url, partial)
-    except URLError as error:
+    except (URLError, HTTPException) as error:
         # That answer says that nothing is left to fetch.
         if not (isinstance(error, HTTPError) and error.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE):
             raise OSError(f"{url}: {error}") from error

@@ -17,6 +17,7 @@ from subword_nmt.apply_bpe import BPE
 
 import fairseq_plugins.registration  # noqa: F401  (mends fairseq's loader, which is looked up when it is called)
 from fairseq_plugins.generation.candidates import Candidates
+from fairseq_plugins.generation.config import TranslationFastConfig
 from fairseq_plugins.models.incremental import IncrementalDecoder
 from fairseq_plugins.tools.any_file import blaming
 
@@ -39,12 +40,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="FOLDER",
         help="predict only words that a batch may need, as translation_fast",
     )
-    parser.add_argument(
-        "--candidates-per-word", type=int, default=20, metavar="N", help="as of translation_fast (%(default)s)"
-    )
-    parser.add_argument(
-        "--frequent-candidates", type=int, default=1000, metavar="N", help="as of translation_fast (%(default)s)"
-    )
+    parser.add_argument("--candidates-per-word", type=int, metavar="N", help="as of translation_fast (default: 20)")
+    parser.add_argument("--frequent-candidates", type=int, metavar="N", help="as of translation_fast (default: 1000)")
 
 
 def run(args: Namespace) -> None:
@@ -64,6 +61,9 @@ def run(args: Namespace) -> None:
     if args.bpe_codes is not None:
         with args.bpe_codes.open(encoding="utf-8") as codes, blaming(args.bpe_codes, "has no codes of subword-nmt"):
             BPE(codes)
+    given = args.candidates_per_word, args.frequent_candidates
+    if args.candidates is None and given != (None, None):
+        raise ValueError("--candidates-per-word and --frequent-candidates go with --candidates")
     if find_spec("onnx") is None:
         raise ValueError("this needs the package onnx: pip install '.[export]'")
     from fairseq_plugins.export.folder import TextOptions, write_folder  # noqa: PLC0415  (onnx is an extra)
@@ -72,9 +72,9 @@ def run(args: Namespace) -> None:
     source, target = task.source_dictionary, task.target_dictionary
     candidates = None
     if args.candidates is not None:
-        candidates = Candidates.read(
-            args.candidates, source, target, args.candidates_per_word, args.frequent_candidates
-        )
+        defaults = TranslationFastConfig.candidates_per_word, TranslationFastConfig.frequent_candidates
+        numbers = (default if number is None else number for number, default in zip(given, defaults, strict=True))
+        candidates = Candidates.read(args.candidates, source, target, *numbers)
     languages = (task.cfg.source_lang, task.cfg.target_lang) if args.tokenizer else None
     args.output.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(dir=args.output.parent, prefix=f".{args.output.name}."))
@@ -88,7 +88,6 @@ def run(args: Namespace) -> None:
             longest_source=task.max_positions()[0],
             int8=args.int8,
             candidates=candidates,
-            name=args.output.name,
         )
         unfinished.chmod(0o755)
         unfinished.rename(args.output)

@@ -132,12 +132,13 @@ def _read_hypothesis(words: _Line, text: _Line, positions: _Line, alignment: _Li
         scores = [float(score) for score in positions.text.split()]
         if any(map(math.isnan, scores)):
             raise ValueError("a score is not a number")
-    except ValueError as error:
+        log_probability = math.fsum(scores) * math.log(2)
+    except (ValueError, OverflowError) as error:
         raise ValueError(f"{positions.place}: {error}") from None
     hypothesis = Hypothesis(
         words=words.text.partition("\t")[2],
         text=text.text.partition("\t")[2],
-        log_probability=math.fsum(scores) * math.log(2),
+        log_probability=log_probability,
         length=len(scores),
         alignment=_read_alignment(alignment.text) if alignment else None,
     )

@@ -15,11 +15,11 @@ import re
 import shlex
 import sys
 from argparse import ArgumentParser, Namespace
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fairseq_plugins.tools import parallel_text
+from fairseq_plugins.tools.arguments import positive
 from fairseq_plugins.tools.corpus import Corpus, File, Texts, prepare
 from fairseq_plugins.tools.download import digest
 from fairseq_plugins.tools.own_translations import score_held_out, translate
@@ -45,8 +45,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--source-lang", metavar="XX", help="source language (default: the end of SOURCE's name)")
     parser.add_argument("--target-lang", metavar="XX", help="target language (default: the end of TARGET's name)")
     parts = {
-        "valid": "validation part, with the first call (default: held out)",
-        "test": "test part, to be scored, with the first call",
+        "valid": "validation part (default: held out)",
+        "test": "test part, to be scored",
     }
     for part, meaning in parts.items():
         parser.add_argument(f"--{part}", nargs=2, type=Path, metavar=("SOURCE", "TARGET"), help=meaning)
@@ -59,7 +59,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="'OPTIONS'",
         help="options of fairseq-train that win over those chosen here; a single one as --train=--fp16",
     )
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes that prepare the text")
+    parser.add_argument("--workers", type=positive, default=1, metavar="N", help="processes that prepare the text")
 
 
 def run(args: Namespace) -> None:
@@ -80,23 +80,26 @@ def run(args: Namespace) -> None:
     if model.exists() and not (args.output / "settings").exists():
         raise ValueError(f"{model} is in the way of what is to be made under that name; choose another folder")
     training = plan(args, model)
+    binary, (source, target) = args.output / "data-bin", languages_of(args)
+    told = ["--source-lang", source, "--target-lang", target]
+    decoding = [binary, *told, "--user-dir", USER_DIR, "--path", model / "checkpoint_best.pt", "--beam", 5]
+    decoding += ["--tokenizer", "moses"]
+    bpe = ["--bpe", "subword_nmt", "--bpe-codes", args.output / "code"]
+    if args.translate is not None:  # which several may do at a time, wherever the texts are by now
+        if not (binary / f"train.{source}-{target}.{source}.idx").exists():
+            raise ValueError(f"--translate: {binary} was not made for {source} to {target}")
+        translate(args.translate, [*decoding, *bpe])
+        return
     corpus = describe(args)
-    decoding = ["--user-dir", USER_DIR, "--path", model / "checkpoint_best.pt", "--beam", 5, "--tokenizer", "moses"]
-    decoding += ["--source-lang", corpus.source, "--target-lang", corpus.target]  # the tokeniser must be told
-    only_translate = args.translate is not None  # which several may do at a time
-    with nullcontext() if only_translate else work_in(args.output):
-        binary = prepare(corpus, args.output, Path(), workers=args.workers)
+    with work_in(args.output):
+        prepare(corpus, args.output, Path(), workers=args.workers)
         if training is not None:
-            training.run(binary, args.output / f"train.{corpus.target}")
+            training.run(binary, args.output / f"train.{target}", told)
             (model / FINISHED).write_text(f"{args.train}\n", encoding="utf-8")
-        bpe = ["--bpe", "subword_nmt", "--bpe-codes", args.output / "code"]
-        if only_translate:
-            translate(args.translate, [binary, *decoding, *bpe])
-        else:
-            try:
-                score_held_out(corpus, args.output, model, [binary, *decoding])
-            finally:  # there is a model, also where it cannot be scored
-                show_what_next(args, model, binary, [binary, *decoding, *bpe])
+        try:
+            score_held_out(corpus, args.output, model, decoding)
+        finally:  # there is a model, also where it cannot be scored
+            show_what_next(args, model, binary, [*decoding, *bpe])
 
 
 def show_what_next(args: Namespace, model: Path, binary: Path, decoding: list[object]) -> None:
@@ -136,9 +139,27 @@ def plan(args: Namespace, model: Path) -> Training | None:
     if wishes and record and shlex.split(record) != wishes:
         raise ValueError(
             f"{model} has been trained, with --train {shlex.quote(record.strip())}: choose another folder, or remove "
-            f"{model / FINISHED} to train on with other options"
+            f"{model} to train anew"
         )
     return None
+
+
+def languages_of(args: Namespace) -> tuple[str, str]:
+    """Source and target language.
+
+    Raises:
+        ValueError: one is missing or no name, or both are one.
+    """
+    languages = (
+        args.source_lang or language_of(args.source, "--source-lang"),
+        args.target_lang or language_of(args.target, "--target-lang"),
+    )
+    for language in languages:
+        if not re.fullmatch(r"\w[\w-]*", language):
+            raise ValueError(f"{language!r} is no name of a language, as en or pt-BR are")
+    if languages[0] == languages[1]:
+        raise ValueError(f"source and target language are both {languages[0]}: give --source-lang and --target-lang")
+    return languages
 
 
 def describe(args: Namespace) -> Corpus:
@@ -147,12 +168,7 @@ def describe(args: Namespace) -> Corpus:
     Raises:
         ValueError: a language is missing, folders hold different files, or files different numbers of lines.
     """
-    languages = (
-        args.source_lang or language_of(args.source, "--source-lang"),
-        args.target_lang or language_of(args.target, "--target-lang"),
-    )
-    if languages[0] == languages[1]:
-        raise ValueError(f"source and target language are both {languages[0]}: give --source-lang and --target-lang")
+    languages = languages_of(args)
     train = pair_up(args.source, args.target, languages)
     pairs = count_pairs(train, languages)
     if pairs < 20:
@@ -160,7 +176,7 @@ def describe(args: Namespace) -> Corpus:
     valid, test = (pair_up(texts[0], texts[1], languages) if texts else () for texts in (args.valid, args.test))
     for part in (valid, test):
         if part and not count_pairs(part, languages):
-            raise ValueError(f"{part[0][0].path} is empty")
+            raise ValueError(f"{part[0][0].place()} is empty")
     return Corpus(
         *languages,
         train=train,
@@ -183,11 +199,12 @@ def count_pairs(texts: Texts, languages: tuple[str, str]) -> int:
     pairs = 0
     for text in texts:
         lines = [
-            sum(1 for _ in parallel_text.read_text(Path(file.path), language))
+            sum(1 for _ in parallel_text.read_text(file.place(), language))
             for file, language in zip(text, languages, strict=True)
         ]
         if lines[0] != lines[1]:
-            raise ValueError(f"{text[0].path} has {lines[0]} lines and {text[1].path} {lines[1]}: line must match line")
+            places = [file.place() for file in text]
+            raise ValueError(f"{places[0]} has {lines[0]} lines and {places[1]} {lines[1]}: line must match line")
         pairs += lines[0]
     return pairs
 
@@ -244,4 +261,4 @@ def _by_name(folder: Path, language: str) -> dict[str, Path]:
 
 def _file(path: Path) -> File:
     """With a sum of its content, so that another text under the same name is not taken for this one."""
-    return File(str(path.absolute()), checksum=f"sha256:{digest(path, 'sha256')}")
+    return File(path.name, checksum=f"sha256:{digest(path, 'sha256')}", folder=str(path.absolute().parent))

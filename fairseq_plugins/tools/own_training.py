@@ -14,6 +14,7 @@ from fairseq import options
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 
 import fairseq_plugins.registration  # noqa: F401  (its architectures)
+from fairseq_plugins.compat.resuming import NOTHING_LEFT
 from fairseq_plugins.tools import parallel_text
 from fairseq_plugins.tools.fairseq_command import ALL_SENTENCES, NO_LONG_ONES, fairseq_lines
 from fairseq_plugins.tools.plot_loss import LOG
@@ -52,18 +53,20 @@ class Training:
                 option = f"--{name.replace('_', '-')}"
                 raise ValueError(f"--train: translations are made with {self.best}, so {option} cannot be given there")
 
-    def run(self, binary: Path, training_part: Path) -> None:
+    def run(self, binary: Path, training_part: Path, languages: Sequence[str]) -> None:
         """Train, or go on.
 
         Args:
             binary: folder of the data.
             training_part: the target side of the text.
+            languages: fairseq-train's options that tell them; by names of files it knows no ``pt-BR``.
 
         Raises:
             ValueError: fairseq-train fails, or ends without a model to translate with.
         """
         pairs, tokens = count(training_part)
-        words = [str(binary), *self.own, *training_settings(self.family, pairs, tokens).split(), *self.wishes]
+        settings = training_settings(self.family, pairs, tokens).split()
+        words = [str(binary), *self.own, *languages, *settings, *self.wishes]
         chosen = parsed(words)
         ends = {"patience": "validations in a row without improvement", "max_epoch": "epochs", "max_update": "updates"}
         when = " or ".join(f"{chosen[name]} {what}" for name, what in ends.items() if chosen[name] > 0)
@@ -81,6 +84,8 @@ class Training:
             for line in lines:
                 log.write(line)
                 progress.see(line)
+                if NOTHING_LEFT in line:
+                    print(line.rpartition(" | ")[2], end="", file=sys.stderr)
         if not self.best.exists():
             raise ValueError(f"training has ended without {self.best}: by --train, it has not validated or not saved")
 

@@ -94,7 +94,10 @@ def read_text(path: Path, language: str) -> Iterator[str]:
 
 
 def _units(file: Any, language: str) -> Iterator[str]:
-    """The sentences of a translation memory; a unit without one in this language gives an empty one."""
+    """The sentences of a translation memory, in a language (``en``) or one of its regions (``en-US``).
+
+    A unit without one gives an empty one.
+    """
     for _, element in ElementTree.iterparse(file):
         if element.tag == "tu":
             sides = {
@@ -102,7 +105,8 @@ def _units(file: Any, language: str) -> Iterator[str]:
                 for side in element.iter("tuv")
                 for segment in side.iter("seg")
             }
-            yield " ".join(sides.get(language, "").split())
+            regions = (text for name, text in sides.items() if name.partition("-")[0] == language)
+            yield " ".join(sides.get(language.lower(), next(regions, "")).split())
             element.clear()
 
 

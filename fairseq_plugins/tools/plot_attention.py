@@ -19,6 +19,7 @@ from torch import Tensor
 import fairseq_plugins.registration  # noqa: F401  (mends fairseq's loader, which is looked up when it is called)
 from fairseq_plugins.long_words import segment
 from fairseq_plugins.tools.any_file import blaming
+from fairseq_plugins.tools.arguments import positive
 from fairseq_plugins.tools.figure import new_figure
 from fairseq_plugins.tools.layer_attention import attention_by_layer
 
@@ -40,7 +41,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="subword-nmt codes to segment the sentence with (default: the file code beside DATA_BIN, as of own-data, "
         "where the sentence has no @@)",
     )
-    parser.add_argument("--beam", type=int, default=5, metavar="N", help="beam size (default: %(default)s)")
+    parser.add_argument("--beam", type=positive, default=5, metavar="N", help="beam size (default: %(default)s)")
     parser.add_argument(
         "--layers", type=int, nargs="+", metavar="N", help="decoder layers to draw, from 1 (default: all that attend)"
     )

@@ -8,9 +8,11 @@ from __future__ import annotations
 import gzip
 import random
 from argparse import ArgumentParser, Namespace
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
+from fairseq_plugins.tools.arguments import positive
 from fairseq_plugins.tools.corpora import CORPORA
 from fairseq_plugins.tools.corpus import Corpus, prepare
 from fairseq_plugins.tools.work import work_in
@@ -28,7 +30,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--orig", type=Path, metavar="DIR", help="the original files, as far as they are there (default: OUT/orig)"
     )
     parser.add_argument("--words", action="store_true", help="make data-bin-words, of whole words")
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes (default: %(default)s)")
+    parser.add_argument("--workers", type=positive, default=1, metavar="N", help="processes (default: %(default)s)")
     parser.add_argument("--smoke", action="store_true", help="make up a miniature of the files, and download nothing")
 
 
@@ -45,7 +47,7 @@ def run(args: Namespace) -> None:
             orig = args.output / "orig-miniature"
             write_miniature(corpus, orig)
             merges = corpus.merges and LARGEST_MINIATURE_BPE
-            corpus = Corpus(**{**vars(corpus), "merges": merges})
+            corpus = replace(corpus, merges=merges, terms="made up")  # which tells it from the real one
         print(prepare(corpus, args.output, orig, words=args.words, workers=args.workers))
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from sacrebleu.metrics.bleu import BLEU
 from sacremoses import MosesDetokenizer
 
+from fairseq_plugins.tools.arguments import positive
 from fairseq_plugins.tools.generated import Hypothesis, read_generated, read_text
 
 __all__ = ["add_arguments", "run"]
@@ -52,7 +53,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--lowercase", action="store_true", help="BLEU without case, of both texts (sacreBLEU's signature: case:lc)"
     )
     parser.add_argument("--rouge", action="store_true", help="ROUGE-1, 2 and L: recall and F1")
-    parser.add_argument("--bytes", type=int, metavar="N", help="with --rouge: of the first N bytes (DUC-2004: 75)")
+    parser.add_argument("--bytes", type=positive, metavar="N", help="with --rouge: of the first N bytes (DUC-2004: 75)")
 
 
 def run(args: Namespace) -> None:
@@ -63,6 +64,8 @@ def run(args: Namespace) -> None:
     """
     if not args.rouge and (len(args.reference) > 1 or args.bytes is not None):
         raise ValueError("several references and --bytes go with --rouge")
+    if args.rouge and (args.lowercase or args.tokenised is not None):
+        raise ValueError("--lowercase and --tokenised go without --rouge, which knows no case and makes tokens itself")
     found: dict[str, list[float]] = {}
     for paths in args.generated:
         sentences = read_generated(paths)

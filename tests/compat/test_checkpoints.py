@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import pickle
 import random
 import shutil
 import socket
@@ -105,10 +106,11 @@ def test_without_a_check_nothing_is_loaded(tmp_path: Path, monkeypatch: pytest.M
     own_load = inspect.unwrap(checkpoint_utils.load_checkpoint_to_cpu)
     monkeypatch.setattr(checkpoint_utils, "load_checkpoint_to_cpu", own_load)
     checkpoints.load_checkpoints_safely()
-    with pytest.raises(RuntimeError, match="was not loaded"):
+    with pytest.raises(pickle.UnpicklingError, match="was not loaded"):
         checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "model.pt"))
     with pytest.raises(RuntimeError, match="Only one of"):  # torch itself, told both
         checkpoint_utils.load_ema_from_checkpoint(str(tmp_path / "model.pt"))
+    assert not checkpoints.torch_loads(1)  # a probe, which is made on import
     assert not (tmp_path / "trace").exists()
 
 

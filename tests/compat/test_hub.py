@@ -103,9 +103,11 @@ def test_a_task_that_takes_its_options_in_another_way_is_refused(load) -> None:
 
 
 def test_an_option_that_nobody_has_is_told(load, caplog: pytest.LogCaptureFixture) -> None:
-    load(nonsense=1, lenpen=0.5, post_process="subword_nmt", bpe=None)
+    hub = load(nonsense=1, lenpen=0.5, post_process="subword_nmt", bpe=None)
+    hub.translate("w1 w2", beam=2, max_len_b=5, lenpan=9, skip_invalid_size_inputs=True)
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
-        "nonsense does nothing: no part of the configuration has such an option"
+        "nonsense does nothing: no part of the configuration has such an option",
+        "lenpan does nothing: a search has no such option",
     ]
 
 

@@ -142,6 +142,11 @@ def test_options_that_cannot_be(options: dict[str, Any], folder: Path, program: 
         program.Translator(folder, 1).translate(["w1"], **options)
 
 
+def test_unknown_words_are_replaced_by_a_dictionary(folder: Path, program: ModuleType) -> None:
+    with pytest.raises(ValueError, match="a dictionary replace_unk are wanted"):
+        program.Translator(folder, 1).translate(["w1"], replace_unk="file.txt")
+
+
 def test_subwords_and_tokens(program: ModuleType, tmp_path: Path) -> None:
     """Moses' tokens and subwords on the way in and out, as fairseq makes them; of a very long word in time."""
     codes = tmp_path / "codes"

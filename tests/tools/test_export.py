@@ -60,7 +60,7 @@ def test_translates_as_fairseq_interactive(data: Path, architecture: str, tmp_pa
         assert translate(out, *words) == interactive(data, path, *words)
     readme = (out / "README.md").read_text()
     assert "pip install numpy onnxruntime\n" in readme
-    assert 'Translator("out")' in readme
+    assert 'Translator(".")' in readme
 
 
 def test_candidates_and_unknown_words(data: Path, tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_candidates_and_unknown_words(data: Path, tmp_path: Path) -> None:
     lexicon.mkdir()
     (lexicon / "candidates.txt").write_text("".join(f"w{n} w{(n + 1) % 20} 0.5\n" for n in range(20)))
     (lexicon / "frequent.txt").write_text("".join(f"w{n} 9\n" for n in range(20)))
-    (lexicon / "dictionary.txt").write_text("never translated\n")
+    (lexicon / "dictionary.txt").write_bytes("\ufeffnever translated\n".encode())
     options = ["--candidates", lexicon, "--frequent-candidates", 8]
     export(path, tmp_path / "out", "--data", data, *options)
     words = ["--beam", 3, "--max-len-b", 9]
@@ -78,6 +78,9 @@ def test_candidates_and_unknown_words(data: Path, tmp_path: Path) -> None:
     words += ["--unkpen", -9, "--replace-unk", lexicon / "dictionary.txt"]
     assert "translated" in " ".join(translate(tmp_path / "out", *words))
     assert translate(tmp_path / "out", *words) == interactive(data, path, *options, *words)
+    (lexicon / "dictionary.txt").write_text("never translated at all\n")
+    with pytest.raises(AssertionError, match=r"dictionary\.txt: ValueError: .* element #0 has length 4"):
+        translate(tmp_path / "out", *words)
 
 
 def test_imported_fconv(data: Path, tmp_path: Path) -> None:
@@ -107,6 +110,7 @@ def test_what_cannot_be_exported(data: Path, tmp_path: Path) -> None:
         ([path, tmp_path / "out", "--bpe-codes", tmp_path / "codes"], "codes does not exist"),
         ([path, tmp_path / "out", "--bpe-codes", tmp_path / "fastbpe"], "fastbpe has no codes of subword-nmt"),
         ([path, tmp_path / "out", "--data", data, "--candidates", tmp_path], r"frequent\.txt does not exist"),
+        ([path, tmp_path / "out", "--data", data, "--frequent-candidates", 0], "go with --candidates"),
         ([path, tmp_path / "out", "--data", tmp_path], r"dict\.\w+\.txt does not exist: --data DATA_BIN"),
     ):
         with pytest.raises(SystemExit, match=message):

@@ -135,7 +135,8 @@ def test_from_two_files_to_translations(trained: tuple[Path, str], texts: Path) 
     shown, words = commands(printed), call(texts, out)
     with work_in(out):  # by another architecture's training, say
         sentences = (texts / "test.en").read_text()
-        second = own(*words, "--train", TINY, "--translate", "-", stdin=f"\n{sentences} \n")
+        gone = ["a.en", "a.de", *words[2:5]]  # what it was trained on
+        second = own(*gone, "--train", TINY, "--translate", "-", stdin=f"\n{sentences} \n")
         assert f"another call, or what it has started, is at work in {out}" in own(*words, succeeds=False).stderr
     before, *translations, after = second.stdout.splitlines()
     assert before == after == ""  # models make something up of nothing
@@ -154,6 +155,8 @@ def test_from_two_files_to_translations(trained: tuple[Path, str], texts: Path) 
     assert sorted(hypotheses(result.stdout)) == list(range(7))
     assert re.findall(r"^D-\d+\t\S+\t(.*)$", result.stdout, flags=re.MULTILINE) == translations
 
+    backwards = own("a.de", "a.en", *words[2:5], "--translate", "-", succeeds=False).stderr
+    assert f"--translate: {out}/data-bin was not made for de to en" in backwards
     other = own(*words, "--train", f"{TINY} --dropout 0.5", succeeds=False).stderr.splitlines()[-1]
     assert f"has been trained, with --train {shlex.quote(TINY)}: choose another folder, or remove {out}" in other
 
@@ -171,6 +174,13 @@ def parse(*words: object) -> Any:
     return parser.parse_args([*map(str, words)])
 
 
+def test_nobody_prepares_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    for number in ("0", "-1", "x"):
+        with pytest.raises(SystemExit):
+            parse("a.en", "a.de", "out", f"--workers={number}")
+        assert f"--workers: expected a number from 1 on, got '{number}'" in capsys.readouterr().err
+
+
 def describe(*words: object) -> Any:
     return own_data.describe(parse(*words, "out"))
 
@@ -182,7 +192,7 @@ def test_folders_are_paired_by_name(texts: Path, tmp_path: Path) -> None:
             (tmp_path / language / f"{name}.txt").write_text((texts / f"train.{language}").read_text())
     corpus = describe(tmp_path / "en", tmp_path / "de")
     assert corpus.languages == ("en", "de")
-    assert [[Path(file.path).relative_to(tmp_path).as_posix() for file in pair] for pair in corpus.train] == [
+    assert [[file.place().relative_to(tmp_path).as_posix() for file in pair] for pair in corpus.train] == [
         ["en/a.txt", "de/a.txt"],
         ["en/b.txt", "de/b.txt"],
     ]
@@ -214,6 +224,11 @@ def test_another_text_under_the_same_name(texts: Path, tmp_path: Path) -> None:
         (tmp_path / f"a.{language}").write_text((texts / f"train.{language}").read_text())
     before = describe(tmp_path / "a.en", tmp_path / "a.de")
     assert describe(tmp_path / "a.en", tmp_path / "a.de") == before
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for language in ("en", "de"):
+        (moved / f"a.{language}").write_text((texts / f"train.{language}").read_text())
+    assert str(describe(moved / "a.en", moved / "a.de")) == str(before), "a project may move"
     (tmp_path / "a.de").write_text((texts / "train.de").read_text().replace("Hund", "Bund"))
     assert describe(tmp_path / "a.en", tmp_path / "a.de") != before
 
@@ -256,7 +271,7 @@ def test_a_training_that_leaves_no_model_is_not_finished(data: Path, tmp_path: P
     wishes = shlex.split(f"{TINY} --save-interval 9")
     training = own_training.Training("convs2s_tiny", tmp_path / "save", wishes)
     with pytest.raises(ValueError, match=r"training has ended without .*/save/checkpoint_best\.pt: by --train, it has"):
-        training.run(data, data.parent / "train.tgt")
+        training.run(data, data.parent / "train.tgt", ["-s", "src", "-t", "tgt"])
 
 
 def test_a_training_that_goes_on_tells_so_in_the_same_log(
@@ -268,11 +283,16 @@ def test_a_training_that_goes_on_tells_so_in_the_same_log(
         wishes = [*shlex.split(TINY), "--max-epoch", str(epochs), "--log-format", "simple"]
         wishes += ["--best-checkpoint-metric", "nll_loss"]
         training = own_training.Training("convs2s_tiny", tmp_path / "save", wishes)
-        training.run(data, data.parent / "train.tgt")
+        training.run(data, data.parent / "train.tgt", ["-s", "src", "-t", "tgt"])
         curves.append(read_curve(tmp_path / "save" / "train.log"))
     assert [len(curve) for curve in curves] == [1, 2]
     assert curves[1][:1] == curves[0]
+    training.run(data, data.parent / "train.tgt", [])
     told = capsys.readouterr().err
+    assert "nothing is left to train" not in told  # by --max-epoch, which fairseq looks at itself
+    training = own_training.Training("convs2s_tiny", tmp_path / "save", [*wishes, "--max-update", "2"])
+    training.run(data, data.parent / "train.tgt", [])
+    assert re.search(r"^nothing is left to train: \d+ updates", capsys.readouterr().err, flags=re.MULTILINE)
     told_of = re.findall(r"^epoch (\d), .* loss [\d.]+, nll_loss [\d.]+, the best so far", told, flags=re.MULTILINE)
     assert told_of == ["1", "2"]
     assert "it ends after 5 validations in a row without improvement or 2 epochs." in told
@@ -298,7 +318,7 @@ def test_options_of_a_finished_training(tmp_path: Path) -> None:
         (tmp_path / "finished").write_text(trained)
         args = parse("a.en", "a.de", "out", "--train", asked)
         if refused:
-            with pytest.raises(ValueError, match=f"or remove {tmp_path}/finished to train on"):
+            with pytest.raises(ValueError, match=f"or remove {tmp_path} to train anew"):
                 own_data.plan(args, tmp_path)
         else:
             assert own_data.plan(args, tmp_path) is None
@@ -336,6 +356,7 @@ def test_a_wrong_call_gets_a_clear_error(texts: Path, tmp_path: Path) -> None:
         ([str(tmp_path / "text.txt"), german, out], "give --source-lang"),
         ([str(texts), german, out, "--source-lang", "en"], "two files or two folders"),
         ([german, german, out], "are both de"),
+        ([english, german, out, "--target-lang", "../de"], "'../de' is no name of a language"),
         ([str(tmp_path / "few.en"), str(tmp_path / "few.de"), out], "too few to learn from"),
         ([str(tmp_path / "no.en"), german, out], "does not exist"),
         ([str(tmp_path / "short.en"), german, out], f"short.en has 299 lines and {german} 300"),

@@ -25,11 +25,15 @@ SHA256 = "sha256:" + hashlib.sha256(CONTENT).hexdigest()
 
 
 class Server(ThreadingHTTPServer):
-    """Serves ``files``; with ``breaks`` it hangs up half-way, and without ``ranges`` it always sends all."""
+    """Serves ``files``; with ``breaks`` it hangs up half-way, and without ``ranges`` it always sends all.
+
+    Without ``sizes`` it sends a part, of a length that it tells before it.
+    """
 
     files: dict[str, bytes]
     breaks = False
     ranges = True
+    sizes = True
     asked: list[str | None]
 
 
@@ -47,6 +51,11 @@ class Handler(BaseHTTPRequestHandler):
             self.send_error(416)
             return
         self.send_response(206 if start else 200)
+        if not self.server.sizes:
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.write(b"100000\r\n" + content[: len(content) // 2])
+            return
         self.send_header("Content-Length", str(len(content) - start))
         self.end_headers()
         self.wfile.write(content[start : len(content) // 2 if self.server.breaks else None])
@@ -66,6 +75,22 @@ def server() -> Iterator[Server]:
 
 def url(server: Server, name: str = "file.bin") -> str:
     return f"http://127.0.0.1:{server.server_port}/{name}"
+
+
+def test_a_part_that_breaks_off(server: Server, tmp_path: Path) -> None:
+    server.sizes = False
+    with pytest.raises(OSError, match="IncompleteRead"):
+        download(url(server), tmp_path / "file.bin", SHA256)
+
+
+def test_a_miniature_is_not_taken_for_the_corpus(tmp_path: Path) -> None:
+    """Also where both are of words, so that nothing else tells them apart."""
+    own = Corpus("xx", "yy", train=text("train.{}", ("xx", "yy")), tests=(), merges=None, terms="Ask somebody.")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(CORPORA, "convs2s", own)
+        cli.main(["prepare", "convs2s", str(tmp_path / "out"), "--smoke"])
+        with pytest.raises(SystemExit, match="holds other text"):
+            cli.main(["prepare", "convs2s", str(tmp_path / "out")])
 
 
 @pytest.mark.parametrize("ranges", [True, False])
@@ -229,6 +254,9 @@ def test_formats(tmp_path: Path) -> None:
     (tmp_path / "a.tmx.gz").write_bytes(gzip.compress(tmx.encode()))
     assert list(parallel_text.read_text(tmp_path / "a.tmx.gz", "en")) == ["one x two", ""]
     assert list(parallel_text.read_text(tmp_path / "a.tmx.gz", "ro")) == ["unu", ""]
+    (tmp_path / "b.tmx").write_text(tmx.replace("'en'", "'en-US'"))
+    for language in ("en", "en-us", "en-US"):
+        assert list(parallel_text.read_text(tmp_path / "b.tmx", language)) == ["one x two", ""]
     (tmp_path / "train.tags.de-en.de").write_text(
         "<url>u</url>\n<title>Ein Titel</title>\n Satz. \n<talkid>1</talkid>\n"
     )
