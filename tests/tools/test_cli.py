@@ -49,6 +49,7 @@ def test_what_there_is_and_what_there_is_not() -> None:
     assert "``fairseq-plugins score``: BLEU or ROUGE" in call("score", "--help").stdout
     assert "invalid choice: 'scores'" in call("scores").stderr
     assert "required: COMMAND" in call().stderr
+    assert "Please install" not in call("average", "--help").stderr, "fairseq asks for tensorboardX on import"
 
 
 def test_errors_of_the_system_have_no_numbers(tmp_path: Path) -> None:

@@ -256,6 +256,7 @@ def test_what_is_chosen_by_the_size(tmp_path: Path, pairs: int, every: int, merg
 )
 def test_training_settings(family: str, size: tuple[int, int], options: str) -> None:
     settings = own_training.training_settings(family, *size)
+    options += " --patience 5 --no-epoch-checkpoints"
     assert [option for option in options.split(" --") if option.removeprefix("--") not in settings] == []
 
 

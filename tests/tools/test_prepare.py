@@ -157,6 +157,7 @@ def test_archives_of_one_name(server: Server, tmp_path: Path) -> None:
     corpus = Corpus("en", "de", train=texts["wmt13"], tests=(texts["wmt15"],))
     for missing in ("wmt13.en", "wmt15.en"):
         fetch(corpus, tmp_path)
+        assert {path.name for path in tmp_path.glob("*.tgz")} == {"wmt13-test.tgz", "wmt15-test.tgz"}
         assert [(tmp_path / f"{folder}.en").read_text() for folder in texts] == list(texts)
         (tmp_path / missing).unlink()
 
@@ -170,6 +171,7 @@ def test_only_what_is_missing_is_fetched(server: Server, tmp_path: Path) -> None
     assert (orig / "test.en").read_text() == "mine\n"
     assert (orig / "in" / "train.de").read_text().startswith("WORD0 TAIL 0\n")
     assert len(server.asked) == 2  # the archive once, and test.de
+    assert (orig / "train.tgz").exists()
     assert not (tmp_path / "evil").exists()
     fetch(described, orig)
     assert len(server.asked) == 2
@@ -281,6 +283,27 @@ def test_many_beginnings_of_a_sentence_take_no_time(line: str, tmp_path: Path) -
 def test_a_byte_order_mark_is_no_part_of_a_word(tmp_path: Path) -> None:
     (tmp_path / "train.en").write_text("a\n\ufeffb\n", encoding="utf-8-sig")
     assert list(parallel_text.read_text(tmp_path / "train.en", "en")) == ["a", "\ufeffb"]
+
+
+def test_punctuation_is_brought_into_one_form_in_training_alone(server: Server, tmp_path: Path, monkeypatch) -> None:
+    described = small(server, normalise=True)
+    monkeypatch.setattr(corpus, "binarise", lambda *arguments: arguments[2].mkdir())
+    orig = tmp_path / "orig"
+    fetch(described, orig)
+    for path in (orig / "in" / "train.en", orig / "test.en"):
+        path.write_text(path.read_text().replace("tail", "\u201etail\u201c"))
+    prepare(described, tmp_path, orig)
+    found = ["&quot;" in (tmp_path / "tmp" / f"{part}.en").read_text() for part in ("train", "test")]
+    assert found == [True, False]
+
+
+def test_what_would_be_written_over_is_in_the_way(server: Server, tmp_path: Path) -> None:
+    for name in ("code", "data-bin", "train.en", "valid.de", "test.reference", "tmp"):
+        out = tmp_path / name
+        out.mkdir()
+        (out / name).write_text("mine")
+        with pytest.raises(ValueError, match=f"{name} is in the way of what is to be made"):
+            prepare(small(server), out, tmp_path / "orig")
 
 
 def test_tokens_are_those_of_fairseq_whatever_the_number_of_workers() -> None:

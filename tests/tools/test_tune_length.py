@@ -65,6 +65,7 @@ def test_hypotheses_hold_what_was_printed(toy: Path) -> None:
     assert (short.words, short.length, long.length) == ("a", 2, 5)
     assert long.log_probability == pytest.approx(-3 * math.log(2))
     assert long.score(1) == pytest.approx(-0.6 * math.log(2))
+    assert long.score(1, word_penalty=0.5) == pytest.approx(-0.6 * math.log(2) + 0.5 * 4 / 5)
 
 
 def test_the_table_and_the_best(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,6 +25,16 @@ def test_it_has_as_many_parameters_as_the_transformer(sizes: dict[str, int]) -> 
     assert test_presets.parameters(ours) - 192 == test_presets.parameters(theirs)
 
 
+@pytest.mark.parametrize("sharing", ["none", "decoder"])
+def test_words_start_as_a_transformers(build, sharing: str) -> None:
+    """With a standard deviation of d^-½, around zero, and so does the output layer."""
+    model = build("weighted_transformer_tiny", enlivened=False, share_embeddings=sharing)
+    for layer in (model.encoder.embedding.words, model.decoder.embedding.words, model.decoder.output_projection):
+        weight = layer.weight.detach()
+        assert float(weight.std()) == pytest.approx(128**-0.5, rel=0.05)
+        assert float(weight.mean()) == pytest.approx(0, abs=0.005)
+
+
 def test_weights_off_the_simplex_are_refused(build) -> None:
     """Before validation and translation, whatever the criterion."""
     model = build("weighted_transformer_tiny").train()
