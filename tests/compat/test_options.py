@@ -33,6 +33,21 @@ def test_options_are_read_as_literals(text: str) -> None:
     assert literal(text) == eval(text)
 
 
+@pytest.mark.parametrize(
+    ("largest", "larger"),
+    [
+        ("[0] * 1000", "[0] * 1001"),
+        ("[[0] * 1000] * 9", "[[0] * 1000] * 10"),
+        ("[0] * 999 + [1]", "[0] * 999 + [1, 2]"),
+    ],
+)
+def test_literals_have_so_many_elements(largest: str, larger: str) -> None:
+    """Also those inside others; beyond, a few letters could ask for gigabytes."""
+    assert literal(largest) == eval(largest)
+    with pytest.raises(ValueError, match="not a literal"):
+        literal(larger)
+
+
 def evaluating_modules() -> Iterator[str]:
     """The modules of the installed fairseq that call ``eval`` or ``exec``."""
     for package in (fairseq, fairseq_cli):

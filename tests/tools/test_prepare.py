@@ -328,7 +328,7 @@ def test_sides_of_different_length_are_named(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_downloaded_is_asked_for(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"train\.article\.txt is missing\. It is under a licence"):
+    with pytest.raises(SystemExit, match=r"/orig/sumdata/train/train\.article\.txt is missing\. It is under a licence"):
         cli.main(["prepare", "gigaword", str(tmp_path)])
 
 

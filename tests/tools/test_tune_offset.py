@@ -9,6 +9,7 @@ import sacrebleu
 
 from fairseq_plugins.tools import cli
 from fairseq_plugins.tools.generated import read_generated
+from fairseq_plugins.tools.tune_offset import count_right
 
 # A model that attends one word too early: Ann and Bob are to the right of what it looks at; at Cid it is right.
 SOURCE = "the man Ann at once then saw Bob\nCid ran\n"
@@ -69,6 +70,12 @@ def test_a_word_that_is_there_already_is_not_right(folder: Path, capsys: pytest.
     (folder / "out").write_text(text)
     tune(folder, "--offsets", 1)
     assert capsys.readouterr().out.splitlines()[1].split()[1] == "0"
+
+
+def test_only_words_that_were_unknown_are_counted() -> None:
+    """And not the second of two that the reference has, where the translation has one of its own."""
+    assert count_right(["der", "<unk>"], ["der", "x"], ["der", "der"]) == 0
+    assert count_right(["der", "<unk>"], ["der", "der"], ["der", "der"]) == 1
 
 
 def test_alignments_are_read(folder: Path) -> None:
