@@ -367,7 +367,7 @@ def test_dropout_has_its_places_in_a_tree(
 ) -> None:
     """Those that it has in rows: in training a factor stands in for it here."""
     model = build(name, dropout=0.5, attention_dropout=0.0, relu_dropout=0.0).double()
-    rows, _ = criterion(dictionary)._sets(sample, searched(model, sample, dictionary, 4))
+    rows, _ = criterion(dictionary).sets(sample, searched(model, sample, dictionary, 4))
     model.train()
     drop = torch.nn.functional.dropout
     monkeypatch.setattr(torch.nn.functional, "dropout", lambda x, p, training=True, inplace=False: x * (1 + p))
