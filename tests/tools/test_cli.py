@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import io
 import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fairseq import checkpoint_utils
@@ -50,6 +52,16 @@ def test_what_there_is_and_what_there_is_not() -> None:
     assert "invalid choice: 'scores'" in call("scores").stderr
     assert "required: COMMAND" in call().stderr
     assert "Please install" not in call("average", "--help").stderr, "fairseq asks for tensorboardX on import"
+
+
+def test_letters_that_the_terminal_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    tool = SimpleNamespace(__doc__="", add_arguments=lambda parser: None, run=lambda args: print("a\u0308\xe4"))
+    monkeypatch.setattr(cli, "find", lambda name: tool)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    cli.main(["score"])
+    terminal.flush()
+    assert terminal.buffer.getvalue() == rb"a\u0308\xe4" + b"\n"  # type: ignore[attr-defined]
 
 
 def test_errors_of_the_system_have_no_numbers(tmp_path: Path) -> None:

@@ -219,6 +219,13 @@ def test_names_with_dots(texts: Path, tmp_path: Path) -> None:
         describe(tmp_path / "en", tmp_path / "de")
 
 
+def test_names_that_end_in_other_letters(texts: Path, tmp_path: Path) -> None:
+    for language, end in (("en", "eng"), ("de", "ger")):
+        (tmp_path / language).mkdir()
+        (tmp_path / language / f"news.2013.{end}").write_text((texts / f"train.{language}").read_text())
+    assert len(describe(tmp_path / "en", tmp_path / "de").train) == 1
+
+
 def test_another_text_under_the_same_name(texts: Path, tmp_path: Path) -> None:
     for language in ("en", "de"):
         (tmp_path / f"a.{language}").write_text((texts / f"train.{language}").read_text())
