@@ -21,6 +21,7 @@ __all__ = ["convolutional", "lstm", "pooling", "set_up", "step"]
 
 
 def convolutional(program: SourceProgram, encoder: ConvolutionalEncoder, e: str) -> tuple[str, str]:
+    """`ConvolutionalEncoder.encode`: embeddings, (B, S, f), to keys and values, (B, S, f)."""
     width = encoder.embedding.words.embedding_dim
 
     def stack(module: Any) -> str:
@@ -49,6 +50,7 @@ def convolutional(program: SourceProgram, encoder: ConvolutionalEncoder, e: str)
 
 
 def pooling(program: SourceProgram, encoder: PoolingEncoder, e: str) -> tuple[str, str]:
+    """`PoolingEncoder.encode`: embeddings, (B, S, f), to keys and values, (B, S, f)."""
     columns = program.transposed(program.Mul(e, program.mask))
     half = encoder.width // 2
     z = program.AveragePool(columns, kernel_shape=[encoder.width], pads=[half, half], count_include_pad=1)
@@ -56,6 +58,7 @@ def pooling(program: SourceProgram, encoder: PoolingEncoder, e: str) -> tuple[st
 
 
 def lstm(program: SourceProgram, encoder: LSTMEncoder, e: str) -> tuple[str, str]:
+    """`LSTMEncoder.encode`: embeddings, (B, S, f), to keys and values, (B, S, f)."""
     tops = []
     first = program.Transpose(e, perm=[1, 0, 2])  # (S, B, f)
     stacks: Any = encoder.stacks
@@ -88,7 +91,7 @@ def _lstm_layer(program: SourceProgram, lstm: nn.LSTM, x: str, backwards: bool) 
 
 
 def set_up(program: SourceProgram, decoder: LSTMDecoder, keys: str, values: str) -> list[tuple[str, Sizes]]:
-    """As `ConditionalInput` of the conv_encoder."""
+    """What steps need of the source, and its sizes: as `ConditionalInput` of the conv_encoder."""
     attentive = decoder.attentive
     f, hidden = attentive.query.out_features, attentive.query.in_features
     z, v = program.flat(keys, f), program.flat(values, f)
@@ -103,6 +106,7 @@ def set_up(program: SourceProgram, decoder: LSTMDecoder, keys: str, values: str)
 
 
 def step(program: StepProgram, decoder: LSTMDecoder, g: str) -> tuple[str, str]:
+    """Embeddings, (R, f), to features, (R, f), and attention, (B, k, S)."""
     attentive = decoder.attentive
     f, hidden = attentive.query.out_features, attentive.query.in_features
     keys, bias, values = program.sources

@@ -22,6 +22,7 @@ __all__ = ["encode", "set_up", "step"]
 
 
 def encode(program: SourceProgram, encoder: ConvS2SEncoder, e: str) -> tuple[str, str]:
+    """`ConvS2SEncoder.encode`: embeddings, (B, S, f), to keys and values, (B, S, f)."""
     width = encoder.embedding.words.embedding_dim
     z = program.linear(program.flat(e, width), encoder.from_embedding.weight, encoder.from_embedding.bias)
     outputs = [z]
@@ -37,7 +38,10 @@ def encode(program: SourceProgram, encoder: ConvS2SEncoder, e: str) -> tuple[str
 
 
 def set_up(program: SourceProgram, decoder: ConvS2SDecoder, keys: str, values: str) -> list[tuple[str, Sizes]]:
-    """As `ProjectedAttention`; √½ is in the keys, and the biases of all layers are one."""
+    """What steps need of the source, and its sizes.
+
+    As `ProjectedAttention`; √½ is in the keys, and the biases of all layers are one.
+    """
     embed_dim = decoder.embedding.words.embedding_dim
     z, v = program.flat(keys, embed_dim), program.flat(values, embed_dim)
     attentions = [attention for _, attention, _ in decoder.layers if attention is not None]
@@ -64,6 +68,7 @@ def set_up(program: SourceProgram, decoder: ConvS2SDecoder, keys: str, values: s
 
 
 def step(program: StepProgram, decoder: ConvS2SDecoder, g: str) -> tuple[str, str]:
+    """Embeddings, (R, f), to features, (R, width), and the sum of all layers' attention, (B, k, S)."""
     h = program.linear(g, decoder.from_embedding.weight, decoder.from_embedding.bias)
     z, bias, biases, *projected = program.sources
     by_sentence = program.by_sentence(g, decoder.embedding.words.embedding_dim)

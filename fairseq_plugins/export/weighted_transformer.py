@@ -22,6 +22,7 @@ __all__ = ["encode", "set_up", "step"]
 
 
 def encode(program: SourceProgram, encoder: WeightedTransformerEncoder, e: str) -> tuple[str, str]:
+    """`WeightedTransformerEncoder.encode`: embeddings, (B, S, d), to keys and values, which are one, (B, S, d)."""
     dim = encoder.embedding.words.embedding_dim
     x, bias = program.flat(e, dim), program.Unsqueeze(program.bias, [1])
     layers: Any = encoder.layers
@@ -44,6 +45,7 @@ def encode(program: SourceProgram, encoder: WeightedTransformerEncoder, e: str) 
 def set_up(
     program: SourceProgram, decoder: WeightedTransformerDecoder, keys: str, values: str
 ) -> list[tuple[str, Sizes]]:
+    """What steps need of the source, and its sizes: keys and values of each layer."""
     dim = decoder.embedding.words.embedding_dim
     x = program.flat(keys, dim)
     sources: list[tuple[str, Sizes]] = [(program.Unsqueeze(program.bias, [1]), ["B", 1, 1, "S"])]
@@ -61,6 +63,7 @@ def set_up(
 
 
 def step(program: StepProgram, decoder: WeightedTransformerDecoder, x: str) -> tuple[str, str]:
+    """Embeddings, (R, d), to features, (R, d), and the last layer's attention, (B, k, S)."""
     dim = decoder.embedding.words.embedding_dim
     bias, *sources = program.sources
     layers: Any = decoder.layers
