@@ -98,6 +98,7 @@ def _units(file: Any, language: str) -> Iterator[str]:
 
     A unit without one gives an empty one.
     """
+    language = language.lower()
     for _, element in ElementTree.iterparse(file):
         if element.tag == "tu":
             sides = {
@@ -106,7 +107,7 @@ def _units(file: Any, language: str) -> Iterator[str]:
                 for segment in side.iter("seg")
             }
             regions = (text for name, text in sides.items() if name.partition("-")[0] == language)
-            yield " ".join(sides.get(language.lower(), next(regions, "")).split())
+            yield " ".join(sides.get(language, next(regions, "")).split())
             element.clear()
 
 

@@ -257,7 +257,7 @@ def test_formats(tmp_path: Path) -> None:
     assert list(parallel_text.read_text(tmp_path / "a.tmx.gz", "en")) == ["one x two", ""]
     assert list(parallel_text.read_text(tmp_path / "a.tmx.gz", "ro")) == ["unu", ""]
     (tmp_path / "b.tmx").write_text(tmx.replace("'en'", "'en-US'"))
-    for language in ("en", "en-us", "en-US"):
+    for language in ("en", "EN", "en-us", "en-US"):
         assert list(parallel_text.read_text(tmp_path / "b.tmx", language)) == ["one x two", ""]
     (tmp_path / "train.tags.de-en.de").write_text(
         "<url>u</url>\n<title>Ein Titel</title>\n Satz. \n<talkid>1</talkid>\n"
