@@ -170,6 +170,8 @@ def test_a_no_break_space_separates_no_words(toy: Path) -> None:
         (TOY + TOY_1 + TOY, "sentence 0 comes a second time"),
         (TOY.replace("-1.0000 -1.0000", "-1.0000"), "line 6: fewer scores than"),
         (TOY.replace("-1.0000 -1.0000", "-1.0000 x"), "line 6: could not convert string to float: 'x'"),
+        (TOY.replace("-1.0000 -1.0000", "-1.0000 nan"), "line 6: a score is not a number"),
+        (TOY.replace("-1.0000 -1.0000", "-1e308 -1e308"), "line 6: intermediate overflow in fsum"),
         (TOY + "A-0\t0-0\nA-0\t0-0\n", "line 11: sentence 0 ends without all lines H, D, P"),
         (TOY.replace("T-0", "U-0"), "1 sentences have no reference"),
     ],
