@@ -6,6 +6,7 @@ It holds the model as ONNX programs, dictionaries, codes, and ``translate.py``, 
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
 from importlib.util import find_spec
@@ -70,6 +71,11 @@ def run(args: Namespace) -> None:
 
     model, task = load(args.checkpoint, args.data)
     source, target = task.source_dictionary, task.target_dictionary
+    if args.bpe_codes is None and any(word.endswith("@@") for word in source.symbols):
+        print(
+            "warning: the model has subwords, and without --bpe-codes the folder takes only text that is in them",
+            file=sys.stderr,
+        )
     candidates = None
     if args.candidates is not None:
         defaults = TranslationFastConfig.candidates_per_word, TranslationFastConfig.frequent_candidates

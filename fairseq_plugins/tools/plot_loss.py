@@ -160,15 +160,16 @@ def draw(runs: Mapping[str, Sequence[Sequence[Point]]], output: Path) -> None:
     """
     figure = new_figure(9, 3.8)
     left, right = figure.subplots(1, 2, sharey=True)
+    labels = []
     settled: list[Point] = []  # behind the first fifth, in which losses fall too far to show
     for number, (name, curves) in enumerate(runs.items()):
         style = line_styles(number)
-        label = name if len(curves) == 1 else f"{name}, {len(curves)} seeds"
+        labels.append(name if len(curves) == 1 else f"{name}, {len(curves)} seeds")
         common = sorted(set.intersection(*({point.updates for point in curve} for curve in curves)))
         if not common:
             raise ValueError(f"{name}: there is no update at which all of its trainings were validated")
         by_update = [[point for curve in curves for point in curve if point.updates == updates] for updates in common]
-        for kind, more in (("validation", {"label": label}), ("training", {"alpha": 0.4, "linewidth": 1})):
+        for kind, more in (("validation", {"label": str(number)}), ("training", {"alpha": 0.4, "linewidth": 1})):
             values = [[getattr(point, kind) for point in points] for points in by_update]
             left.plot(common, [statistics.fmean(each) for each in values], **{**style, **more})
             if kind == "validation" and len(curves) > 1:
@@ -185,7 +186,8 @@ def draw(runs: Mapping[str, Sequence[Sequence[Point]]], output: Path) -> None:
     left.set(xlabel="updates", ylabel="validation loss (pale: training)", ylim=limits)
     right.set(xlabel="training loss", ylabel="validation loss", xlim=limits)
     left.locator_params(axis="x", nbins=6)  # numbers of five digits need room
-    left.legend(fontsize="small")
+    for text, label in zip(left.legend(fontsize="small").get_texts(), labels, strict=True):
+        text.set(text=label, parse_math=False)  # set here, a name may begin with _ and hold $
     for panel in (left, right):
         panel.grid(alpha=0.3)
     figure.savefig(output)

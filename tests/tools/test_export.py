@@ -93,6 +93,17 @@ def test_imported_fconv(data: Path, tmp_path: Path) -> None:
         export(path, tmp_path / "other", "--data", data)
 
 
+def test_subwords_without_codes(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, subwords = checkpoint(data, tmp_path / "model.pt", "convs2s_tiny"), tmp_path / "subwords"
+    export(path, tmp_path / "words", "--data", data)
+    assert not capsys.readouterr().err
+    subwords.mkdir()
+    for dictionary in data.glob("dict.*.txt"):
+        (subwords / dictionary.name).write_text(dictionary.read_text().replace("w1 ", "w1@@ "))
+    export(path, tmp_path / "out", "--data", subwords)
+    assert "without --bpe-codes the folder takes only text that is in them" in capsys.readouterr().err
+
+
 def test_what_cannot_be_exported(data: Path, tmp_path: Path) -> None:
     """Nothing is left behind."""
     path = checkpoint(data, tmp_path / "model.pt", "convs2s_tiny")
