@@ -24,7 +24,8 @@ def understand_command_lines() -> None:
     ``--arch convs2s --help`` shows fairseq's options and not the model's: the first of two passes answers it, and here
     the second.  ``--bf16`` is taken for a wish to train on a TPU, also where there is no software for one, and fails.
     ``--task language_modeling`` with a model of translation fails inside of the options; where the task has all that
-    the model takes, nothing is refused.
+    the model takes, nothing is refused.  So does ``--tokenizer moses``, to which fairseq gives no languages but those
+    of the command line.
     """
     parse = options.parse_args_and_arch
     answer_later = answers_help_too_early(parse)
@@ -53,6 +54,9 @@ def understand_command_lines() -> None:
                 f"--arch {args.arch} does not go with --task {args.task}, which has no {option}: take --task "
                 "translation or translation_fast"
             )
+        asked = vars(args)
+        if asked.get("tokenizer") == "moses" and None in (asked.get("source_lang", ""), asked.get("target_lang", "")):
+            raise ValueError("--tokenizer moses needs --source-lang and --target-lang")
         return parsed
 
     options.parse_args_and_arch = parse_args_and_arch

@@ -49,3 +49,11 @@ def test_adaptive_loss_goes_with_fairseqs_transformer(data: Path) -> None:
     options = ["--arch", "transformer_tiny", "--adaptive-softmax-cutoff", 8, "--max-update", 1, "--no-save"]
     options += ["--criterion", "adaptive_loss", "--ddp-backend", "legacy_ddp", *TRAINING, *QUIET]
     run("train", data, "--user-dir", USER_DIR, *options)
+
+
+def test_moses_wants_languages(data: Path) -> None:
+    options = [data, "--user-dir", USER_DIR, "--path", "none.pt", "--tokenizer", "moses", "--source-lang", "src"]
+    error = run("generate", *options, succeeds=False).stderr.splitlines()[-1]
+    assert error == "ValueError: --tokenizer moses needs --source-lang and --target-lang"
+    error = run("generate", *options, "--target-lang", "tgt", succeeds=False).stderr.splitlines()[-1]
+    assert "none.pt" in error
