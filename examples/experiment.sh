@@ -9,6 +9,7 @@
 # runs on a made-up miniature, in a minute.  Each command is shown before it runs.  After a stop the same command goes
 # on: data that is prepared stays, a training continues, and translations are made anew.
 set -euo pipefail
+unset CDPATH  # with it, cd says where it goes
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 experiment=$(basename "$here")

@@ -15,6 +15,7 @@ import pytest
 from fairseq import checkpoint_utils
 from omegaconf import OmegaConf
 
+from fairseq_plugins.tools.work import work_in
 from tests.commands import ROOT
 
 ABLATIONS = ROOT / "examples" / "ablations"
@@ -132,6 +133,14 @@ def test_which_tables_a_word_names(
     named = [title for title in ablate.FAMILIES[family].tables if ablate.is_named(title, [word])]
     assert len(named) == len(beginnings)
     assert all(map(str.startswith, named, beginnings))
+
+
+def test_one_at_a_time(data: Path, tmp_path: Path) -> None:
+    with work_in(tmp_path):
+        result = ablate(data, tmp_path, "convs2s")
+    assert result.returncode == 1
+    assert result.stderr.endswith(f"another call, or what it has started, is at work in {tmp_path}\n")
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
 def test_an_unknown_table_is_named(data: Path, tmp_path: Path) -> None:

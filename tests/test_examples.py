@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -26,3 +28,12 @@ def test_help(script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         runpy.run_path(str(script), run_name="__main__")
     assert end.value.code == 0
     assert capsys.readouterr().out.startswith(f"usage: {script.name} ")
+
+
+def test_the_quickstart_removes_nothing_of_others(tmp_path: Path) -> None:
+    (tmp_path / "data-bin").mkdir()
+    command = ["bash", str(ROOT / "examples" / "quickstart" / "run.sh")]
+    result = subprocess.run(command, env={**os.environ, "OUT": str(tmp_path)}, capture_output=True, check=False)
+    assert (result.returncode, result.stdout) == (2, b"")
+    assert result.stderr.decode().startswith(f"{tmp_path} holds something else")
+    assert (tmp_path / "data-bin").exists()

@@ -27,6 +27,7 @@ import fairseq_plugins.registration  # noqa: F401  (its repairs of fairseq)
 from fairseq_plugins.tools.fairseq_command import fairseq_lines
 from fairseq_plugins.tools.figure import new_figure
 from fairseq_plugins.tools.plot_loss import read_log
+from fairseq_plugins.tools.work import stoppable, work_in
 
 HERE = Path(__file__).resolve().parent
 
@@ -164,6 +165,19 @@ def main() -> None:
     if not cells:
         parser.error(f"--tables: none of {', '.join(map(repr, tables))} has such a word")
 
+    try:
+        with stoppable(), work_in(args.out):
+            fill(args, cells)
+    except ValueError as error:
+        sys.exit(f"{error}")
+
+
+def fill(args: argparse.Namespace, cells: list[str]) -> None:
+    """Train what has not been trained yet.
+
+    Raises:
+        ValueError: a training fails.
+    """
     write_configuration(args.out / "config", args.family, args.width)
     known: set[tuple[str, int]] = set()
     report(args, known)
@@ -176,7 +190,7 @@ def main() -> None:
                 if "done training" in line:
                     report(args, known)
         except ValueError as error:
-            sys.exit(f"{''.join(last)}{error}")
+            raise ValueError(f"{''.join(last)}{error}") from error
         report(args, known, pictures=True)
     print(args.out / f"{args.family}.md")
 

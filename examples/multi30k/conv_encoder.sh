@@ -6,6 +6,7 @@
 #
 # The options win over the recipe; an interrupted run goes on where it was.
 set -euo pipefail
+unset CDPATH  # with it, cd says where it goes
 [ $# -ge 3 ] || { sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 2; }
 prepared=$1 out=$2 encoder=$3
 shift 3

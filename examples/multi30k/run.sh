@@ -6,6 +6,7 @@
 # PREPARED is what prepare.py made; OUT receives checkpoints, log and translations. The options come after the recipe and
 # therefore win over it: `--arch fconv_iwslt_de_en`, `--seed 2`, `--max-epoch 3`. An interrupted run goes on where it was.
 set -euo pipefail
+unset CDPATH  # with it, cd says where it goes
 [ $# -ge 2 ] || { sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 2; }
 prepared=$1 out=$2
 shift 2

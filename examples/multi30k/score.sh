@@ -5,6 +5,7 @@
 #
 # PREPARED is what prepare.py made, OUT a folder that a training has written to.
 set -euo pipefail
+unset CDPATH  # with it, cd says where it goes
 [ $# -ge 2 ] || { sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 2; }
 prepared=$1 out=$2
 shift 2

@@ -8,6 +8,7 @@
 # that a batch may need, found by aligning the training part; the options win over the ones below.  Each run starts again
 # from nothing.
 set -euo pipefail
+unset CDPATH  # with it, cd says where it goes
 arch=${ARCH:-convs2s_tiny}
 out=${OUT:+$(mkdir -p "$OUT" && cd "$OUT" && pwd)}
 cd "$(dirname "$0")/../.."
@@ -35,6 +36,12 @@ without_configuration() { grep --line-buffered -v "{'_name'"; }
 
 step() { printf '\n== %s\n' "$*"; }
 
+if [ -n "$(ls -A "$out" 2>/dev/null)" ] && [ ! -e "$out/.quickstart" ]; then
+    echo "$out holds something else: OUT= names a new folder, or one that this script has made" >&2
+    exit 2
+fi
+mkdir -p "$out"
+touch "$out/.quickstart"
 rm -rf "$out/text" "$out/bpe" "$out/data-bin" "$out/lexicon" "$model"
 mkdir -p "$out/bpe" "$model"
 

@@ -26,6 +26,7 @@ from fairseq import checkpoint_utils
 from sacrebleu.metrics import BLEU, CHRF
 
 import fairseq_plugins.registration  # noqa: F401  (its repairs of fairseq)
+from fairseq_plugins.tools.parallel_text import writing
 from fairseq_plugins.tools.plot_loss import Point, draw, read_curve
 
 USER_DIR = Path(__file__).resolve().parents[2] / "user_dir"
@@ -96,7 +97,8 @@ def run(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
                 decoding += ["--tokenizer", args.tokenizer, "--source-lang", source, "--target-lang", target]
             fairseq("generate", args.data, *decoding, "--results-path", folder, log=folder / "generate.log")
             found |= score(folder / "generate-test.txt", args.reference)
-        result.write_text(json.dumps(found))
+        with writing(result) as file:
+            file.write(json.dumps(found))
         print(f"{cell}: validation loss {best_loss(found)[1]:.3f}", flush=True)
     return json.loads(result.read_text())
 

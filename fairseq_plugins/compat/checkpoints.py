@@ -15,6 +15,7 @@ import re
 import tarfile
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -142,12 +143,27 @@ def load_checkpoints_safely() -> None:
 class UnpackedInside(tarfile.TarFile):
     """An archive that writes nothing outside the folder which it is unpacked into, and only files, folders and links.
 
-    Python does not look at that by itself before 3.14.
+    Python does not look at that by itself before 3.14.  fairseq then removes the archive, and moves what begins as all
+    of its names do to its place: a folder, if there is one, or what an absolute name says.
     """
+
+    def getnames(self) -> list[str]:
+        """The folder that holds all.
+
+        Raises:
+            tarfile.AbsolutePathError: a name is absolute.
+        """
+        return [self._common() or "archive"]
 
     def extractall(self, path: Any = ".", *_: Any, **__: Any) -> None:
         """Unpack all of it."""
-        super().extractall(path, filter="data")
+        super().extractall(Path(path, *([] if self._common() else self.getnames())), filter="data")
+
+    def _common(self) -> str:
+        for member in self.getmembers():
+            if member.name.startswith("/"):
+                raise tarfile.AbsolutePathError(member)
+        return os.path.commonpath(super().getnames())
 
 
 def unpack_archives_inside_their_folder() -> None:

@@ -47,7 +47,8 @@ def contents(value: Any, place: str = "it") -> Iterator[tuple[str, Any]]:
         inner = vars(value).items()
     for key, part in inner:
         if isinstance(key, str | int):
-            yield from contents(part, f"{place}.{key}".removeprefix("it."))
+            # Shortened, for each value on the way keeps its own.
+            yield from contents(part, f"{place}.{str(key)[:100]}".removeprefix("it.")[-300:])
         else:
             yield from contents((key, part), place)
 

@@ -23,6 +23,14 @@ __all__ = ["copy_the_state_of_tasks", "generate_as_asked", "refuse_options_of_ot
 
 logger = logging.getLogger(__name__)
 
+# What translates passes over in silence, and what does it.
+DOES_NOTHING = {
+    "replace_unk": "fairseq-interactive --replace-unk replaces unknown words",
+    "retain_dropout": "from_pretrained takes it",
+    "lm_path": "fairseq-generate --lm-path takes a language model",
+    "prefix_size": 'generate takes inference_step_args={"prefix_tokens": ...}',
+}
+
 
 def options_of(task: str | None) -> set[str]:
     """What the task of that name has; nothing where it takes its options in fairseq's old way."""
@@ -127,8 +135,9 @@ def generate_as_asked() -> None:
                 "score() and score_reference are for language models here, for there is no place for the translation "
                 "of a source; fairseq-generate --score-reference scores translations"
             )
-        if asked.get("replace_unk") is not None:
-            raise ValueError("replace_unk does nothing here; fairseq-interactive --replace-unk replaces unknown words")
+        ignored = [option for option in DOES_NOTHING if asked.get(option) not in (None, False, 0)]
+        if ignored and not (ignored == ["retain_dropout"] and self.cfg.generation.retain_dropout):
+            raise ValueError(f"{ignored[0]} does nothing here; {DOES_NOTHING[ignored[0]]}")
         for option in kwargs.keys() - self.cfg.generation.keys():
             if tasks_with(option):
                 raise ValueError(f"{option} is an option of a task: give it to from_pretrained")

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib.util
 import logging
+import math
 import re
 import sys
 import tempfile
@@ -125,11 +126,14 @@ def newest_whole_checkpoint(folder: Path, but: str | None = None) -> Path | None
     """The one that was written last.
 
     Args:
-        but: the name of a file that does not count: what is fine-tuned is not of the same training.
+        but: the name of a file that does not count: what is fine-tuned is not of the same training; nor are others of
+            its folder that are not newer.
     """
     other = but and Path(but).resolve()
+    beside = other and other.is_file() and other.parent == folder.resolve()
+    after = other.stat().st_mtime if beside else -math.inf  # type: ignore[union-attr]
     saved = (path for path in folder.glob("*.pt") if re.fullmatch(SAVED_BESIDE_THE_LAST, path.name))
-    whole = (path for path in saved if path.resolve() != other and is_whole(path))
+    whole = (path for path in saved if path.stat().st_mtime > after and is_whole(path))
     return max(whole, key=lambda path: path.stat().st_mtime, default=None)
 
 

@@ -30,8 +30,7 @@ def cause(error: BaseException | None) -> BaseException | None:
 
 def name_beside(path: str) -> str:
     """A name for this process alone; what killed processes of this machine have left under theirs is removed."""
-    own = f"{path}.{os.uname().nodename}-{{}}.tmp"
-    before, after = own.split("{}")
+    before, after = f"{path}.{os.uname().nodename}-", ".tmp"
     for left in glob.glob(f"{glob.escape(before)}*{after}"):  # noqa: PTH207  (fairseq has names, not paths)
         with contextlib.suppress(ValueError):
             try:
@@ -40,7 +39,7 @@ def name_beside(path: str) -> str:
                 Path(left).unlink(missing_ok=True)
             except PermissionError:  # somebody else's
                 pass
-    return own.format(os.getpid())
+    return f"{before}{os.getpid()}{after}"
 
 
 @contextlib.contextmanager
@@ -53,6 +52,8 @@ def replacing(path: str) -> Iterator[str]:
     beside = name_beside(path)
     try:
         yield beside
+        with Path(beside).open("rb") as file:
+            os.fsync(file.fileno())  # else, after a power failure, the new name may stand before the new content
         Path(beside).replace(path)
     except BaseException as error:
         with contextlib.suppress(OSError):  # a full disk should not stay full for it
@@ -107,8 +108,6 @@ def save_checkpoints_whole() -> None:
             return
         with replacing(filename) as beside, open(beside, "wb") as file:  # noqa: PTH123  (fairseq has names, not paths)
             torch.save(obj, file)
-            file.flush()
-            os.fsync(file.fileno())  # else, after a power failure, the new name may stand before the new content
 
     checkpoint_utils.torch_persistent_save = torch_persistent_save
 

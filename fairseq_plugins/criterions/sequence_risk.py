@@ -6,6 +6,7 @@ B sentences, K translations of each at most, R rows: the references and behind t
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections import defaultdict
 from collections.abc import Iterable
@@ -48,7 +49,7 @@ class SequenceRisk(FairseqCriterion):
             `fairseq_plugins.criterions.config.SequenceRiskConfig`.
 
     Raises:
-        ValueError: a number is out of its range, or the score needs what is not installed.
+        ValueError: a number is out of its range, or the score needs what is not installed or other letters.
     """
 
     # fairseq finds its options by their names here.
@@ -72,6 +73,10 @@ class SequenceRisk(FairseqCriterion):
             if not 0 <= value <= 1:
                 raise ValueError(f"--{name}: {value} is not from 0 to 1")
         self.dictionary = task.target_dictionary
+        words = self.dictionary.symbols[self.dictionary.nspecial :]
+        latin = sum(bool(re.search("[a-z0-9]", word.lower())) for word in words)
+        if "rouge" in str(risk_cost) and latin < len(words) / 2:
+            raise ValueError(f"--risk-cost {risk_cost} sees only the letters a to z and digits: take chrf or bleu")
         self.bpe_symbol = _bpe_symbol(self.dictionary)
         self.reference_too, self.scale, self.alpha, self.epsilon = (
             risk_reference,
@@ -87,7 +92,7 @@ class SequenceRisk(FairseqCriterion):
         """The loss, summed over sentences, their number, and what to log.
 
         Raises:
-            ValueError: the model is no encoder-decoder.
+            ValueError: the model is no encoder-decoder, or its softmax is adaptive.
         """
         inner = _unwrapped(model)
         start = time.perf_counter()
@@ -216,18 +221,23 @@ def _unwrapped(model: Any) -> Any:
     """The model itself, which may be wrapped for several processes.
 
     Raises:
-        ValueError: it is no encoder-decoder.
+        ValueError: it is no encoder-decoder, or its softmax is adaptive.
     """
     while hasattr(model, "module"):
         model = model.module
     if not isinstance(model, FairseqEncoderDecoderModel):
         raise ValueError(f"sequence_risk trains encoder-decoders, and {type(model).__name__} is none")
+    if getattr(model.decoder, "adaptive_softmax", None) is not None:  # whose probabilities fairseq changes in place
+        raise ValueError("sequence_risk is for a model with a softmax of all words, and this one has an adaptive one")
     return model
 
 
 def _bpe_symbol(dictionary: Dictionary) -> str | None:
     """How subwords are told, by what the dictionary has: subword-nmt's ``@@``, sentencepiece's ``▁``, or not at all."""
     words = dictionary.symbols[dictionary.nspecial :]
-    if any(word.endswith("@@") for word in words):
-        return "subword_nmt"
-    return "sentencepiece" if any(word.startswith("\u2581") for word in words) else None
+    marked = {
+        "subword_nmt": sum(word.endswith("@@") for word in words),
+        "sentencepiece": sum(word.startswith("\u2581") for word in words),
+    }
+    name = max(marked, key=lambda name: marked[name])
+    return name if marked[name] else None

@@ -282,7 +282,8 @@ def main() -> None:
     path, replace, buffer, threads = (args.pop(name) for name in ("input", "replace_unk", "buffer", "threads"))
     if replace:
         with blaming(Path(replace)):
-            replace = dict(line.split() for line in Path(replace).read_bytes().decode("utf-8-sig").strip().split("\n"))
+            text = Path(replace).read_bytes().decode("utf-8-sig")
+            replace = dict(line.split() for line in text.split("\n") if line.strip())
     lines = sys.stdin.buffer if path is None else path.open("rb")
     translator = Translator(Path(__file__).absolute().parent, *((threads, 1) if lines.isatty() else (1, threads)))
     while block := list(islice(lines, 1 if lines.isatty() else max(1, buffer))):

@@ -72,7 +72,15 @@ class AnnealAfterPlateau(FairseqLRScheduler):
         return {"lr": self.lr, "best": self.best, "annealing": self.annealing, "begun_with": self.begun_with}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken; another rate than it began with is not taken, and that is said."""
+        """Go on where `state_dict` was taken; another rate than it began with is not taken, and that is said.
+
+        Raises:
+            ValueError: it is of another schedule.
+        """
+        if not {"lr", "best", "annealing"} <= state_dict.keys():
+            raise ValueError(
+                "the checkpoint's --lr-scheduler was another one; to begin anew, give --reset-lr-scheduler"
+            )
         asked = self.begun_with
         self.begun_with = state_dict.get("begun_with", asked)
         if self.begun_with != asked:

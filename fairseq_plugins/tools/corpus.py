@@ -151,9 +151,9 @@ def unpack(archive: Path, folder: Path, paths: dict[str, None]) -> None:
                     unfinished.replace(output)
                     del missing[name]
     except (tarfile.TarError, EOFError) as error:
-        raise ValueError(f"{archive}: {error}") from error
+        raise ValueError(f"{archive}: {error}; if it is something else, remove it to download it anew") from error
     if missing:
-        raise ValueError(f"{archive} does not hold {', '.join(missing)}")
+        raise ValueError(f"{archive} does not hold {', '.join(missing)}; remove it to download it anew")
 
 
 def prepare(corpus: Corpus, out: Path, orig: Path, *, words: bool = False, workers: int = 1) -> Path:

@@ -72,8 +72,8 @@ def run(args: Namespace) -> None:
     """
     if odd := re.search(r"[,:\\]|\$\{", str(args.output)):
         raise ValueError(f"{args.output}: fairseq takes {odd[0]} for no part of a folder's name; choose another one")
-    if args.translate not in (None, "-") and not Path(args.translate).is_file():
-        raise ValueError(f"--translate: there is no file {args.translate}")
+    if args.translate not in (None, "-"):
+        refuse_no_text(Path(args.translate))
     model = args.output / args.arch
     if args.translate is not None and not is_trained(model):
         raise ValueError(f"--translate: there is no trained model in {model}; the call without --translate trains one")
@@ -116,6 +116,19 @@ def show(what: str, words: list[object]) -> None:
     print(f"\n{what}:\n\n$ {shlex.join(map(str, words))}", file=sys.stderr)
 
 
+def refuse_no_text(path: Path) -> None:
+    """What is to be translated is there, and neither gzipped nor in UTF-16.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if not path.is_file():
+        raise ValueError(f"--translate: there is no file {path}")
+    with path.open("rb") as file:
+        if file.read(2) in (b"\x1f\x8b", b"\xff\xfe", b"\xfe\xff"):
+            raise ValueError(f"--translate: {path} is no plain text in UTF-8")
+
+
 def is_trained(model: Path) -> bool:
     """Whether a training has ended there, and what it has left is still there."""
     return (model / FINISHED).exists() and (model / "checkpoint_best.pt").exists()
@@ -139,7 +152,7 @@ def plan(args: Namespace, model: Path) -> Training | None:
     if wishes and record and shlex.split(record) != wishes:
         raise ValueError(
             f"{model} has been trained, with --train {shlex.quote(record.strip())}: choose another folder, or remove "
-            f"{model} to train anew"
+            f"{model / FINISHED} to train on with these options, or {model} to train anew"
         )
     return None
 
@@ -248,7 +261,7 @@ def _by_name(folder: Path, language: str) -> dict[str, Path]:
     for path in sorted(folder.iterdir()):
         if path.is_file() and not path.name.startswith("."):
             words = path.name.removesuffix(".gz").split(".")
-            ends = [at for at, word in enumerate(words) if word.lower() == language]
+            ends = [at for at, word in enumerate(words) if word.lower() == language.lower()]
             if ends:
                 del words[ends[-1]]
             elif len(words) > 1 and words[-1].isalpha():

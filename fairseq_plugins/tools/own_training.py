@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -46,12 +47,25 @@ class Training:
         self.own = ["--user-dir", str(USER_DIR), "--arch", arch, "--save-dir", str(save)]
         self.own += [*ALL_SENTENCES, *NO_LONG_ONES]
         self.wishes = [*wishes, "--log-format", "json"]  # what is told of the training, and its curve, come from there
-        found = parsed(["DATA_BIN", *self.own, *training_settings(family, 1, 1).split(), *wishes])
+        found = parsed(["DATA_BIN", *self.own, *self.settings(1, 1), *wishes])
         needed = {"arch": arch, "save_dir": str(save), "no_save": False, "disable_validation": False}
-        for name, value in {**needed, "checkpoint_suffix": ""}.items():
+        for name, value in {**needed, "checkpoint_suffix": "", "source_lang": None, "target_lang": None}.items():
             if found[name] != value:
                 option = f"--{name.replace('_', '-')}"
                 raise ValueError(f"--train: translations are made with {self.best}, so {option} cannot be given there")
+
+    def settings(self, pairs: int, tokens: int) -> list[str]:
+        """Those of `training_settings` that the criterion, the optimizer and the schedule have which are wished for."""
+        chosen = training_settings(self.family, pairs, tokens).split()
+        words = ["DATA_BIN", *self.own, *chosen, *self.wishes]
+        _, unknown = options.parse_args_and_arch(_parser(), words, parse_known=True)
+        kept, is_known = [], True
+        for word in chosen:
+            if word.startswith("--"):
+                is_known = word not in unknown
+            if is_known:
+                kept.append(word)
+        return kept
 
     def run(self, binary: Path, training_part: Path, languages: Sequence[str]) -> None:
         """Train, or go on.
@@ -65,8 +79,7 @@ class Training:
             ValueError: fairseq-train fails, or ends without a model to translate with.
         """
         pairs, tokens = count(training_part)
-        settings = training_settings(self.family, pairs, tokens).split()
-        words = [str(binary), *self.own, *languages, *settings, *self.wishes]
+        words = [str(binary), *self.own, *languages, *self.settings(pairs, tokens), *self.wishes]
         chosen = parsed(words)
         ends = {"patience": "validations in a row without improvement", "max_epoch": "epochs", "max_update": "updates"}
         when = " or ".join(f"{chosen[name]} {what}" for name, what in ends.items() if chosen[name] > 0)
@@ -96,9 +109,13 @@ def parsed(words: Sequence[str]) -> dict[str, Any]:
     Raises:
         ValueError: one is wrong.
     """
+    return vars(options.parse_args_and_arch(_parser(), [*words]))
+
+
+def _parser() -> ArgumentParser:
     parser = options.get_training_parser()
     vars(parser)["error"] = _refuse
-    return vars(options.parse_args_and_arch(parser, [*words]))
+    return parser
 
 
 def _refuse(message: str) -> None:

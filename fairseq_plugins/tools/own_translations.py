@@ -65,7 +65,7 @@ def translate(text: str, options: list[object]) -> None:
     """``fairseq-interactive``, of whose output only the translations are printed, and what it warns of."""
     if is_typed(text, sys.stdin):
         print("Type a sentence and press return, as often as you like; Ctrl-D ends it.", file=sys.stderr)
-    options = [*options, *batches(text, sys.stdin), "--input", text]
+    options = [*options, *batches(text, sys.stdin), f"--input={text}"]
     with closing(fairseq_lines("interactive", *options, stdin=None)) as lines:
         for line in lines:
             if match := re.fullmatch(r"([A-Z])-\d+\t(.*)\n", line):

@@ -10,10 +10,11 @@ import re
 import signal
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import chain, islice, zip_longest
-from multiprocessing import Pool
 from pathlib import Path
 from typing import Any, TextIO
 from xml.etree import ElementTree
@@ -30,6 +31,7 @@ __all__ = [
     "segmenter", "split", "writing",
 ]  # fmt: skip
 
+_XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"  # TMX before 1.4 has another
 BLOCK = 100_000  # lines that are handed to the workers at a time
 
 Line = Callable[[str], str]
@@ -70,7 +72,7 @@ def read_text(path: Path, language: str) -> Iterator[str]:
     Raises:
         ValueError: the file is not UTF-8, or not what its name says.
     """
-    name = path.name.removesuffix(".gz")
+    name = path.name.lower().removesuffix(".gz")
     with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
         try:
             if name.endswith(".tmx"):
@@ -96,15 +98,20 @@ def read_text(path: Path, language: str) -> Iterator[str]:
 def _units(file: Any, language: str) -> Iterator[str]:
     """The sentences of a translation memory, in a language (``en``) or one of its regions (``en-US``).
 
-    A unit without one gives an empty one.
+    A unit without one gives an empty one.  What is marked as code of a file's format is no text.
     """
     language = language.lower()
     for _, element in ElementTree.iterparse(file):
-        if element.tag == "tu":
+        name = element.tag.rpartition("}")[2]
+        if name in {"bpt", "ept", "ph", "it", "ut"}:
+            behind = element.tail
+            element.clear()
+            element.tail = behind
+        elif name == "tu":
             sides = {
-                str(side.get("{http://www.w3.org/XML/1998/namespace}lang")).lower(): "".join(segment.itertext())
-                for side in element.iter("tuv")
-                for segment in side.iter("seg")
+                str(side.get(_XML_LANG) or side.get("lang")).lower().replace("_", "-"): "".join(segment.itertext())
+                for side in element.iterfind("{*}tuv")
+                for segment in side.iterfind("{*}seg")
             }
             regions = (text for name, text in sides.items() if name.partition("-")[0] == language)
             yield " ".join(sides.get(language, next(regions, "")).split())
@@ -127,14 +134,23 @@ def _apply(line: str) -> str:
 
 
 def each_line(make: Callable[[], Line], lines: Iterable[str], workers: int) -> Iterator[str]:
-    """What the function that ``make`` makes gives for each line, in their order, by several processes."""
+    """What the function that ``make`` makes gives for each line, in their order, by several processes.
+
+    Raises:
+        ValueError: one of them has been killed.
+    """
     if workers <= 1:
         yield from map(make(), lines)
         return
     rest = iter(lines)
-    with Pool(workers, _start, (make,)) as pool:
-        while block := list(islice(rest, BLOCK)):
-            yield from pool.map(_apply, block, chunksize=1000)
+    with ProcessPoolExecutor(workers, initializer=_start, initargs=(make,)) as pool:
+        try:
+            while block := list(islice(rest, BLOCK)):
+                yield from pool.map(_apply, block, chunksize=1000)
+        except BrokenProcessPool:
+            raise ValueError(
+                "a process that prepares text was killed; if memory had ended, take fewer --workers"
+            ) from None
 
 
 def moses(language: str, dashes: bool = True, normalise: bool = False, lowercase: bool = False) -> Line:

@@ -75,12 +75,14 @@ def run(args: Namespace) -> None:
     for name, *logs in args.runs:
         if not logs:
             raise ValueError(f"--run {name}: give the run's logs behind its name")
+        if name in runs:
+            raise ValueError(f"--run {name}: another run has that name")
         runs[name] = [read_curve(Path(log)) for log in logs]
     if not runs:
         raise ValueError("there is no log to draw: give LOG ... or --run NAME LOG ...")
     draw(runs, args.output)
     for name, curves in runs.items():
-        best = [min(curve, key=lambda point: point.validation) for curve in curves]
+        best = [min(curve, key=lambda point: (math.isnan(point.validation), point.validation)) for curve in curves]
         print(f"{name}: " + ", ".join(f"{point.validation:.3f} at update {point.updates}" for point in best))
     print(args.output)
 
@@ -117,7 +119,7 @@ def records(text: str) -> list[dict[str, Any]]:
     """What lines of such a log hold; those that two processes have written into each other are passed over."""
     found = []
     for line in re.findall(r"\{\"epoch\".*\}$", text, flags=re.MULTILINE):
-        with suppress(json.JSONDecodeError):
+        with suppress(json.JSONDecodeError, RecursionError):
             found.append(json.loads(line))
     return found
 
@@ -134,6 +136,7 @@ def read_curve(log: Path) -> list[Point]:
     training: dict[int, float] = {}  # losses by the number of updates
     curve: dict[int, Point] = {}
     for line in read_log(log):
+        line = {name: value for name, value in line.items() if value is not None}
         if {"valid_loss", "valid_num_updates"} <= line.keys():
             updates = int(line["valid_num_updates"])
             before = curve[updates].training if updates in curve else math.nan

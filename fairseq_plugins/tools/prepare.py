@@ -38,10 +38,13 @@ def run(args: Namespace) -> None:
     """Prepare one experiment.
 
     Raises:
-        ValueError: a file is missing or not the one that was expected, or another call is at work.
+        ValueError: two options exclude each other, a file is missing or not the one that was expected, or another call
+            is at work.
         OSError: the network fails.
     """
     corpus, orig = CORPORA[args.experiment], args.orig or args.output / "orig"
+    if args.smoke and args.orig:
+        raise ValueError("--smoke makes files up, and --orig names real ones: take one of them")
     with work_in(args.output):
         if args.smoke:
             orig = args.output / "orig-miniature"

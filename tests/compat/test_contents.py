@@ -21,7 +21,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.optim import FairseqOptimizer
 from omegaconf import OmegaConf
 
-from fairseq_plugins.compat.contents import KERNELS
+from fairseq_plugins.compat.contents import KERNELS, check, contents
 from fairseq_plugins.tools import cli
 from tests import commands
 from tests.commands import USER_DIR
@@ -196,6 +196,16 @@ class Hiding:
 
     def __reduce__(self) -> Any:
         return OrderedDict, (), {"items": OrderedDict, "keys": set}, None, iter([(NAME, self.parameter)])
+
+
+def test_places_are_short() -> None:
+    """One key of many letters, again and again: a small file, and all open places would be gigabytes."""
+    value: Any = torch.sparse_coo_tensor(size=(1,))
+    for _ in range(250):
+        value = {"k" * 100_000: value}
+    assert max(len(place) for place, _ in contents(value)) <= 300
+    with pytest.raises(ValueError, match="kkk is no plain tensor"):
+        check({"model": {}, "x": value})
 
 
 @pytest.mark.parametrize("parameter", [compressed(), torch.ones(2)], ids=["compressed", "plain"])

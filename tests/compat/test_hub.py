@@ -135,12 +135,20 @@ def test_fconv_aligns_too(load) -> None:
     [
         ({"score_reference": True}, "fairseq-generate --score-reference"),
         ({"replace_unk": ""}, "fairseq-interactive --replace-unk"),
+        ({"retain_dropout": True}, "retain_dropout does nothing here; from_pretrained takes it"),
+        ({"lm_path": "lm.pt"}, "fairseq-generate --lm-path"),
+        ({"prefix_size": 1}, "prefix_tokens"),
         ({"cpu_dtype": "int8"}, "cpu_dtype is an option of a task: give it to from_pretrained"),
     ],
 )
 def test_what_generate_does_not_do_is_refused(load, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         generate(load(task="translation_fast"), **options)
+
+
+def test_dropout_that_is_retained(load) -> None:
+    hub = load(retain_dropout=True)
+    assert len({float(generate(hub)[0][0]["score"]) for _ in range(3)}) == 3
 
 
 def test_score_is_refused(load) -> None:

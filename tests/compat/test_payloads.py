@@ -208,6 +208,33 @@ def test_an_archive_stays_in_its_folder(tmp_path: Path) -> None:
         file_utils.load_archive_file(str(tmp_path / "evil.tar"))
 
 
+def test_an_archive_takes_no_folder_away(tmp_path: Path) -> None:
+    """fairseq moves to the archive's place what all of its names begin with."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.txt").touch()
+    with tarfile.open(tmp_path / "evil.tar", "w") as archive:
+        member = tarfile.TarInfo(str(tmp_path / "home"))
+        member.type = tarfile.DIRTYPE
+        archive.addfile(member)
+        archive.addfile(tarfile.TarInfo(f"{member.name}/model.pt"))
+    with pytest.raises(tarfile.AbsolutePathError):
+        file_utils.load_archive_file(str(tmp_path / "evil.tar"))
+    assert (tmp_path / "evil.tar").is_file()
+    assert (tmp_path / "home" / "thesis.txt").exists()
+
+
+@pytest.mark.parametrize("names", [["checkpoint_best.pt", "code"], ["./checkpoint_best.pt"], ["model/ab", "model/ac"]])
+def test_an_archive_without_a_folder_of_its_own(names: list[str], tmp_path: Path) -> None:
+    """fairseq takes the letters that all names begin with for a folder, once it has removed the archive."""
+    with tarfile.open(tmp_path / "model.tar", "w") as archive:
+        if names[0].startswith("."):
+            archive.addfile(archive.gettarinfo(tmp_path, "."))
+        for name in names:
+            archive.addfile(tarfile.TarInfo(name))
+    unpacked = Path(file_utils.load_archive_file(str(tmp_path / "model.tar")))
+    assert sorted(path.name for path in unpacked.iterdir()) == [Path(name).name for name in names]
+
+
 def test_the_configuration_of_audio_is_no_code(trace: Path, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(f"key: !!python/object/apply:os.system ['touch {trace}']\n")
     with pytest.raises(Exception, match="could not determine a constructor"):

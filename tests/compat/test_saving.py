@@ -107,6 +107,14 @@ def test_nothing_is_left_of_what_could_not_be_written(tmp_path: Path) -> None:
     assert torch.equal(torch.load(path)["model"], torch.zeros(100))
 
 
+@pytest.mark.parametrize("folder", ["x{}", "x{3}", "x}", "{a}"])
+def test_braces_are_letters(folder: str, tmp_path: Path) -> None:
+    path = tmp_path / folder / "checkpoint1.pt"
+    path.parent.mkdir()
+    checkpoint_utils.torch_persistent_save({"model": torch.zeros(1)}, str(path))
+    assert list(path.parent.iterdir()) == [path]
+
+
 def test_two_processes_write_one_name(tmp_path: Path) -> None:
     """As two trainings do that have one folder by mistake: each writes whole checkpoints."""
     path = tmp_path / "checkpoint_last.pt"
@@ -174,9 +182,11 @@ def test_training_goes_on_where_the_last_is_missing(data: Path, save: Path) -> N
 
 
 def test_fine_tuning_goes_on_and_starts_with_what_is_tuned(data: Path, save: Path) -> None:
-    """A checkpoint in the same folder that is to be fine-tuned is not one of the fine-tuning."""
-    for name in ("checkpoint_last.pt", "checkpoint_best.pt", "checkpoint_1_6.pt"):
+    """A checkpoint in the same folder that is to be fine-tuned is not one of the fine-tuning, and no older one is."""
+    for name in ("checkpoint_last.pt", "checkpoint_best.pt"):
         (save / name).unlink()
+    (save / "checkpoint_1_6.pt").rename(save / "checkpoint_1_1.pt")
+    os.utime(save / "checkpoint_1_1.pt", (1, 1))
     tuned = save / "checkpoint_1_3.pt"
     words = [*options(data, 2), "--finetune-from-model", tuned]
     assert updates(faults.finish(faults.start(words, save), save)) == 2

@@ -356,6 +356,31 @@ def test_a_reference_beyond_the_positions(
         criterion(dictionary, risk_candidates=3)(build(architecture), batch(sentences([6]), sentences([70])))
 
 
+def test_subwords_are_told_by_most_words() -> None:
+    dictionary = Dictionary()
+    for word in ("\u2581a", "\u2581b", "@@"):
+        dictionary.add_symbol(word)
+    assert criterion(dictionary).bpe_symbol == "sentencepiece"
+
+
+def test_rouge_knows_the_latin_alphabet() -> None:
+    pytest.importorskip("rouge_score")
+    dictionary = Dictionary()
+    for word in ("\u044d\u0442\u043e", "\u0434\u043e\u043c", "2026"):
+        dictionary.add_symbol(word)
+    with pytest.raises(ValueError, match="--risk-cost rouge1 sees only the letters a to z"):
+        criterion(dictionary, risk_cost="rouge1")
+    dictionary.add_symbol("Haus")
+    criterion(dictionary, risk_cost="rouge1")
+
+
+def test_an_adaptive_softmax_is_refused(task: SimpleNamespace, dictionary: Dictionary) -> None:
+    model = fairseq_model("transformer_tiny", task)
+    model.decoder.adaptive_softmax = torch.nn.Identity()
+    with pytest.raises(ValueError, match="this one has an adaptive one"):
+        criterion(dictionary)(model, {})
+
+
 def test_a_model_without_encoder_is_refused(dictionary: Dictionary) -> None:
     with pytest.raises(ValueError, match="sequence_risk trains encoder-decoders, and Linear is none"):
         criterion(dictionary)(torch.nn.Linear(1, 1), {})

@@ -111,6 +111,13 @@ def test_resumes_without_validation(within: bool) -> None:
     assert run_epoch(resumed, 5, None) == run_epoch(straight, 5, None)
 
 
+def test_the_state_of_another_schedule_is_refused() -> None:
+    """That of fairseq's fixed one, and of inverse_sqrt."""
+    for state in ({"lr": 0.1}, {"best": None}):
+        with pytest.raises(ValueError, match="give --reset-lr-scheduler"):
+            schedule().load_state_dict(state)
+
+
 def test_takes_one_rate() -> None:
     with pytest.raises(ValueError, match=r"anneal_after_plateau takes one learning rate; see --lr-scheduler fixed$"):
         schedule(lr=(0.25, 0.1))

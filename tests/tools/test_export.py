@@ -78,6 +78,8 @@ def test_candidates_and_unknown_words(data: Path, tmp_path: Path) -> None:
     words += ["--unkpen", -9, "--replace-unk", lexicon / "dictionary.txt"]
     assert "translated" in " ".join(translate(tmp_path / "out", *words))
     assert translate(tmp_path / "out", *words) == interactive(data, path, *options, *words)
+    (lexicon / "dictionary.txt").write_text("\n")
+    assert "never" in " ".join(translate(tmp_path / "out", *words))
     (lexicon / "dictionary.txt").write_text("never translated at all\n")
     with pytest.raises(AssertionError, match=r"dictionary\.txt: ValueError: .* element #0 has length 4"):
         translate(tmp_path / "out", *words)

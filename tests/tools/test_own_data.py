@@ -220,10 +220,12 @@ def test_names_with_dots(texts: Path, tmp_path: Path) -> None:
 
 
 def test_names_that_end_in_other_letters(texts: Path, tmp_path: Path) -> None:
-    for language, end in (("en", "eng"), ("de", "ger")):
+    for language, end in (("en", "eng"), ("de", "ger"), ("pt", "pt-BR")):
+        text = texts / f"train.{'en' if language == 'en' else 'de'}"
         (tmp_path / language).mkdir()
-        (tmp_path / language / f"news.2013.{end}").write_text((texts / f"train.{language}").read_text())
+        (tmp_path / language / f"news.2013.{end}").write_text(text.read_text())
     assert len(describe(tmp_path / "en", tmp_path / "de").train) == 1
+    assert len(describe(tmp_path / "en", tmp_path / "pt", "--target-lang", "pt-BR").train) == 1
 
 
 def test_another_text_under_the_same_name(texts: Path, tmp_path: Path) -> None:
@@ -326,10 +328,29 @@ def test_options_of_a_finished_training(tmp_path: Path) -> None:
         (tmp_path / "finished").write_text(trained)
         args = parse("a.en", "a.de", "out", "--train", asked)
         if refused:
-            with pytest.raises(ValueError, match=f"or remove {tmp_path} to train anew"):
+            with pytest.raises(
+                ValueError, match=f"remove {tmp_path}/finished to train on .*, or {tmp_path} to train anew"
+            ):
                 own_data.plan(args, tmp_path)
         else:
             assert own_data.plan(args, tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("wishes", "left_out"),
+    [
+        ("--criterion cross_entropy", {"--label-smoothing"}),
+        ("--optimizer nag --momentum 0.99", {"--adam-betas"}),
+        ("--lr-scheduler anneal_after_plateau", {"--warmup-updates"}),
+        ("--optimizer=adafactor --lr-scheduler fixed --clip-norm 0.1", {"--adam-betas"}),
+    ],
+)
+def test_the_parts_of_a_training_may_be_others(wishes: str, left_out: set[str], tmp_path: Path) -> None:
+    """What is chosen for the criterion, the optimizer and the schedule goes with them."""
+    chosen = own_training.training_settings("convs2s", 9, 9).split()
+    kept = own_training.Training("convs2s_tiny", tmp_path, shlex.split(wishes)).settings(9, 9)
+    assert {word for word in chosen if word.startswith("--")} - {*kept} == left_out
+    assert own_training.Training("convs2s_tiny", tmp_path, ["--lr", "1"]).settings(9, 9) == chosen
 
 
 def test_what_is_typed_is_translated_at_once() -> None:
@@ -347,6 +368,8 @@ def test_a_wrong_call_gets_a_clear_error(texts: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("x\n")
     (tmp_path / "short.en").write_text("x\n" * 299)
     (tmp_path / "latin1.en").write_bytes(b"x\n\xdf\n")
+    (tmp_path / "a.gz").write_bytes(gzip.compress(b"x\n"))
+    (tmp_path / "utf16").write_bytes("x\n".encode("utf-16"))
     for language in ("en", "de"):
         (tmp_path / "none" / language / "old").mkdir(parents=True)
         (tmp_path / f"empty.{language}").write_text("")
@@ -382,6 +405,9 @@ def test_a_wrong_call_gets_a_clear_error(texts: Path, tmp_path: Path) -> None:
         ([english, german, out, "--train=--disable-validation"], "so --disable-validation cannot be given there"),
         ([english, german, out, "--train=--checkpoint-suffix=x"], "so --checkpoint-suffix cannot be given there"),
         ([english, german, out, "--train", "--arch fconv"], "so --arch cannot be given there"),
+        ([english, german, out, "--train", "--target-lang en"], "so --target-lang cannot be given there"),
+        ([english, german, out, "--translate", str(tmp_path / "a.gz")], "a.gz is no plain text in UTF-8"),
+        ([english, german, out, "--translate", str(tmp_path / "utf16")], "utf16 is no plain text in UTF-8"),
         ([*beside, str(tmp_path)], "train.en is in the way of what is to be made under that name"),
         ([*blank, str(tmp_path / "tokens")], "too few pairs of"),
         ([english, german, out, "--test", *folders], "none/en has no files"),

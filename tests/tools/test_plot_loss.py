@@ -65,7 +65,7 @@ def test_what_was_trained_again_counts_as_the_second_time(tmp_path: Path) -> Non
 def test_a_picture_of_runs_and_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     one = log(tmp_path / "one", valid(100, 6), inner(5), valid(200, 5), valid(300, 5.5))
-    two = log(tmp_path / "two", inner(9), valid(100, 6), valid(200, 4))
+    two = log(tmp_path / "two", inner(9), valid(100, math.nan), valid(200, 4))
     output = tmp_path / "picture.svg"
     name = r"_a, $\frac$"  # as it is: neither left out of the legend nor a formula
     cli.main(["plot-loss", str(one), "--run", name, str(one), str(two), "--output", str(output)])
@@ -83,6 +83,7 @@ def test_what_cannot_be_drawn_is_named(tmp_path: Path) -> None:
         ([log(tmp_path / "diverged", valid(1, math.nan), valid(2, math.inf))], "no loss is a number"),
         ([empty], "no validation there; fairseq-train writes them with --log-format json"),
         (["--run", "name", one, two], "no update at which all"),
+        (["--run", "name", one, "--run", "name", two], "--run name: another run has that name"),
     ):
         with pytest.raises(SystemExit, match=message):
             cli.main(["plot-loss", *map(str, arguments), "--output", str(tmp_path / "x.png")])
@@ -98,6 +99,8 @@ def test_a_folder_with_a_young_training(tmp_path: Path, capsys: pytest.CaptureFi
     old = log(tmp_path / "old" / "train.log", inner(9), valid(100, 6))
     with old.open("a") as file:
         file.write('{"epoch": 1, "upd{"epoch": 1}\n{"epoch": 1, "valid_loss": "5"}\n')
+        file.write('{"epoch": 1, "valid_loss": null, "valid_num_updates": "200"}\n')
+        file.write('{"epoch": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
     capsys.readouterr()
     cli.main(["plot-loss", str(tmp_path), "--output", str(tmp_path / "x.png")])
     printed = capsys.readouterr()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import os
+import signal
 import tarfile
 import time
 from collections.abc import Iterator
@@ -259,6 +261,10 @@ def test_formats(tmp_path: Path) -> None:
     (tmp_path / "b.tmx").write_text(tmx.replace("'en'", "'en-US'"))
     for language in ("en", "EN", "en-us", "en-US"):
         assert list(parallel_text.read_text(tmp_path / "b.tmx", language)) == ["one x two", ""]
+    code = "Press <bpt i='1'>&lt;b&gt;</bpt>OK<ept i='1'>&lt;/b&gt;</ept><ph>{1}</ph>."
+    old = f"<tmx xmlns='x'><body><tu><tuv lang='EN_GB'><seg>{code}</seg></tuv></tu></body></tmx>"
+    (tmp_path / "old.TMX").write_text(old)
+    assert list(parallel_text.read_text(tmp_path / "old.TMX", "en")) == ["Press OK."]
     (tmp_path / "train.tags.de-en.de").write_text(
         "<url>u</url>\n<title>Ein Titel</title>\n Satz. \n<talkid>1</talkid>\n"
     )
@@ -314,6 +320,16 @@ def test_tokens_are_those_of_fairseq_whatever_the_number_of_workers() -> None:
     assert list(map(parallel_text.moses("en"), lines)) == expected
     assert list(parallel_text.each_line(_english, lines, 2)) == expected
     assert parallel_text.moses("en", dashes=False, lowercase=True)("Well-known X") == "well-known x"
+
+
+def test_a_worker_that_is_killed_is_not_waited_for() -> None:
+    """As by the system, where memory ends."""
+    with pytest.raises(ValueError, match="was killed; if memory had ended, take fewer --workers"):
+        list(parallel_text.each_line(_killed, ["a"] * 9, 2))
+
+
+def _killed() -> parallel_text.Line:
+    return lambda _: str(os.kill(os.getpid(), signal.SIGKILL))
 
 
 def _english() -> parallel_text.Line:
