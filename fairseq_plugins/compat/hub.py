@@ -46,7 +46,7 @@ def tasks_with(option: str) -> str:
 def keeps_the_task_of_the_checkpoint(overwrite: Callable[..., None]) -> bool:
     """Probe: whether ``overwrite`` passes over the name of another task."""
     cfg = OmegaConf.create({"task": {"_name": "translation"}})
-    overwrite(cfg, {"task": "denoising"})
+    overwrite(cfg, {"task": "language_modeling"})
     return bool(cfg.task._name == "translation")
 
 

@@ -21,6 +21,9 @@ from tests.conftest import ARCHITECTURES
 
 Beams = list[tuple[float, int, int]]
 
+# fairseq 0.12.2 has an earlier form, which counts nothing and needs no repair.
+COUNTS = hasattr(DiverseBeamSearch(Dictionary(), 1, 1.0), "group_overlap")
+
 
 def diverse_step(lprobs: Tensor, totals: Tensor | None, groups: int, strength: float, shared: Counter) -> Beams:
     """A step of one sentence: score, word and parent of each of its beams, as fairseq's documentation describes it.
@@ -52,6 +55,7 @@ def diverse_step(lprobs: Tensor, totals: Tensor | None, groups: int, strength: f
     return [beam for rank in zip(*found.values(), strict=True) for beam in rank]
 
 
+@pytest.mark.skipif(not COUNTS, reason="this fairseq's groups do not count what they have in common")
 def test_diverse_search_is_its_plain_form() -> None:
     """Sentences of any numbers in the data, one of which ends before the others."""
     torch.manual_seed(1)
@@ -91,7 +95,7 @@ def test_sentences_together_find_what_each_finds_alone(kind, architecture: str, 
     assert together == [generate(row[row.ne(dictionary.pad())].unsqueeze(0))[0] for row in source]
     assert len({tuple(map(tuple, beams)) for beams in together}) > 1
     assert all(tokens.index(eos) == len(tokens) - 1 for beams in together for tokens in beams)
-    assert len({len(tokens) for beams in together for tokens in beams}) > 1
+    assert not COUNTS or len({len(tokens) for beams in together for tokens in beams}) > 1
 
 
 @pytest.fixture(scope="module")
