@@ -39,7 +39,7 @@ class Weights:
         self.file, self.name, self.int8 = file, name, int8
         self._places: dict[object, int] = {}
 
-    def tensor(self, name: str, value: np.ndarray) -> TensorProto:
+    def tensor(self, name: str, value: np.ndarray[Any, Any]) -> TensorProto:
         """The entry of a program for this weight; it is written where it has not been before."""
         if value.nbytes <= _SMALL:
             return numpy_helper.from_array(value, name)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-Array = np.ndarray
+Array = np.ndarray[Any, Any]
 FILES = {"config.json", "source.onnx", "source.txt", "step.onnx", "target.txt", "weights.bin"}
 NUMBERS = ("bos", "pad", "eos", "unk", "source_words", "target_words", "source_positions", "target_positions")
 TEXTS = ("source_language", "target_language", "bpe_separator")  # or null
@@ -74,7 +74,7 @@ class Decoding:
                 sizes = [{"B": len(source), "before": len(source), "P": 0}.get(size, size) for size in shape]
                 self.state[name] = np.zeros(sizes, np.float32)
         self.past = [name for name in self.state if name.startswith(("keys", "values"))]
-        self.ancestors = np.full((len(source), beam, 0), -1)  # the row that each continues, at each step
+        self.ancestors: Array = np.full((len(source), beam, 0), -1)  # the row that each continues, at each step
         self.state |= {"candidates": candidates, "count": np.array([min(2 * beam + 3, len(candidates))])}
         self.outputs = [each.name for each in model.step.get_outputs() if attends or each.name != "attended"]
 
@@ -115,9 +115,9 @@ class Decoding:
 
 def search(decoding: Decoding, eos: int, o: Namespace, longest: int) -> list[Any]:
     """Beam search: what `trace_back` gives of the k hypotheses of each sentence, and their scores, the best first."""
-    k, sentences = o.beam, np.arange(len(decoding.ancestors))
-    tokens, order = np.full(len(sentences), eos), sentences
-    totals = np.zeros((len(sentences), 1), np.float32)  # of one row, for at first all would be alike
+    sentences: Array = np.arange(len(decoding.ancestors))
+    k, tokens, order = o.beam, np.full_like(sentences, eos), sentences
+    totals = np.zeros_like(sentences[:, None], np.float32)  # of one row, for at first all would be alike
     history: list[list[Array]] = []
     found: list[list[Any]] = [[] for _ in sentences]
     for step in range(longest + 1):
@@ -282,8 +282,7 @@ def main() -> None:
     path, replace, buffer, threads = (args.pop(name) for name in ("input", "replace_unk", "buffer", "threads"))
     if replace:
         with blaming(Path(replace)):
-            text = Path(replace).read_bytes().decode("utf-8-sig")
-            replace = dict(line.split() for line in text.split("\n") if line.strip())
+            replace = dict(x.split() for x in Path(replace).read_bytes().decode("utf-8-sig").split("\n") if x.strip())
     lines = sys.stdin.buffer if path is None else path.open("rb")
     translator = Translator(Path(__file__).absolute().parent, *((threads, 1) if lines.isatty() else (1, threads)))
     while block := list(islice(lines, 1 if lines.isatty() else max(1, buffer))):

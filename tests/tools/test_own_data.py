@@ -143,7 +143,7 @@ def test_from_two_files_to_translations(trained: tuple[Path, str], texts: Path) 
     assert len(translations) == 7
     (command,) = commands(second.stderr)
     assert second.stderr.splitlines()[1] == f"$ {shlex.join(command)}"
-    assert re.search(r"^\n.*\n.*:line 3 has \d+ tokens: only the first 63 are translated\n$", second.stderr)
+    assert re.search(r"^\n.*\n.*[: ]line 3 has \d+ tokens: only the first 63 are translated\n$", second.stderr)
     assert command[0] == "fairseq-interactive"
 
     cli.main(shown[-1][1:])
