@@ -133,7 +133,7 @@ def newest_whole_checkpoint(folder: Path, but: str | None = None) -> Path | None
     beside = other and other.is_file() and other.parent == folder.resolve()
     after = other.stat().st_mtime if beside else -math.inf  # type: ignore[union-attr]
     saved = (path for path in folder.glob("*.pt") if re.fullmatch(SAVED_BESIDE_THE_LAST, path.name))
-    whole = (path for path in saved if path.stat().st_mtime > after and is_whole(path))
+    whole = (path for path in saved if path.resolve() != other and path.stat().st_mtime > after and is_whole(path))
     return max(whole, key=lambda path: path.stat().st_mtime, default=None)
 
 

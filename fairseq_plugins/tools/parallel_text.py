@@ -6,6 +6,7 @@ Every file gets its name when it is whole, so that what was interrupted is repea
 from __future__ import annotations
 
 import gzip
+import os
 import re
 import signal
 import zlib
@@ -15,7 +16,10 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import chain, islice, zip_longest
+from multiprocessing import parent_process
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from threading import Thread
 from typing import Any, TextIO
 from xml.etree import ElementTree
 
@@ -100,7 +104,7 @@ def _units(file: Any, language: str) -> Iterator[str]:
 
     A unit without one gives an empty one.  What is marked as code of a file's format is no text.
     """
-    language = language.lower()
+    language = language.lower().replace("_", "-")
     for _, element in ElementTree.iterparse(file):
         name = element.tag.rpartition("}")[2]
         if name in {"bpt", "ept", "ph", "it", "ut"}:
@@ -127,6 +131,13 @@ def _start(make: Callable[[], Line]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _Worker.function = make()
+    # Without it, one whose parent was killed would wait for work, and keep what it has inherited of it: a lock.
+    Thread(target=_end_with, args=(parent_process(),), daemon=True).start()
+
+
+def _end_with(parent: BaseProcess) -> None:
+    parent.join()
+    os._exit(1)
 
 
 def _apply(line: str) -> str:

@@ -128,6 +128,7 @@ def with_attributes() -> Rebuilt:
     return Rebuilt(torch._utils._rebuild_parameter_with_state, (large, False, {}, {"numel": set, "element_size": set}))
 
 
+BOUNDS = "(`0 <= col_indices < ncols` is not satisfied|size is inconsistent with indices)"
 PLAIN, HUGE = "is no plain tensor", "bytes, which the file does not have"
 TENSORS: dict[str, tuple[Callable[[], Any], str]] = {
     "compressed": (compressed, PLAIN),
@@ -160,9 +161,12 @@ def test_tensors_are_what_they_seem(kind: str, place: str, state: dict[str, Any]
     torch.save({**state, **hostile[place]}, tmp_path / "model.pt")
     if place != "model" and kind in ("a text", "nothing"):
         pytest.skip("may stand there")
-    with pytest.raises(Exception, match=r"model\.pt was refused: .*" + message):
+    # torch 2.6 itself finds what is out of bounds.
+    with pytest.raises(
+        Exception, match=rf"model\.pt (was refused: .*{message}|is damaged and cannot be read: {BOUNDS})"
+    ):
         checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "model.pt"))
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, RuntimeError), match=rf"{message}|{BOUNDS}"):
         checkpoint_utils.load_ema_from_checkpoint(str(tmp_path / "model.pt"))
 
 
@@ -211,7 +215,7 @@ def test_places_are_short() -> None:
 @pytest.mark.parametrize("parameter", [compressed(), torch.ones(2)], ids=["compressed", "plain"])
 def test_nothing_is_hidden(parameter: torch.Tensor, state: dict[str, Any], tmp_path: Path) -> None:
     torch.save({**state, "model": Hiding(parameter)}, tmp_path / "model.pt")
-    with pytest.raises(Exception, match="model has an attribute"):
+    with pytest.raises(Exception, match=f"model has an attribute|{BOUNDS}"):
         checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "model.pt"))
 
 

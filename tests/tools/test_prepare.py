@@ -7,6 +7,8 @@ import hashlib
 import io
 import os
 import signal
+import subprocess
+import sys
 import tarfile
 import time
 from collections.abc import Iterator
@@ -326,6 +328,17 @@ def test_a_worker_that_is_killed_is_not_waited_for() -> None:
     """As by the system, where memory ends."""
     with pytest.raises(ValueError, match="was killed; if memory had ended, take fewer --workers"):
         list(parallel_text.each_line(_killed, ["a"] * 9, 2))
+
+
+def test_workers_end_with_their_parent() -> None:
+    """Which may be killed, and has perhaps a lock that they have inherited."""
+    code = "from fairseq_plugins.tools.parallel_text import each_line\n"
+    code += "for _ in each_line(lambda: str, (str(number) for number in range(10**9)), 2): print()"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.kill()
+        process.stdout.read()  # to its end, when nobody has it open any more
 
 
 def _killed() -> parallel_text.Line:
