@@ -61,6 +61,7 @@ step() {
 # Binary data, of subwords or with --words of words: sets `data`.
 prepare() {
     step Data "the download, then minutes (IWSLT'14) to hours (WMT'14), shared by WORKERS"
+    [ ${#smoke[@]} = 0 ] || local ORIG=  # of a miniature the files are made up
     run fairseq-plugins prepare "$experiment" "$out" --workers "${WORKERS:-1}" ${ORIG:+--orig "$ORIG"} \
         ${smoke[@]+"${smoke[@]}"} "$@"
     data=$out/data-bin

@@ -37,3 +37,15 @@ def test_the_quickstart_removes_nothing_of_others(tmp_path: Path) -> None:
     assert (result.returncode, result.stdout) == (2, b"")
     assert result.stderr.decode().startswith(f"{tmp_path} holds something else")
     assert (tmp_path / "data-bin").exists()
+
+
+def test_the_quickstart_goes_on_in_its_folder(tmp_path: Path) -> None:
+    """A log that is written there, as the notebook does, is in nobody's way; what runs before have left is its own."""
+    (tmp_path / "text").mkdir()
+    for name in ("codes", "text/train.en", "log.txt"):
+        (tmp_path / name).touch()
+    command = ["bash", str(ROOT / "examples" / "quickstart" / "run.sh")]
+    environment = {**os.environ, "OUT": str(tmp_path), "PATH": "/usr/bin:/bin", "ARCH": "none"}
+    result = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert b"== 1. Data" in result.stdout
+    assert not (tmp_path / "text" / "train.en").exists()

@@ -36,10 +36,12 @@ without_configuration() { grep --line-buffered -v "{'_name'"; }
 
 step() { printf '\n== %s\n' "$*"; }
 
-if [ -n "$(ls -A "$out" 2>/dev/null)" ] && [ ! -e "$out/.quickstart" ]; then
-    echo "$out holds something else: OUT= names a new folder, or one that this script has made" >&2
-    exit 2
-fi
+for name in text bpe data-bin lexicon "$arch"; do  # what is removed; codes and text/train.en are those of earlier runs
+    if [ -e "$out/$name" ] && [ ! -e "$out/.quickstart" ] && ! { [ -e "$out/codes" ] && [ -e "$out/text/train.en" ]; }; then
+        echo "$out holds something else, $name: OUT= names a new folder, or one that this script has made" >&2
+        exit 2
+    fi
+done
 mkdir -p "$out"
 touch "$out/.quickstart"
 rm -rf "$out/text" "$out/bpe" "$out/data-bin" "$out/lexicon" "$model"

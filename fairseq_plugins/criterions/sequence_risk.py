@@ -75,7 +75,7 @@ class SequenceRisk(FairseqCriterion):
         self.dictionary = task.target_dictionary
         words = self.dictionary.symbols[self.dictionary.nspecial :]
         latin = sum(bool(re.search("[a-z0-9]", word.lower())) for word in words)
-        if "rouge" in str(risk_cost) and latin < len(words) / 2:
+        if "rouge" in str(risk_cost) and latin < len(words) / 10:
             raise ValueError(f"--risk-cost {risk_cost} sees only the letters a to z and digits: take chrf or bleu")
         self.bpe_symbol = _bpe_symbol(self.dictionary)
         self.reference_too, self.scale, self.alpha, self.epsilon = (

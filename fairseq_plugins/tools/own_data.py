@@ -152,7 +152,7 @@ def plan(args: Namespace, model: Path) -> Training | None:
     if wishes and record and shlex.split(record) != wishes:
         raise ValueError(
             f"{model} has been trained, with --train {shlex.quote(record.strip())}: choose another folder, or remove "
-            f"{model / FINISHED} to train on with these options, or {model} to train anew"
+            f"{model} to train anew"
         )
     return None
 

@@ -50,7 +50,7 @@ class Training:
         found = parsed(["DATA_BIN", *self.own, *self.settings(1, 1), *wishes])
         needed = {"arch": arch, "save_dir": str(save), "no_save": False, "disable_validation": False}
         for name, value in {**needed, "checkpoint_suffix": "", "source_lang": None, "target_lang": None}.items():
-            if found[name] != value:
+            if found.get(name, value) != value:
                 option = f"--{name.replace('_', '-')}"
                 raise ValueError(f"--train: translations are made with {self.best}, so {option} cannot be given there")
 

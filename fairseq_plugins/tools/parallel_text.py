@@ -77,7 +77,7 @@ def read_text(path: Path, language: str) -> Iterator[str]:
         ValueError: the file is not UTF-8, or not what its name says.
     """
     name = path.name.lower().removesuffix(".gz")
-    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+    with gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb") as file:
         try:
             if name.endswith(".tmx"):
                 yield from _units(file, language)

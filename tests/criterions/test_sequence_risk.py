@@ -366,7 +366,7 @@ def test_subwords_are_told_by_most_words() -> None:
 def test_rouge_knows_the_latin_alphabet() -> None:
     pytest.importorskip("rouge_score")
     dictionary = Dictionary()
-    for word in ("\u044d\u0442\u043e", "\u0434\u043e\u043c", "2026"):
+    for word in ("\u044d\u0442\u043e", "\u0434\u043e\u043c"):
         dictionary.add_symbol(word)
     with pytest.raises(ValueError, match="--risk-cost rouge1 sees only the letters a to z"):
         criterion(dictionary, risk_cost="rouge1")

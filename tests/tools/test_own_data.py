@@ -328,9 +328,7 @@ def test_options_of_a_finished_training(tmp_path: Path) -> None:
         (tmp_path / "finished").write_text(trained)
         args = parse("a.en", "a.de", "out", "--train", asked)
         if refused:
-            with pytest.raises(
-                ValueError, match=f"remove {tmp_path}/finished to train on .*, or {tmp_path} to train anew"
-            ):
+            with pytest.raises(ValueError, match=f"or remove {tmp_path} to train anew"):
                 own_data.plan(args, tmp_path)
         else:
             assert own_data.plan(args, tmp_path) is None
