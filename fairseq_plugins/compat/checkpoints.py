@@ -151,7 +151,7 @@ class UnpackedInside(tarfile.TarFile):
         """The folder that holds all.
 
         Raises:
-            tarfile.AbsolutePathError: a name is absolute.
+            tarfile.TarError: a name is absolute, or there is none.
         """
         return [self._common() or "archive"]
 
@@ -160,10 +160,13 @@ class UnpackedInside(tarfile.TarFile):
         super().extractall(Path(path, *([] if self._common() else self.getnames())), filter="data")
 
     def _common(self) -> str:
-        for member in self.getmembers():
+        members = self.getmembers()
+        for member in members:
             if member.name.startswith("/"):
                 raise tarfile.AbsolutePathError(member)
-        return os.path.commonpath(super().getnames())
+        if not members:
+            raise tarfile.ReadError(f"{self.name} holds nothing")  # type: ignore[str-bytes-safe]
+        return os.path.commonpath([each.name if each.isdir() else str(Path(each.name).parent) for each in members])
 
 
 def unpack_archives_inside_their_folder() -> None:

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import importlib.util
 import logging
-import math
 import re
 import sys
 import tempfile
@@ -111,7 +110,7 @@ def newest_for_the_last(cfg: Any, trainer: Any) -> Iterator[None]:
     last, given = Path(cfg.save_dir, "checkpoint_last.pt"), (cfg.restore_file, cfg.finetune_from_model)
     newest = None
     if cfg.restore_file == last.name and not trainer.checkpoint_suffix and not (last.is_file() and is_whole(last)):
-        newest = newest_whole_checkpoint(last.parent, but=cfg.finetune_from_model)
+        newest = newest_whole_checkpoint(last.parent, cfg.finetune_from_model)
     if newest is not None:
         logger.warning(f"{last} is {'damaged' if last.exists() else 'missing'}; training goes on from {newest}")
         cfg.restore_file, cfg.finetune_from_model = str(newest), None
@@ -122,19 +121,21 @@ def newest_for_the_last(cfg: Any, trainer: Any) -> Iterator[None]:
             cfg.restore_file, cfg.finetune_from_model = given
 
 
-def newest_whole_checkpoint(folder: Path, but: str | None = None) -> Path | None:
+def newest_whole_checkpoint(folder: Path, tuned: str | None = None) -> Path | None:
     """The one that was written last.
 
     Args:
-        but: the name of a file that does not count: what is fine-tuned is not of the same training; nor are others of
-            its folder that are not newer.
+        tuned: what is fine-tuned, if anything is: only checkpoints of its fine-tuning count.
     """
-    other = but and Path(but).resolve()
-    beside = other and other.is_file() and other.parent == folder.resolve()
-    after = other.stat().st_mtime if beside else -math.inf  # type: ignore[union-attr]
     saved = (path for path in folder.glob("*.pt") if re.fullmatch(SAVED_BESIDE_THE_LAST, path.name))
-    whole = (path for path in saved if path.resolve() != other and path.stat().st_mtime > after and is_whole(path))
-    return max(whole, key=lambda path: path.stat().st_mtime, default=None)
+    whole = sorted((path for path in saved if is_whole(path)), key=lambda path: path.stat().st_mtime, reverse=True)
+    return next((path for path in whole if tuned is None or is_tuned_from(path, tuned)), None)
+
+
+def is_tuned_from(path: Path, tuned: str) -> bool:
+    """Whether this is a checkpoint of a training that has begun with the parameters of that one."""
+    recorded = checkpoint_utils.load_checkpoint_to_cpu(str(path))["cfg"].checkpoint.finetune_from_model
+    return recorded is not None and Path(recorded).resolve() == Path(tuned).resolve()
 
 
 def is_whole(path: Path) -> bool:

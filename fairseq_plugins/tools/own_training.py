@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from fairseq import options
+from fairseq.dataclass.configs import OptimizationConfig
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 
 import fairseq_plugins.registration  # noqa: F401  (its architectures)
@@ -53,6 +54,9 @@ class Training:
             if found.get(name, value) != value:
                 option = f"--{name.replace('_', '-')}"
                 raise ValueError(f"--train: translations are made with {self.best}, so {option} cannot be given there")
+        # The Weighted Transformer's own schedule has its rate from the sizes; fairseq's default is for no other one.
+        if found["lr_scheduler"] != "weighted_inverse_sqrt" and found["lr"] == OptimizationConfig().lr:
+            raise ValueError(f"--train: --lr-scheduler {found['lr_scheduler']} needs --lr")
 
     def settings(self, pairs: int, tokens: int) -> list[str]:
         """Those of `training_settings` that the criterion, the optimizer and the schedule have which are wished for."""

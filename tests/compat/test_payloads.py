@@ -223,7 +223,7 @@ def test_an_archive_takes_no_folder_away(tmp_path: Path) -> None:
     assert (tmp_path / "home" / "thesis.txt").exists()
 
 
-@pytest.mark.parametrize("names", [["checkpoint_best.pt", "code"], ["./checkpoint_best.pt"], ["model/ab", "model/ac"]])
+@pytest.mark.parametrize("names", [["best.pt", "code"], ["./best.pt"], ["best.pt"], ["model/ab", "model/ac"]])
 def test_an_archive_without_a_folder_of_its_own(names: list[str], tmp_path: Path) -> None:
     """fairseq takes the letters that all names begin with for a folder, once it has removed the archive."""
     with tarfile.open(tmp_path / "model.tar", "w") as archive:
@@ -233,6 +233,14 @@ def test_an_archive_without_a_folder_of_its_own(names: list[str], tmp_path: Path
             archive.addfile(tarfile.TarInfo(name))
     unpacked = Path(file_utils.load_archive_file(str(tmp_path / "model.tar")))
     assert sorted(path.name for path in unpacked.iterdir()) == [Path(name).name for name in names]
+
+
+def test_an_empty_archive_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "model.tar"
+    tarfile.open(path, "w").close()
+    with pytest.raises(tarfile.ReadError, match="holds nothing"):
+        file_utils.load_archive_file(str(path))
+    assert path.is_file()
 
 
 def test_the_configuration_of_audio_is_no_code(trace: Path, tmp_path: Path) -> None:

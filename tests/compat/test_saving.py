@@ -182,11 +182,10 @@ def test_training_goes_on_where_the_last_is_missing(data: Path, save: Path) -> N
 
 
 def test_fine_tuning_goes_on_and_starts_with_what_is_tuned(data: Path, save: Path) -> None:
-    """A checkpoint in the same folder that is to be fine-tuned is not one of the fine-tuning, and no older one is."""
+    """What is to be fine-tuned, in the same folder, is not one of the fine-tuning; nor is a newer one beside it."""
     for name in ("checkpoint_last.pt", "checkpoint_best.pt"):
         (save / name).unlink()
-    (save / "checkpoint_1_6.pt").rename(save / "checkpoint_1_1.pt")
-    os.utime(save / "checkpoint_1_1.pt", (1, 1))
+    os.utime(save / "checkpoint_1_6.pt")
     tuned = save / "checkpoint_1_3.pt"
     words = [*options(data, 2), "--finetune-from-model", tuned]
     assert updates(faults.finish(faults.start(words, save), save)) == 2

@@ -12,6 +12,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -334,11 +335,15 @@ def test_workers_end_with_their_parent() -> None:
     """Which may be killed, and has perhaps a lock that they have inherited."""
     code = "from fairseq_plugins.tools.parallel_text import each_line\n"
     code += "for _ in each_line(lambda: str, (str(number) for number in range(10**9)), 2): print()"
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
         process.kill()
-        process.stdout.read()  # to its end, when nobody has it open any more
+        try:
+            process.communicate(timeout=30)  # to the end, when nobody has its output open any more
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def _killed() -> parallel_text.Line:
