@@ -7,7 +7,6 @@ what fairseq's checkpoints hold, in a form that can neither run code nor corrupt
 from __future__ import annotations
 
 import argparse
-import functools
 import io
 import os
 import pickle
@@ -26,6 +25,7 @@ from fairseq.distributed import utils as distributed_utils
 from omegaconf import OmegaConf
 
 from fairseq_plugins.compat.contents import OLD_METERS, reference_in
+from fairseq_plugins.compat.wrapping import in_place_of
 
 __all__ = [
     "broadcast_plain_configuration",
@@ -112,7 +112,7 @@ def load_checkpoints_safely() -> None:
     files_are_checked = refuses_foreign_classes(load)
     torch.serialization.add_safe_globals(SAFE_GLOBALS)
 
-    @functools.wraps(load)
+    @in_place_of(checkpoint_utils, "load_checkpoint_to_cpu")
     def load_checkpoint_to_cpu(path: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         if not files_are_checked:
             raise pickle.UnpicklingError(
@@ -136,8 +136,6 @@ def load_checkpoints_safely() -> None:
         except Exception as error:  # there is none that a file cannot cause
             reason = f"{type(error).__name__}: {error}"
             raise pickle.UnpicklingError(f"{path} cannot be read as a checkpoint of fairseq: {reason}") from error
-
-    checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
 
 
 class UnpackedInside(tarfile.TarFile):
@@ -196,10 +194,8 @@ def broadcast_plain_configuration() -> None:
         return
     broadcast = distributed_utils.broadcast_object
 
-    @functools.wraps(broadcast)
+    @in_place_of(distributed_utils, "broadcast_object")
     def broadcast_object(obj: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(obj, dict) and OmegaConf.is_config(obj.get("cfg")):
             obj = {**obj, "cfg": OmegaConf.to_container(obj["cfg"], enum_to_str=True)}
         return broadcast(obj, *args, **kwargs)
-
-    distributed_utils.broadcast_object = broadcast_object

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import io
 import itertools
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 from fairseq import options, utils
 
 from fairseq_plugins.compat.misfits import missing_in_the_task
+from fairseq_plugins.compat.wrapping import in_place_of
 
 __all__ = ["understand_command_lines"]
 
@@ -31,7 +31,7 @@ def understand_command_lines() -> None:
     answer_later = answers_help_too_early(parse)
     no_tpu = getattr(utils, "xm", None) is None and takes_bfloat16_for_a_tpu(parse)
 
-    @functools.wraps(parse)
+    @in_place_of(options, "parse_args_and_arch")
     def parse_args_and_arch(parser: Any, input_args: Any = None, *more: Any, **others: Any) -> Any:
         given = sys.argv[1:] if input_args is None else input_args
         if answer_later and {"-h", "--help"}.intersection(given):
@@ -58,8 +58,6 @@ def understand_command_lines() -> None:
         if asked.get("tokenizer") == "moses" and None in (asked.get("source_lang", ""), asked.get("target_lang", "")):
             raise ValueError("--tokenizer moses needs --source-lang and --target-lang")
         return parsed
-
-    options.parse_args_and_arch = parse_args_and_arch
 
 
 def answers_help_too_early(parse: Callable[..., Any]) -> bool:

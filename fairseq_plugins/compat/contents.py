@@ -21,6 +21,8 @@ from fairseq.logging.meters import AverageMeter, StopwatchMeter, TimeMeter
 from fairseq.optim import FairseqOptimizer
 from torch import Tensor
 
+from fairseq_plugins.compat.wrapping import in_place_of
+
 __all__ = ["OLD_METERS", "fit_optimizer_states", "look_at_what_is_read", "reference_in"]
 
 OLD_METERS = (AverageMeter, StopwatchMeter, TimeMeter)  # which fairseq before 0.10 saved as objects
@@ -190,7 +192,7 @@ def fit_optimizer_states() -> None:
     """
     load = FairseqOptimizer.load_state_dict
 
-    @functools.wraps(load)
+    @in_place_of(FairseqOptimizer, "load_state_dict")
     def load_state_dict(self: Any, state_dict: Any, optimizer_overrides: Any = None) -> None:
         if not takes_any_state(load):
             load(self, state_dict, optimizer_overrides)
@@ -207,5 +209,3 @@ def fit_optimizer_states() -> None:
             for name in KERNELS:
                 group.pop(name, None)
             group.update(kernels)
-
-    FairseqOptimizer.load_state_dict = load_state_dict

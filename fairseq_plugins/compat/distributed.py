@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 from fairseq.dataclass.configs import DistributedTrainingConfig
@@ -17,6 +16,8 @@ from fairseq.models import distributed_fairseq_model
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 from torch.multiprocessing.spawn import spawn
+
+from fairseq_plugins.compat.wrapping import in_place_of
 
 __all__ = ["follow_torchrun", "join_the_others_under_hydra", "train_on_processors", "wrap_models_on_processors"]
 
@@ -28,19 +29,6 @@ def processes_of_torchrun() -> int:
     return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in SET_BY_TORCHRUN) else 1
 
 
-@contextlib.contextmanager
-def environment(**variables: str) -> Iterator[None]:
-    """These variables and no others, for a probe."""
-    kept = dict(os.environ)
-    os.environ.clear()
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(kept)
-
-
 def options(**given: object) -> DictConfig:
     """Options of distributed training, for a probe."""
     return OmegaConf.create({**vars(DistributedTrainingConfig()), "tpu": False, **given})
@@ -49,7 +37,8 @@ def options(**given: object) -> DictConfig:
 def overlooks_torchrun(infer: Callable[..., None]) -> bool:
     """Probe: whether a process that torchrun has started takes itself for the only one."""
     training = options(distributed_world_size=1)
-    with environment(MASTER_ADDR="localhost", MASTER_PORT="1", RANK="0", WORLD_SIZE="2"):
+    variables = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1", "RANK": "0", "WORLD_SIZE": "2"}
+    with mock.patch.dict(os.environ, variables, clear=True):
         try:
             infer(training)
         except ZeroDivisionError:
@@ -66,7 +55,7 @@ def follow_torchrun() -> None:
     if not overlooks_torchrun(infer):
         return
 
-    @functools.wraps(infer)
+    @in_place_of(distributed_utils, "infer_init_method")
     def infer_init_method(cfg: Any, force_distributed: bool = False) -> None:
         decided = cfg.distributed_init_method is not None or cfg.tpu or cfg.pipeline_model_parallel
         if decided or processes_of_torchrun() == 1:
@@ -77,8 +66,6 @@ def follow_torchrun() -> None:
         cfg.distributed_rank = int(os.environ["RANK"])
         cfg.device_id = int(os.environ.get("LOCAL_RANK", cfg.distributed_rank)) % max(1, torch.cuda.device_count())
         cfg.distributed_no_spawn = True
-
-    distributed_utils.infer_init_method = infer_init_method
 
 
 def join_the_others_under_hydra() -> None:
@@ -91,18 +78,16 @@ def join_the_others_under_hydra() -> None:
         return
     add = train.add_defaults
 
-    @functools.wraps(add)
+    @in_place_of(train, "add_defaults")
     def add_defaults(cfg: Any) -> None:
         add(cfg)
         if processes_of_torchrun() > 1 and not torch.distributed.is_initialized():
             distributed_utils.call_main(cfg, lambda _: None)
 
-    train.add_defaults = add_defaults
-
 
 def wants_a_gpu_for_each(infer: Callable[..., None]) -> bool:
     """Probe: whether there cannot be more processes than GPUs."""
-    with environment():
+    with mock.patch.dict(os.environ, clear=True):
         try:
             infer(options(distributed_world_size=max(2, torch.cuda.device_count() + 1)))
         except AssertionError:
@@ -134,7 +119,7 @@ def train_on_processors() -> None:
     if not wants_a_gpu_for_each(distributed_utils.infer_init_method):
         return
 
-    @functools.wraps(call)
+    @in_place_of(distributed_utils, "call_main")
     def call_main(cfg: Any, main: Callable[..., None], **kwargs: Any) -> None:
         training, torchrun = cfg.distributed_training, processes_of_torchrun() > 1
         has_gpus = cfg.common.tpu or (torch.cuda.is_available() and not cfg.common.cpu)
@@ -155,23 +140,14 @@ def train_on_processors() -> None:
         arguments = (main, cfg, {**kwargs, "start_rank": 0})
         spawn(distributed_utils.distributed_main, arguments, training.distributed_world_size)
 
-    distributed_utils.call_main = call_main
-
 
 def wants_a_gpu_for_a_model(wrap: Callable[..., nn.Module]) -> bool:
     """Probe: whether a model on the processor is wrapped as if it were on a GPU."""
-    wrapper, given = distributed_fairseq_model.DistributedDataParallel, {}
-
-    def record(module: nn.Module, **options: Any) -> nn.Module:
-        given.update(options)
-        return nn.ModuleDict({"module": module})
-
-    distributed_fairseq_model.DistributedDataParallel = record
-    try:
-        wrap(options(ddp_backend="pytorch_ddp"), nn.Linear(1, 1), None, torch.device("cpu"))
-    finally:
-        distributed_fairseq_model.DistributedDataParallel = wrapper
-    return given.get("device_ids") is not None
+    model = nn.Linear(1, 1)
+    wrapped = nn.ModuleDict({"module": model})
+    with mock.patch.object(distributed_fairseq_model, "DistributedDataParallel", return_value=wrapped) as wrapper:
+        wrap(options(ddp_backend="pytorch_ddp"), model, None, torch.device("cpu"))
+    return wrapper.call_args.kwargs.get("device_ids") is not None
 
 
 def wrap_models_on_processors() -> None:

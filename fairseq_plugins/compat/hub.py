@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import inspect
 import logging
 from argparse import Namespace
@@ -18,6 +17,8 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 from fairseq.tasks.fairseq_task import StatefulContainer
 from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import nn
+
+from fairseq_plugins.compat.wrapping import in_place_of
 
 __all__ = ["copy_the_state_of_tasks", "generate_as_asked", "refuse_options_of_other_tasks", "take_the_task_asked_for"]
 
@@ -58,7 +59,7 @@ def take_the_task_asked_for() -> None:
     if not keeps_the_task_of_the_checkpoint(overwrite):
         return
 
-    @functools.wraps(overwrite)
+    @in_place_of(checkpoint_utils, "overwrite_args_by_name")
     def overwrite_args_by_name(cfg: DictConfig, overrides: dict[str, Any]) -> None:
         task, asked = cfg.get("task"), overrides.get("task")
         if isinstance(task, DictConfig) and not isinstance(asked, dict):  # fairseq itself understands a whole task
@@ -68,8 +69,6 @@ def take_the_task_asked_for() -> None:
                 for option in options_of(task.get("_name")) & overrides.keys():  # the others get defaults
                     task[option] = overrides[option]
         overwrite(cfg, overrides)
-
-    checkpoint_utils.overwrite_args_by_name = overwrite_args_by_name
 
 
 def refuse_options_of_other_tasks() -> None:
@@ -81,7 +80,7 @@ def refuse_options_of_other_tasks() -> None:
     load = hub_utils.from_pretrained
     read_by_the_hub = {*inspect.signature(load).parameters, "generation_args", "is_vocoder", "user_dir"}
 
-    @functools.wraps(load)
+    @in_place_of(hub_utils, "from_pretrained")
     def from_pretrained(*args: Any, **kwargs: Any) -> dict[str, Any]:
         asked = kwargs.get("task")
         if isinstance(asked, str) and asked not in TASK_REGISTRY:
@@ -99,8 +98,6 @@ def refuse_options_of_other_tasks() -> None:
                 raise ValueError(f"{option} is no option of the task {name}; give task=, one of {tasks_with(option)}")
             logger.warning(f"{option} does nothing: no part of the configuration has such an option")
         return loaded
-
-    hub_utils.from_pretrained = from_pretrained
 
 
 @contextlib.contextmanager
@@ -127,7 +124,7 @@ def generate_as_asked() -> None:
         return
     parameters = inspect.signature(generate).parameters
 
-    @functools.wraps(generate)
+    @in_place_of(GeneratorHubInterface, "generate")
     def generate_with_attention(self: Any, *args: Any, **kwargs: Any) -> Any:
         asked = {**self.cfg.generation, **kwargs}
         if asked.get("score_reference") and any(isinstance(each, FairseqEncoderDecoderModel) for each in self.models):
@@ -145,8 +142,6 @@ def generate_as_asked() -> None:
                 logger.warning(f"{option} does nothing: a search has no such option")
         with attention_reported(self.models) if asked.get("print_alignment") else contextlib.nullcontext():
             return generate(self, *args, **kwargs)
-
-    GeneratorHubInterface.generate = generate_with_attention
 
 
 def cannot_be_copied(container: object) -> bool:
@@ -166,10 +161,8 @@ def copy_the_state_of_tasks() -> None:
         return
     find = StatefulContainer.__getattr__
 
-    @functools.wraps(find)
+    @in_place_of(StatefulContainer, "__getattr__")
     def look(self: Any, name: str) -> Any:
         if name.startswith("_"):  # of Python's, or not there yet
             raise AttributeError(name)
         return find(self, name)
-
-    StatefulContainer.__getattr__ = look

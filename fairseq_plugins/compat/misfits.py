@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +11,8 @@ from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from fairseq.tasks.multilingual_translation import MultilingualTranslationTask
 from omegaconf.errors import OmegaConfBaseException
+
+from fairseq_plugins.compat.wrapping import in_place_of
 
 __all__ = [
     "missing_in_the_task",
@@ -29,7 +30,7 @@ def refuse_adaptive_loss_of_a_full_softmax() -> None:
     """
     compute = AdaptiveLoss.forward
 
-    @functools.wraps(compute)
+    @in_place_of(AdaptiveLoss, "forward")
     def forward(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return compute(self, model, *args, **kwargs)
@@ -41,8 +42,6 @@ def refuse_adaptive_loss_of_a_full_softmax() -> None:
                 "words: take label_smoothed_cross_entropy or cross_entropy"
             ) from None
 
-    AdaptiveLoss.forward = forward
-
 
 def refuse_models_of_one_pair_of_languages() -> None:
     """``--task multilingual_translation`` fails inside of the options where a model is of two languages.
@@ -51,7 +50,7 @@ def refuse_models_of_one_pair_of_languages() -> None:
     """
     build = MultilingualTranslationTask.build_model
 
-    @functools.wraps(build)
+    @in_place_of(MultilingualTranslationTask, "build_model")
     def build_model(self: Any, args: Any, *more: Any, **others: Any) -> Any:
         try:
             return build(self, args, *more, **others)
@@ -60,8 +59,6 @@ def refuse_models_of_one_pair_of_languages() -> None:
                 f"--task multilingual_translation takes --arch multilingual_transformer and its like, not "
                 f"{args._name}; one model for all pairs of languages trains with --task translation_multi_simple_epoch"
             ) from None
-
-    MultilingualTranslationTask.build_model = build_model
 
 
 def missing_in_the_task(args: Namespace) -> Iterator[str]:

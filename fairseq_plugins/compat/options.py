@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from fairseq.data import FastaDataset
 from fairseq.dataclass import utils as dataclass_utils
 
 from fairseq_plugins.compat.contents import reference_in
+from fairseq_plugins.compat.wrapping import in_place_of
 from fairseq_plugins.nn.literal import literal
 
 __all__ = ["quote_file_names", "read_options_without_eval", "refuse_references"]
@@ -90,13 +90,11 @@ def refuse_references() -> None:
     if not takes_references(read):
         return
 
-    @functools.wraps(read)
+    @in_place_of(dataclass_utils, "override_module_args")
     def override_module_args(args: Any) -> Any:
         if found := reference_in(args):
             raise ValueError(found)
         return read(args)
-
-    dataclass_utils.override_module_args = override_module_args
 
 
 def quote_file_names() -> None:
@@ -105,8 +103,6 @@ def quote_file_names() -> None:
     if build is None or "subprocess" not in build.__code__.co_names:  # the probe: it calls no command
         return
 
-    @functools.wraps(build)
+    @in_place_of(FastaDataset, "_build_index")
     def build_index(self: Any, path: str) -> Any:
         return build(self, shlex.quote(path))
-
-    FastaDataset._build_index = build_index

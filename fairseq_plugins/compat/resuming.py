@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.util
 import logging
 import re
@@ -17,6 +16,8 @@ from typing import Any
 
 from fairseq import checkpoint_utils
 from fairseq.dataclass.configs import CheckpointConfig
+
+from fairseq_plugins.compat.wrapping import in_place_of
 
 __all__ = ["begin_where_training_stopped", "lost_patience"]
 
@@ -40,7 +41,7 @@ def begin_where_training_stopped() -> None:
     tell_the_schedule, remember_patience = "val_loss" not in constants, "num_runs" not in constants
     end_at_once = trains_before_it_counts()
 
-    @functools.wraps(load)
+    @in_place_of(checkpoint_utils, "load_checkpoint")
     def load_checkpoint(cfg: Any, trainer: Any, **passthrough: Any) -> Any:
         if begin_afresh:
             forget_the_training_before()
@@ -53,8 +54,6 @@ def begin_where_training_stopped() -> None:
         if end_at_once:
             leave_a_finished_training_alone(trainer)
         return extra_state, epoch_itr
-
-    checkpoint_utils.load_checkpoint = load_checkpoint
 
 
 def trainer_that_loads(load_checkpoint: Callable[..., None]) -> SimpleNamespace:

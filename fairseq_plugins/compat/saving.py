@@ -17,6 +17,7 @@ from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
 
 from fairseq_plugins.compat.resuming import SAVED_BESIDE_THE_LAST, is_whole, newest_whole_checkpoint
+from fairseq_plugins.compat.wrapping import in_place_of
 
 __all__ = ["copy_checkpoints_whole", "save_checkpoints_whole"]
 
@@ -101,15 +102,13 @@ def save_checkpoints_whole() -> None:
     if not leaves_half_a_file(save):
         return
 
-    @functools.wraps(save)
+    @in_place_of(checkpoint_utils, "torch_persistent_save")
     def torch_persistent_save(obj: Any, filename: Any, async_write: bool = False) -> None:
         if async_write or not PathManager.supports_rename(filename):
             save(obj, filename, async_write)
             return
         with replacing(filename) as beside, open(beside, "wb") as file:  # noqa: PTH123  (fairseq has names, not paths)
             torch.save(obj, file)
-
-    checkpoint_utils.torch_persistent_save = torch_persistent_save
 
 
 def copies_into_the_old_file(copy: Callable[..., Any]) -> bool:

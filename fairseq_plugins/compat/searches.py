@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +9,8 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.search import DiverseBeamSearch, LexicallyConstrainedBeamSearch
 from torch import Tensor
+
+from fairseq_plugins.compat.wrapping import in_place_of
 
 __all__ = ["count_groups_by_their_place_in_the_batch", "refuse_what_no_search_does", "refuse_without_constraints"]
 
@@ -35,7 +36,7 @@ def count_groups_by_their_place_in_the_batch() -> None:
         return
     make = DiverseBeamSearch.step
 
-    @functools.wraps(make)
+    @in_place_of(DiverseBeamSearch, "step")
     def make_step(
         self: Any, step: int, lprobs: Tensor, scores: Tensor, prev_output_tokens: Tensor, original_batch_idxs: Tensor
     ) -> Any:
@@ -46,8 +47,6 @@ def count_groups_by_their_place_in_the_batch() -> None:
             lprobs = lprobs.masked_fill(ended, -torch.inf)
         places = original_batch_idxs.unsqueeze(1).eq(self.sentences).int().argmax(dim=1)
         return make(self, step, lprobs, scores, prev_output_tokens, places)
-
-    DiverseBeamSearch.step = make_step
 
 
 def cannot_do_without(init: Callable[..., None]) -> bool:
@@ -67,7 +66,7 @@ def refuse_without_constraints() -> None:
     if not cannot_do_without(init):
         return
 
-    @functools.wraps(init)
+    @in_place_of(LexicallyConstrainedBeamSearch, "init_constraints")
     def init_constraints(self: Any, batch_constraints: Tensor | None, beam_size: int) -> None:
         if batch_constraints is None:
             raise ValueError(
@@ -75,8 +74,6 @@ def refuse_without_constraints() -> None:
                 "tab, and from Python they are inference_step_args={'constraints': ...}"
             )
         init(self, batch_constraints, beam_size)
-
-    LexicallyConstrainedBeamSearch.init_constraints = init_constraints
 
 
 def refuse_what_no_search_does(args: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import logging
 from typing import Any
@@ -13,6 +12,7 @@ from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from fairseq.trainer import Trainer
 
 from fairseq_plugins.compat.resuming import lost_patience
+from fairseq_plugins.compat.wrapping import in_place_of
 
 __all__ = ["ask_what_was_trained"]
 
@@ -27,12 +27,12 @@ def ask_what_was_trained() -> None:
     save, load = Trainer.save_checkpoint, Trainer.load_checkpoint
     compares_words = "source_dictionary" in save.__code__.co_names
 
-    @functools.wraps(save)
+    @in_place_of(Trainer, "save_checkpoint")
     def save_checkpoint(self: Any, filename: str, extra_state: dict[str, Any]) -> Any:
         more = {"patience": dict(lost_patience())} | ({} if compares_words else {"words": words(self.task)})
         return save(self, filename, {**extra_state, **more})
 
-    @functools.wraps(load)
+    @in_place_of(Trainer, "load_checkpoint")
     def load_checkpoint(self: Any, filename: str, reset_optimizer: bool = False, *args: Any, **kwargs: Any) -> Any:
         try:
             extra_state = load(self, filename, reset_optimizer, *args, **kwargs)
@@ -44,8 +44,6 @@ def ask_what_was_trained() -> None:
         if not compares_words:
             refuse_other_words(self.task, filename, (extra_state or {}).get("words", {}), reset_optimizer)
         return extra_state
-
-    Trainer.save_checkpoint, Trainer.load_checkpoint = save_checkpoint, load_checkpoint
 
 
 def misfit(filename: str, options: Any, reason: str) -> str:

@@ -15,6 +15,7 @@ from fairseq.data.audio import raw_audio_dataset
 from fairseq.optim.lr_scheduler.manual_lr_scheduler import ManualSchedule
 from fairseq.tasks import FairseqTask
 
+from fairseq_plugins.compat.wrapping import in_place_of
 from fairseq_plugins.nn.literal import literal
 
 __all__ = [
@@ -61,7 +62,7 @@ def keep_the_batches_on_resume() -> None:
         return
     signature = inspect.signature(get)
 
-    @functools.wraps(get)
+    @in_place_of(FairseqTask, "get_batch_iterator")
     def get_batch_iterator(*args: Any, **kwargs: Any) -> Any:
         call = signature.bind(*args, **kwargs)
         call.apply_defaults()
@@ -75,8 +76,6 @@ def keep_the_batches_on_resume() -> None:
         epoch_itr.epoch = epoch
         dataset.set_epoch(epoch)
         return epoch_itr
-
-    FairseqTask.get_batch_iterator = get_batch_iterator
 
 
 def reads_numbers(parse: Callable[..., dict[int, float]]) -> bool:
@@ -95,13 +94,11 @@ def read_numbers_of_manual_schedules() -> None:
     if reads_numbers(parse):
         return
 
-    @functools.wraps(parse)
+    @in_place_of(ManualSchedule, "parse_manuallr_args")
     def parse_manuallr_args(self: Any, lr_args_str: str) -> dict[int, float]:
         read = literal(lr_args_str)
         named = {str(key): value for key, value in read.items()} if isinstance(read, dict) else read
         return parse(self, str(named))
-
-    ManualSchedule.parse_manuallr_args = parse_manuallr_args
 
 
 def restore_numpy_compat() -> None:
@@ -152,7 +149,7 @@ def keep_the_last_batch() -> None:
         return
     divide = data_utils.batch_by_size
 
-    @functools.wraps(divide)
+    @in_place_of(data_utils, "batch_by_size")
     def batch_by_size(indices: Any, *args: Any, **kwargs: Any) -> Any:
         indices = np.asarray(indices)
         batches = divide(indices, *args, **kwargs) if len(indices) else []
@@ -160,5 +157,3 @@ def keep_the_last_batch() -> None:
             rest = indices[sum(map(len, batches)) :]
             batches = [*batches, rest] if len(rest) else batches
         return batches
-
-    data_utils.batch_by_size = batch_by_size

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import inspect
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -21,6 +20,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from fairseq_plugins.compat.searches import refuse_what_no_search_does
+from fairseq_plugins.compat.wrapping import in_place_of
 from fairseq_plugins.nn.unfilled import filled_later
 from fairseq_plugins.unknown_words import keep_source_words, read_translations, replace_unknown_words
 
@@ -58,7 +58,7 @@ def load_models() -> None:
     no_files = dict.fromkeys(("encoder_embed_path", "decoder_embed_path")) if wants_embedding_files(load) else {}
     signature = inspect.signature(load)
 
-    @functools.wraps(load)
+    @in_place_of(checkpoint_utils, "load_model_ensemble_and_task")
     def load_model_ensemble_and_task(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
@@ -72,8 +72,6 @@ def load_models() -> None:
                 raise
             names = ", ".join(map(str, given["filenames"]))
             raise RuntimeError(f"{names}: not of the vocabulary or the architecture asked for. {error}") from None
-
-    checkpoint_utils.load_model_ensemble_and_task = load_model_ensemble_and_task
 
 
 def use_no_fused_encoder_layer() -> None:
@@ -100,11 +98,9 @@ def block_repeated_ngrams() -> None:
         return
     find = NGramRepeatBlock._no_repeat_ngram
 
-    @functools.wraps(find)
+    @in_place_of(NGramRepeatBlock, "_no_repeat_ngram")
     def _no_repeat_ngram(self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_size: int, step: int) -> Tensor:
         return find(self, tokens[:, : step + 1], lprobs, bsz, beam_size, step)
-
-    NGramRepeatBlock._no_repeat_ngram = _no_repeat_ngram
 
 
 def takes_hard_alignments(replace: Callable[..., str]) -> bool:
@@ -120,7 +116,7 @@ def build_generators() -> None:
     build = FairseqTask.build_generator
     replaces = not takes_hard_alignments(utils.replace_unk)
 
-    @functools.wraps(build)
+    @in_place_of(FairseqTask, "build_generator")
     def build_generator(self: Any, models: Any, args: Any, *more: Any, **others: Any) -> Any:
         refuse_what_no_search_does(args)
         generator = build(self, models, args, *more, **others)
@@ -128,8 +124,6 @@ def build_generators() -> None:
         if replaces and getattr(args, "replace_unk", None) is not None and not getattr(args, "score_reference", False):
             keep_source_words(self, generator, getattr(getattr(self, "cfg", None), "attention_offset", 0))
         return generator
-
-    FairseqTask.build_generator = build_generator
 
 
 def replace_unknown_words_by_attention() -> None:
@@ -141,7 +135,7 @@ def replace_unknown_words_by_attention() -> None:
         return
     prepare, post_process = BaseFairseqModel.prepare_for_inference_, utils.post_process_prediction
 
-    @functools.wraps(prepare)
+    @in_place_of(BaseFairseqModel, "prepare_for_inference_")
     def prepare_for_inference_(self: Any, cfg: Any) -> None:
         align = getattr(cfg.generation, "print_alignment", None)
         if getattr(cfg.generation, "replace_unk", None) is not None and not align:
@@ -149,7 +143,7 @@ def replace_unknown_words_by_attention() -> None:
             cfg.generation.print_alignment = "hard"
         prepare(self, cfg)
 
-    @functools.wraps(post_process)
+    @in_place_of(utils, "post_process_prediction")
     def post_process_prediction(
         hypo_tokens: Tensor,
         src_str: str,
@@ -170,6 +164,4 @@ def replace_unknown_words_by_attention() -> None:
         # The dictionary learns no word from it, which a later sentence would take for one that the model knows.
         return tgt_dict.encode_line(text, add_if_not_exist=False), text, alignment
 
-    BaseFairseqModel.prepare_for_inference_ = prepare_for_inference_
-    utils.post_process_prediction = post_process_prediction
     utils.load_align_dict = read_translations

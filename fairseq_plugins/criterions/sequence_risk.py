@@ -10,6 +10,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -78,12 +79,8 @@ class SequenceRisk(FairseqCriterion):
         if "rouge" in str(risk_cost) and latin < len(words) / 10:
             raise ValueError(f"--risk-cost {risk_cost} sees only the letters a to z and digits: take chrf or bleu")
         self.bpe_symbol = _bpe_symbol(self.dictionary)
-        self.reference_too, self.scale, self.alpha, self.epsilon = (
-            risk_reference,
-            risk_scale,
-            risk_alpha,
-            label_smoothing,
-        )
+        self.reference_too, self.scale = risk_reference, risk_scale
+        self.alpha, self.epsilon = risk_alpha, label_smoothing
         self.score = SENTENCE_SCORES[str(risk_cost)]()
         self.translator = Translator(task, risk_candidates, risk_sampling)
         self.vocabulary = getattr(task, "candidates", None)
@@ -146,14 +143,15 @@ class SequenceRisk(FairseqCriterion):
         return text
 
     def _scores(self, model: Any, inner: Any, net_input: dict[str, Any], rows: Rows) -> RowScores:
-        if self.vocabulary is None:
-            with called_as(inner, partial(score_rows, inner, net_input, rows, self.padding_idx)):
-                return cast(RowScores, model(None))  # without an argument, torch's wrapper for several GPUs fails
-        mask = self.vocabulary.mask(net_input["src_tokens"])
-        mask[torch.tensor([word for row in rows.tokens for word in row], device=mask.device)] = True
-        words = mask.nonzero().squeeze(1)
-        with narrowed(inner, words), called_as(inner, partial(score_rows, inner, net_input, rows, self.padding_idx)):
-            return cast(RowScores, model(words))
+        words: Tensor | None = None
+        narrow: AbstractContextManager[None] = nullcontext()
+        if self.vocabulary is not None:
+            mask = self.vocabulary.mask(net_input["src_tokens"])
+            mask[torch.tensor([word for row in rows.tokens for word in row], device=mask.device)] = True
+            words = mask.nonzero().squeeze(1)
+            narrow = narrowed(inner, words)
+        with narrow, called_as(inner, partial(score_rows, inner, net_input, rows, self.padding_idx)):
+            return cast(RowScores, model(words))  # without an argument, torch's wrapper for several GPUs fails
 
     def losses(self, scores: RowScores, rows: Rows, costs: Tensor, members: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Loss, negative log-likelihood of the reference, and risk of each sentence.

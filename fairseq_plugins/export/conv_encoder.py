@@ -66,7 +66,7 @@ def lstm(program: SourceProgram, encoder: LSTMEncoder, e: str) -> tuple[str, str
         x = first
         for number, layer in enumerate(stack):
             backwards = len(stacks) == 2 and (start + number) % 2 == 1
-            x, *_ = _lstm_layer(program, layer, x, backwards)
+            x = _lstm_layer(program, layer, x, backwards)
         tops.append(program.Transpose(x, perm=[1, 0, 2]))
     hidden = len(tops) * stacks[0][0].hidden_size
     z = program.Concat(*tops, axis=2) if len(tops) > 1 else tops[0]
@@ -75,19 +75,18 @@ def lstm(program: SourceProgram, encoder: LSTMEncoder, e: str) -> tuple[str, str
     return z, z
 
 
-def _lstm_layer(program: SourceProgram, lstm: nn.LSTM, x: str, backwards: bool) -> list[str]:
-    """(S, B, width) -> (S, B, H) and the last states, which are not used."""
+def _lstm_layer(program: SourceProgram, lstm: nn.LSTM, x: str, backwards: bool) -> str:
+    """(S, B, width) -> (S, B, H)."""
 
     def ordered(gates: Tensor) -> Tensor:  # as ONNX wants them: input, output, forget, candidate
         i, f, candidate, o = gates.chunk(4)
         return torch.cat([i, o, f, candidate]).unsqueeze(0)
 
     weight_input, weight_state, bias_input, bias_state = (ordered(part) for part in lstm.all_weights[0])
-    states, *rest = program.LSTM(
-        x, weight_input, weight_state, torch.cat([bias_input, bias_state], dim=1), program.lengths, outputs=3,
-        hidden_size=lstm.hidden_size, direction="reverse" if backwards else "forward",
-    )  # fmt: skip
-    return [program.Squeeze(states, [1]), *rest]
+    biases, direction = torch.cat([bias_input, bias_state], dim=1), "reverse" if backwards else "forward"
+    lengths, hidden = program.lengths, lstm.hidden_size
+    states = program.LSTM(x, weight_input, weight_state, biases, lengths, hidden_size=hidden, direction=direction)
+    return str(program.Squeeze(states, [1]))
 
 
 def set_up(program: SourceProgram, decoder: LSTMDecoder, keys: str, values: str) -> list[tuple[str, Sizes]]:
@@ -118,7 +117,7 @@ def step(program: StepProgram, decoder: LSTMDecoder, g: str) -> tuple[str, str]:
         gates = program.linear(joined, torch.cat(weights, dim=1), bias)
         if more is not None:
             gates = program.Add(gates, more(joined))
-        i, f, candidate, o = program.Split(gates, outputs=4, axis=1, num_outputs=4)
+        i, f, candidate, o = program.chunks(gates, 4, axis=1)
         i, f, o = map(program.Sigmoid, (i, f, o))
         c = program.Add(program.Mul(f, c), program.Mul(i, program.Tanh(candidate)))
         h = program.Mul(o, program.Tanh(c))

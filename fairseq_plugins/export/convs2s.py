@@ -122,7 +122,7 @@ def _in_pairs(program: StepProgram, module: GatedConvolution, h: str) -> str:
     _, dim, width = module.weight.shape
     number = len(program.states)
     before, begun = program.reordered(program.state(2 * dim)), program.state(width)
-    older, newer = program.Split(before, outputs=2, axis=1, num_outputs=2)
+    older, newer = program.chunks(before, 2, axis=1)
     program.keep(number, program.Concat(newer, h, axis=1))
 
     def first() -> list[str]:

@@ -69,8 +69,7 @@ class Program:
         self.weights = weights
         self._nodes: list[onnx.NodeProto] = []
         self._numbers = itertools.count()
-        self._constants: dict[str, TensorProto] = {}
-        self._names: dict[object, str] = {}
+        self._constants: dict[object, TensorProto] = {}
         self._inputs: list[onnx.ValueInfoProto] = []
         self._outputs: list[onnx.ValueInfoProto] = []
 
@@ -96,10 +95,9 @@ class Program:
             array = array.astype(np.float32)
         array = np.ascontiguousarray(array).reshape(array.shape)  # which makes vectors of numbers
         key = array.dtype.str, array.shape, hashlib.sha256(array.tobytes()).digest()
-        if key not in self._names:
-            name = self._names[key] = f"constant_{len(self._names)}"
-            self._constants[name] = self.weights.tensor(name, array)
-        return self._names[key]
+        if key not in self._constants:
+            self._constants[key] = self.weights.tensor(f"constant_{len(self._constants)}", array)
+        return self._constants[key].name
 
     def input(self, name: str, kind: type, shape: Iterable[str | int]) -> str:
         """What the program is given; sizes that have names may be any."""
@@ -154,6 +152,11 @@ class Program:
         found: list[str] = self.If(condition, outputs=len(results), then_branch=graphs[0], else_branch=graphs[1])
         return found
 
+    def chunks(self, x: str, number: int, axis: int) -> list[str]:
+        """Parts of one size, as torch's `chunk`."""
+        parts: list[str] = self.Split(x, outputs=number, axis=axis, num_outputs=number)
+        return parts
+
     def columns(self, x: str, start: int | str, end: int | str, axis: int = -1) -> str:
         """``x[..., start:end]``."""
         ends = [each if isinstance(each, str) else np.array([each]) for each in (start, end)]
@@ -161,7 +164,7 @@ class Program:
 
     def glu(self, x: str) -> str:
         """Half of the columns, gated by the others."""
-        values, gates = self.Split(x, outputs=2, axis=-1, num_outputs=2)
+        values, gates = self.chunks(x, 2, axis=-1)
         return self.Mul(values, self.Sigmoid(gates))
 
     def normalise(self, x: str, norm: nn.LayerNorm) -> str:

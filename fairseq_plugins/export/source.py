@@ -26,7 +26,7 @@ class SourceProgram(Program):
         self.words = self.input("words", np.int64, ["B", "S"])
         is_token = self.Not(self.Equal(self.words, pad))  # (B, S)
         self.shape = self.Shape(self.words)
-        self.sentences, self.length = self.Split(self.shape, outputs=2, num_outputs=2)
+        _, self.length = self.chunks(self.shape, 2, axis=0)
         self.mask = self.Unsqueeze(self.Cast(is_token, to=1), [2])  # (B, S, 1)
         self.lengths = self.ReduceSum(self.Cast(is_token, to=6), [1], keepdims=0)  # (B,), as LSTMs want it
         self.bias = self._bias(is_token)  # added to scores of attention, (B, 1, S)

@@ -26,7 +26,6 @@ class StepProgram(Program):
 
     Attributes:
         states: widths of those that are re-ordered.
-        past: heads and width of keys and values, for each layer that attends to earlier steps.
     """
 
     def __init__(self, weights: Weights, sources: list[Sizes]) -> None:
@@ -37,7 +36,7 @@ class StepProgram(Program):
         *self.sources, self.only_words = given
         self.sentences, _ = self.Split(self.Shape(self.sources[0]), [1, len(sources[0]) - 1], outputs=2)
         self.states: list[int] = []
-        self.past: list[tuple[int, int]] = []
+        self._attending = 0  # layers so far that attend to earlier steps
         self._order = ""
         self._past_bias = ""
 
@@ -58,15 +57,14 @@ class StepProgram(Program):
 
     def attend_to_past(self, q: str, keys_values: str, heads: int, width: int) -> str:
         """Attend to the keys and values of earlier steps and of this one, (R, 2·h·v): (B, h, k, v) -> (B, h, k, v)."""
-        if not self.past:
+        n = self._attending
+        if not n:
             self._past_bias = self.input("past", np.float32, ["B", 1, "k", "P"])
-        n = len(self.past)
-        self.past.append((heads, width))
+        self._attending += 1
         past_keys = self.input(f"keys{n}", np.float32, ["B", heads, width, "P"])
         past_values = self.input(f"values{n}", np.float32, ["B", heads, "P", width])
         self.output(f"new{n}", keys_values, np.float32, ["R", 2 * heads * width])
-        parts = self.Split(keys_values, outputs=2, axis=1, num_outputs=2)
-        key, value = (self.heads(part, heads, width) for part in parts)
+        key, value = (self.heads(part, heads, width) for part in self.chunks(keys_values, 2, axis=1))
         own = self.ReduceSum(self.Mul(q, key), [3], keepdims=1)
         scores = self.Concat(self.Add(self.MatMul(q, past_keys), self._past_bias), own, axis=3)
         a = self.Softmax(scores, axis=3)

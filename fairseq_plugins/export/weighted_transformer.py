@@ -30,9 +30,7 @@ def encode(program: SourceProgram, encoder: WeightedTransformerEncoder, e: str) 
         attention = layer.attention
         heads, scale = attention.heads, math.sqrt(attention.heads / dim)
         q = program.linear(x, attention.query.weight * scale, attention.query.bias * scale)
-        k, v = program.Split(
-            program.linear(x, attention.key_value.weight, attention.key_value.bias), outputs=2, axis=1, num_outputs=2
-        )
+        k, v = program.chunks(program.linear(x, attention.key_value.weight, attention.key_value.bias), 2, axis=1)
         q, v = (program.heads(part, heads, dim // heads) for part in (q, v))
         k = program.heads(k, heads, dim // heads, columns=True)
         a = program.Softmax(program.Add(program.MatMul(q, k), bias), axis=-1)
@@ -54,7 +52,7 @@ def set_up(
         other = layer.source_attention
         width = dim // other.heads
         projected = program.linear(x, other.key_value.weight, other.key_value.bias)
-        k, v = program.Split(projected, outputs=2, axis=1, num_outputs=2)
+        k, v = program.chunks(projected, 2, axis=1)
         sources += [
             (program.heads(k, other.heads, width, columns=True), ["B", other.heads, width, "S"]),
             (program.heads(v, other.heads, width), ["B", other.heads, "S", width]),

@@ -18,7 +18,7 @@ from fairseq_plugins.generation.best_words import best_words
 from fairseq_plugins.generation.ensemble import OtherDecoding, penalise_words
 from fairseq_plugins.generation.rules import Rules
 from fairseq_plugins.models.incremental import StepwiseDecoding
-from fairseq_plugins.nn.decoder_state import KeptSentences
+from fairseq_plugins.nn.decoder_state import KeptSentences, go_on
 
 __all__ = ["Beams"]
 
@@ -88,13 +88,15 @@ class Beams:
         self.scores.index_put_(at, torch.cat([totals, ended], dim=1))
         first = torch.arange(0, len(self.tokens), self.totals.size(1), device=tokens.device).unsqueeze(1)
         count = self.count + ends[:, :k].sum(dim=1)
-        self._go_on(
+        go_on(
+            self,
             tokens=tokens.flatten(),
             order=(first + continued).flatten(),
             totals=totals,
             count=count,
             finished=count >= k,
         )
+        self.position.add_(1)
 
     def _best_of_rows(self, forced: Tensor) -> tuple[Tensor, Tensor]:
         """The log-probabilities of the n best words of each row, the best first, and these words, (R, n) each.
@@ -146,14 +148,6 @@ class Beams:
     def _no_attention(self, source_length: int) -> Tensor:
         steps, sentences = self.rules.forced.shape
         return self.totals.new_zeros(steps, sentences * self.beam, source_length)
-
-    def _go_on(self, **parts: Tensor) -> None:
-        for name, value in parts.items():
-            if self.fixed:
-                getattr(self, name).copy_(value)
-            else:
-                setattr(self, name, value)
-        self.position.add_(1)
 
     def keep(self, places: Tensor) -> None:
         """Go on with the sentences that are now at these places."""

@@ -5,15 +5,13 @@ B sentences, T steps, V candidates, n words with rules of their own.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 
 from fairseq_plugins.generation.candidates import numbers_among
-
-if TYPE_CHECKING:
-    from fairseq_plugins.generation.beam_search import FastBeamSearch
 
 __all__ = ["Rules"]
 
@@ -48,7 +46,7 @@ class Rules(NamedTuple):
     @classmethod
     def of(
         cls,
-        options: FastBeamSearch,
+        options: SequenceGenerator,
         source: Tensor,
         prefix: Tensor | None = None,
         bos: int | None = None,
@@ -57,7 +55,7 @@ class Rules(NamedTuple):
         """Those that follow for a batch from a generator's options.
 
         Args:
-            options: fairseq's, and the penalty of words.
+            options: a generator with fairseq's options and a `word_penalty`.
             source: (B, S).
             prefix: the first words of each sentence, filled up with padding, (B, P).
             bos: the first word; by default the end.

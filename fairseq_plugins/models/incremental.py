@@ -34,19 +34,20 @@ class IncrementalDecoder(NoTorchScript, FairseqIncrementalDecoder):
 
     Args:
         dictionary: target words.
+        embedding: of target words.
 
     Attributes:
-        decoding_class: the family's kind of `StepwiseDecoding`; a backend gives the model its own form of it.
-        embedding: of target words.
+        decoding_class: the family's kind of `StepwiseDecoding`, of its `TranslationModel`; or a backend's form of it.
         output_projection: from features to logits.
     """
 
     decoding_class: type[StepwiseDecoding]
-    embedding: InputEmbedding
     output_projection: nn.Linear
 
-    def __init__(self, dictionary: Dictionary) -> None:
+    def __init__(self, dictionary: Dictionary, embedding: InputEmbedding) -> None:
         super().__init__(dictionary)
+        self.embedding = embedding
+        embedding.dropout.module_name = type(self).__name__  # by which --retain-dropout-modules knows it
         self.need_attn = True
 
     @abstractmethod

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from fairseq.dataclass import FairseqDataclass
@@ -29,7 +30,7 @@ def register_presets(model: str, config: type[FairseqDataclass], presets: Mappin
     """
     defaults = {name: value for name, value in vars(config()).items() if not name.startswith("_")}
     for architecture, values in presets.items():
-        _register(model, architecture, {**defaults, **values})
+        register_model_architecture(model, architecture)(partial(fill_in, values={**defaults, **values}))
 
 
 def fill_in(args: Namespace | DictConfig, values: Mapping[str, Any]) -> None:
@@ -38,7 +39,3 @@ def fill_in(args: Namespace | DictConfig, values: Mapping[str, Any]) -> None:
         # None, because that is how a configuration says so, and how omegaconf 2.0 answers for an option it has not.
         if getattr(args, option, None) is None:
             setattr(args, option, value)
-
-
-def _register(model: str, architecture: str, values: Mapping[str, Any]) -> None:
-    register_model_architecture(model, architecture)(lambda args: fill_in(args, values))

@@ -27,6 +27,7 @@ class SourceEncoder(NoTorchScript, FairseqEncoder):
         super().__init__(dictionary)
         self.padding_idx = dictionary.pad()
         self.embedding = embedding
+        embedding.dropout.module_name = type(self).__name__  # by which --retain-dropout-modules knows it
 
     @abstractmethod
     def encode(self, e: Tensor, padding_mask: Tensor) -> tuple[Tensor, Tensor]:

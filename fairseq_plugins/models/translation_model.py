@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 from abc import abstractmethod
 from argparse import Namespace
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
 import torch
-from fairseq.models import FairseqDecoder, FairseqEncoder, FairseqEncoderDecoderModel
+from fairseq.models import FairseqEncoderDecoderModel
 from fairseq.tasks import FairseqTask
 from omegaconf import DictConfig
 from torch import nn
 
+from fairseq_plugins.models.incremental import IncrementalDecoder, StepwiseDecoding
+from fairseq_plugins.models.source_encoder import SourceEncoder
 from fairseq_plugins.nn.unfilled import unfilled_where_filled_later
 from fairseq_plugins.nn.weight_norm import fold_weight_norm_, remove_weight_norm_
 
@@ -26,17 +29,20 @@ class TranslationModel(FairseqEncoderDecoderModel):
 
     Attributes:
         family: its name, for errors.
+        decoding_class: what its decoder's state is between steps.
         state_version: of the layout of its checkpoints, which it saves as a buffer.
         backends: what makes a model fast, once it is built and again once it will only translate; see
             `fairseq_plugins.backends`.
     """
 
     family: ClassVar[str]
+    decoding_class: ClassVar[type[StepwiseDecoding]]
     state_version: ClassVar[int] = 1
     backends: ClassVar[list[Callable[[nn.Module], None]]] = []
 
-    def __init__(self, encoder: FairseqEncoder, decoder: FairseqDecoder) -> None:
+    def __init__(self, encoder: SourceEncoder, decoder: IncrementalDecoder) -> None:
         super().__init__(encoder, decoder)
+        decoder.decoding_class = self.decoding_class
         self.register_buffer("version", torch.tensor(self.state_version))
 
     @classmethod
@@ -62,6 +68,12 @@ class TranslationModel(FairseqEncoderDecoderModel):
         model = cls.build(cfg, task)
         cls.accelerate_(model)
         return model
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """As fairseq's, with all that this plugin has: the checkpoint may name it."""
+        importlib.import_module("fairseq_plugins.registration")
+        return super().from_pretrained(*args, **kwargs)
 
     def make_generation_fast_(self, **kwargs: Any) -> None:
         """Prepare for translating: weights are normalised once and for all."""

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["Ancestry", "KeptSentences", "Past", "RowOrder", "Window", "moved"]
+__all__ = ["Ancestry", "KeptSentences", "Past", "RowOrder", "Window", "go_on", "moved"]
 
 _NOBODY = -1
 _BROKEN = "rows may change places only within their sentence, and sentences only when others leave"
@@ -38,6 +39,15 @@ def moved(state: Tensor, order: Tensor) -> Tensor:
         rows: Tensor = torch.ops.fairseq_plugins.moved(state, order)
         return rows
     return state.index_select(0, order)
+
+
+def go_on(state: Any, **parts: Tensor) -> None:
+    """Give parts of a state their next values, which are written to their places in memory where it is ``fixed``."""
+    for name, value in parts.items():
+        if state.fixed:
+            getattr(state, name).copy_(value)
+        else:
+            setattr(state, name, value)
 
 
 @dataclass(frozen=True)
@@ -145,10 +155,7 @@ class Window:
         """
         past = self.past if order is None else moved(self.past, order)
         window = torch.cat([past, x], dim=1)
-        if self.fixed:
-            self.past.copy_(window[:, self.dim :])
-        else:
-            self.past = window[:, self.dim :]
+        go_on(self, past=window[:, self.dim :])
         return window
 
 
@@ -183,11 +190,7 @@ class Ancestry:
             the places of the step's keys among the k·capacity keys of a sentence, (beam,).
         """
         if order is not None:
-            table = moved(self.table.flatten(0, 1), order).view(-1, beam, self.table.size(2))
-            if self.fixed:
-                self.table.copy_(table)
-            else:
-                self.table = table
+            go_on(self, table=moved(self.table.flatten(0, 1), order).view(-1, beam, self.table.size(2)))
         own = self.own.narrow(0, 0, beam)
         self.table.index_copy_(2, position, own.view(beam, 1).expand(len(self.table), -1, 1))
         return position * len(self.own) + own

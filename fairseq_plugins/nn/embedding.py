@@ -23,7 +23,6 @@ class InputEmbedding(nn.Module):
         max_positions: longest input, in tokens; positions are counted from the first token that is not padding.
         positions: ``learned``, ``sinusoidal`` (Vaswani et al. 2017, section 3.5) or None for no positions.
         dropout: probability of dropping an element.
-        owner: class name that `--retain-dropout-modules` knows this dropout by.
         scale: factor of the word embeddings.
     """
 
@@ -35,7 +34,6 @@ class InputEmbedding(nn.Module):
         max_positions: int,
         positions: str | None,
         dropout: float,
-        owner: str,
         scale: float = 1.0,
     ) -> None:
         super().__init__()
@@ -50,7 +48,7 @@ class InputEmbedding(nn.Module):
         if positions == "sinusoidal":
             self.register_buffer("table", SinusoidalPositionalEmbedding.get_embedding(*size), persistent=False)
         self.positional = positions is not None
-        self.dropout = FairseqDropout(dropout, module_name=owner)
+        self.dropout = FairseqDropout(dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Embed whole sentences, padded on either side: (B, T) -> (B, T, f).

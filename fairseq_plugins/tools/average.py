@@ -49,22 +49,19 @@ def run(args: Namespace) -> None:
         raise ValueError("--updates goes with --last")
     paths = args.input if args.last is None else last_checkpoints(args.input, args.last, args.updates)
     state = load(paths[0])
-    first, total = state, {name: wide(value) for name, value in state["model"].items()}
+    # In a precision that survives a sum.
+    first, total = state, {name: value.double() for name, value in state["model"].items() if is_averaged(name, value)}
     for path in paths[1:]:
         state = load(path)
         check_same_model(paths[0], first, path, state)
-        for name, value in state["model"].items():
-            if is_averaged(name, value):
-                total[name] += wide(value)
-    parameters = {
-        name: (total[name] / len(paths)).to(value.dtype) if is_averaged(name, value) else value
-        for name, value in state["model"].items()
-    }
+        for name in total:
+            total[name] += state["model"][name].double()
+    means = {name: (value / len(paths)).to(state["model"][name].dtype) for name, value in total.items()}
     averaged = {
         **state,
         "args": None,
         "cfg": OmegaConf.to_container(state["cfg"], enum_to_str=True),
-        "model": parameters,
+        "model": {**state["model"], **means},
         "last_optimizer_state": None,
     }
     checkpoint_utils.torch_persistent_save(averaged, str(args.output))
@@ -120,11 +117,6 @@ def architecture(state: Mapping[str, Any]) -> Any:
 def is_averaged(name: str, value: Tensor) -> bool:
     """Whether an entry is of the model's numbers; a version is not, even where it was saved as one."""
     return value.is_floating_point() and not name.endswith("version")
-
-
-def wide(value: Tensor) -> Tensor:
-    """Numbers in a precision that survives a sum."""
-    return value.double() if value.is_floating_point() else value
 
 
 def check_same_model(first_path: Path, first: Mapping[str, Any], path: Path, state: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -86,12 +86,9 @@ class Corpus:
         tests = {f"test{number or ''}": texts for number, texts in enumerate(self.tests)}
         return {"train": self.train, **({"valid": self.valid} if self.valid else {}), **tests}
 
-    def files(self) -> Iterator[tuple[str, str, File]]:
-        """Part, language and file of each text."""
-        for part, texts in self.parts().items():
-            for pair in texts:
-                for language, file in zip(self.languages, pair, strict=True):
-                    yield part, language, file
+    def files(self) -> Iterator[File]:
+        """Of all parts."""
+        return (file for texts in self.parts().values() for pair in texts for file in pair)
 
 
 def text(path: str, languages: tuple[str, str], url: str | None = None, checksum: str | None = None) -> Texts:
@@ -108,7 +105,7 @@ def fetch(corpus: Corpus, orig: Path) -> None:
         OSError: the network fails.
     """
     archives: dict[tuple[str, str | None], list[str]] = {}
-    for _, _, file in corpus.files():
+    for file in corpus.files():
         if file.place(orig).exists():
             continue
         if file.url is None:
@@ -120,23 +117,23 @@ def fetch(corpus: Corpus, orig: Path) -> None:
         else:
             archive = orig / archive_name(url, corpus)
             download(url, archive, checksum)
-            unpack(archive, orig, dict.fromkeys(paths))
+            unpack(archive, orig, paths)
 
 
 def archive_name(url: str, corpus: Corpus) -> str:
     """``test.tgz``; ``wmt15-test.tgz`` where another folder of the network has one too."""
     name, folder = Path(url).name, Path(url).parent.name
-    alike = {file.url for _, _, file in corpus.files() if file.url is not None and Path(file.url).name == name}
+    alike = {file.url for file in corpus.files() if file.url is not None and Path(file.url).name == name}
     return f"{folder}-{name}" if len(alike) > 1 else name
 
 
-def unpack(archive: Path, folder: Path, paths: dict[str, None]) -> None:
+def unpack(archive: Path, folder: Path, paths: Iterable[str]) -> None:
     """Take some files out of a tar archive.
 
     Raises:
         ValueError: it does not hold one, or is broken.
     """
-    missing = dict(paths)
+    missing = dict.fromkeys(paths)  # in their order
     try:
         with tarfile.open(archive) as tar:
             for member in bar(tar, desc=f"unpack {archive.name}", unit=" files"):
@@ -188,13 +185,13 @@ def prepare(corpus: Corpus, out: Path, orig: Path, *, words: bool = False, worke
     fetch(corpus, orig)
     for part in parts:
         tokenise(corpus, part, tmp, orig, workers)
-    for part in ["train"] if corpus.valid_every and not corpus.valid else ["train", "valid"]:
-        clean_and_split(corpus, part, tmp)
     for part, texts in parts.items():
-        if part.startswith("test"):
+        if not part.startswith("test"):
+            clean_and_split(corpus, part, tmp)
+        else:
             reference = out / f"{part}.reference"
             targets = [target.place(orig) for _, target in texts]
-            parallel_text.concatenate(targets, reference, [corpus.target] * len(targets))
+            parallel_text.concatenate(targets, reference, corpus.target)
             for _ in parallel_text.read_pairs(*(tmp / f"{part}.{language}" for language in corpus.languages)):
                 pass  # both sides have as many lines
     if not words:
@@ -227,7 +224,7 @@ def tokenise(corpus: Corpus, part: str, tmp: Path, orig: Path, workers: int) -> 
                 for line in parallel_text.each_line(make, lines, workers):
                     file.write(line + "\n")
         if part.startswith("test"):
-            parallel_text.concatenate(outputs, tmp / f"{part}.{language}", [language] * len(outputs))
+            parallel_text.concatenate(outputs, tmp / f"{part}.{language}", language)
 
 
 def _line_function(corpus: Corpus, language: str, training: bool) -> parallel_text.Line:

@@ -5,12 +5,11 @@ It holds the model as ONNX programs, dictionaries, codes, and ``translate.py``, 
 
 from __future__ import annotations
 
-import shutil
 import sys
-import tempfile
 from argparse import ArgumentParser, Namespace
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from fairseq import checkpoint_utils
@@ -67,7 +66,7 @@ def run(args: Namespace) -> None:
         raise ValueError("--candidates-per-word and --frequent-candidates go with --candidates")
     if find_spec("onnx") is None:
         raise ValueError("this needs the package onnx: pip install '.[export]'")
-    from fairseq_plugins.export.folder import TextOptions, write_folder  # noqa: PLC0415  (onnx is an extra)
+    from fairseq_plugins.export.folder import write_folder  # noqa: PLC0415  (onnx is an extra)
 
     model, task = load(args.checkpoint, args.data)
     source, target = task.source_dictionary, task.target_dictionary
@@ -83,23 +82,21 @@ def run(args: Namespace) -> None:
         candidates = Candidates.read(args.candidates, source, target, *numbers)
     languages = (task.cfg.source_lang, task.cfg.target_lang) if args.tokenizer else None
     args.output.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(dir=args.output.parent, prefix=f".{args.output.name}."))
-    try:
+    with TemporaryDirectory(dir=args.output.parent, prefix=f".{args.output.name}.") as folder:
+        unfinished = Path(folder, args.output.name)
+        unfinished.mkdir()
         write_folder(
             unfinished,
             model,
             source,
             target,
-            text=TextOptions(codes=args.bpe_codes, languages=languages),
+            codes=args.bpe_codes,
+            languages=languages,
             longest_source=task.max_positions()[0],
             int8=args.int8,
             candidates=candidates,
         )
-        unfinished.chmod(0o755)
         unfinished.rename(args.output)
-    except BaseException:
-        shutil.rmtree(unfinished)
-        raise
     print(f"{args.output}: translate with python {args.output / 'translate.py'} < source.txt > translation.txt")
 
 

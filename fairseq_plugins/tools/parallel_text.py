@@ -183,10 +183,10 @@ def moses(language: str, dashes: bool = True, normalise: bool = False, lowercase
     return tokenise
 
 
-def concatenate(paths: Iterable[Path], output: Path, languages: Iterable[str]) -> None:
+def concatenate(paths: Iterable[Path], output: Path, language: str) -> None:
     """The sentences of several files, one a line."""
     with writing(output) as file:
-        for path, language in zip(paths, languages, strict=True):
+        for path in paths:
             file.writelines(line + "\n" for line in read_text(path, language))
 
 
@@ -216,11 +216,7 @@ def clean(pairs: Iterable[Pair], max_words: int, max_ratio: float | None) -> Ite
 def split(pairs: Iterable[Pair], every: int | None, outputs: dict[str, tuple[Path, Path]]) -> None:
     """Write every so many-th pair to ``outputs["valid"]``, and the others (all, if None) to ``outputs["train"]``."""
     with ExitStack() as stack:
-        files = {
-            part: [stack.enter_context(writing(path)) for path in paths]
-            for part, paths in outputs.items()
-            if part == "train" or every is not None
-        }
+        files = {part: [stack.enter_context(writing(path)) for path in paths] for part, paths in outputs.items()}
         for number, pair in enumerate(bar(pairs, desc="clean and split", unit=" pairs"), start=1):
             part = "valid" if every is not None and number % every == 0 else "train"
             for file, line in zip(files[part], pair, strict=True):

@@ -12,7 +12,7 @@ from fairseq.data import Dictionary, data_utils
 from torch import Tensor
 
 from fairseq_plugins import exported
-from fairseq_plugins.export.folder import TextOptions, write_folder
+from fairseq_plugins.export.folder import write_folder
 from fairseq_plugins.generation.beam_search import FastBeamSearch
 
 TIE = 1e-4  # in nats: closer scores may be rounded either way
@@ -33,7 +33,7 @@ def export(model: Any, folder: Path, dictionary: Dictionary, **options: Any) -> 
     """Export a model of this one dictionary."""
     folder.mkdir()
     model.make_generation_fast_(need_attn=True)
-    given = {"text": TextOptions(), "longest_source": 64, "int8": False, "candidates": None, **options}
+    given = {"codes": None, "languages": None, "longest_source": 64, "int8": False, "candidates": None, **options}
     write_folder(folder, model, dictionary, dictionary, **given)
     return folder
 

@@ -21,7 +21,6 @@ from fairseq.data import Dictionary
 from fairseq.data.encoders.moses_tokenizer import MosesTokenizer, MosesTokenizerConfig
 from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE, SubwordNMTBPEConfig
 
-from fairseq_plugins.export.folder import TextOptions
 from fairseq_plugins.generation.candidates import Candidates
 from tests.export.exporting import export, translate_py
 from tests.searches import model
@@ -60,7 +59,7 @@ def full_folder(tmp_path_factory: pytest.TempPathFactory, dictionary: Dictionary
         path / "out",
         dictionary,
         "weighted_transformer_tiny",
-        text=TextOptions(codes=path / "codes"),
+        codes=path / "codes",
         candidates=Candidates(tables, torch.ones(len(dictionary), dtype=torch.bool)),
     )
 
@@ -154,7 +153,7 @@ def test_subwords_and_tokens(program: ModuleType, tmp_path: Path) -> None:
     words = Dictionary()
     for word in ("th@@", "e", "&apos;s", "a", "@-@", "x", "."):
         words.add_symbol(word)
-    folder = made(tmp_path / "out", words, text=TextOptions(codes=codes, languages=("en", "de")))
+    folder = made(tmp_path / "out", words, codes=codes, languages=("en", "de"))
     translator = program.Translator(folder, 1)
     moses = MosesTokenizer(MosesTokenizerConfig(source_lang="en", target_lang="de"))
     bpe = SubwordNMTBPE(SubwordNMTBPEConfig(bpe_codes=str(codes)))

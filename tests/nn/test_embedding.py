@@ -20,7 +20,7 @@ def test_padding_is_no_part_of_a_sentence(positions: str, left: bool) -> None:
     """A batch may be padded beyond the model's positions, as to a bucket's length; a sentence may not reach there."""
     torch.manual_seed(1)
     words = nn.Embedding(9, 6, padding_idx=PAD)
-    embedding = InputEmbedding(words, max_positions=4, positions=positions, dropout=0.0, owner="test")
+    embedding = InputEmbedding(words, max_positions=4, positions=positions, dropout=0.0)
 
     def pad(sentence: list[int]) -> Tensor:
         padding = [PAD] * (7 - len(sentence))

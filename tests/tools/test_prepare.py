@@ -370,7 +370,7 @@ def test_what_cannot_be_downloaded_is_asked_for(tmp_path: Path) -> None:
 def test_every_download_is_described_rightly(name: str) -> None:
     """One sum for one address, in the right form; all paths are below the folder."""
     sums: dict[str, set[str | None]] = {}
-    for _, _, file in CORPORA[name].files():
+    for file in CORPORA[name].files():
         assert not file.path.startswith(("/", ".."))
         if file.url is not None:
             sums.setdefault(file.url, set()).add(file.checksum)

@@ -10,7 +10,6 @@ from fairseq.data import Dictionary
 from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
-from fairseq_plugins.models.conv_encoder.stepwise import ConvEncoderDecoding
 from fairseq_plugins.models.incremental import IncrementalDecoder
 from fairseq_plugins.nn.attentive_lstm import AttentiveLSTM
 from fairseq_plugins.nn.embedding import InputEmbedding
@@ -30,15 +29,12 @@ class LSTMDecoder(IncrementalDecoder):
         dropout: on the input of all layers but the first, and on the decoder's output.
     """
 
-    decoding_class = ConvEncoderDecoding
-
     def __init__(
         self, dictionary: Dictionary, embedding: InputEmbedding, hidden_size: int, layers: int, dropout: float
     ) -> None:
-        super().__init__(dictionary)
+        super().__init__(dictionary, embedding)
         self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
         embed_dim = embedding.words.embedding_dim
-        self.embedding = embedding
         self.attentive = AttentiveLSTM(embed_dim, hidden_size)
         self.upper = nn.ModuleList(nn.LSTM(hidden_size, hidden_size, batch_first=True) for _ in range(layers - 1))
         self.to_embedding = nn.Linear(hidden_size, embed_dim)

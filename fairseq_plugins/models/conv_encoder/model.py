@@ -15,6 +15,7 @@ from fairseq_plugins.models.conv_encoder.convolutional import Convolution, Convo
 from fairseq_plugins.models.conv_encoder.decoder import LSTMDecoder
 from fairseq_plugins.models.conv_encoder.lstm import LSTMEncoder
 from fairseq_plugins.models.conv_encoder.pooling import PoolingEncoder
+from fairseq_plugins.models.conv_encoder.stepwise import ConvEncoderDecoding
 from fairseq_plugins.models.presets import fill_in
 from fairseq_plugins.models.source_encoder import SourceEncoder
 from fairseq_plugins.models.translation_model import TranslationModel
@@ -29,6 +30,7 @@ class ConvEncoderModel(TranslationModel):
     """An encoder without recurrence, or one of those that it is compared with, and an LSTM decoder."""
 
     family = "conv_encoder"
+    decoding_class = ConvEncoderDecoding
 
     @classmethod
     def build(cls, cfg: Namespace | DictConfig, task: FairseqTask) -> ConvEncoderModel:
@@ -49,7 +51,7 @@ class ConvEncoderModel(TranslationModel):
         encoder = _build_encoder(cfg, task.source_dictionary)
         decoder = LSTMDecoder(
             task.target_dictionary,
-            _embedding(cfg, task.target_dictionary, cfg.max_target_positions, None, LSTMDecoder),
+            _embedding(cfg, task.target_dictionary, cfg.max_target_positions, None),
             hidden_size=cfg.decoder_hidden_size,
             layers=cfg.decoder_layers,
             dropout=cfg.dropout,
@@ -63,16 +65,13 @@ def _build_encoder(cfg: Namespace | DictConfig, dictionary: Dictionary) -> Sourc
     encoder_type = str(cfg.encoder_type)
     recurrent = encoder_type in ("lstm", "bilstm")
     positional = cfg.encoder_lstm_positional_embeddings if recurrent else not cfg.no_encoder_positional_embeddings
-
-    def embedding(owner: type) -> InputEmbedding:
-        return _embedding(cfg, dictionary, cfg.max_source_positions, "learned" if positional else None, owner)
-
+    embedding = _embedding(cfg, dictionary, cfg.max_source_positions, "learned" if positional else None)
     if encoder_type == "pooling":
-        return PoolingEncoder(dictionary, embedding(PoolingEncoder), cfg.pooling_width)
+        return PoolingEncoder(dictionary, embedding, cfg.pooling_width)
     if recurrent:
         return LSTMEncoder(
             dictionary,
-            embedding(LSTMEncoder),
+            embedding,
             hidden_size=cfg.encoder_hidden_size,
             layers=cfg.encoder_lstm_layers,
             dropout=cfg.dropout,
@@ -85,17 +84,17 @@ def _build_encoder(cfg: Namespace | DictConfig, dictionary: Dictionary) -> Sourc
 
     return ConvolutionalEncoder(
         dictionary,
-        embedding(ConvolutionalEncoder),
+        embedding,
         stack(cfg.encoder_layers, "--encoder-layers"),
         None if cfg.single_stack else stack(cfg.aggregation_layers, "--aggregation-layers", may_be_empty=True),
     )
 
 
 def _embedding(
-    cfg: Namespace | DictConfig, dictionary: Dictionary, max_positions: int, positions: str | None, owner: type
+    cfg: Namespace | DictConfig, dictionary: Dictionary, max_positions: int, positions: str | None
 ) -> InputEmbedding:
     words = nn.Embedding(len(dictionary), cfg.encoder_embed_dim, padding_idx=dictionary.pad())
-    return InputEmbedding(words, max_positions, positions, cfg.dropout, owner.__name__)
+    return InputEmbedding(words, max_positions, positions, cfg.dropout)
 
 
 def _initialise(model: nn.Module, init_range: float) -> None:

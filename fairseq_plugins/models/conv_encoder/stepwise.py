@@ -6,19 +6,17 @@ R rows (hypotheses), k of them for each of B sentences; S source positions, H un
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from fairseq_plugins.models.conv_encoder.decoder import LSTMDecoder
 from fairseq_plugins.models.incremental import StepwiseDecoding
 from fairseq_plugins.nn.attentive_lstm import AttentiveLSTM, lstm_cell
-from fairseq_plugins.nn.decoder_state import KeptSentences, moved
+from fairseq_plugins.nn.decoder_state import KeptSentences, go_on, moved
 from fairseq_plugins.nn.softmax import softmax
 from fairseq_plugins.nn.source import Source
-
-if TYPE_CHECKING:
-    from fairseq_plugins.models.conv_encoder.decoder import LSTMDecoder
 
 __all__ = ["ConvEncoderDecoding"]
 
@@ -98,18 +96,12 @@ class _StepLSTM:
     def join(self, x: Tensor, order: Tensor | None) -> Tensor:
         """Inputs (R, width) beside the states in the new order, (R, width + H)."""
         if order is not None:
-            self._go_on(moved(self.h, order), moved(self.cell, order))
+            go_on(self, h=moved(self.h, order), cell=moved(self.cell, order))
         return torch.cat([x, self.h], dim=1)
 
     def step(self, joined: Tensor, gates: Tensor | None = None) -> Tensor:
         """What `join` gives, and what is added to the gates (R, 4H), to the next states (R, H)."""
         own = self.gates(joined)
-        self._go_on(*lstm_cell(own if gates is None else own.add_(gates), self.cell))
+        h, cell = lstm_cell(own if gates is None else own.add_(gates), self.cell)
+        go_on(self, h=h, cell=cell)
         return self.h
-
-    def _go_on(self, h: Tensor, cell: Tensor) -> None:
-        if self.fixed:
-            self.h.copy_(h)
-            self.cell.copy_(cell)
-        else:
-            self.h, self.cell = h, cell

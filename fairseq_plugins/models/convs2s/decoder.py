@@ -14,7 +14,6 @@ from fairseq.data import Dictionary
 from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
-from fairseq_plugins.models.convs2s.stepwise import ConvS2SDecoding
 from fairseq_plugins.models.incremental import IncrementalDecoder
 from fairseq_plugins.nn.embedding import InputEmbedding
 from fairseq_plugins.nn.gated_convolution import GatedConvolution, Shortcut
@@ -40,8 +39,6 @@ class ConvS2SDecoder(IncrementalDecoder):
         tied: whether the projection to the vocabulary is the word embedding.
     """
 
-    decoding_class = ConvS2SDecoding
-
     def __init__(
         self,
         dictionary: Dictionary,
@@ -52,12 +49,11 @@ class ConvS2SDecoder(IncrementalDecoder):
         dropout: float,
         tied: bool,
     ) -> None:
-        super().__init__(dictionary)
+        super().__init__(dictionary, embedding)
         self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
 
         retain = 1 - dropout
         embed_dim = embedding.words.embedding_dim
-        self.embedding = embedding
         self.from_embedding = with_weight_norm(nn.Linear(embed_dim, convolutions[0].width), retain)
         self.convolutions = nn.ModuleList()
         self.attentions = nn.ModuleList()

@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from fairseq_plugins.models.convs2s.config import DEFAULT_SIZES, ConvS2SConfig, check_dimensions
 from fairseq_plugins.models.convs2s.decoder import ConvS2SDecoder
 from fairseq_plugins.models.convs2s.encoder import ConvS2SEncoder
+from fairseq_plugins.models.convs2s.stepwise import ConvS2SDecoding
 from fairseq_plugins.models.presets import fill_in
 from fairseq_plugins.models.translation_model import TranslationModel
 from fairseq_plugins.nn.embedding import InputEmbedding, pretrained_embedding
@@ -25,6 +26,7 @@ class ConvS2SModel(TranslationModel):
     """A convolutional encoder and a convolutional decoder with multi-step attention."""
 
     family = "convs2s"
+    decoding_class = ConvS2SDecoding
 
     @classmethod
     def build(cls, cfg: Namespace | DictConfig, task: FairseqTask) -> ConvS2SModel:
@@ -35,26 +37,25 @@ class ConvS2SModel(TranslationModel):
         decoder_layers = parse_convolutions(cfg.decoder_layers, "--decoder-layers")
         attends = parse_attention(cfg.decoder_attention, len(decoder_layers), "--decoder-attention")
 
-        def embedding(side: str, dictionary: Dictionary, max_positions: int, owner: type) -> InputEmbedding:
+        def embedding(side: str, dictionary: Dictionary, max_positions: int) -> InputEmbedding:
             dim, path = getattr(cfg, f"{side}_embed_dim"), getattr(cfg, f"{side}_embed_path")
             return InputEmbedding(
                 pretrained_embedding(dictionary, dim, path, f"--{side}-embed-path"),
                 max_positions=max_positions,
                 positions=None if getattr(cfg, f"no_{side}_positional_embeddings") else "learned",
                 dropout=cfg.dropout,
-                owner=owner.__name__,
             )
 
         encoder = ConvS2SEncoder(
             task.source_dictionary,
-            embedding("encoder", task.source_dictionary, cfg.max_source_positions, ConvS2SEncoder),
+            embedding("encoder", task.source_dictionary, cfg.max_source_positions),
             encoder_layers,
             dropout=cfg.dropout,
             attention_layers=sum(attends),
         )
         decoder = ConvS2SDecoder(
             task.target_dictionary,
-            embedding("decoder", task.target_dictionary, cfg.max_target_positions, ConvS2SDecoder),
+            embedding("decoder", task.target_dictionary, cfg.max_target_positions),
             decoder_layers,
             attends,
             out_embed_dim=cfg.decoder_out_embed_dim,

@@ -11,19 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fairseq_plugins.models.convs2s.decoder import ConvS2SDecoder
 from fairseq_plugins.models.incremental import StepwiseDecoding
 from fairseq_plugins.nn.decoder_state import KeptSentences, Window
 from fairseq_plugins.nn.gated_convolution import SQRT_HALF, GatedConvolution, Shortcut
 from fairseq_plugins.nn.multi_step_attention import MultiStepAttention, ProjectedAttention
-
-if TYPE_CHECKING:
-    from fairseq_plugins.models.convs2s.decoder import ConvS2SDecoder
 
 __all__ = ["ConvS2SDecoding", "StepConvolution"]
 

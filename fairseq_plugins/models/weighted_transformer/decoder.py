@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from fairseq_plugins.models.incremental import IncrementalDecoder
 from fairseq_plugins.models.weighted_transformer.layers import DecoderLayer
-from fairseq_plugins.models.weighted_transformer.stepwise import WeightedTransformerDecoding
 from fairseq_plugins.nn.embedding import InputEmbedding
 from fairseq_plugins.nn.prefix_tree import PrefixTree
 from fairseq_plugins.nn.source import Source
@@ -29,8 +28,6 @@ class WeightedTransformerDecoder(IncrementalDecoder):
         output_projection: to the vocabulary.
     """
 
-    decoding_class = WeightedTransformerDecoding
-
     def __init__(
         self,
         cfg: Namespace | DictConfig,
@@ -38,8 +35,7 @@ class WeightedTransformerDecoder(IncrementalDecoder):
         embedding: InputEmbedding,
         output_projection: nn.Linear,
     ) -> None:
-        super().__init__(dictionary)
-        self.embedding = embedding
+        super().__init__(dictionary, embedding)
         self.layers = nn.ModuleList(DecoderLayer(cfg) for _ in range(cfg.decoder_layers))
         self.output_projection = output_projection
 

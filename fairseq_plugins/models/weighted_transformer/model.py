@@ -17,6 +17,7 @@ from fairseq_plugins.models.translation_model import TranslationModel
 from fairseq_plugins.models.weighted_transformer.config import WeightedTransformerConfig, complete
 from fairseq_plugins.models.weighted_transformer.decoder import WeightedTransformerDecoder
 from fairseq_plugins.models.weighted_transformer.encoder import WeightedTransformerEncoder
+from fairseq_plugins.models.weighted_transformer.stepwise import WeightedTransformerDecoding
 from fairseq_plugins.nn.embedding import InputEmbedding
 from fairseq_plugins.nn.initialisation import normal_embedding
 from fairseq_plugins.nn.simplex import SimplexVector, check_simplex
@@ -31,6 +32,7 @@ class WeightedTransformerModel(TranslationModel):
     """A Transformer whose heads are weighted branches, each with its own part of the feed-forward network."""
 
     family = "weighted_transformer"
+    decoding_class = WeightedTransformerDecoding
     state_version = 2
 
     def __init__(
@@ -71,27 +73,19 @@ class WeightedTransformerModel(TranslationModel):
         else:
             output_projection.weight = target_words.weight
 
-        def embedding(side: str, words: nn.Embedding, max_positions: int, owner: type) -> InputEmbedding:
+        def embedding(side: str, words: nn.Embedding, max_positions: int) -> InputEmbedding:
             return InputEmbedding(
                 words,
                 max_positions=max_positions,
                 positions="learned" if getattr(cfg, f"{side}_learned_pos") else "sinusoidal",
                 dropout=cfg.dropout,
-                owner=owner.__name__,
                 scale=math.sqrt(dim),
             )
 
-        encoder = WeightedTransformerEncoder(
-            cfg,
-            task.source_dictionary,
-            embedding("encoder", source_words, cfg.max_source_positions, WeightedTransformerEncoder),
-        )
-        decoder = WeightedTransformerDecoder(
-            cfg,
-            task.target_dictionary,
-            embedding("decoder", target_words, cfg.max_target_positions, WeightedTransformerDecoder),
-            output_projection,
-        )
+        source = embedding("encoder", source_words, cfg.max_source_positions)
+        target = embedding("decoder", target_words, cfg.max_target_positions)
+        encoder = WeightedTransformerEncoder(cfg, task.source_dictionary, source)
+        decoder = WeightedTransformerDecoder(cfg, task.target_dictionary, target, output_projection)
         return cls(encoder, decoder, str(cfg.branch_weights))
 
     def train(self, mode: bool = True) -> WeightedTransformerModel:

@@ -5,18 +5,16 @@ R rows (hypotheses), k of them for each of B sentences; S source positions, h he
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from fairseq_plugins.models.incremental import StepwiseDecoding
+from fairseq_plugins.models.weighted_transformer.decoder import WeightedTransformerDecoder
+from fairseq_plugins.models.weighted_transformer.layers import DecoderLayer
 from fairseq_plugins.nn.attention import Sight, join_heads, split_heads
 from fairseq_plugins.nn.decoder_state import Ancestry, KeptSentences, Past
-
-if TYPE_CHECKING:
-    from fairseq_plugins.models.weighted_transformer.decoder import WeightedTransformerDecoder
-    from fairseq_plugins.models.weighted_transformer.layers import DecoderLayer
 
 __all__ = ["WeightedTransformerDecoding"]
 

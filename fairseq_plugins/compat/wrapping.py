@@ -1,0 +1,21 @@
+"""How a repair takes the place of what it mends."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+__all__ = ["in_place_of"]
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+def in_place_of(owner: Any, name: str) -> Callable[[FunctionT], FunctionT]:
+    """A decorator: the function takes the place of ``owner.name``, which it wraps."""
+
+    def put(function: FunctionT) -> FunctionT:
+        setattr(owner, name, functools.wraps(getattr(owner, name))(function))
+        return function
+
+    return put
