@@ -1,6 +1,6 @@
 """Importing this mends fairseq and registers models, losses, optimizers, schedules and task; ``--user-dir`` does so.
 
-So does a model's ``from_pretrained``, for a checkpoint may name any of them.
+So does importing any of these, for a checkpoint may name the others.
 """
 
 from fairseq_plugins import (  # noqa: F401  (compat mends fairseq, the others register)
@@ -10,4 +10,7 @@ from fairseq_plugins import (  # noqa: F401  (compat mends fairseq, the others r
     models,
     optim,
 )
-from fairseq_plugins.backends import cpu  # noqa: F401  (hangs itself in the models)
+from fairseq_plugins.backends import cpu
+from fairseq_plugins.models.translation_model import TranslationModel
+
+TranslationModel.backends.append(cpu.accelerate_)

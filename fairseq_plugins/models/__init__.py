@@ -1,4 +1,4 @@
-"""The model families; importing this registers them, in a fairseq that is mended."""
+"""The model families; importing this registers them and, since a checkpoint may name it, all else that there is."""
 
-from fairseq_plugins import compat  # noqa: F401  (first: nothing registers without the repairs)
+from fairseq_plugins import registration  # noqa: F401  (first, for it mends fairseq)
 from fairseq_plugins.models import conv_encoder, convs2s, weighted_transformer  # noqa: F401  (registration)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from abc import abstractmethod
 from argparse import Namespace
 from collections.abc import Callable
@@ -68,12 +67,6 @@ class TranslationModel(FairseqEncoderDecoderModel):
         model = cls.build(cfg, task)
         cls.accelerate_(model)
         return model
-
-    @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As fairseq's, with all that this plugin has: the checkpoint may name it."""
-        importlib.import_module("fairseq_plugins.registration")
-        return super().from_pretrained(*args, **kwargs)
 
     def make_generation_fast_(self, **kwargs: Any) -> None:
         """Prepare for translating: weights are normalised once and for all."""

@@ -32,7 +32,6 @@ from fairseq_plugins.models.conv_encoder.convolutional import Convolution
 from fairseq_plugins.models.conv_encoder.stepwise import ConvEncoderDecoding
 from fairseq_plugins.models.convs2s.stepwise import ConvS2SDecoding
 from fairseq_plugins.models.incremental import IncrementalDecoder
-from fairseq_plugins.models.translation_model import TranslationModel
 from fairseq_plugins.models.weighted_transformer.stepwise import WeightedTransformerDecoding
 from fairseq_plugins.nn.attentive_lstm import AttentiveLSTM
 from fairseq_plugins.nn.branched_block import BranchedBlock
@@ -72,6 +71,3 @@ def accelerate_(model: nn.Module) -> None:
             lay_out_(part)
         if isinstance(part, IncrementalDecoder):
             part.decoding_class = _DECODINGS.get(part.decoding_class, part.decoding_class)
-
-
-TranslationModel.backends.append(accelerate_)
