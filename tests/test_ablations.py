@@ -90,7 +90,7 @@ def test_a_second_call_fills_what_is_left(data: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "word", "overrides"),
     [
-        ("conv_encoder", "c", []),  # CNN-c
+        pytest.param("conv_encoder", "c", [], marks=pytest.mark.slow),  # CNN-c
         (
             "weighted_transformer",
             "4.5",

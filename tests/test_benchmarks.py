@@ -107,6 +107,7 @@ def test_sequence_risk(data: Path, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow  # for models of the papers' sizes
 def test_training() -> None:
     shown = shown_by("training.py", "--vocabulary", 50, "--sentences", 2, "--length", 4)
     assert len(re.findall(r"^\| .+ \| \d+ \| \d+ \| [\d.]+ \| [\de.+-]+ \|$", shown, flags=re.MULTILINE)) == 4
