@@ -5,7 +5,6 @@ B sentences, k hypotheses (rows) for each, R = B·k; S source positions, V targe
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -32,7 +31,7 @@ from fairseq_plugins.generation.loop import search_to_the_end
 from fairseq_plugins.generation.programs import Programs
 from fairseq_plugins.generation.rules import Rules
 from fairseq_plugins.models.incremental import IncrementalDecoder
-from fairseq_plugins.models.output_layer import among
+from fairseq_plugins.models.output_layer import among, with_part
 
 __all__ = ["FastBeamSearch", "FastBeamSearchWithAlignment"]
 
@@ -174,7 +173,7 @@ class FastBeamSearch(SequenceGenerator):
             return Beams(decoding, rules, rows or k, fixed=fixed, attends=attends, in_place=in_place)
         if rules.words is not None:
             model = among(model, rules.words)
-        return Beams(OtherDecoding(model, encoded, len(source), k, source.device), rules, rows=k)
+        return Beams(OtherDecoding(model, encoded, source, k), rules, rows=k)
 
     def _search_of_fairseq(
         self,
@@ -185,9 +184,8 @@ class FastBeamSearch(SequenceGenerator):
         bos: int | None,
     ) -> list[list[dict[str, Tensor]]]:
         """fairseq's search by a twin of this one, which knows words by their numbers among the candidates, (V,)."""
-        twin = copy.copy(self)
         ensemble = Ensemble([among(model, words) for model in self.model.models], self.word_penalty, self.eos, words)
-        twin._modules = {**self._modules, "model": ensemble}
+        twin = with_part(self, "model", ensemble)
         twin.vocab_size = len(words)
         if self.token_indices_to_suppress is not None:
             twin.token_indices_to_suppress = numbers_among(self.token_indices_to_suppress, words)

@@ -54,14 +54,13 @@ class OtherDecoding:
     Args:
         model: an encoder-decoder.
         encoder_out: its encoder's result.
-        sentences: B.
+        source: (B, S).
         beam: k.
-        device: where the source is.
     """
 
-    def __init__(self, model: Any, encoder_out: Any, sentences: int, beam: int, device: torch.device) -> None:
+    def __init__(self, model: Any, encoder_out: Any, source: Tensor, beam: int) -> None:
         self.encoder, self.decoder, self.beam = model.encoder, model.decoder, beam
-        rows = torch.arange(sentences * beam, device=device)
+        rows = torch.arange(len(source) * beam, device=source.device)
         self.encoder_out = self.encoder.reorder_encoder_out(encoder_out, rows.div(beam, rounding_mode="floor"))
         self.words = rows.new_empty(len(rows), 0)
         self.state: dict[str, Any] = {}

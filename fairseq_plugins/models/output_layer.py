@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fairseq_plugins.models.translation_model import TranslationModel
 from fairseq_plugins.nn.selected_rows import SelectedRows
 
-__all__ = ["among", "narrowed"]
+__all__ = ["among", "narrowed", "with_part"]
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
@@ -52,7 +52,7 @@ def among(model: ModelT, candidates: Tensor) -> ModelT:
     """
     name, selected = _selected(model, candidates)
     decoder: Any = model.decoder
-    return _with_part(model, "decoder", _with_part(decoder, name, selected))
+    return with_part(model, "decoder", with_part(decoder, name, selected))
 
 
 def _selected(model: nn.Module, candidates: Tensor) -> tuple[str, SelectedRows]:
@@ -72,7 +72,8 @@ def _selected(model: nn.Module, candidates: Tensor) -> tuple[str, SelectedRows]:
     return name, selected
 
 
-def _with_part(module: ModelT, name: str, part: nn.Module) -> ModelT:
+def with_part(module: ModelT, name: str, part: nn.Module) -> ModelT:
+    """A twin with another part of this name, which shares all else."""
     twin = copy.copy(module)
     twin._modules = {**module._modules, name: part}
     return twin

@@ -81,9 +81,8 @@ def parse_attention(text: str, layers: int, option: str) -> list[bool]:
     flags = _parse(text, expected)
     if isinstance(flags, bool):
         flags = [flags] * layers
-    if not isinstance(flags, list) or len(flags) != layers or not all(type(flag) is bool for flag in flags):
-        raise ValueError(expected)
-    if not any(flags):
+    is_valid = isinstance(flags, list) and len(flags) == layers and all(type(flag) is bool for flag in flags)
+    if not is_valid or not any(flags):
         raise ValueError(expected)
     return flags
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -31,10 +31,7 @@ def filled_later() -> Iterator[None]:
 @contextmanager
 def unfilled_where_filled_later() -> Iterator[None]:
     """Inside `filled_later`, parameters that are made within hold whatever was in their memory."""
-    if not _filled_later.get():
-        yield
-        return
-    with _Unfilled():
+    with _Unfilled() if _filled_later.get() else nullcontext():
         yield
 
 
