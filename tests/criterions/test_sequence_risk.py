@@ -21,12 +21,14 @@ from fairseq.tasks.translation import TranslationTask
 from sacrebleu import BLEU
 from torch import Tensor
 
+from fairseq_plugins.backends.cpu.packed import PRECISIONS
 from fairseq_plugins.criterions.row_scores import score_rows
 from fairseq_plugins.criterions.sequence_risk import SequenceRisk
 from fairseq_plugins.generation.beam_search import FastBeamSearch
 from fairseq_plugins.generation.candidates import Candidates
 from tests.conftest import ARCHITECTURES
 from tests.generation.fairseq_models import FAIRSEQ_MODELS, fairseq_model
+from tests.operators import Operators
 
 BOS, PAD, EOS = 0, 1, 2
 
@@ -262,6 +264,19 @@ def test_among_candidates(models: list[Any], sample: Any, dictionary: Dictionary
     assert log["translations"] == 12
 
 
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_the_search_has_the_precision_of_the_task(
+    build: Any, sample: Any, dictionary: Dictionary, device: torch.device, precision: str
+) -> None:
+    if device.type != "cpu" or not PRECISIONS[precision][1]():
+        pytest.skip(f"no {precision} here")
+    task = translation_task(dictionary)
+    task.cfg.cpu_dtype = precision
+    with Operators() as operators:
+        SequenceRisk(task).translator.translate(build("convs2s_tiny"), sample)
+    assert (operators.count("quantized.linear_dynamic") > 0) == (precision == "int8")
+
+
 def test_dropout_is_off_in_the_search_alone(build: Any, architecture: str, sample: Any, dictionary: Dictionary) -> None:
     """And the model's parts are then in training or not as they were, with nothing new in them."""
     model, found = build(architecture, dropout=0.5), criterion(dictionary, risk_candidates=3)
@@ -370,6 +385,7 @@ def test_rouge_knows_the_latin_alphabet() -> None:
         dictionary.add_symbol(word)
     with pytest.raises(ValueError, match="--risk-cost rouge1 sees only the letters a to z"):
         criterion(dictionary, risk_cost="rouge1")
+    criterion(dictionary, risk_cost="chrf")
     dictionary.add_symbol("Haus")
     criterion(dictionary, risk_cost="rouge1")
 

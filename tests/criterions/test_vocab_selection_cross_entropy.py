@@ -89,6 +89,7 @@ def test_loss_and_gradients(models: list[Any], sample: dict[str, Any], dictionar
     torch.testing.assert_close(loss, expected, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(log["nll_loss"], nll.detach(), rtol=1e-10, atol=1e-10)
     assert (size, log["sample_size"], log["candidates"]) == (12, 12, len(words))
+    assert "n_correct" not in log, "accuracy is an option"
     assert_same_gradients(models, [loss, expected])
 
 

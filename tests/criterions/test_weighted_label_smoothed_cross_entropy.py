@@ -60,6 +60,10 @@ def test_the_mean_over_forward_passes_is_shown() -> None:
     assert float(values["kappa_entropy"]) == 1.667
     assert float(values["alpha_ratio"]) == 3.333
     assert set(values) == {"loss", "nll_loss", "ppl", "kappa_entropy", "alpha_ratio"}
+    with metrics.aggregate(new_root=True) as shown:
+        for log in logs():  # as two updates
+            WeightedLabelSmoothedCrossEntropy.reduce_metrics([log])
+    assert float(shown.get_smoothed_values()["alpha_ratio"]) == (2 + 8 / 2) / 2
 
 
 def test_an_update_does_not_wait_for_the_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
