@@ -102,6 +102,8 @@ def test_resumes_without_validation(within: bool) -> None:
     straight, resumed = schedule(), schedule()
     for epoch, loss in enumerate([9.0, 9.5, None], start=1):
         run_epoch(straight, epoch, loss)
+    run_epoch(resumed, 9, 9.0)  # which is forgotten
+    resumed.step_begin_epoch(10)
     resumed.load_state_dict(straight.state_dict())
     epoch = 4 if within else 5
     for _ in range(2):

@@ -167,8 +167,8 @@ def test_small_steps_are_not_lost_in_half_precision(dtype: torch.dtype, step: st
     half, full = parameter(torch.full((4,), 0.25).to(dtype)), parameter(torch.full((4,), 0.25))
     first, second = optimizer(half, lr=1e-5, branch_step=step), optimizer(full, lr=1e-5, branch_step=step)
     for _ in range(2000):
-        half.grad = torch.tensor([1.0, -1.0, 0.5, -0.5]).to(dtype)
-        full.grad = torch.tensor([1.0, -1.0, 0.5, -0.5])
+        half.grad = torch.tensor([1e-4, -1e-4, 5e-5, -5e-5]).to(dtype)  # whose squares float16 has not
+        full.grad = half.grad.float()
         first.step()
         second.step()
     torch.testing.assert_close(half.float(), full.detach(), rtol=0.01, atol=0.001)
