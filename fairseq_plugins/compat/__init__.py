@@ -82,7 +82,7 @@ KINDNESS: dict[Repair, tuple[Repair, ...]] = {
 @functools.cache
 def apply() -> None:
     """Mend what the probes find broken; once."""
-    tables = SAFETY, {**SAFETY, **KINDNESS}
+    tables = SAFETY, KINDNESS
     for repair in dict.fromkeys(repair for table in tables for repair in TopologicalSorter(table).static_order()):
         repair()
 
