@@ -132,7 +132,7 @@ def generate_as_asked() -> None:
                 "score() and score_reference are for language models here, for there is no place for the translation "
                 "of a source; fairseq-generate --score-reference scores translations"
             )
-        ignored = [option for option in DOES_NOTHING if asked.get(option) not in (None, False, 0)]
+        ignored = [option for option in DOES_NOTHING if asked.get(option) not in (None, False)]
         if ignored and not (ignored == ["retain_dropout"] and self.cfg.generation.retain_dropout):
             raise ValueError(f"{ignored[0]} does nothing here; {DOES_NOTHING[ignored[0]]}")
         for option in kwargs.keys() - self.cfg.generation.keys():
