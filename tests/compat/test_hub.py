@@ -127,7 +127,11 @@ def test_alignments_are_those_of_a_model_that_was_prepared_for_them(load, archit
 
 
 def test_fconv_aligns_too(load) -> None:
-    assert generate(load("fconv"), print_alignment="hard")[0][0]["alignment"]
+    """And what had no such switch has none afterwards."""
+    hub = load("fconv")
+    switches = [hasattr(module, "need_attn") for module in hub.modules()]
+    assert generate(hub, print_alignment="hard")[0][0]["alignment"]
+    assert [hasattr(module, "need_attn") for module in hub.modules()] == switches
 
 
 @pytest.mark.parametrize(
@@ -174,5 +178,8 @@ def test_a_repaired_fairseq_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> No
     before = hub.checkpoint_utils.overwrite_args_by_name, GeneratorHubInterface.generate
     hub.take_the_task_asked_for()
     assert before[0] is hub.checkpoint_utils.overwrite_args_by_name
+    cfg = OmegaConf.create({"task": {"_name": "translation", "data": "a"}})
+    before[0](cfg, {"task": {"data": "b"}})  # a whole task, which fairseq itself understands
+    assert cfg.task == {"_name": "translation", "data": "b"}
     with pytest.raises(AttributeError, match="no factory"):
         hub.StatefulContainer().words  # noqa: B018  (it looks for it)

@@ -14,7 +14,7 @@ from types import ModuleType, SimpleNamespace
 import fairseq
 import fairseq_cli
 import pytest
-from fairseq import utils
+from fairseq import options, utils
 from fairseq.data import Dictionary
 from fairseq.data.audio.raw_audio_dataset import RawAudioDataset
 from fairseq.models.fconv import FConvModel
@@ -142,3 +142,11 @@ def test_help_shows_the_options_of_the_model(flag: str) -> None:
     shown = run("train", "--user-dir", USER_DIR, *chosen, flag).stdout
     for option in ("--pooling-width", "--label-smoothing", "--candidates-per-word", "--max-tokens"):
         assert f"\n  {option}" in shown
+
+
+def test_options_that_were_given_alone() -> None:
+    """``fairseq-validate`` takes these, and no defaults, for those of a checkpoint."""
+    words = ["data", "--task", "translation", "--path", "model.pt", "--max-tokens", "9"]
+    given = options.parse_args_and_arch(options.get_validation_parser(), words, suppress_defaults=True)
+    asked = {"data": "data", "task": "translation", "path": "model.pt", "max_tokens": 9}
+    assert {name: value for name, value in vars(given).items() if value} == asked
