@@ -119,7 +119,7 @@ def records(text: str) -> list[dict[str, Any]]:
     """What lines of such a log hold; those that two processes have written into each other are passed over."""
     found = []
     for line in re.findall(r"\{\"epoch\".*\}$", text, flags=re.MULTILINE):
-        with suppress(json.JSONDecodeError, RecursionError):
+        with suppress(ValueError, RecursionError):
             found.append(json.loads(line))
     return found
 
@@ -136,23 +136,32 @@ def read_curve(log: Path) -> list[Point]:
     training: dict[int, float] = {}  # losses by the number of updates
     curve: dict[int, Point] = {}
     for line in read_log(log):
-        line = {name: value for name, value in line.items() if value is not None}
+        line = numbers(line)
         if {"valid_loss", "valid_num_updates"} <= line.keys():
             updates = int(line["valid_num_updates"])
             before = curve[updates].training if updates in curve else math.nan
             mean = statistics.fmean(training.values()) if training else before
-            curve[updates] = Point(updates, float(line["valid_loss"]), mean)
+            curve[updates] = Point(updates, line["valid_loss"], mean)
             training = {}
         elif {"train_loss", "train_num_updates"} <= line.keys():
             # Of an epoch, behind its validation; for logs in which nothing else is.
             last = curve.get(int(line["train_num_updates"]))
             if last is not None and math.isnan(last.training):
-                curve[last.updates] = last._replace(training=float(line["train_loss"]))
+                curve[last.updates] = last._replace(training=line["train_loss"])
         elif {"loss", "num_updates"} <= line.keys():
-            training[int(line["num_updates"])] = float(line["loss"])
+            training[int(line["num_updates"])] = line["loss"]
     if not curve:
         raise ValueError(f"{log}: no validation there; fairseq-train writes them with --log-format json")
     return [curve[updates] for updates in sorted(curve)]
+
+
+def numbers(line: Mapping[str, Any]) -> dict[str, float]:
+    """What in a line is a number, and of updates one that can be counted to."""
+    found: dict[str, float] = {}
+    for name, value in line.items():
+        with suppress(TypeError, ValueError, OverflowError):
+            found[name] = int(float(value)) if name.endswith("num_updates") else float(value)
+    return found
 
 
 def draw(runs: Mapping[str, Sequence[Sequence[Point]]], output: Path) -> None:

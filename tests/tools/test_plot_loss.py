@@ -101,6 +101,9 @@ def test_a_folder_with_a_young_training(tmp_path: Path, capsys: pytest.CaptureFi
         file.write('{"epoch": 1, "upd{"epoch": 1}\n{"epoch": 1, "valid_loss": "5"}\n')
         file.write('{"epoch": 1, "valid_loss": null, "valid_num_updates": "200"}\n')
         file.write('{"epoch": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
+        file.write('{"epoch": ' + "1" * 5000 + "}\n")
+        for loss, updates in (("[1]", "1"), ("1", "1e999"), ("1", "NaN"), ("1", "1" + "0" * 400), ('"x"', "{}")):
+            file.write(f'{{"epoch": 1, "valid_loss": {loss}, "valid_num_updates": {updates}}}\n')
     capsys.readouterr()
     cli.main(["plot-loss", str(tmp_path), "--output", str(tmp_path / "x.png")])
     printed = capsys.readouterr()
