@@ -37,6 +37,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
 
 
+@torch.no_grad()  # else what a file holds as parameters cannot be summed
 def run(args: Namespace) -> None:
     """Average; all but the parameters is the last checkpoint's, without the optimizer's state.
 
@@ -49,8 +50,11 @@ def run(args: Namespace) -> None:
         raise ValueError("--updates goes with --last")
     paths = args.input if args.last is None else last_checkpoints(args.input, args.last, args.updates)
     state = load(paths[0])
-    # In a precision that survives a sum.
-    first, total = state, {name: value.double() for name, value in state["model"].items() if is_averaged(name, value)}
+    first = state
+    total: dict[str, Tensor] = {}
+    for name, value in state["model"].items():
+        if is_averaged(name, value):
+            total[name] = value.to(torch.float64, copy=True)  # a precision that survives a sum
     for path in paths[1:]:
         state = load(path)
         check_same_model(paths[0], first, path, state)

@@ -11,6 +11,7 @@ from fairseq import checkpoint_utils
 
 from fairseq_plugins.tools import cli
 from tests.commands import QUIET, USER_DIR, hypotheses, run
+from tests.compat.payloads import untrained
 
 MODEL = ["--arch", "weighted_transformer_tiny", "--encoder-layers", "1", "--encoder-embed-dim", "16"]
 MODEL += ["--encoder-ffn-embed-dim", "32", "--criterion", "weighted_label_smoothed_cross_entropy"]
@@ -59,6 +60,17 @@ def test_parameters_are_the_plain_mean(trained: Path, tmp_path: Path, arguments:
             assert float(value.min()) >= 0
             assert float(value.sum()) == pytest.approx(1)
     assert averaged["last_optimizer_state"] is None
+
+
+def test_doubles_that_are_parameters_and_tied(data: Path, tmp_path: Path) -> None:
+    """No precision has to be gained for their sum, which is still no file's tensor."""
+    paths = [tmp_path / f"{number}.pt" for number in range(3)]
+    for number, path in enumerate(paths):
+        tied = torch.nn.Parameter(torch.full((2,), float(number), dtype=torch.float64))
+        torch.save({**untrained(data), "model": {"one": tied, "other": tied}}, path)
+    cli.main(["average", *map(str, paths), "--output", str(tmp_path / "average.pt")])
+    averaged = state(tmp_path / "average.pt")["model"]
+    assert {name: value.tolist() for name, value in averaged.items()} == {"one": [1, 1], "other": [1, 1]}
 
 
 def test_it_translates_as_the_mean_does(data: Path, trained: Path, tmp_path: Path) -> None:
