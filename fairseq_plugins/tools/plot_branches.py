@@ -108,7 +108,7 @@ def draw(updates: Sequence[int], vectors: dict[Vector, Tensor], output: Path) ->
     panels[0][0].set_ylim(0, 1.05 * max(float(values.max()) for values in vectors.values()))
     figure.supxlabel("updates", fontsize="medium")
     figure.supylabel("weight", fontsize="medium")
-    lines = panels[0][0].lines[1:]
+    lines = max((panel.lines[1:] for panel in panels.flat), key=len)
     names = [f"branch {branch + 1}" for branch in range(len(lines))]
     figure.legend(lines, names, loc="outside upper center", ncols=min(len(lines), 2 * len(kinds)), fontsize="small")
     figure.savefig(output)

@@ -55,6 +55,15 @@ def test_a_picture_is_written(tmp_path: Path, kind: str, capsys: pytest.CaptureF
     assert "2 checkpoints, updates 2 to 7" in capsys.readouterr().out
 
 
+def test_the_legend_has_all_branches(tmp_path: Path) -> None:
+    """Of which a decoder may have more than the encoder."""
+    pytest.importorskip("matplotlib")
+    sides = {"encoder": torch.ones(2, 2), "decoder": torch.ones(2, 5)}
+    vectors = {plot_branches.Vector(side, 0, "kappa"): values for side, values in sides.items()}
+    plot_branches.draw([1, 2], vectors, tmp_path / "picture.svg")
+    assert "<!-- branch 5 -->" in (tmp_path / "picture.svg").read_text(encoding="utf-8")
+
+
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     save(tmp_path, 2)
     for arguments, message in (
