@@ -92,9 +92,9 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 @contextmanager
 def _handled_by(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """The signals that would end this process, but for those that are ignored."""
+    """The signals that would end this process, but for those that are ignored, or not Python's to set back."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    changed = [number for number, old in before.items() if old is not signal.SIG_IGN]
+    changed = [number for number, old in before.items() if old not in (signal.SIG_IGN, None)]
     try:
         for number in changed:
             signal.signal(number, handler)

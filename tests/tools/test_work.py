@@ -90,6 +90,14 @@ def test_what_is_ignored_stays_so() -> None:
     assert (signal.signal(signal.SIGHUP, before[0]), signal.getsignal(signal.SIGTERM)) == (signal.SIG_IGN, before[1])
 
 
+def test_what_is_not_pythons_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler of the program that Python is a part of, which Python does not know."""
+    before, get = signal.getsignal(signal.SIGHUP), signal.getsignal
+    monkeypatch.setattr(signal, "getsignal", lambda number: None if number == signal.SIGHUP else get(number))
+    with stoppable():
+        assert get(signal.SIGHUP) is before
+
+
 @pytest.mark.parametrize(("trap", "end"), [("", signal.SIGINT), ("trap '' INT; ", signal.SIGKILL)])
 def test_an_error_ends_what_has_been_started(trap: str, end: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "GRACE", 0.1)
