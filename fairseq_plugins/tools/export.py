@@ -5,6 +5,7 @@ It holds the model as ONNX programs, dictionaries, codes, and ``translate.py``, 
 
 from __future__ import annotations
 
+import shlex
 import sys
 from argparse import ArgumentParser, Namespace
 from importlib.util import find_spec
@@ -97,7 +98,8 @@ def run(args: Namespace) -> None:
             candidates=candidates,
         )
         unfinished.rename(args.output)
-    print(f"{args.output}: translate with python {args.output / 'translate.py'} < source.txt > translation.txt")
+    program = shlex.quote(str(args.output / "translate.py"))
+    print(f"{args.output}: translate with python {program} < source.txt > translation.txt")
 
 
 def load(checkpoint: Path, data: Path | None) -> tuple[Any, Any]:

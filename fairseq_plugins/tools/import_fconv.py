@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,8 @@ def run(args: Namespace) -> None:
     with blaming(args.input, "cannot be converted from fairseq's fconv"):
         converted = convert(checkpoint_utils.load_checkpoint_to_cpu(str(args.input)))
     checkpoint_utils.torch_persistent_save(converted, str(args.output))
-    print(f"{args.output}: translate with fairseq-generate --user-dir $(fairseq-plugins user-dir) --path {args.output}")
+    path = shlex.quote(str(args.output))
+    print(f'{args.output}: translate with fairseq-generate --user-dir "$(fairseq-plugins user-dir)" --path {path}')
 
 
 def convert(state: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from argparse import Namespace
@@ -53,9 +54,13 @@ def interactive(data: Path, path: Path, *words: object) -> list[str]:
     return [line.split("\t", 2)[2] for line in result.stdout.splitlines() if line.startswith("D-")]
 
 
-def test_translates_as_fairseq_interactive(data: Path, architecture: str, tmp_path: Path) -> None:
-    path, out = checkpoint(data, tmp_path / "model.pt", architecture), tmp_path / "deep" / "out"
+def test_translates_as_fairseq_interactive(
+    data: Path, architecture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = checkpoint(data, tmp_path / "model.pt", architecture), tmp_path / "deep" / "an out"
     export(path, out, "--data", data)
+    program = shlex.quote(str(out / "translate.py"))
+    assert capsys.readouterr().out == f"{out}: translate with python {program} < source.txt > translation.txt\n"
     for words in (["--beam", 4, "--max-len-b", 9], ["--beam", 1, "--lenpen", 0.5, "--min-len", 4, "--max-len-b", 7]):
         assert translate(out, *words) == interactive(data, path, *words)
     readme = (out / "README.md").read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import resource
+import shlex
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,7 @@ def test_translates_as_fairseq_does(tmp_path, data, dictionary, sentences, fconv
 
 
 @torch.no_grad()
-def test_keeps_what_fairseq_would_have_filled_in(tmp_path, data, task) -> None:
+def test_keeps_what_fairseq_would_have_filled_in(tmp_path, data, task, capsys) -> None:
     """Options that an old checkpoint leaves out had the defaults of its architecture."""
     args = Namespace(arch="fconv_iwslt_de_en", max_source_positions=64, max_target_positions=64)
     ARCH_CONFIG_REGISTRY["fconv_iwslt_de_en"](args)
@@ -98,8 +99,10 @@ def test_keeps_what_fairseq_would_have_filled_in(tmp_path, data, task) -> None:
     old = Namespace(arch="fconv_iwslt_de_en", data=str(data), source_lang="src", target_lang="tgt", max_positions=64)
     state = {"args": old, "model": parameters, "optimizer_history": [{"criterion_name": "x", "best_loss": 4.0}]}
     torch.save({**state, "extra_state": {"epoch": 1}}, tmp_path / "old.pt")
-    cli.main(["import-fconv", str(tmp_path / "old.pt"), str(tmp_path / "new.pt")])
-    (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(tmp_path / "new.pt")])
+    new = str(tmp_path / "a new.pt")
+    cli.main(["import-fconv", str(tmp_path / "old.pt"), new])
+    assert shlex.split(capsys.readouterr().out)[-2:] == ["--path", new]
+    (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([new])
     assert [convolution.kernel for convolution in model.decoder.convolutions] == [3, 3, 3]
 
 
