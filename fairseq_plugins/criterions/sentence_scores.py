@@ -9,6 +9,8 @@ from functools import partial
 
 from sacrebleu import CHRF
 
+from fairseq_plugins.rouge import rouge_scorer
+
 __all__ = ["SENTENCE_SCORES", "SentenceScore", "sentence_bleu"]
 
 # Of a reference, as a string of words, what scores a hypothesis beside it.
@@ -56,11 +58,7 @@ def _rouge(name: str) -> SentenceScore:
     Raises:
         ValueError: rouge-score is not installed.
     """
-    try:
-        from rouge_score.rouge_scorer import RougeScorer  # noqa: PLC0415 (an optional dependency)
-    except ImportError as error:
-        raise ValueError("ROUGE needs rouge-score: pip install rouge-score") from error
-    scorer = RougeScorer([name], use_stemmer=True)
+    scorer = rouge_scorer([name])
     return lambda reference: lambda hypothesis: float(scorer.score(reference, hypothesis)[name].fmeasure)
 
 

@@ -6,7 +6,6 @@ B sentences, K translations of each at most, R rows: the references and behind t
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections import defaultdict
 from collections.abc import Iterable
@@ -29,6 +28,7 @@ from fairseq_plugins.criterions.row_scores import Rows, RowScores, called_as, sc
 from fairseq_plugins.criterions.sentence_scores import SENTENCE_SCORES
 from fairseq_plugins.criterions.translations import Translator
 from fairseq_plugins.models.output_layer import narrowed
+from fairseq_plugins.rouge import sees
 
 __all__ = ["SequenceRisk"]
 
@@ -75,8 +75,7 @@ class SequenceRisk(FairseqCriterion):
                 raise ValueError(f"--{name}: {value} is not from 0 to 1")
         self.dictionary = task.target_dictionary
         words = self.dictionary.symbols[self.dictionary.nspecial :]
-        latin = sum(bool(re.search("[a-z0-9]", word.lower())) for word in words)
-        if "rouge" in str(risk_cost) and latin < len(words) / 10:
+        if "rouge" in str(risk_cost) and not sees(words):
             raise ValueError(f"--risk-cost {risk_cost} sees only the letters a to z and digits: take chrf or bleu")
         self.bpe_symbol = _bpe_symbol(self.dictionary)
         self.reference_too, self.scale = risk_reference, risk_scale

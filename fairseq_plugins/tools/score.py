@@ -16,6 +16,7 @@ from pathlib import Path
 from sacrebleu.metrics.bleu import BLEU
 from sacremoses import MosesDetokenizer
 
+from fairseq_plugins.rouge import rouge_scorer, sees
 from fairseq_plugins.tools.arguments import positive
 from fairseq_plugins.tools.generated import Hypothesis, read_generated, read_text
 
@@ -60,7 +61,7 @@ def run(args: Namespace) -> None:
     """Print the scores.
 
     Raises:
-        ValueError: texts cannot be read or do not fit together, or rouge-score is not installed.
+        ValueError: texts cannot be read or do not fit together, or ROUGE cannot be had of them.
     """
     if not args.rouge and (len(args.reference) > 1 or args.bytes is not None):
         raise ValueError("several references and --bytes go with --rouge")
@@ -103,13 +104,11 @@ def rouge(texts: Sequence[str], references: Sequence[Sequence[str]], limit: int 
     """Means over the sentences, in per cent.
 
     Raises:
-        ValueError: rouge-score is not installed.
+        ValueError: rouge-score is not installed, or hardly sees the references.
     """
-    try:
-        from rouge_score.rouge_scorer import RougeScorer  # noqa: PLC0415 (an optional dependency)
-    except ImportError as error:
-        raise ValueError("ROUGE needs rouge-score: pip install rouge-score") from error
-    scorer = RougeScorer(ROUGE, use_stemmer=True)
+    if not sees([word for each in references for line in each for word in line.split()]):
+        raise ValueError("--rouge sees only the letters a to z and digits, of which the references have hardly any")
+    scorer = rouge_scorer(ROUGE)
     results = [
         scorer.score_multi(targets, text.encode()[:limit].decode(errors="ignore"))
         for text, *targets in zip(texts, *references, strict=True)

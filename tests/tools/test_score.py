@@ -107,6 +107,14 @@ def test_rouge_is_that_of_rouge_score(
             assert float(found[f"{name} {part}"]) == pytest.approx(expected, abs=0.005)
 
 
+def test_rouge_knows_the_latin_alphabet(tmp_path: Path) -> None:
+    texts = ["\u044d\u0442\u043e \u0434\u043e\u043c", "\u0434\u0430"]
+    (tmp_path / "reference").write_text("".join(line + "\n" for line in texts), encoding="utf-8")
+    run = ["--generated", generated(tmp_path / "run", [0, 1], texts, texts)]
+    with pytest.raises(SystemExit, match="--rouge sees only the letters a to z and digits"):
+        cli.main(["score", "--rouge", *run, "--reference", str(tmp_path / "reference")])
+
+
 def test_what_does_not_fit_is_refused(files: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="first has 3 lines, and 1 sentences were translated"):
         cli.main(["score", "--generated", files["shard1"], "--reference", files["first"]])

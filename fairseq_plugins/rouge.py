@@ -1,0 +1,27 @@
+"""ROUGE, by rouge-score, which is an optional dependency."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from typing import Any
+
+__all__ = ["rouge_scorer", "sees"]
+
+
+def rouge_scorer(names: Sequence[str]) -> Any:
+    """With stemming.
+
+    Raises:
+        ValueError: rouge-score is not installed.
+    """
+    try:
+        from rouge_score.rouge_scorer import RougeScorer  # noqa: PLC0415 (an optional dependency)
+    except ImportError as error:
+        raise ValueError("ROUGE needs rouge-score: pip install rouge-score") from error
+    return RougeScorer(names, use_stemmer=True)
+
+
+def sees(words: Collection[str]) -> bool:
+    """Whether it sees a tenth of them at least: it knows only the letters a to z and digits."""
+    return sum(bool(re.search("[a-z0-9]", word.lower())) for word in words) >= len(words) / 10
