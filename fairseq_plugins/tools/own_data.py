@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
+FAMILIES = ("convs2s", "weighted_transformer", "conv_encoder")  # of this plugin, as their architectures begin
 FINISHED = "finished"  # beside the checkpoints, with the options of --train
 
 
@@ -108,7 +109,8 @@ def show_what_next(args: Namespace, model: Path, binary: Path, decoding: list[ob
     exported += ["--data", binary, "--bpe-codes", args.output / "code", "--tokenizer", "moses"]
     show("The curve of the losses", ["fairseq-plugins", "plot-loss", model, "--output", model / "loss.png"])
     show("Translations, by the same call with --translate FILE or", ["fairseq-interactive", *decoding])
-    show("A folder that translates without fairseq and torch", exported)
+    if args.arch.startswith(FAMILIES):
+        show("A folder that translates without fairseq and torch", exported)
 
 
 def show(what: str, words: list[object]) -> None:
@@ -117,13 +119,15 @@ def show(what: str, words: list[object]) -> None:
 
 
 def refuse_no_text(path: Path) -> None:
-    """What is to be translated is there, and neither gzipped nor in UTF-16.
+    """What is to be translated is there and, as far as it can be read twice, neither gzipped nor in UTF-16.
 
     Raises:
         ValueError: it is not.
     """
-    if not path.is_file():
+    if not path.exists() or path.is_dir():
         raise ValueError(f"--translate: there is no file {path}")
+    if not path.is_file():  # a pipe, as of <(zcat text.gz)
+        return
     with path.open("rb") as file:
         if file.read(2) in (b"\x1f\x8b", b"\xff\xfe", b"\xfe\xff"):
             raise ValueError(f"--translate: {path} is no plain text in UTF-8")

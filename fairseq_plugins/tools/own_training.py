@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -62,7 +61,7 @@ class Training:
         """Those of `training_settings` that the criterion, the optimizer and the schedule have which are wished for."""
         chosen = training_settings(self.family, pairs, tokens).split()
         words = ["DATA_BIN", *self.own, *chosen, *self.wishes]
-        _, unknown = options.parse_args_and_arch(_parser(), words, parse_known=True)
+        _, unknown = _parse(words, parse_known=True)
         kept, is_known = [], True
         for word in chosen:
             if word.startswith("--"):
@@ -113,13 +112,16 @@ def parsed(words: Sequence[str]) -> dict[str, Any]:
     Raises:
         ValueError: one is wrong.
     """
-    return vars(options.parse_args_and_arch(_parser(), [*words]))
+    return vars(_parse(words))
 
 
-def _parser() -> ArgumentParser:
+def _parse(words: Sequence[str], **more: Any) -> Any:
     parser = options.get_training_parser()
     vars(parser)["error"] = _refuse
-    return parser
+    try:
+        return options.parse_args_and_arch(parser, [*words], **more)
+    except SyntaxError as error:  # of a list, which fairseq reads as Python's
+        raise ValueError(f"--train: {error.msg}: {error.text}") from error
 
 
 def _refuse(message: str) -> None:

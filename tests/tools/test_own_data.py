@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fairseq.models import ARCH_MODEL_REGISTRY
 
+import fairseq_plugins.registration  # noqa: F401  (registers the architectures)
 from fairseq_plugins.tools import cli, own_data, own_translations
 from fairseq_plugins.tools.work import work_in
 from tests.commands import ROOT, hypotheses, run
@@ -284,6 +286,26 @@ def test_what_is_typed_is_translated_at_once() -> None:
         assert own_translations.batches("a.en", typed)[:2] == ["--buffer-size", 1000]
 
 
+def test_a_pipe_may_be_translated(tmp_path: Path) -> None:
+    """As of <(zcat text.gz), of which nothing is taken before."""
+    os.mkfifo(tmp_path / "pipe")
+    for left, right in (os.pipe(), (os.open(tmp_path / "pipe", os.O_RDWR),) * 2):
+        os.write(right, b"\x1f\x8b")
+        own_data.refuse_no_text(Path(f"/dev/fd/{left}"))
+        assert os.read(left, 9) == b"\x1f\x8b"
+    with pytest.raises(ValueError, match="there is no file"):
+        own_data.refuse_no_text(tmp_path)
+
+
+def test_what_is_shown_at_the_end_can_be_done(capsys: pytest.CaptureFixture[str]) -> None:
+    """Models of fairseq cannot be exported; which are this plugin's, their names tell."""
+    for name, model in ARCH_MODEL_REGISTRY.items():
+        is_ours = model.__module__.startswith("fairseq_plugins.")
+        assert name.startswith(own_data.FAMILIES) == is_ours, name
+        own_data.show_what_next(parse("a.en", "a.de", "out", "--arch", name), Path("out"), Path("out"), [])
+        assert ("$ fairseq-plugins export " in capsys.readouterr().err) == is_ours
+
+
 def test_a_wrong_call_gets_a_clear_error(texts: Path, tmp_path: Path) -> None:
     (tmp_path / "few.en").write_text("x\n")
     (tmp_path / "few.de").write_text("x\n")
@@ -322,6 +344,7 @@ def test_a_wrong_call_gets_a_clear_error(texts: Path, tmp_path: Path) -> None:
         ([english, german, out, "--train", "--max-epoch '3"], "--train: No closing quotation: --max-epoch '3"),
         ([english, german, out, "--train", "--no-such 3"], "--train: unrecognized arguments: --no-such 3"),
         ([english, german, out, "--train", "--max-epoch x"], "--train: argument --max-epoch: invalid int value: 'x'"),
+        ([english, german, out, "--train", "--lr [1"], "--train: '[' was never closed: [1"),
         ([english, german, out, "--train", "--save-dir else"], "convs2s_iwslt_de_en/checkpoint_best.pt, so --save-dir"),
         ([english, german, out, "--train=--no-save"], "so --no-save cannot be given there"),
         ([english, german, out, "--train=--disable-validation"], "so --disable-validation cannot be given there"),
