@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import re
 import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -143,3 +146,17 @@ def test_a_repaired_fairseq_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "lines").write_bytes(b"a\rb\n\n\xff c")
     read = interactive.buffered_read(str(tmp_path / "lines"), 2)
     assert list(read) == [["a\rb", ""], ["\ufffd c"]]
+
+
+@pytest.mark.parametrize("program", ["generate", "interactive", "preprocess"])
+def test_what_translates_prints_every_letter(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where an installed script has imported it; other programs are left alone."""
+    printed = io.BytesIO()
+    for name in ("generate", "interactive"):
+        monkeypatch.setitem(sys.modules, f"fairseq_cli.{name}", None)
+    monkeypatch.setitem(sys.modules, f"fairseq_cli.{program}", SimpleNamespace(cli_main=print))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="ascii", write_through=True))
+    interactive.print_every_letter()
+    with pytest.raises(UnicodeEncodeError) if program == "preprocess" else contextlib.nullcontext():
+        print("Übung")
+    assert printed.getvalue() == (b"" if program == "preprocess" else b"\\xdcbung\n")

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf, overwrite_args_by_name
 from fairseq.hub_utils import GeneratorHubInterface
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from omegaconf import OmegaConf
 
@@ -158,6 +160,21 @@ def test_dropout_that_is_retained(load) -> None:
 def test_score_is_refused(load) -> None:
     with pytest.raises(ValueError, match="score_reference are for language models"):
         load().score("w1 w2")
+
+
+def test_language_models_score(dictionary: Dictionary) -> None:
+    args = Namespace(arch="transformer_lm", task="language_modeling", criterion="cross_entropy", tokens_per_sample=16)
+    vars(args).update(decoder_embed_dim=8, decoder_ffn_embed_dim=8, decoder_layers=1, decoder_attention_heads=1)
+    ARCH_CONFIG_REGISTRY[args.arch](args)
+    cfg = convert_namespace_to_omegaconf(args)
+    task = LanguageModelingTask(cfg.task, dictionary)
+    model = task.build_model(cfg.model).eval()
+    hub = GeneratorHubInterface(cfg, task, [model])
+    words = hub.encode("w1 w2 w3")[:-1]
+    before = torch.cat([torch.tensor([dictionary.eos()]), words[:-1]])
+    with torch.no_grad():
+        wanted = model(before.unsqueeze(0))[0][0].log_softmax(dim=1)[range(3), words]
+    torch.testing.assert_close(hub.score("w1 w2 w3")["positional_scores"], wanted)
 
 
 def test_a_copy_translates_alike(load, architecture: str) -> None:
