@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
+from fairseq.criterions.adaptive_loss import AdaptiveLoss
+from fairseq.data import Dictionary
 
 from fairseq_plugins.compat.misfits import missing_in_the_task
 from tests.commands import QUIET, TRAINING, USER_DIR, run
@@ -43,6 +47,19 @@ def test_a_multilingual_task_names_what_it_takes(data: Path) -> None:
 def test_adaptive_loss_wants_an_adaptive_softmax(data: Path) -> None:
     error = refused(data, "--criterion", "adaptive_loss", "--ddp-backend", "legacy_ddp")
     assert error.startswith("ValueError: --criterion adaptive_loss is for a model with an adaptive softmax")
+
+
+def test_another_assertion_of_adaptive_loss_is_raised_as_it_is(dictionary: Dictionary) -> None:
+    """Here of a model that has an adaptive softmax."""
+
+    class Model(torch.nn.Module):
+        decoder = SimpleNamespace(adaptive_softmax=torch.nn.Identity())
+
+        def forward(self) -> None:
+            raise AssertionError
+
+    with pytest.raises(AssertionError):
+        AdaptiveLoss(SimpleNamespace(target_dictionary=dictionary), False)(Model(), {"net_input": {}})
 
 
 def test_adaptive_loss_goes_with_fairseqs_transformer(data: Path) -> None:

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import resource
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
 
+from fairseq_plugins.compat.resuming import newest_whole_checkpoint
 from tests import faults
 from tests.commands import USER_DIR, run
 
@@ -139,13 +141,38 @@ def test_what_killed_processes_have_left_is_removed(tmp_path: Path) -> None:
     killed = multiprocessing.get_context("fork").Process(target=os.getpid)
     killed.start()
     killed.join()
+    writing = multiprocessing.get_context("fork").Process(target=signal.pause)
+    writing.start()
     here = os.uname().nodename
-    writers = [f"{here}-{killed.pid}", f"{here}-{os.getppid()}", f"elsewhere-{killed.pid}", f"{here}-x"]
+    writers = [f"{here}-{killed.pid}", f"{here}-{writing.pid}", f"elsewhere-{killed.pid}", f"{here}-x"]
     left = [tmp_path / f"{path.name}.{writer}.tmp" for writer in writers]
     for name in left:
         name.touch()
     checkpoint_utils.torch_persistent_save({"model": torch.zeros(1)}, str(path))
     assert sorted(tmp_path.iterdir()) == sorted([path, *left[1:]])
+    writing.join(0.1)
+    assert writing.is_alive()
+    writing.kill()
+
+
+def test_where_no_file_can_be_renamed_it_is_written_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a storage that is no file system."""
+    monkeypatch.setattr(PathManager, "supports_rename", lambda _: False)
+    path, other = tmp_path / "checkpoint1.pt", tmp_path / "checkpoint_last.pt"
+    other.touch()
+    before = other.stat().st_ino
+    checkpoint_utils.torch_persistent_save({"model": torch.zeros(1)}, str(path))
+    PathManager.copy(str(path), str(other), overwrite=True)
+    assert torch.equal(torch.load(other)["model"], torch.zeros(1))
+    assert other.stat().st_ino == before
+
+
+def test_training_goes_on_from_a_file_of_an_earlier_torch(tmp_path: Path) -> None:
+    """Which was no archive."""
+    torch.save({}, tmp_path / "checkpoint1.pt", _use_new_zipfile_serialization=False)
+    assert newest_whole_checkpoint(tmp_path) == tmp_path / "checkpoint1.pt"
 
 
 def test_a_failed_copy_leaves_what_was_there(tmp_path: Path, request: pytest.FixtureRequest) -> None:

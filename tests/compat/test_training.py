@@ -6,6 +6,7 @@ import functools
 import inspect
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 from fairseq.data import FairseqDataset
+from fairseq.dataclass.configs import CheckpointConfig
 from fairseq.optim.lr_scheduler.manual_lr_scheduler import ManualSchedule
 from fairseq.tasks import FairseqTask
 
@@ -58,6 +60,14 @@ def test_a_later_start_keeps_the_batches() -> None:
     assert batches(3) == batches(1) == batches(1, own)
 
 
+def test_a_second_call_finds_the_batches_where_they_are() -> None:
+    task, dataset = FairseqTask(None), Sentences()
+    made = task.get_batch_iterator(dataset, max_tokens=20, epoch=3)
+    made.epoch = 4
+    assert task.get_batch_iterator(dataset, max_tokens=20, epoch=3) is made
+    assert made.epoch == 4
+
+
 @pytest.mark.parametrize("option", ["disable_iterator_cache", "update_epoch_batch_itr"])
 def test_batches_of_one_epoch_are_fairseqs(option: str) -> None:
     """Those that are made anew for each epoch are the same wherever a process starts."""
@@ -101,6 +111,15 @@ def test_a_resumed_schedule_is_told_which_epoch_has_ended(data: Path, tmp_path: 
         states = [train(data, tmp_path / name, *options, epoch) for epoch in epochs]
         rates.append(states[-1]["optimizer_history"][-1]["lr_scheduler_state"]["lr"])
     assert rates == pytest.approx([0.0025, 0.0025])
+
+
+@pytest.mark.parametrize("reset", [None, "reset_lr_scheduler", "reset_optimizer"])
+def test_a_schedule_that_begins_anew_is_told_nothing(reset: str | None) -> None:
+    told = []
+    trainer = SimpleNamespace(lr_step=lambda *given: told.append(given))
+    cfg = CheckpointConfig(**({} if reset is None else {reset: True}))
+    resuming.finish_the_epoch(cfg, trainer, SimpleNamespace(epoch=3, iterations_in_epoch=0), {"val_loss": 1.5})
+    assert told == ([(2, 1.5)] if reset is None else [])
 
 
 def test_the_next_training_of_a_process_starts_afresh() -> None:
