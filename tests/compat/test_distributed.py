@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fairseq_plugins.compat import distributed
 from tests import faults
 from tests.commands import ROOT
 from tests.conftest import ARCHITECTURES
@@ -124,6 +125,14 @@ def test_several_processes_train_as_one(
         expected = faults.finish(faults.start([*words, "--update-freq", processes], single), single)
         assert training.wait(timeout=300) == 0, (several / "log").read_text()[-6000:]
     assert_trained_as_one(several, processes, expected["model"])
+
+
+@pytest.mark.parametrize("missing", ["", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"])
+def test_some_of_its_variables_are_not_torchrun(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "3")
+    monkeypatch.delenv(missing, raising=False)
+    assert distributed.processes_of_torchrun() == (1 if missing else 3)
 
 
 def test_hydra_under_torchrun(data: Path, user_dir: Path, tmp_path: Path) -> None:
