@@ -10,6 +10,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from fairseq_plugins.tools.generated import LARGEST, add_generated, read_generated
+from fairseq_plugins.tools.parallel_text import writing
 
 __all__ = ["add_arguments", "run"]
 
@@ -39,5 +40,6 @@ def run(args: Namespace) -> None:
         for sentence in read_generated(args.generated)
         for hyp in sorted(sentence.hypotheses, key=lambda hyp: -hyp.score(args.lenpen))
     ]
-    args.output.write_text("".join(lines), encoding="utf-8")
+    with writing(args.output) as file:
+        file.writelines(lines)
     print(f"{len(lines)} hypotheses\n{args.output}")

@@ -96,7 +96,8 @@ def run(args: Namespace) -> None:
         prepare(corpus, args.output, Path(), workers=args.workers)
         if training is not None:
             training.run(binary, args.output / f"train.{target}", told)
-            (model / FINISHED).write_text(f"{args.train}\n", encoding="utf-8")
+            with parallel_text.writing(model / FINISHED) as file:
+                file.write(f"{args.train}\n")
         try:
             score_held_out(corpus, args.output, model, decoding)
         finally:  # there is a model, also where it cannot be scored

@@ -29,6 +29,7 @@ from subword_nmt.learn_bpe import learn_bpe
 
 from fairseq_plugins.long_words import segment, without_long_words
 from fairseq_plugins.tools.bar import bar
+from fairseq_plugins.tools.whole_file import replacing
 
 __all__ = [
     "apply_codes", "clean", "concatenate", "decoded", "each_line", "learn_codes", "moses", "read_pairs", "read_text",
@@ -45,12 +46,9 @@ Pair = tuple[str, str]
 @contextmanager
 def writing(path: Path) -> Iterator[TextIO]:
     """A text file to write to, which gets its name at the end."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".partial")
     # Only \n ends a line, here and when reading: text may hold what else Python takes for an end.
-    with unfinished.open("w", encoding="utf-8", newline="\n") as file:
+    with replacing(path) as beside, beside.open("w", encoding="utf-8", newline="\n") as file:
         yield file
-    unfinished.replace(path)
 
 
 def decoded(file: Iterable[bytes], path: Path) -> Iterator[str]:

@@ -20,7 +20,7 @@ import fairseq_plugins.registration  # noqa: F401  (mends fairseq's loader, whic
 from fairseq_plugins.long_words import segment
 from fairseq_plugins.tools.any_file import blaming
 from fairseq_plugins.tools.arguments import positive
-from fairseq_plugins.tools.figure import new_figure
+from fairseq_plugins.tools.figure import add_picture, new_figure, save
 from fairseq_plugins.tools.layer_attention import attention_by_layer
 
 __all__ = ["add_arguments", "run"]
@@ -33,7 +33,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("data", metavar="DATA_BIN", help="folder with the dictionaries that fairseq-preprocess wrote")
     parser.add_argument("--path", type=Path, required=True, metavar="FILE", help="checkpoint of the model")
     parser.add_argument("--input", required=True, metavar="TEXT", help="source sentence, tokenised as for training")
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="picture to write: .png, .pdf, .svg")
+    add_picture(parser)
     parser.add_argument(
         "--bpe-codes",
         type=Path,
@@ -167,4 +167,4 @@ def draw(source: Sequence[str], target: Sequence[str], layers: dict[str, Tensor]
     figure.supxlabel("translation", fontsize="medium")
     figure.supylabel("source", fontsize="medium")
     figure.colorbar(image, ax=figure.axes, label="attention")
-    figure.savefig(output)
+    save(figure, output)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import fairseq_plugins.registration  # noqa: F401  (mends fairseq's loader, which is looked up when it is called)
 from fairseq_plugins.tools.any_file import blaming
-from fairseq_plugins.tools.figure import line_styles, new_figure
+from fairseq_plugins.tools.figure import add_picture, line_styles, new_figure, save
 
 __all__ = ["add_arguments", "run"]
 
@@ -31,7 +31,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="checkpoints of one training, or the folder that holds them (--save-interval-updates makes them)",
     )
     parser.add_argument("--layer", metavar="SIDE.N", help="encoder.N or decoder.N, from 0 (default: all layers)")
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="picture to write: .png, .pdf, .svg")
+    add_picture(parser)
 
 
 def run(args: Namespace) -> None:
@@ -111,4 +111,4 @@ def draw(updates: Sequence[int], vectors: dict[Vector, Tensor], output: Path) ->
     lines = max((panel.lines[1:] for panel in panels.flat), key=len)
     names = [f"branch {branch + 1}" for branch in range(len(lines))]
     figure.legend(lines, names, loc="outside upper center", ncols=min(len(lines), 2 * len(kinds)), fontsize="small")
-    figure.savefig(output)
+    save(figure, output)

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fairseq_plugins.tools.figure import line_styles, new_figure
+from fairseq_plugins.tools.figure import add_picture, line_styles, new_figure, save
 
 __all__ = ["LOG", "Point", "add_arguments", "draw", "read_curve", "read_log", "records", "run"]
 
@@ -52,13 +52,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="logs of one setting with several seeds, which get one line and a band; may be given again",
         dest="runs",
     )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=Path("loss.png"),
-        metavar="FILE",
-        help="picture to write: .png, .pdf, .svg (default: %(default)s)",
-    )
+    add_picture(parser, default="loss.png")
 
 
 def run(args: Namespace) -> None:
@@ -202,4 +196,4 @@ def draw(runs: Mapping[str, Sequence[Sequence[Point]]], output: Path) -> None:
         text.set(text=label, parse_math=False)  # set here, a name may begin with _ and hold $
     for panel in (left, right):
         panel.grid(alpha=0.3)
-    figure.savefig(output)
+    save(figure, output)
