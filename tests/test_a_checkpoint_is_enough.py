@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import shutil
 from pathlib import Path
 
@@ -75,6 +76,27 @@ def test_plot_attention(data: Path, alone: Path, tmp_path: Path) -> None:
     assert picture.stat().st_size
     with pytest.raises(SystemExit, match="cannot draw layer 99: the model reports layer 1"):
         cli.main([*(str(word) for word in words), "--layers", "99"])
+
+
+def test_words_in_another_order_are_refused(data: Path, alone: Path, tmp_path: Path) -> None:
+    """As many as before; the second model of an ensemble is looked at too, and the first one does not say its words."""
+    shuffled = shutil.copytree(data, tmp_path / "shuffled")
+    dictionary = shuffled / "dict.tgt.txt"
+    dictionary.write_text("".join(reversed(dictionary.read_text().splitlines(keepends=True))))
+    state = torch.load(alone)
+    del state["extra_state"]["words"]
+    torch.save(state, tmp_path / "older.pt")
+    error = f"{alone} was trained with other target words than those of this data"
+    with pytest.raises(ValueError, match=re.escape(error)):
+        checkpoint_utils.load_model_ensemble([str(tmp_path / "older.pt"), str(alone)], {"data": str(shuffled)})
+    with pytest.raises(ValueError, match=re.escape(error)):
+        from_python(shuffled, alone)
+    for words in (
+        ["plot-attention", shuffled, "--path", alone, "--input", "w1", "--output", tmp_path / "attention.png"],
+        ["export", alone, tmp_path / "exported", "--data", shuffled],
+    ):
+        with pytest.raises(SystemExit, match=re.escape(error)):
+            cli.main([*map(str, words)])
 
 
 def test_embeddings_are_those_of_the_checkpoint(data: Path, alone: Path) -> None:

@@ -14,7 +14,7 @@ from fairseq.trainer import Trainer
 from fairseq_plugins.compat.resuming import lost_patience
 from fairseq_plugins.compat.wrapping import in_place_of
 
-__all__ = ["ask_what_was_trained"]
+__all__ = ["ask_what_was_trained", "sides_of_other_words"]
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def ask_what_was_trained() -> None:
                 raise
             raise RuntimeError(f"{filename}: {misfit(filename, self.cfg.model, reason)}") from None
         if not compares_words:
-            refuse_other_words(self.task, filename, (extra_state or {}).get("words", {}), reset_optimizer)
+            refuse_other_words(self.task, filename, extra_state, reset_optimizer)
         return extra_state
 
 
@@ -75,15 +75,21 @@ def words(task: Any) -> dict[str, str]:
     return found
 
 
-def refuse_other_words(task: Any, filename: str, saved: dict[str, str], reset_optimizer: bool) -> None:
+def sides_of_other_words(task: Any, extra_state: Any) -> list[str]:
+    """The sides of the task whose dictionaries are not those of a checkpoint; none where it does not say which."""
+    saved = extra_state.get("words") if isinstance(extra_state, dict) else None
+    if not isinstance(saved, dict):
+        return []
+    return [side for side, digest in words(task).items() if saved.get(side, digest) != digest]
+
+
+def refuse_other_words(task: Any, filename: str, extra_state: Any, reset_optimizer: bool) -> None:
     """fairseq resumes with any dictionary of the same size, and trains on as if the words were the same.
 
     Where the optimizer is reset, as where fine-tuning starts, it is only said.
     """
-    for name, digest in words(task).items():
-        others = f"{filename} was trained with other {name} words than those of this data"
-        if saved.get(name, digest) == digest:
-            continue
+    for side in sides_of_other_words(task, extra_state):
+        others = f"{filename} was trained with other {side} words than those of this data"
         if not reset_optimizer:
             raise ValueError(f"{others}; to train on with these nevertheless, give --reset-optimizer")
         logger.warning(f"{others}: each gets what was learned for the word of its number")

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from fairseq import checkpoint_utils, utils
 from fairseq.data import Dictionary
-from fairseq.models import BaseFairseqModel
+from fairseq.file_io import PathManager
+from fairseq.models import BaseFairseqModel, FairseqMultiModel
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 from fairseq.tasks import FairseqTask
@@ -20,6 +21,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from fairseq_plugins.compat.searches import refuse_what_no_search_does
+from fairseq_plugins.compat.trainer import sides_of_other_words
 from fairseq_plugins.compat.wrapping import in_place_of
 from fairseq_plugins.nn.unfilled import filled_later
 from fairseq_plugins.unknown_words import keep_source_words, read_translations, replace_unknown_words
@@ -47,16 +49,38 @@ def wants_embedding_files(load: Callable[..., Any]) -> bool:
 
 
 def load_models() -> None:
-    """One wrapper of what translates, for three things.
+    """One wrapper of what translates, for four things.
 
     fairseq reads pretrained embeddings again, which the checkpoint holds, and fails where their file is gone.  It draws
     random numbers for all parameters, and then loads the checkpoint over them: this plugin's models are spared that,
-    where the checkpoint has to hold every parameter.  And with data of another vocabulary it does not say which model
-    has other sizes; there the probe comes with the error.
+    where the checkpoint has to hold every parameter.  With data of another vocabulary it does not say which model has
+    other sizes; there the probe comes with the error.  And where the sizes are the same it translates nonsense: a
+    checkpoint that knows its words is compared with the data, file by file, so that none is read twice.
     """
     load = checkpoint_utils.load_model_ensemble_and_task
     no_files = dict.fromkeys(("encoder_embed_path", "decoder_embed_path")) if wants_embedding_files(load) else {}
     signature = inspect.signature(load)
+
+    def load_one(filename: str, given: dict[str, Any]) -> Any:
+        path = checkpoint_utils.get_maybe_sharded_checkpoint_filename(filename, given["suffix"], 0, given["num_shards"])
+        state = given["state"]
+        if state is None and PathManager.exists(path):  # otherwise fairseq says so
+            state = checkpoint_utils.load_checkpoint_to_cpu(path, given["arg_overrides"])
+        try:
+            with filled_later() if given["strict"] else contextlib.nullcontext():
+                models, cfg, task = load(**{**given, "filenames": [filename], "state": state})
+        except RuntimeError as error:
+            if "state_dict" not in str(error) or str(filename) in str(error):
+                raise
+            raise RuntimeError(f"{filename}: not of the vocabulary or the architecture asked for. {error}") from None
+        # A model of several pairs of languages has a dictionary of each, and its task another one in training.
+        if not isinstance(models[0], FairseqMultiModel):
+            for side in sides_of_other_words(task, (state or {}).get("extra_state")):
+                raise ValueError(
+                    f"{filename} was trained with other {side} words than those of this data, and would make "
+                    "nonsense of them; it wants data with the dictionaries of its training"
+                )
+        return models, cfg, task
 
     @in_place_of(checkpoint_utils, "load_model_ensemble_and_task")
     def load_model_ensemble_and_task(*args: Any, **kwargs: Any) -> Any:
@@ -64,14 +88,11 @@ def load_models() -> None:
         bound.apply_defaults()
         given = bound.arguments
         given["arg_overrides"] = {**no_files, **(given["arg_overrides"] or {})}
-        try:
-            with filled_later() if given["strict"] else contextlib.nullcontext():
-                return load(*bound.args, **bound.kwargs)
-        except RuntimeError as error:
-            if "state_dict" not in str(error) or any(str(name) in str(error) for name in given["filenames"]):
-                raise
-            names = ", ".join(map(str, given["filenames"]))
-            raise RuntimeError(f"{names}: not of the vocabulary or the architecture asked for. {error}") from None
+        ensemble, cfg = [], None
+        for filename in given["filenames"]:
+            models, cfg, given["task"] = load_one(filename, given)
+            ensemble += models
+        return ensemble, cfg, given["task"]
 
 
 def use_no_fused_encoder_layer() -> None:

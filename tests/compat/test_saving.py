@@ -293,3 +293,5 @@ def test_a_checkpoint_of_something_else_is_refused(data: Path, save: Path, tmp_p
 
     failed = run("generate", larger, "--user-dir", USER_DIR, "--path", named, "--cpu", succeeds=False)
     assert f"RuntimeError: {named}: not of the vocabulary or the architecture asked for" in failed.stderr
+    failed = run("generate", other, "--user-dir", USER_DIR, "--path", named, "--cpu", succeeds=False)
+    assert f"ValueError: {named} was trained with other source words than those of this data" in failed.stderr
