@@ -10,6 +10,7 @@ from collections.abc import Callable
 from graphlib import TopologicalSorter
 
 from fairseq_plugins.compat import (
+    archives,
     checkpoints,
     command_line,
     contents,
@@ -33,9 +34,9 @@ Repair = Callable[[], None]
 
 # What this project promises: no file and no option is run, or refers to what is none of its business.
 SAFETY: dict[Repair, tuple[Repair, ...]] = {
+    archives.unpack_archives_beside_them: (),
     checkpoints.load_checkpoints_safely: (),
     checkpoints.broadcast_plain_configuration: (checkpoints.load_checkpoints_safely,),  # which refuses the other form
-    checkpoints.unpack_archives_inside_their_folder: (),
     contents.look_at_what_is_read: (checkpoints.load_checkpoints_safely,),  # which says of which file it is refused
     contents.fit_optimizer_states: (),
     options.read_options_without_eval: (),

@@ -11,27 +11,20 @@ import io
 import os
 import pickle
 import re
-import tarfile
 import tempfile
 from collections.abc import Callable
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from fairseq import checkpoint_utils, file_utils
+from fairseq import checkpoint_utils
 from fairseq.distributed import utils as distributed_utils
 from omegaconf import OmegaConf
 
 from fairseq_plugins.compat.contents import OLD_METERS, reference_in
 from fairseq_plugins.compat.wrapping import in_place_of
 
-__all__ = [
-    "broadcast_plain_configuration",
-    "load_checkpoints_safely",
-    "unpack_archives_inside_their_folder",
-]
+__all__ = ["broadcast_plain_configuration", "load_checkpoints_safely"]
 
 
 class PlainDtype:
@@ -136,41 +129,6 @@ def load_checkpoints_safely() -> None:
         except Exception as error:  # there is none that a file cannot cause
             reason = f"{type(error).__name__}: {error}"
             raise pickle.UnpicklingError(f"{path} cannot be read as a checkpoint of fairseq: {reason}") from error
-
-
-class UnpackedInside(tarfile.TarFile):
-    """An archive that writes nothing outside the folder which it is unpacked into, and only files, folders and links.
-
-    Python does not look at that by itself before 3.14.  fairseq then removes the archive, and moves what begins as all
-    of its names do to its place: a folder, if there is one, or what an absolute name says.
-    """
-
-    def getnames(self) -> list[str]:
-        """The folder that holds all.
-
-        Raises:
-            tarfile.TarError: a name is absolute, or there is none.
-        """
-        return [self._common() or "archive"]
-
-    def extractall(self, path: Any = ".", *_: Any, **__: Any) -> None:
-        """Unpack all of it."""
-        super().extractall(Path(path, *([] if self._common() else self.getnames())), filter="data")
-
-    def _common(self) -> str:
-        members = self.getmembers()
-        for member in members:
-            if member.name.startswith("/"):
-                raise tarfile.AbsolutePathError(member)
-        if not members:
-            raise tarfile.ReadError(f"{self.name} holds nothing")  # type: ignore[str-bytes-safe]
-        return os.path.commonpath([each.name if each.isdir() else str(Path(each.name).parent) for each in members])
-
-
-def unpack_archives_inside_their_folder() -> None:
-    """``from_pretrained`` unpacks archives, which may then write over any file of the user's: a program, say."""
-    if "extractall" in file_utils.load_archive_file.__code__.co_names:  # the probe: the archive says where to write
-        file_utils.tarfile = SimpleNamespace(open=UnpackedInside.open)
 
 
 def torch_loads(value: object) -> bool:

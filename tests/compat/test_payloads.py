@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import fairseq
 import pytest
 import torch
-from fairseq import file_utils
 from fairseq.data import FastaDataset
 from fairseq.data.audio.data_cfg import S2TDataConfig
 
@@ -193,54 +191,6 @@ def test_file_names_are_no_commands(trace: Path, tmp_path: Path) -> None:
         assert not trace.exists()
         FastaDataset._build_index.__wrapped__(dataset, name)
     assert trace.exists()
-
-
-def test_an_archive_stays_in_its_folder(tmp_path: Path) -> None:
-    (tmp_path / "model.pt").touch()
-    with tarfile.open(tmp_path / "good.tar", "w") as archive:
-        archive.add(tmp_path / "model.pt", "model/model.pt")
-        archive.add(tmp_path / "model.pt", "model/other.pt")
-    with tarfile.open(tmp_path / "evil.tar", "w") as archive:
-        archive.add(tmp_path / "model.pt", f"../{tmp_path.name}.pt")
-    unpacked = file_utils.load_archive_file(str(tmp_path / "good.tar"))
-    assert (Path(unpacked) / "model.pt").exists()
-    with pytest.raises(tarfile.OutsideDestinationError):
-        file_utils.load_archive_file(str(tmp_path / "evil.tar"))
-
-
-def test_an_archive_takes_no_folder_away(tmp_path: Path) -> None:
-    """fairseq moves to the archive's place what all of its names begin with."""
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "thesis.txt").touch()
-    with tarfile.open(tmp_path / "evil.tar", "w") as archive:
-        member = tarfile.TarInfo(str(tmp_path / "home"))
-        member.type = tarfile.DIRTYPE
-        archive.addfile(member)
-        archive.addfile(tarfile.TarInfo(f"{member.name}/model.pt"))
-    with pytest.raises(tarfile.AbsolutePathError):
-        file_utils.load_archive_file(str(tmp_path / "evil.tar"))
-    assert (tmp_path / "evil.tar").is_file()
-    assert (tmp_path / "home" / "thesis.txt").exists()
-
-
-@pytest.mark.parametrize("names", [["best.pt", "code"], ["./best.pt"], ["best.pt"], ["model/ab", "model/ac"]])
-def test_an_archive_without_a_folder_of_its_own(names: list[str], tmp_path: Path) -> None:
-    """fairseq takes the letters that all names begin with for a folder, once it has removed the archive."""
-    with tarfile.open(tmp_path / "model.tar", "w") as archive:
-        if names[0].startswith("."):
-            archive.addfile(archive.gettarinfo(tmp_path, "."))
-        for name in names:
-            archive.addfile(tarfile.TarInfo(name))
-    unpacked = Path(file_utils.load_archive_file(str(tmp_path / "model.tar")))
-    assert sorted(path.name for path in unpacked.iterdir()) == [Path(name).name for name in names]
-
-
-def test_an_empty_archive_is_kept(tmp_path: Path) -> None:
-    path = tmp_path / "model.tar"
-    tarfile.open(path, "w").close()
-    with pytest.raises(tarfile.ReadError, match="holds nothing"):
-        file_utils.load_archive_file(str(path))
-    assert path.is_file()
 
 
 def test_the_configuration_of_audio_is_no_code(trace: Path, tmp_path: Path) -> None:
