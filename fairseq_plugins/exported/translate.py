@@ -56,19 +56,19 @@ def read_lines(path: Path) -> list[str]:
         return path.read_bytes().decode("utf-8").removesuffix("\n").split("\n")
 
 
-def run(program: ort.InferenceSession, given: dict[str, Array], names: list[str]) -> dict[str, Array]:
-    """A program's outputs by name; nothing is copied on the way in or out."""
-    values = {name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(each)) for name, each in given.items()}
+def run(program: ort.InferenceSession, given: dict[str, Array]) -> dict[str, Array]:
+    """A program's outputs by name, of what it takes of these; nothing is copied on the way in or out."""
+    takes, names = ([each.name for each in some] for some in (program.get_inputs(), program.get_outputs()))
+    values = {name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(given[name])) for name in takes}
     return {name: value.numpy() for name, value in zip(names, program.run_with_ort_values(names, values), strict=True)}
 
 
 class Decoding:
     """A batch of source words, (B, S), between steps. Keys and values never move: a row looks at its ancestors'."""
 
-    def __init__(self, model: Translator, source: Array, beam: int, candidates: Array, attends: bool) -> None:
+    def __init__(self, model: Translator, source: Array, beam: int, candidates: Array) -> None:
         self.model, self.beam, self.position = model, beam, 0
-        given = {"words": source, "candidates": candidates} if model.candidates else {"words": source}
-        self.state = run(model.read, given, [each.name for each in model.read.get_outputs()])
+        self.state = run(model.read, {"words": source, "candidates": candidates})
         for name, shape in model.inputs.items():
             if name.startswith(("state", "keys", "values")):
                 sizes = [{"B": len(source), "before": len(source), "P": 0}.get(size, size) for size in shape]
@@ -76,14 +76,12 @@ class Decoding:
         self.past = [name for name in self.state if name.startswith(("keys", "values"))]
         self.ancestors: Array = np.full((len(source), beam, 0), -1)  # the row that each continues, at each step
         self.state |= {"candidates": candidates, "count": np.array([min(2 * beam + 3, len(candidates))])}
-        self.outputs = [each.name for each in model.step.get_outputs() if attends or each.name != "attended"]
 
     def step(self, tokens: Array, order: Array, rules: Array) -> list[Array]:
-        """One more word of each row, (R,), which continues the row of the step before that ``order`` names, to scores
-        and words, (R, n), of which unknown words and the end are the last, and the most attended source words."""
-        self.state["past"] = self.look_back(order.reshape(len(self.state["source0"]), -1))
-        given = {**self.state, "tokens": tokens, "order": order, "rules": rules, "position": np.array([self.position])}
-        found = run(self.model.step, {name: given[name] for name in self.model.inputs}, self.outputs)
+        """One more word of each row, (B, k), which continues the row of the step before that ``order`` names, to scores
+        and words, (R, n), of which unknown words and the end are the last, and the most attended source words, (R,)."""
+        given = {"tokens": tokens.ravel(), "order": order.ravel(), "rules": rules, "past": self.look_back(order)}
+        found = run(self.model.step, {**self.state, **given, "position": np.array([self.position])})
         self.state |= {name.replace("next", "state"): found[name] for name in found if name.startswith("next")}
         for layer in range(len(self.past) // 2):  # keys and values, (R, 2·width), go beside the earlier ones
             keys, values = self.state[f"keys{layer}"], self.state[f"values{layer}"]
@@ -91,7 +89,7 @@ class Decoding:
             at = slice(self.position * self.beam, self.position * self.beam + new.shape[1])
             keys[..., at], values[:, :, at] = new[:, :, 0].transpose(0, 2, 3, 1), new[:, :, 1].swapaxes(1, 2)
         self.position += 1
-        return [found[name] for name in ("scores", "words", "attended") if name in found]
+        return [found[name] for name in ("scores", "words", "attended")]
 
     def look_back(self, order: Array) -> Array:
         """What is added to a row's scores of all earlier keys, (B, 1, rows, P); makes room for those of this step."""
@@ -114,16 +112,15 @@ class Decoding:
 
 
 def search(decoding: Decoding, eos: int, o: Namespace, longest: int) -> list[Any]:
-    """Beam search: what `trace_back` gives of the k hypotheses of each sentence, and their scores, the best first."""
+    """Beam search: each sentence's k hypotheses, best first: pairs of a word and what it attends to, and a score."""
     sentences: Array = np.arange(len(decoding.ancestors))
-    k, tokens, order = o.beam, np.full_like(sentences, eos), sentences
-    totals = np.zeros_like(sentences[:, None], np.float32)  # of one row, for at first all would be alike
-    history: list[list[Array]] = []
+    k, order = o.beam, sentences[:, None]  # at first one row of each, for all would be alike
+    tokens, totals = np.full_like(order, eos), np.zeros_like(order, np.float32)
+    written: Array = np.zeros((len(order), 0, 2), np.int64)  # the pairs of each row
     found: list[list[Any]] = [[] for _ in sentences]
     for step in range(longest + 1):
         rules = [o.word_penalty, o.word_penalty - o.unkpen, 0 if step >= o.min_len else -np.inf]
-        scores, words, *attended = decoding.step(tokens, order, np.array(rules, np.float32))
-        history.append([tokens, order, *attended])
+        scores, words, attended = decoding.step(tokens, order, np.array(rules, np.float32))
         scores, words = (x[:, -1:] if step == longest else x for x in (scores, words))
         # Of the best 2k of a sentence those end that are among the first k...
         scores = (scores + totals.reshape(-1, 1)).reshape(len(sentences), -1)
@@ -134,7 +131,7 @@ def search(decoding: Decoding, eos: int, o: Namespace, longest: int) -> list[Any
         for place, rank in np.argwhere(ends[:, :k]):
             if len(hypotheses := found[sentences[place]]) < k:
                 score = scores[place, rank] / np.float32(np.power(step + 1.0, o.lenpen))
-                hypotheses.append((trace_back(history, order[place, rank]), float(score)))
+                hypotheses.append((written[order[place, rank]].tolist(), float(score)))
         # ... and the first k that do not end go on, until the sentence has k hypotheses.
         going = np.argsort(ends, axis=1, kind="stable")[:, :k]
         scores[ends] = -np.inf  # some go on where there are fewer than 2k words
@@ -144,18 +141,10 @@ def search(decoding: Decoding, eos: int, o: Namespace, longest: int) -> list[Any
         kept, last = set(stay), reversed(stay)  # the last ones move into the gaps
         places = np.array([place if place in kept else next(last) for place in range(len(stay))])
         decoding.keep(places)
-        sentences, totals = sentences[places], totals[places]
-        tokens, order = tokens[places].ravel(), order[places].ravel()
+        sentences, totals, tokens, order = (x[places] for x in (sentences, totals, tokens, order))
+        pairs = np.stack([tokens, attended[order]], axis=-1).reshape(-1, 1, 2)
+        written = np.concatenate([written[order.ravel()], pairs], axis=1)
     return [sorted(hypotheses, key=lambda each: -each[1]) for hypotheses in found]
-
-
-def trace_back(history: list[list[Array]], row: int) -> list[list[int]]:
-    """Of what this row of the last step ends, each word with what it attends to, if that was asked for."""
-    words = []
-    for (tokens, order, *_), (_, _, *attended) in zip(history[:0:-1], history[-2::-1], strict=True):
-        word, row = tokens[row], order[row]
-        words.append([int(word), *(int(each[row]) for each in attended)])
-    return words[::-1]
 
 
 class Translator:
@@ -184,7 +173,8 @@ class Translator:
             if not fits or max(c[name] for name in NUMBERS[:4]) >= min(sizes):
                 raise ValueError("it describes no model that this program can read, or not this one")
         self.numbers = {word: n for n, word in enumerate(source) if n not in map(c.get, NUMBERS[:3])}  # no text is </s>
-        self.candidates, self.bpe, self.tokenizer = None, None, None
+        self.candidates = np.zeros((len(source), 0), np.int64), np.arange(len(self.target))  # of a word, and always
+        self.bpe, self.tokenizer = None, None
         if c["candidates"]:
             with blaming(folder / "candidates.npz"), np.load(folder / "candidates.npz") as tables:
                 self.candidates = of_words, always = tables["translations"], tables["always"]
@@ -240,14 +230,12 @@ class Translator:
         source = np.full((len(places), length), c["pad"])
         for row, place in zip(source, places, strict=True):
             row[: len(sources[place]) + 1] = [*(self.numbers.get(word, c["unk"]) for word in sources[place]), c["eos"]]
-        candidates = np.arange(c["target_words"])
-        if self.candidates is not None:
-            candidates = np.union1d(self.candidates[0][source], self.candidates[1]).astype(np.int64)
+        candidates = np.union1d(self.candidates[0][source], self.candidates[1]).astype(np.int64)
         longest = min(int(o.max_len_a * length + o.max_len_b), c["target_positions"] - 1)
         if o.min_len > longest or o.beam >= len(candidates):
             raise ValueError(f"of {o.min_len} to {longest} words, and a beam of {o.beam}, there is no translation")
         with blaming(self.folder / "step.onnx"):
-            found = search(Decoding(self, source, o.beam, candidates, replace_unk is not None), c["eos"], o, longest)
+            found = search(Decoding(self, source, o.beam, candidates), c["eos"], o, longest)
             if not all(found):
                 raise ValueError("a sentence has no translation: its scores are not numbers")
             return {
@@ -258,10 +246,10 @@ class Translator:
     def text(self, numbers: list[list[int]], source: list[str], replace_unk: dict[str, str] | None) -> str:
         """A translation as one reads it."""
         words = []
-        for number, *attended in numbers:
+        for number, attended in numbers:
             words += [self.target[number]] if number != self.config["bos"] else []
-            if attended and number == self.config["unk"]:
-                words[-1] = (replace_unk or {}).get(source[attended[0]], source[attended[0]])
+            if replace_unk is not None and number == self.config["unk"]:
+                words[-1] = replace_unk.get(source[attended], source[attended])
         line = " ".join(words)
         if self.bpe is not None:
             line = f"{line} ".replace(f"{self.bpe.separator} ", "").rstrip()

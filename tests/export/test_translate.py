@@ -162,7 +162,7 @@ def test_subwords_and_tokens(program: ModuleType, tmp_path: Path) -> None:
     assert translator.words("x" * 2000) == ["x@@"] * 63
     numbers = [words.index(word) for word in ("th@@", "e", "&apos;s", "a", "@-@", "x", ".")]
     text = moses.decode(bpe.decode(words.string(numbers)))
-    assert translator.text([[number] for number in numbers], [], None) == text
+    assert translator.text([[number, 0] for number in numbers], [], None) == text
 
 
 def parts(folder: Path) -> list[Path]:
