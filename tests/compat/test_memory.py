@@ -62,7 +62,7 @@ def test_the_system_brings_each_page_once() -> None:
 
 
 @glibc
-@pytest.mark.parametrize("setting", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"])
+@pytest.mark.parametrize("setting", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_"])
 def test_settings_of_the_environment_hold(setting: str) -> None:
     first, again, *_ = pages(**{setting: "131072"})
     assert again > first / 2
