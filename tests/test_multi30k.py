@@ -11,6 +11,7 @@ from pathlib import Path
 from fairseq.data import Dictionary, indexed_dataset
 from fairseq.data.encoders.moses_tokenizer import MosesTokenizer, MosesTokenizerConfig
 
+from fairseq_plugins.tools.work import work_in
 from tests.commands import ROOT
 
 TEXTS = {"en": "A well-known man's dog, no {}.\n", "de": "Hund Nr. {} eines bekannten Mannes \u2013 da.\n"}
@@ -63,6 +64,21 @@ def test_captions_joined_to_long_lines(tmp_path: Path) -> None:
             lines = (tmp_path / "out" / f"{part}.{language}").read_text().replace("@@ ", "").splitlines()
             joined = [[0, 1, 2], [3, 4]]
             assert lines == [" ".join(f"{language}{n}" for n in each for _ in range(lengths[n])) for each in joined]
+
+
+def test_other_captions_and_a_second_call(tmp_path: Path) -> None:
+    """Are refused, also of captions that are joined."""
+    for data in ("a", "b"):
+        (tmp_path / data).mkdir()
+        for name in ("train", "val", "test_2016_flickr"):
+            for language in ("en", "de"):
+                (tmp_path / data / f"{name}.{language}").write_text(f"{data} {language} dog\n" * 40)
+    out, options = tmp_path / "out", ["--merges", "3", "--join", "6"]
+    assert prepare(tmp_path / "a", out, *options).returncode == 0
+    assert prepare(tmp_path / "a", out, *options).returncode == 0
+    assert "holds other text" in prepare(tmp_path / "b", out, *options).stderr
+    with work_in(out):
+        assert prepare(tmp_path / "a", out, *options).stderr.endswith(f"is at work in {out}\n")
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@
 ``prepare.py DATA OUT`` reads ``{train,val,test_2016_flickr}.{en,de}`` from DATA (plain or gzipped) and leaves in OUT
 the tokenised text (``tmp/``), the BPE codes (``code``), the segmented text (``train.en``, ...), fairseq's binary data
 (``data-bin/``) and the untouched reference of the test part (``test.reference``).  A step whose result is already there
-is not repeated.  With ``--join N`` captions are in ``joined-N/`` first, one behind the other until there are N words.
+is not repeated, and other text in its place is refused.  With ``--join N`` captions are in ``joined-N/`` first, one
+behind the other until there are N words.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from fairseq_plugins.tools.corpus import Corpus, File, prepare, text
+from fairseq_plugins.tools.corpus import Corpus, prepare
+from fairseq_plugins.tools.originals import File, text
 from fairseq_plugins.tools.parallel_text import read_text, writing
+from fairseq_plugins.tools.work import work_in
 
 LANGUAGES = ("en", "de")
 PARTS = ("train", "val", "test_2016_flickr")
@@ -24,8 +27,6 @@ TERMS = "The README beside this script says where to get Multi30k."
 def join(data: Path, joined: Path, words: int) -> None:
     """Long lines out of short ones: captions are joined until the English ones have so many words."""
     for name in PARTS:
-        if (joined / f"{name}.en").exists():  # the one that gets its name last
-            continue
         english, german = (list(read_text(File(f"{name}.{language}").place(data), language)) for language in LANGUAGES)
         if len(english) != len(german):
             raise ValueError(f"{name}: {len(english)} lines of English and {len(german)} of German")
@@ -50,12 +51,13 @@ def main() -> None:
     languages = LANGUAGES if args.source_lang == "en" else LANGUAGES[::-1]
     data, names = args.data, [f"{name}.{{}}" for name in PARTS]
     try:
-        if args.join is not None:
-            data, names = args.out, [f"joined-{args.join}/{name}.{{}}" for name in PARTS]
-            join(args.data, data / f"joined-{args.join}", args.join)
-        train, valid, test = (text(name, languages) for name in names)
-        corpus = Corpus(*languages, train, (test,), valid, tokenise={}, merges=args.merges, terms=TERMS)
-        print(f"{prepare(corpus, args.out, data, workers=2)}: {' -> '.join(languages)}")
+        with work_in(args.out):
+            if args.join is not None:
+                data, names = args.out, [f"joined-{args.join}/{name}.{{}}" for name in PARTS]
+                join(args.data, data / f"joined-{args.join}", args.join)
+            train, valid, test = (text(name, languages) for name in names)
+            corpus = Corpus(*languages, train, (test,), valid, tokenise={}, merges=args.merges, terms=TERMS)
+            print(f"{prepare(corpus, args.out, data, workers=2)}: {' -> '.join(languages)}")
     except (ValueError, OSError) as error:
         sys.exit(f"prepare.py: error: {error}")
 

@@ -5,7 +5,8 @@ Checksums are those of sacreBLEU (test sets) and of TensorFlow Datasets; where n
 
 from __future__ import annotations
 
-from fairseq_plugins.tools.corpus import Corpus, File, Texts, text
+from fairseq_plugins.tools.corpus import Corpus
+from fairseq_plugins.tools.originals import File, Texts, text
 
 __all__ = ["CORPORA"]
 

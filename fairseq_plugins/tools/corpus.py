@@ -7,44 +7,19 @@ targets of the test parts, ``test.reference``.
 
 from __future__ import annotations
 
+import json
 import shutil
-import tarfile
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from fairseq_plugins.tools import parallel_text
 from fairseq_plugins.tools.bar import bar
-from fairseq_plugins.tools.download import download
 from fairseq_plugins.tools.fairseq_command import fairseq
+from fairseq_plugins.tools.originals import File, Texts, fetch, sums
 
-__all__ = ["Corpus", "File", "Texts", "fetch", "prepare", "text"]
-
-
-@dataclass(frozen=True)
-class File:
-    """One file, and where it comes from.
-
-    Attributes:
-        path: below the folder.
-        url: the file itself, or a tar archive that holds it under this path; None for what cannot be downloaded.
-        checksum: of what is downloaded, or of a text that may change, ``sha256:...`` or ``md5:...``.
-        folder: by default that of the originals; a project may move, so it is not recorded.
-    """
-
-    path: str
-    url: str | None = None
-    checksum: str | None = None
-    folder: str = field(default="", repr=False)
-
-    def place(self, orig: Path = Path()) -> Path:
-        """Where it is, gzipped or not."""
-        plain, zipped = (orig / self.folder / f"{self.path}{end}" for end in ("", ".gz"))
-        return zipped if zipped.exists() and not plain.exists() else plain
-
-
-Texts = tuple[tuple[File, File], ...]  # source and target of each
+__all__ = ["Corpus", "prepare"]
 
 
 @dataclass(frozen=True)
@@ -91,68 +66,6 @@ class Corpus:
         return (file for texts in self.parts().values() for pair in texts for file in pair)
 
 
-def text(path: str, languages: tuple[str, str], url: str | None = None, checksum: str | None = None) -> Texts:
-    """A text whose two files differ in the language, ``{}`` in path and URL."""
-    source, target = (File(path.format(name), url and url.format(name), checksum) for name in languages)
-    return ((source, target),)
-
-
-def fetch(corpus: Corpus, orig: Path) -> None:
-    """Download and unpack what is not in ``orig``.
-
-    Raises:
-        ValueError: a file cannot be downloaded, is not the one that was expected, or an archive does not hold it.
-        OSError: the network fails.
-    """
-    archives: dict[tuple[str, str | None], list[str]] = {}
-    for file in corpus.files():
-        if file.place(orig).exists():
-            continue
-        if file.url is None:
-            raise ValueError(f"{file.place(orig)} is missing. {corpus.terms}".rstrip())
-        archives.setdefault((file.url, file.checksum), []).append(file.path)
-    for (url, checksum), paths in archives.items():
-        if Path(paths[0]).name == Path(url).name:
-            download(url, orig / paths[0], checksum)
-        else:
-            archive = orig / archive_name(url, corpus)
-            download(url, archive, checksum)
-            unpack(archive, orig, paths)
-
-
-def archive_name(url: str, corpus: Corpus) -> str:
-    """``test.tgz``; ``wmt15-test.tgz`` where another folder of the network has one too."""
-    name, folder = Path(url).name, Path(url).parent.name
-    alike = {file.url for file in corpus.files() if file.url is not None and Path(file.url).name == name}
-    return f"{folder}-{name}" if len(alike) > 1 else name
-
-
-def unpack(archive: Path, folder: Path, paths: Iterable[str]) -> None:
-    """Take some files out of a tar archive.
-
-    Raises:
-        ValueError: it does not hold one, or is broken.
-    """
-    missing = dict.fromkeys(paths)  # in their order
-    try:
-        with tarfile.open(archive) as tar:
-            for member in bar(tar, desc=f"unpack {archive.name}", unit=" files"):
-                name = member.name.removeprefix("./")
-                content = tar.extractfile(member) if name in missing else None
-                if content is not None:
-                    output = folder / name
-                    output.parent.mkdir(parents=True, exist_ok=True)
-                    unfinished = output.with_name(output.name + ".partial")
-                    with unfinished.open("wb") as file:
-                        shutil.copyfileobj(content, file)
-                    unfinished.replace(output)
-                    del missing[name]
-    except (tarfile.TarError, EOFError) as error:
-        raise ValueError(f"{archive}: {error}; if it is something else, remove it to download it anew") from error
-    if missing:
-        raise ValueError(f"{archive} does not hold {', '.join(missing)}; remove it to download it anew")
-
-
 def prepare(corpus: Corpus, out: Path, orig: Path, *, words: bool = False, workers: int = 1) -> Path:
     """Go on from where the folder is.
 
@@ -174,7 +87,7 @@ def prepare(corpus: Corpus, out: Path, orig: Path, *, words: bool = False, worke
                 raise ValueError(f"{path} is in the way of what is to be made under that name; choose another folder")
         with parallel_text.writing(record) as file:
             file.write(settings)
-    elif record.read_text(encoding="utf-8") != settings:
+    elif not is_of(record, settings, sums(corpus.files(), orig)):
         raise ValueError(
             f"{out} holds other text, or text that was prepared otherwise (see {record}); choose another folder, or "
             "the texts and options of the first call"
@@ -182,7 +95,10 @@ def prepare(corpus: Corpus, out: Path, orig: Path, *, words: bool = False, worke
     if binary.exists():
         return binary
     tmp, parts = out / "tmp", corpus.parts()
-    fetch(corpus, orig)
+    fetch([*corpus.files()], orig, corpus.terms)
+    if not tmp.exists() and (found := sums(corpus.files(), orig)):
+        with parallel_text.writing(record) as file:
+            file.write(f"{settings}{json.dumps(found)}\n")
     for part in parts:
         tokenise(corpus, part, tmp, orig, workers)
     for part, texts in parts.items():
@@ -198,6 +114,16 @@ def prepare(corpus: Corpus, out: Path, orig: Path, *, words: bool = False, worke
         segment(corpus, out, workers)
     binarise(corpus, tmp if words else out, binary, words, workers)
     return binary
+
+
+def is_of(record: Path, settings: str, found: dict[str, str]) -> bool:
+    """Whether a folder's record is of these settings and sums of texts.
+
+    A text that has none there is taken for the right one: the record is of a former version.
+    """
+    text = record.read_text(encoding="utf-8")
+    known = json.loads(text.removeprefix(settings) or "{}") if text.startswith(settings) else None
+    return known is not None and all(known.get(path, found[path]) == found[path] for path in found)
 
 
 def made(corpus: Corpus, out: Path) -> Iterator[Path]:

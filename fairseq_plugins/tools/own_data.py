@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING
 
 from fairseq_plugins.tools import parallel_text
 from fairseq_plugins.tools.arguments import positive
-from fairseq_plugins.tools.corpus import Corpus, File, Texts, prepare
+from fairseq_plugins.tools.corpus import Corpus, prepare
 from fairseq_plugins.tools.download import digest
+from fairseq_plugins.tools.originals import File, Texts
 from fairseq_plugins.tools.own_translations import score_held_out, translate
 from fairseq_plugins.tools.user_dir import USER_DIR
 from fairseq_plugins.tools.work import work_in

@@ -13,6 +13,7 @@ import tarfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -21,9 +22,11 @@ import pytest
 from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
 
 from fairseq_plugins.tools import cli, corpus, parallel_text
+from fairseq_plugins.tools import download as downloads
 from fairseq_plugins.tools.corpora import CORPORA
-from fairseq_plugins.tools.corpus import Corpus, fetch, prepare, text
+from fairseq_plugins.tools.corpus import Corpus, prepare
 from fairseq_plugins.tools.download import download
+from fairseq_plugins.tools.originals import fetch, text
 
 CONTENT = bytes(range(256)) * 1000
 SHA256 = "sha256:" + hashlib.sha256(CONTENT).hexdigest()
@@ -53,7 +56,9 @@ class Handler(BaseHTTPRequestHandler):
             return
         start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and self.server.ranges else 0
         if start >= len(content):
-            self.send_error(416)
+            self.send_response(416)
+            self.send_header("Content-Range", f"bytes */{len(content)}")
+            self.end_headers()
             return
         self.send_response(206 if start else 200)
         if not self.server.sizes:
@@ -121,7 +126,7 @@ def test_a_wrong_file_is_refused_and_not_continued(server: Server, tmp_path: Pat
     with pytest.raises(OSError, match="404"):
         download(url(server, "nothing"), tmp_path / "nothing")
     nobody = "http://127.0.0.1:1/file.bin"
-    with pytest.raises(OSError, match=f"{nobody}: .*refused"):
+    with pytest.raises(OSError, match=f"{nobody} to .*refused"):
         download(nobody, tmp_path / "nothing")
 
 
@@ -129,6 +134,36 @@ def test_a_download_that_was_stopped_at_its_very_end(server: Server, tmp_path: P
     (tmp_path / "file.bin.partial").write_bytes(CONTENT)
     download(url(server), tmp_path / "file.bin", SHA256)
     assert (tmp_path / "file.bin").read_bytes() == CONTENT
+
+
+def test_what_is_longer_than_the_file_is_none_of_it(server: Server, tmp_path: Path) -> None:
+    """As two processes have left it that wrote one file; also where there is no sum."""
+    (tmp_path / "file.bin.partial").write_bytes(CONTENT + b"more")
+    download(url(server), tmp_path / "file.bin")
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT
+
+
+def test_one_download_of_a_file_at_a_time(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetch = downloads._fetch
+
+    def meanwhile(*words: object) -> int | None:
+        with pytest.raises(ValueError, match=r"another call is downloading .*/file\.bin"):
+            download(url(server), tmp_path / "file.bin")
+        return fetch(*words)
+
+    monkeypatch.setattr(downloads, "_fetch", meanwhile)
+    download(url(server), tmp_path / "file.bin", SHA256)
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("error", [TimeoutError("timed out"), ConnectionResetError("reset by peer")])
+def test_what_breaks_off_is_named(server: Server, error: OSError, tmp_path: Path, monkeypatch) -> None:
+    def broken(*_: object) -> bytes:
+        raise error
+
+    monkeypatch.setattr("http.client.HTTPResponse.read", broken)
+    with pytest.raises(OSError, match=f"{url(server)} to .*: {error}"):
+        download(url(server), tmp_path / "file.bin")
 
 
 def archive(files: dict[str, bytes]) -> bytes:
@@ -161,7 +196,7 @@ def test_archives_of_one_name(server: Server, tmp_path: Path) -> None:
         texts[folder] = text(folder + ".{}", ("en", "de"), url(server, f"{folder}/test.tgz"))
     corpus = Corpus("en", "de", train=texts["wmt13"], tests=(texts["wmt15"],))
     for missing in ("wmt13.en", "wmt15.en"):
-        fetch(corpus, tmp_path)
+        fetch([*corpus.files()], tmp_path)
         assert {path.name for path in tmp_path.glob("*.tgz")} == {"wmt13-test.tgz", "wmt15-test.tgz"}
         assert [(tmp_path / f"{folder}.en").read_text() for folder in texts] == list(texts)
         (tmp_path / missing).unlink()
@@ -172,17 +207,17 @@ def test_only_what_is_missing_is_fetched(server: Server, tmp_path: Path) -> None
     orig = tmp_path / "orig"
     (orig).mkdir()
     (orig / "test.en").write_text("mine\n")
-    fetch(described, orig)
+    fetch([*described.files()], orig)
     assert (orig / "test.en").read_text() == "mine\n"
     assert (orig / "in" / "train.de").read_text().startswith("WORD0 TAIL 0\n")
     assert len(server.asked) == 2  # the archive once, and test.de
     assert (orig / "train.tgz").exists()
     assert not (tmp_path / "evil").exists()
-    fetch(described, orig)
+    fetch([*described.files()], orig)
     assert len(server.asked) == 2
     server.files["/train.tgz"] = archive({"in/train.en": b""})
     with pytest.raises(ValueError, match=r"does not hold in/train\.de"):
-        fetch(described, tmp_path / "other")
+        fetch([*described.files()], tmp_path / "other")
 
 
 def test_an_interrupted_preparation_goes_on(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,6 +254,30 @@ def test_an_interrupted_preparation_goes_on(server: Server, tmp_path: Path, monk
         assert (out / name).read_bytes() == (tmp_path / "straight" / name).read_bytes(), name
     with pytest.raises(ValueError, match="prepared otherwise"):
         prepare(small(server, max_words=9), out, out / "orig")
+
+
+def test_other_text_under_the_same_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without sums of its own; a project may be moved, without its texts too, and one of a former version goes on."""
+    monkeypatch.setattr(corpus, "binarise", lambda *arguments: arguments[2].mkdir())
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for language in ("en", "de"):
+            (tmp_path / name / f"text.{language}").write_text(f"word {name}\n" * 40)
+    texts = text("text.{}", ("en", "de"))
+    described, out = Corpus("en", "de", train=texts, tests=(texts,), valid_every=10, merges=2), tmp_path / "out"
+    binary = prepare(described, out, tmp_path / "a")
+    (tmp_path / "a").rename(tmp_path / "moved")
+    for orig in ("moved", "gone"):
+        assert prepare(described, out, tmp_path / orig) == binary
+    with pytest.raises(ValueError, match="holds other text"):
+        prepare(described, out, tmp_path / "b")
+    with pytest.raises(ValueError, match="prepared otherwise"):
+        prepare(replace(described, max_words=9), out, tmp_path / "moved")
+    (out / "settings").write_text(f"{described}\n")
+    binary.rmdir()
+    for _ in range(2):
+        assert prepare(described, out, tmp_path / "moved") == binary
+    assert (out / "settings").read_text() == f"{described}\n", "which texts the tokens are of is not known"
 
 
 def test_every_nth_pair_is_held_out_and_none_is_lost(server: Server, tmp_path: Path, monkeypatch) -> None:
@@ -298,7 +357,7 @@ def test_punctuation_is_brought_into_one_form_in_training_alone(server: Server, 
     described = small(server, normalise=True)
     monkeypatch.setattr(corpus, "binarise", lambda *arguments: arguments[2].mkdir())
     orig = tmp_path / "orig"
-    fetch(described, orig)
+    fetch([*described.files()], orig)
     for path in (orig / "in" / "train.en", orig / "test.en"):
         path.write_text(path.read_text().replace("tail", "\u201etail\u201c"))
     prepare(described, tmp_path, orig)

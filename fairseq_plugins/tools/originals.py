@@ -1,0 +1,107 @@
+"""The files that a corpus is made of: what they are, where they come from, and how they come here."""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fairseq_plugins.tools.bar import bar
+from fairseq_plugins.tools.download import digest, download
+from fairseq_plugins.tools.whole_file import replacing
+
+__all__ = ["File", "Texts", "fetch", "sums", "text"]
+
+
+@dataclass(frozen=True)
+class File:
+    """One file, and where it comes from.
+
+    Attributes:
+        path: below the folder.
+        url: the file itself, or a tar archive that holds it under this path; None for what cannot be downloaded.
+        checksum: of what is downloaded, or of a text that may change, ``sha256:...`` or ``md5:...``.
+        folder: by default that of the originals; a project may move, so it is not recorded.
+    """
+
+    path: str
+    url: str | None = None
+    checksum: str | None = None
+    folder: str = field(default="", repr=False)
+
+    def place(self, orig: Path = Path()) -> Path:
+        """Where it is, gzipped or not."""
+        plain, zipped = (orig / self.folder / f"{self.path}{end}" for end in ("", ".gz"))
+        return zipped if zipped.exists() and not plain.exists() else plain
+
+
+Texts = tuple[tuple[File, File], ...]  # source and target of each
+
+
+def text(path: str, languages: tuple[str, str], url: str | None = None, checksum: str | None = None) -> Texts:
+    """A text whose two files differ in the language, ``{}`` in path and URL."""
+    source, target = (File(path.format(name), url and url.format(name), checksum) for name in languages)
+    return ((source, target),)
+
+
+def fetch(files: Sequence[File], orig: Path, terms: str = "") -> None:
+    """Download and unpack what is not in ``orig``.
+
+    Args:
+        terms: where to get what cannot be downloaded.
+
+    Raises:
+        ValueError: a file cannot be downloaded, is not the one that was expected, or an archive does not hold it.
+        OSError: the network fails.
+    """
+    archives: dict[tuple[str, str | None], list[str]] = {}
+    for file in files:
+        if file.place(orig).exists():
+            continue
+        if file.url is None:
+            raise ValueError(f"{file.place(orig)} is missing. {terms}".rstrip())
+        archives.setdefault((file.url, file.checksum), []).append(file.path)
+    for (url, checksum), paths in archives.items():
+        if Path(paths[0]).name == Path(url).name:
+            download(url, orig / paths[0], checksum)
+        else:
+            archive = orig / archive_name(url, files)
+            download(url, archive, checksum)
+            unpack(archive, orig, paths)
+
+
+def archive_name(url: str, files: Sequence[File]) -> str:
+    """``test.tgz``; ``wmt15-test.tgz`` where another folder of the network has one too."""
+    name, folder = Path(url).name, Path(url).parent.name
+    alike = {file.url for file in files if file.url is not None and Path(file.url).name == name}
+    return f"{folder}-{name}" if len(alike) > 1 else name
+
+
+def unpack(archive: Path, folder: Path, paths: Iterable[str]) -> None:
+    """Take some files out of a tar archive.
+
+    Raises:
+        ValueError: it does not hold one, or is broken.
+    """
+    missing = dict.fromkeys(paths)  # in their order
+    try:
+        with tarfile.open(archive) as tar:
+            for member in bar(tar, desc=f"unpack {archive.name}", unit=" files"):
+                name = member.name.removeprefix("./")
+                content = tar.extractfile(member) if name in missing else None
+                if content is not None:
+                    with replacing(folder / name) as beside, beside.open("wb") as file:
+                        shutil.copyfileobj(content, file)
+                    del missing[name]
+    except (tarfile.TarError, EOFError) as error:
+        raise ValueError(f"{archive}: {error}; if it is something else, remove it to download it anew") from error
+    if missing:
+        raise ValueError(f"{archive} does not hold {', '.join(missing)}; remove it to download it anew")
+
+
+def sums(files: Iterable[File], orig: Path) -> dict[str, str]:
+    """By path, those of the files that are there and of which it is not said what they have to be."""
+    places = {file.path: file.place(orig) for file in files if file.checksum is None}
+    return {path: f"sha256:{digest(place, 'sha256')}" for path, place in places.items() if place.exists()}
