@@ -56,7 +56,7 @@ def unpacked(archive: Path) -> Path:
         return folder
     try:
         workplace = tempfile.TemporaryDirectory(dir=archive.parent, prefix=f".{archive.name}.")
-    except OSError:
+    except OSError:  # nobody may write there
         folder = Path(tempfile.mkdtemp(), archive.name)
         atexit.register(shutil.rmtree, folder.parent, ignore_errors=True)
         unpack(archive, folder)

@@ -10,9 +10,11 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fairseq import checkpoint_utils, hub_utils
+from fairseq import checkpoint_utils, hub_utils, utils
+from fairseq.dataclass.configs import GenerationConfig
 from fairseq.hub_utils import GeneratorHubInterface
 from fairseq.models import FairseqEncoderDecoderModel
+from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 from fairseq.tasks.fairseq_task import StatefulContainer
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -24,8 +26,14 @@ __all__ = ["copy_the_state_of_tasks", "generate_as_asked", "refuse_options_of_ot
 
 logger = logging.getLogger(__name__)
 
-# What translates passes over in silence, and what does it.
-DOES_NOTHING = {
+# What is passed over in silence, and what does it.
+WHOLE_BEAM = {"nbest": "generate returns the whole beam, the best translation first"}
+NOT_IN_LOADING = WHOLE_BEAM | {
+    "beam": "give it to translate or generate",
+    "fp16": "what from_pretrained returns has half(), as every module of torch",
+    "model_overrides": "give the options themselves to from_pretrained",
+}
+NOT_IN_SEARCHING = WHOLE_BEAM | {
     "replace_unk": "fairseq-interactive --replace-unk replaces unknown words",
     "retain_dropout": "from_pretrained takes it",
     "lm_path": "fairseq-generate --lm-path takes a language model",
@@ -71,9 +79,16 @@ def take_the_task_asked_for() -> None:
         overwrite(cfg, overrides)
 
 
+def refuse_ignored(asked: dict[str, Any], instead: dict[str, str]) -> None:
+    """Refuse options that do nothing, but where they ask for what is done anyway."""
+    for option, advice in instead.items():
+        if asked.get(option) not in (None, False, 0, getattr(GenerationConfig, option, None)):
+            raise ValueError(f"{option} does nothing here; {advice}")
+
+
 def refuse_options_of_other_tasks() -> None:
     """``from_pretrained(..., cpu_dtype="int8")`` does nothing, and says nothing, where the task has no such option, and
-    so does an option that nobody has.
+    so does an option that nobody has, or nobody reads.  A name that nobody has fails elsewhere.
 
     There is nothing to probe: what has been taken is found in the configuration.
     """
@@ -82,9 +97,14 @@ def refuse_options_of_other_tasks() -> None:
 
     @in_place_of(hub_utils, "from_pretrained")
     def from_pretrained(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        if "user_dir" in kwargs:  # may register names
+            utils.import_user_module(Namespace(user_dir=kwargs["user_dir"]))
         asked = kwargs.get("task")
-        if isinstance(asked, str) and asked not in TASK_REGISTRY:
-            raise ValueError(f"there is no task {asked!r}")
+        names = {option: registry["registry"] for option, registry in REGISTRIES.items()} | {"task": TASK_REGISTRY}
+        for option in kwargs.keys() & names.keys():
+            if isinstance(name := kwargs[option], str) and name not in names[option]:
+                raise ValueError(f"there is no {option} {name!r}, but {', '.join(sorted(names[option]))}")
+        refuse_ignored({**kwargs, **(kwargs.get("generation_args") or {})}, NOT_IN_LOADING)
         loaded = load(*args, **kwargs)
         cfg = loaded["args"]
         name = getattr(cfg.get("task"), "_name", None)
@@ -132,9 +152,9 @@ def generate_as_asked() -> None:
                 "score() and score_reference are for language models here, for there is no place for the translation "
                 "of a source; fairseq-generate --score-reference scores translations"
             )
-        ignored = [option for option in DOES_NOTHING if asked.get(option) not in (None, False)]
-        if ignored and not (ignored == ["retain_dropout"] and self.cfg.generation.retain_dropout):
-            raise ValueError(f"{ignored[0]} does nothing here; {DOES_NOTHING[ignored[0]]}")
+        if self.cfg.generation.retain_dropout:
+            del asked["retain_dropout"]
+        refuse_ignored(asked, NOT_IN_SEARCHING)
         for option in kwargs.keys() - self.cfg.generation.keys():
             if tasks_with(option):
                 raise ValueError(f"{option} is an option of a task: give it to from_pretrained")

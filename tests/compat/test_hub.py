@@ -91,12 +91,40 @@ def test_it_translates_among_candidates(load, tmp_path: Path) -> None:
     [
         ({"cpu_dtype": "int8"}, "cpu_dtype is no option of the task translation; give task=, one of translation_fast"),
         ({"task": "translation_fats"}, "there is no task 'translation_fats'"),
+        ({"bpe": "subword_nm"}, "there is no bpe 'subword_nm', but bert, byte_bpe"),
+        ({"tokenizer": "mose"}, "there is no tokenizer 'mose', but moses, nltk, space"),
+        ({"beam": 1}, "beam does nothing here; give it to translate or generate"),
+        ({"generation_args": {"beam": 1}}, "beam does nothing here; give it to translate or generate"),
+        ({"fp16": True}, "fp16 does nothing here; what from_pretrained returns has half()"),
+        ({"model_overrides": "{'dropout': 0.1}"}, "model_overrides does nothing here; give the options themselves"),
+        ({"nbest": 3}, "nbest does nothing here; generate returns the whole beam"),
     ],
 )
 @pytest.mark.parametrize("old", [False, True])
 def test_options_that_would_do_nothing_are_refused(load, options: dict[str, str], message: str, old: bool) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         load(old=old, **options)
+
+
+def test_options_that_ask_for_what_is_done_anyway(load) -> None:
+    hub = load(beam=5, nbest=1, fp16=False, generation_args={"lenpen": 2.0}, bpe=None)
+    assert hub.cfg.generation.lenpen == 2
+    assert len(hub.generate([hub.encode("w1")], max_len_b=8, nbest=1)[0]) == 5
+
+
+def test_a_registered_name_of_a_user_dir(load, tmp_path: Path) -> None:
+    lines = ["from fairseq.data.encoders import register_bpe", "@register_bpe('mine')", "class Mine:"]
+    lines += ["    def __init__(self, _):", "        pass", "    def encode(self, line):", "        return 'w1'"]
+    (tmp_path / "hub_user_dir").mkdir()
+    (tmp_path / "hub_user_dir" / "__init__.py").write_text("\n".join(lines))
+    assert load(user_dir=str(tmp_path / "hub_user_dir"), bpe="mine").apply_bpe("w2") == "w1"
+
+
+@pytest.mark.parametrize("name", ["model_name_or_path", "data_name_or_path"])
+def test_what_is_not_there_is_named(data: Path, name: str) -> None:
+    places = {"model_name_or_path": str(data), "data_name_or_path": str(data), name: "nowhere"}
+    with pytest.raises(FileNotFoundError, match="'nowhere' is no folder, archive or known model"):
+        hub.hub_utils.from_pretrained(**places)
 
 
 def test_a_task_that_takes_its_options_in_another_way_is_refused(load) -> None:
@@ -144,6 +172,7 @@ def test_fconv_aligns_too(load) -> None:
         ({"retain_dropout": True}, "retain_dropout does nothing here; from_pretrained takes it"),
         ({"lm_path": "lm.pt"}, "fairseq-generate --lm-path"),
         ({"prefix_size": 1}, "prefix_tokens"),
+        ({"nbest": 3}, "nbest does nothing here; generate returns the whole beam"),
         ({"cpu_dtype": "int8"}, "cpu_dtype is an option of a task: give it to from_pretrained"),
     ],
 )
