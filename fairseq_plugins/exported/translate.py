@@ -27,10 +27,11 @@ FILES = {"config.json", "source.onnx", "source.txt", "step.onnx", "target.txt", 
 NUMBERS = ("bos", "pad", "eos", "unk", "source_words", "target_words", "source_positions", "target_positions")
 TEXTS = ("source_language", "target_language", "bpe_separator")  # or null
 ROOM = 16  # steps that memory is made for at a time
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # that it may use
 OPTIONS: dict[str, tuple[float, str]] = {  # of the search, which is fairseq's
     "beam": (5, "hypotheses that are kept of each sentence"),
-    "nbest": (1, "translations of each line, each behind its score if there are several"),
-    "lenpen": (1.0, "the power of its length that the score of a hypothesis is divided by"),
+    "nbest": (1, "translations of each line, fewer where there are no more; several are each behind a score"),
+    "lenpen": (1.0, "the power of its length that the score of a hypothesis is divided by, -10 to 10"),
     "unkpen": (0.0, "taken from the score for each unknown word"),
     "word_penalty": (0.0, "added to the score for each word"),
     "min_len": (1, "fewest words of a translation"),
@@ -44,16 +45,30 @@ ort.create_and_register_allocator(MEMORY, None)  # what one program has used goe
 
 @contextmanager
 def blaming(path: Path) -> Iterator[None]:
-    """Whatever goes wrong is the file's fault, and a ValueError that names it."""
+    """Whatever goes wrong is the file's fault, and a ValueError that names it, but for want of memory."""
     try:
         yield
     except (Exception, SystemExit) as error:  # there is none that a file cannot cause
+        if isinstance(error, MemoryError) or "allocate memory" in str(error) or "bad_alloc" in str(error):
+            raise MemoryError("too little memory: smaller --max-tokens, --beam and --threads take less") from None
         raise ValueError(f"{path}: {type(error).__name__}: {error}".splitlines()[0][:400]) from None
 
 
 def read_lines(path: Path) -> list[str]:
     with blaming(path):
-        return path.read_bytes().decode("utf-8").removesuffix("\n").split("\n")
+        return path.read_bytes().decode("utf-8-sig").removesuffix("\n").split("\n")
+
+
+def decode(lines: Iterable[bytes]) -> Iterator[str]:
+    """Lines of text; of the first that is not UTF-8 stderr is told."""
+    told = False
+    for number, line in enumerate(lines, 1):
+        if number == 1 and line.startswith((b"\x1f\x8b", b"\xff\xfe", b"\xfe\xff")):
+            raise ValueError("the input is gzipped or in UTF-16: it is to be text in UTF-8")
+        text = line.decode("utf-8", errors="replace")
+        if not told and (told := text.encode() != line):
+            print(f"line {number} is not UTF-8, and others may not be: \ufffd stands for what is none", file=sys.stderr)
+        yield text.removeprefix("\ufeff")
 
 
 def run(program: ort.InferenceSession, given: dict[str, Array]) -> dict[str, Array]:
@@ -112,7 +127,7 @@ class Decoding:
 
 
 def search(decoding: Decoding, eos: int, o: Namespace, longest: int) -> list[Any]:
-    """Beam search: each sentence's k hypotheses, best first: pairs of a word and what it attends to, and a score."""
+    """Beam search: each sentence's nbest hypotheses: pairs of a word and what it attends to, and a score."""
     sentences: Array = np.arange(len(decoding.ancestors))
     k, order = o.beam, sentences[:, None]  # at first one row of each, for all would be alike
     tokens, totals = np.full_like(order, eos), np.zeros_like(order, np.float32)
@@ -122,7 +137,7 @@ def search(decoding: Decoding, eos: int, o: Namespace, longest: int) -> list[Any
         rules = [o.word_penalty, o.word_penalty - o.unkpen, 0 if step >= o.min_len else -np.inf]
         scores, words, attended = decoding.step(tokens, order, np.array(rules, np.float32))
         scores, words = (x[:, -1:] if step == longest else x for x in (scores, words))
-        # Of the best 2k of a sentence those end that are among the first k...
+        # Of a sentence's best 2k those of the first k that end are found, and the first k others go on, until it has k.
         scores = (scores + totals.reshape(-1, 1)).reshape(len(sentences), -1)
         at = np.argsort(-scores, axis=1, kind="stable")[:, : 2 * k]
         scores, tokens = (np.take_along_axis(x.reshape(len(at), -1), at, 1) for x in (scores, words))
@@ -132,7 +147,6 @@ def search(decoding: Decoding, eos: int, o: Namespace, longest: int) -> list[Any
             if len(hypotheses := found[sentences[place]]) < k:
                 score = scores[place, rank] / np.float32(np.power(step + 1.0, o.lenpen))
                 hypotheses.append((written[order[place, rank]].tolist(), float(score)))
-        # ... and the first k that do not end go on, until the sentence has k hypotheses.
         going = np.argsort(ends, axis=1, kind="stable")[:, :k]
         scores[ends] = -np.inf  # some go on where there are fewer than 2k words
         totals, tokens, order = (np.take_along_axis(x, going, 1) for x in (scores, tokens, order))
@@ -144,14 +158,14 @@ def search(decoding: Decoding, eos: int, o: Namespace, longest: int) -> list[Any
         sentences, totals, tokens, order = (x[places] for x in (sentences, totals, tokens, order))
         pairs = np.stack([tokens, attended[order]], axis=-1).reshape(-1, 1, 2)
         written = np.concatenate([written[order.ravel()], pairs], axis=1)
-    return [sorted(hypotheses, key=lambda each: -each[1]) for hypotheses in found]
+    return [sorted(hypotheses, key=lambda each: -each[1])[: o.nbest] for hypotheses in found]
 
 
 class Translator:
     """A model that was exported to this folder. ValueError: a file is missing or has changed, or they do not fit."""
 
-    def __init__(self, folder: str | Path, threads: int = 0, batches: int = 1) -> None:
-        self.folder, self.batches = (folder := Path(folder)), max(1, batches)  # at a time; threads are of each, 0 all
+    def __init__(self, folder: str | Path, threads: int = CORES, batches: int = 1, progress: bool = False) -> None:
+        self.folder, self.batches, self.progress = (folder := Path(folder)), max(1, batches), progress  # at a time
         sums = {line[66:]: line[:64] for line in read_lines(folder / "SHA256SUMS")}
         for name in sorted(FILES | sums.keys()):
             path = folder / Path(name).name
@@ -173,8 +187,7 @@ class Translator:
             if not fits or max(c[name] for name in NUMBERS[:4]) >= min(sizes):
                 raise ValueError("it describes no model that this program can read, or not this one")
         self.numbers = {word: n for n, word in enumerate(source) if n not in map(c.get, NUMBERS[:3])}  # no text is </s>
-        self.candidates = np.zeros((len(source), 0), np.int64), np.arange(len(self.target))  # of a word, and always
-        self.bpe, self.tokenizer = None, None
+        self.candidates, self.bpe, self.tokenizer = (np.zeros((sizes[0], 0), int), np.arange(sizes[1])), None, None
         if c["candidates"]:
             with blaming(folder / "candidates.npz"), np.load(folder / "candidates.npz") as tables:
                 self.candidates = of_words, always = tables["translations"], tables["always"]
@@ -182,20 +195,20 @@ class Translator:
                 if of_words.shape[:-1] != (len(source),) or not 0 <= least <= most < len(self.target):
                     raise ValueError("it is of other words")
         if c["bpe_separator"] is not None:
+            bpe = import_module("subword_nmt.apply_bpe").BPE  # that there is none is no fault of the codes
             with blaming(path := folder / "codes.txt"), path.open(encoding="utf-8", newline="\n") as codes:
-                self.bpe = import_module("subword_nmt.apply_bpe").BPE(codes, separator=c["bpe_separator"])
+                self.bpe = bpe(codes, separator=c["bpe_separator"])
         if c["source_language"] is not None:
             self.tokenizer = import_module("sacremoses").MosesTokenizer(c["source_language"])
             self.detokenizer = import_module("sacremoses").MosesDetokenizer(c["target_language"])
 
-    def translate(
-        self, lines: Iterable[str], replace_unk: dict[str, str] | None = None, progress: bool = False, **given: float
-    ) -> list[Any]:
+    def translate(self, lines: Iterable[str], replace_unk: dict[str, str] | None = None, **given: float) -> list[Any]:
         """A translation of each line; with nbest=2 and more a list of them and their scores. Options: `OPTIONS`, and
         replace_unk, which has words for the source words that unknown words attend to most, else they are copied."""
         o = Namespace(**{name: given.get(name, default) for name, (default, _) in OPTIONS.items()})
         for name, value in given.items():
-            if name not in OPTIONS or type(value) not in (int, type(OPTIONS[name][0])) or not abs(value) < 1e9:
+            most = 10 if name == "lenpen" else 1e9  # powers of lengths have limits
+            if name not in OPTIONS or type(value) not in (int, type(OPTIONS[name][0])) or not abs(value) <= most:
                 raise ValueError(f"there is no such option, or not with this value: {name}={value!r}")
         if not (1 <= o.nbest <= o.beam and o.min_len >= 0 < o.max_tokens) or isinstance(replace_unk or {}, str):
             raise ValueError("1 <= nbest <= beam, 0 <= min_len, 0 < max_tokens and a dictionary replace_unk are wanted")
@@ -207,9 +220,10 @@ class Translator:
                 batches.insert(0, [])  # the longest start first, so that at the end none is long to wait for
             batches[0].append(place)
         with ThreadPoolExecutor(self.batches) as pool:  # at an error map takes back the batches that have not begun
-            for done, found in enumerate(pool.map(lambda each: self.batch(each, sources, o, replace_unk), batches), 1):
-                results |= found
-                print(f"\rbatch {done} of {len(batches)} " * progress, end="", file=sys.stderr, flush=True)
+            translated = pool.map(lambda places: self.batch([sources[at] for at in places], o, replace_unk), batches)
+            for done, (places, found) in enumerate(zip(batches, translated, strict=True), 1):
+                results |= zip(places, found, strict=True)
+                print(f"\rbatch {done} of {len(batches)} " * self.progress, end="", file=sys.stderr, flush=True)
         return [found if o.nbest > 1 else found[0][0] for found in results.values()]
 
     def words(self, line: str) -> list[str]:
@@ -224,12 +238,11 @@ class Translator:
             print(f"of a line of {len(words)} words the first {longest} are translated", file=sys.stderr)
         return words[:longest]
 
-    def batch(self, places: list[int], sources: list[list[str]], o: Any, replace_unk: Any) -> dict[int, list[Any]]:
-        """The nbest translations of the sources at these places, of which the last is the longest."""
-        c, length = self.config, len(sources[places[-1]]) + 1
-        source = np.full((len(places), length), c["pad"])
-        for row, place in zip(source, places, strict=True):
-            row[: len(sources[place]) + 1] = [*(self.numbers.get(word, c["unk"]) for word in sources[place]), c["eos"]]
+    def batch(self, sources: list[list[str]], o: Namespace, replace_unk: dict[str, str] | None) -> list[Any]:
+        """The nbest translations of each source, of which the last is the longest."""
+        c, length = self.config, len(sources[-1]) + 1
+        numbers = [[*(self.numbers.get(word, c["unk"]) for word in words), c["eos"]] for words in sources]
+        source = np.array([each + [c["pad"]] * (length - len(each)) for each in numbers])
         candidates = np.union1d(self.candidates[0][source], self.candidates[1]).astype(np.int64)
         longest = min(int(o.max_len_a * length + o.max_len_b), c["target_positions"] - 1)
         if o.min_len > longest or o.beam >= len(candidates):
@@ -238,44 +251,43 @@ class Translator:
             found = search(Decoding(self, source, o.beam, candidates), c["eos"], o, longest)
             if not all(found):
                 raise ValueError("a sentence has no translation: its scores are not numbers")
-            return {
-                place: [(self.text(numbers, sources[place], replace_unk), score) for numbers, score in each[: o.nbest]]
-                for place, each in zip(places, found, strict=True)
-            }
+            return [[self.text(x, words, replace_unk) for x in top] for words, top in zip(sources, found, strict=True)]
 
-    def text(self, numbers: list[list[int]], source: list[str], replace_unk: dict[str, str] | None) -> str:
-        """A translation as one reads it."""
+    def text(self, hypothesis: Any, source: list[str], replace_unk: dict[str, str] | None) -> tuple[str, float]:
+        """A translation as one reads it, and its score."""
         words = []
-        for number, attended in numbers:
+        for number, attended in hypothesis[0]:
             words += [self.target[number]] if number != self.config["bos"] else []
             if replace_unk is not None and number == self.config["unk"]:
                 words[-1] = replace_unk.get(source[attended], source[attended])
         line = " ".join(words)
         if self.bpe is not None:
             line = f"{line} ".replace(f"{self.bpe.separator} ", "").rstrip()
-        return line if self.tokenizer is None else self.detokenizer.detokenize(line.split())
+        return line if self.tokenizer is None else self.detokenizer.detokenize(line.split()), hypothesis[1]
 
 
 def main() -> None:
     parser = ArgumentParser(description=__doc__.splitlines()[0], formatter_class=ArgumentDefaultsHelpFormatter)
-    for name, (default, text) in OPTIONS.items():
+    more = [("buffer", (1000, "lines that are read at once from a file")), ("threads", (CORES, "batches at a time"))]
+    for name, (default, text) in [*OPTIONS.items(), *more]:
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=text, metavar="N")
     parser.add_argument("--replace-unk", nargs="?", const="", metavar="FILE", help="of lines `source target`")
-    parser.add_argument("--buffer", type=int, default=1000, metavar="N", help="lines that are read at once from a file")
-    cores = getattr(os, "process_cpu_count", os.cpu_count)()
-    parser.add_argument("--threads", type=int, default=cores, metavar="N", help="batches at a time")
     parser.add_argument("--input", type=Path, metavar="FILE", help="text to translate; without it, what comes in")
     args = vars(parser.parse_args())
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once, not after the batches under way
     path, replace, buffer, threads = (args.pop(name) for name in ("input", "replace_unk", "buffer", "threads"))
+    if sys.stdout is None or (path is None and sys.stdin is None):
+        raise ValueError("the standard output is closed, or the standard input without --input")
     if replace:
-        with blaming(Path(replace)):
-            replace = dict(x.split() for x in Path(replace).read_bytes().decode("utf-8-sig").split("\n") if x.strip())
+        pairs = [line.split() for line in read_lines(Path(replace))]
+        if wrong := [number for number, words in enumerate(pairs, 1) if len(words) not in (0, 2)]:
+            raise ValueError(f"{replace}: line {wrong[0]} is not two words")
+        replace = dict(filter(None, pairs))
     lines = sys.stdin.buffer if path is None else path.open("rb")
-    translator = Translator(Path(__file__).absolute().parent, *((threads, 1) if lines.isatty() else (1, threads)))
-    while block := list(islice(lines, 1 if lines.isatty() else max(1, buffer))):
-        texts = [line.decode("utf-8", errors="replace").removeprefix("\ufeff") for line in block]
-        for found in translator.translate(texts, replace, sys.stderr.isatty() and not lines.isatty(), **args):
+    typed, texts = lines.isatty(), decode(lines)
+    translator = Translator(Path(__file__).parent, *((threads, 1) if typed else (1, threads, sys.stderr.isatty())))
+    while block := list(islice(texts, 1 if typed else max(1, buffer))):
+        for found in translator.translate(block, replace, **args):
             best = [found] if args["nbest"] == 1 else [f"{score:.4f}\t{text}" for text, score in found]
             sys.stdout.buffer.write("".join(f"{line}\n" for line in best).encode())
         sys.stdout.flush()
@@ -284,5 +296,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except (ValueError, OSError, ImportError, LookupError, ArithmeticError, MemoryError) as error:
+    except (ValueError, OSError, ImportError, LookupError, ArithmeticError, MemoryError, RuntimeError) as error:
         sys.exit(f"translate.py: error: {str(error) or type(error).__name__}")

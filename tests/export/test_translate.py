@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
+import gzip
 import hashlib
 import json
+import os
 import random
 import re
 import shutil
@@ -84,11 +87,72 @@ def test_a_line_for_each_line(folder: Path, program: ModuleType) -> None:
     assert len(translations) == len(LINES) + 1
     assert [line for line, text in zip(LINES, translations, strict=False) if not text] == ["", " \t \u3000"]
     assert "of a line of 300 words the first 63 are translated" in result.stderr.decode()
+    assert re.findall(r"line (\d+) is not UTF-8", result.stderr.decode()) == ["11"]
     (folder.parent / "text").write_bytes(text)
     for words in (["--buffer", 0], ["--buffer", 2], ["--threads", 3, "--max-tokens", 10]):  # none is one
         assert run(folder, *words, "--input", folder.parent / "text").stdout == result.stdout
     translated = program.Translator(folder, 1).translate([*LINES, "w1\ufffd w2"], max_len_b=30)
     assert translated == translations
+
+
+def test_only_the_first_line_that_is_not_utf_8_is_told_of(folder: Path) -> None:
+    """By its number in the text, which is read two lines at a time."""
+    result = run(folder, "--buffer", 2, stdin="\ufeffw1\n\ufffd\nw2\n".encode() + b"w3\xe9\nw4\xe9\n")
+    assert (result.returncode, result.stdout.count(b"\n")) == (0, 5)
+    assert re.findall(r"line (\d+) is not UTF-8", result.stderr.decode()) == ["4"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [gzip.compress(b"w1\n"), codecs.BOM_UTF16_LE + b"w\0", codecs.BOM_UTF16_BE + b"\0w"],
+    ids=["gzip", "le", "be"],
+)
+def test_what_is_no_text(text: bytes, folder: Path) -> None:
+    result = run(folder, stdin=text)
+    assert (result.returncode, result.stdout) == (1, b"")
+    assert result.stderr == b"translate.py: error: the input is gzipped or in UTF-16: it is to be text in UTF-8\n"
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-"])
+def test_closed_input_and_output(closed: str, folder: Path) -> None:
+    command = ["sh", "-c", f'exec "$0" -I "$1" {closed}', sys.executable, folder / "translate.py"]
+    result = subprocess.run(command, input=b"w1\n", capture_output=True, check=False)
+    assert result.returncode == 1
+    assert re.fullmatch(rb"translate\.py: error: the standard output is closed, or .*\n", result.stderr)
+
+
+def test_threads_are_the_cores_that_it_may_use(folder: Path) -> None:
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        assert b"batches at a time (default: 1)" in run(folder, "--help").stdout
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def test_too_little_memory(folder: Path) -> None:
+    """It is told so, and no file is at fault."""
+    (folder.parent / "many").write_text("w1 w2 w3 w4 w5 w6 w7 w8 w9\n" * 9000)
+    command = ["sh", "-c", 'ulimit -v 800000; exec "$0" "$@"', sys.executable, "-I", folder / "translate.py"]
+    options = ["--threads", "1", "--max-tokens", "1000000", "--beam", "30", "--buffer", "9000"]
+    result = subprocess.run(
+        [*command, *options, "--input", folder.parent / "many"],
+        capture_output=True,
+        check=False,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # numpy's take memory for each core
+    )
+    assert result.returncode == 1
+    message = r"translate\.py: error: too little memory: .*--max-tokens, --beam and --threads.*\n"
+    assert re.fullmatch(message, result.stderr.decode()), result.stderr
+
+
+def test_subwords_without_their_package(
+    full_folder: Path, program: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Are no fault of the codes."""
+    monkeypatch.setitem(sys.modules, "subword_nmt.apply_bpe", None)
+    with pytest.raises(ModuleNotFoundError, match="subword_nmt"):
+        program.Translator(full_folder, 1)
 
 
 def test_an_error_in_one_of_several_batches(folder: Path) -> None:
@@ -134,7 +198,7 @@ assert not {{"torch", "fairseq", "fairseq_plugins", "onnx", "subword_nmt", "sacr
 @pytest.mark.parametrize(
     "options",
     [{"beam": 0}, {"beam": 2, "nbest": 3}, {"beams": 5}, {"beam": 2.5}, {"lenpen": float("nan")}, {"max_tokens": 0},
-     {"min_len": 70}, {"beam": 100}],
+     {"lenpen": 400.0}, {"lenpen": -11.0}, {"min_len": 70}, {"beam": 100}],
 )  # fmt: skip
 def test_options_that_cannot_be(options: dict[str, Any], folder: Path, program: ModuleType) -> None:
     with pytest.raises(ValueError, match=r"there is no (such option|translation)|are wanted"):
@@ -162,7 +226,7 @@ def test_subwords_and_tokens(program: ModuleType, tmp_path: Path) -> None:
     assert translator.words("x" * 2000) == ["x@@"] * 63
     numbers = [words.index(word) for word in ("th@@", "e", "&apos;s", "a", "@-@", "x", ".")]
     text = moses.decode(bpe.decode(words.string(numbers)))
-    assert translator.text([[number, 0] for number in numbers], [], None) == text
+    assert translator.text(([[number, 0] for number in numbers], -1.5), [], None) == (text, -1.5)
 
 
 def parts(folder: Path) -> list[Path]:

@@ -85,8 +85,8 @@ def test_candidates_and_unknown_words(data: Path, tmp_path: Path) -> None:
     assert translate(tmp_path / "out", *words) == interactive(data, path, *options, *words)
     (lexicon / "dictionary.txt").write_text("\n")
     assert "never" in " ".join(translate(tmp_path / "out", *words))
-    (lexicon / "dictionary.txt").write_text("never translated at all\n")
-    with pytest.raises(AssertionError, match=r"dictionary\.txt: ValueError: .* element #0 has length 4"):
+    (lexicon / "dictionary.txt").write_text("never translated\n\nnever translated at all\n")
+    with pytest.raises(AssertionError, match=r"dictionary\.txt: line 3 is not two words"):
         translate(tmp_path / "out", *words)
 
 
