@@ -11,7 +11,7 @@ import logging
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -62,8 +62,19 @@ def buffered_read(path: str, buffer_size: int) -> Iterator[list[str]]:
     Only a line feed ends a line, what is not UTF-8 becomes a replacement character, and a byte order mark goes.
     """
     with contextlib.nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as lines:
-        while buffer := list(itertools.islice(lines, buffer_size)):
-            yield [line.decode("utf-8", errors="replace").strip().removeprefix("\ufeff") for line in buffer]
+        texts = decode(lines)
+        while buffer := list(itertools.islice(texts, buffer_size)):
+            yield buffer
+
+
+def decode(lines: Iterable[bytes]) -> Iterator[str]:
+    """Lines as text; of the first that is not UTF-8 the user is told."""
+    told = False
+    for number, line in enumerate(lines, 1):
+        text = line.decode("utf-8", errors="replace")
+        if not told and (told := text.encode() != line):
+            logger.warning(f"line {number} is not UTF-8, and others may not be: \ufffd stands for what is none")
+        yield text.strip().removeprefix("\ufeff")
 
 
 def print_every_letter() -> None:
