@@ -67,13 +67,13 @@ def test_captions_joined_to_long_lines(tmp_path: Path) -> None:
 
 
 def test_other_captions_and_a_second_call(tmp_path: Path) -> None:
-    """Are refused, also of captions that are joined."""
+    """Are refused."""
     for data in ("a", "b"):
         (tmp_path / data).mkdir()
         for name in ("train", "val", "test_2016_flickr"):
             for language in ("en", "de"):
                 (tmp_path / data / f"{name}.{language}").write_text(f"{data} {language} dog\n" * 40)
-    out, options = tmp_path / "out", ["--merges", "3", "--join", "6"]
+    out, options = tmp_path / "out", ["--merges", "3"]
     assert prepare(tmp_path / "a", out, *options).returncode == 0
     assert prepare(tmp_path / "a", out, *options).returncode == 0
     assert "holds other text" in prepare(tmp_path / "b", out, *options).stderr

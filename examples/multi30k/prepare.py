@@ -27,6 +27,8 @@ TERMS = "The README beside this script says where to get Multi30k."
 def join(data: Path, joined: Path, words: int) -> None:
     """Long lines out of short ones: captions are joined until the English ones have so many words."""
     for name in PARTS:
+        if (joined / f"{name}.en").exists():  # the one that gets its name last
+            continue
         english, german = (list(read_text(File(f"{name}.{language}").place(data), language)) for language in LANGUAGES)
         if len(english) != len(german):
             raise ValueError(f"{name}: {len(english)} lines of English and {len(german)} of German")

@@ -13,7 +13,7 @@ from typing import Any
 from fairseq import checkpoint_utils, hub_utils, utils
 from fairseq.dataclass.configs import GenerationConfig
 from fairseq.hub_utils import GeneratorHubInterface
-from fairseq.models import FairseqEncoderDecoderModel
+from fairseq.models import BaseFairseqModel, FairseqEncoderDecoderModel
 from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 from fairseq.tasks.fairseq_task import StatefulContainer
@@ -104,8 +104,10 @@ def refuse_options_of_other_tasks() -> None:
         for option in kwargs.keys() & names.keys():
             if isinstance(name := kwargs[option], str) and name not in names[option]:
                 raise ValueError(f"there is no {option} {name!r}, but {', '.join(sorted(names[option]))}")
-        refuse_ignored({**kwargs, **(kwargs.get("generation_args") or {})}, NOT_IN_LOADING)
         loaded = load(*args, **kwargs)
+        # Models of speech have a from_pretrained of their own, and search with what it is given.
+        if type(loaded["models"][0]).from_pretrained.__func__ is BaseFairseqModel.from_pretrained.__func__:
+            refuse_ignored({**kwargs, **(kwargs.get("generation_args") or {})}, NOT_IN_LOADING)
         cfg = loaded["args"]
         name = getattr(cfg.get("task"), "_name", None)
         if isinstance(asked, str) and isinstance(cfg.task, DictConfig) and name != asked:

@@ -30,7 +30,7 @@ from fairseq_plugins.nn.initialisation import xavier_
 from fairseq_plugins.nn.simplex import SimplexVector
 from fairseq_plugins.nn.softmax import softmax
 
-__all__ = ["BranchedBlock", "FoldedWeights", "add_block_diagonal", "fold"]
+__all__ = ["BranchedBlock", "FoldedWeights", "add_block_diagonal", "fold_alpha", "fold_kappa"]
 
 
 class FoldedWeights(NamedTuple):
@@ -41,12 +41,16 @@ class FoldedWeights(NamedTuple):
     second: Tensor  # (d, M·F); α is not in it where a gate takes its place
 
 
-def fold(out: Tensor, first: Tensor, second: Tensor, kappa: Tensor, alpha: Tensor | None = None) -> FoldedWeights:
-    """Of the matrices W^O (d, d), W_1 (d_ff, d) and W_2 (d, d_ff), and of κ and α, (M,); differentiable."""
+def fold_kappa(out: Tensor, first: Tensor, kappa: Tensor) -> tuple[Tensor, Tensor]:
+    """The first two of `FoldedWeights`, of the matrices W^O (d, d) and W_1 (d_ff, d)."""
     M = len(kappa)
     out = out * kappa.repeat_interleave(out.size(1) // M)
-    first = torch.bmm(out.t().unflatten(0, (M, -1)), first.unflatten(0, (M, -1)).transpose(1, 2))
-    return FoldedWeights(out, first, second if alpha is None else second * alpha.repeat_interleave(second.size(1) // M))
+    return out, torch.bmm(out.t().unflatten(0, (M, -1)), first.unflatten(0, (M, -1)).transpose(1, 2))
+
+
+def fold_alpha(second: Tensor, alpha: Tensor) -> Tensor:
+    """The third of `FoldedWeights`, of the matrix W_2, (d, d_ff)."""
+    return second * alpha.repeat_interleave(second.size(1) // len(alpha))
 
 
 def add_block_diagonal(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
@@ -131,12 +135,11 @@ class BranchedBlock(nn.Module):
     linear: Callable[..., Tensor] = staticmethod(F.linear)
     add_own = staticmethod(add_block_diagonal)  # of each branch its own head's part of the inner units
 
-    folding: Callable[..., FoldedWeights] = staticmethod(fold)
-
     def fold(self) -> FoldedWeights:
-        """The weights as `forward` multiplies with them."""
-        alpha = [] if self.alpha is None else [self.alpha()]
-        return self.folding(self.out.weight, self.first.weight, self.second.weight, self.kappa(), *alpha)
+        """The weights as `forward` multiplies with them; differentiable."""
+        out, first = fold_kappa(self.out.weight, self.first.weight, self.kappa())
+        second = self.second.weight
+        return FoldedWeights(out, first, second if self.alpha is None else fold_alpha(second, self.alpha()))
 
     def forward(self, x: Tensor, heads: Tensor) -> Tensor:
         """A layer's output, (..., d), through folded weights.

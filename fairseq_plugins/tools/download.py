@@ -8,12 +8,13 @@ import os
 from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from fairseq_plugins.tools.bar import bar
 
-__all__ = ["digest", "download"]
+__all__ = ["digest", "digest_of", "download"]
 
 BLOCK = 1 << 20  # bytes
 TIMEOUT = 60  # seconds without an answer
@@ -86,8 +87,13 @@ def _fetch(url: str, partial: Path) -> int | None:
 
 def digest(path: Path, algorithm: str) -> str:
     """The sum of a file, in hexadecimal digits."""
-    found = hashlib.new(algorithm)
     with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            found.update(block)
+        return digest_of(file, algorithm)
+
+
+def digest_of(file: Any, algorithm: str) -> str:
+    """The same of a file that is open for bytes."""
+    found = hashlib.new(algorithm)
+    while block := file.read(BLOCK):
+        found.update(block)
     return found.hexdigest()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import shutil
 import tarfile
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fairseq_plugins.tools.bar import bar
-from fairseq_plugins.tools.download import digest, download
+from fairseq_plugins.tools.download import digest_of, download
 from fairseq_plugins.tools.whole_file import replacing
 
 __all__ = ["File", "Texts", "fetch", "sums", "text"]
@@ -102,6 +104,14 @@ def unpack(archive: Path, folder: Path, paths: Iterable[str]) -> None:
 
 
 def sums(files: Iterable[File], orig: Path) -> dict[str, str]:
-    """By path, those of the files that are there and of which it is not said what they have to be."""
+    """By path, those of the files that are there and of which it is not said what they have to be; gzipped or not."""
     places = {file.path: file.place(orig) for file in files if file.checksum is None}
-    return {path: f"sha256:{digest(place, 'sha256')}" for path, place in places.items() if place.exists()}
+    found = {}
+    for path, place in places.items():
+        if place.exists():
+            with gzip.open(place) if place.suffix == ".gz" else place.open("rb") as content:
+                try:
+                    found[path] = f"sha256:{digest_of(content, 'sha256')}"
+                except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+                    raise ValueError(f"{place}: {error}") from error
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,6 +25,8 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield beside
         if not in_place:
+            if path.exists():
+                shutil.copymode(path, beside)
             beside.replace(path)
     except BaseException as error:
         if not in_place:

@@ -267,8 +267,11 @@ def test_other_text_under_the_same_names(tmp_path: Path, monkeypatch: pytest.Mon
     described, out = Corpus("en", "de", train=texts, tests=(texts,), valid_every=10, merges=2), tmp_path / "out"
     binary = prepare(described, out, tmp_path / "a")
     (tmp_path / "a").rename(tmp_path / "moved")
+    (tmp_path / "moved" / "text.en.gz").write_bytes(gzip.compress((tmp_path / "moved" / "text.en").read_bytes()))
+    (tmp_path / "moved" / "text.en").unlink()
     for orig in ("moved", "gone"):
         assert prepare(described, out, tmp_path / orig) == binary
+    (tmp_path / "moved" / "text.en").write_text("word a\n" * 40)
     with pytest.raises(ValueError, match="holds other text"):
         prepare(described, out, tmp_path / "b")
     with pytest.raises(ValueError, match="prepared otherwise"):

@@ -38,6 +38,7 @@ def test_a_full_disk_leaves_what_was_there(name: str, tmp_path: Path) -> None:
         words = ["plot-loss", str(log(tmp_path / "log", valid(1, 6), valid(2, 5)))]
     output = tmp_path / name
     output.write_text("good")
+    output.chmod(0o640)
     before = sorted(tmp_path.iterdir())
     with full_disk(100), pytest.raises(SystemExit, match=f"{name} was not written: "):
         cli.main([*words, "--output", str(output)])
@@ -45,6 +46,7 @@ def test_a_full_disk_leaves_what_was_there(name: str, tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == before
     cli.main([*words, "--output", str(output)])
     assert output.stat().st_size > 100
+    assert stat.S_IMODE(output.stat().st_mode) == 0o640
     assert sorted(tmp_path.iterdir()) == before
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -45,6 +47,22 @@ def test_a_gate_is_never_rounded(build) -> None:
     expected = gate(x)
     with Packing("int8").for_batch():
         assert torch.equal(gate(x), expected)
+
+
+@torch.no_grad()
+def test_what_is_kept_is_no_parameter() -> None:
+    """Which may be overwritten, while a copy of the block still translates with what has been kept."""
+    torch.manual_seed(1)
+    options = {"mode": "learned", "constraint": "simplex", "gating_topk": 2, "dropout": 0.0, "relu_dropout": 0.0}
+    block = FastBranchedBlock(64, 256, 4, owner="test", **options).eval()
+    twin, packing = copy.deepcopy(block), Packing()
+    x, heads = torch.randn(3, 7, 64), torch.randn(3, 7, 64)
+    with packing.for_batch():
+        block(x, heads)
+    expected = twin(x, heads)
+    block.second.weight.mul_(3)
+    with packing.for_batch():
+        torch.testing.assert_close(twin(x, heads), expected)
 
 
 def test_products_into_their_places() -> None:
