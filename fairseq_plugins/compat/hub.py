@@ -93,7 +93,9 @@ def refuse_options_of_other_tasks() -> None:
     There is nothing to probe: what has been taken is found in the configuration.
     """
     load = hub_utils.from_pretrained
-    read_by_the_hub = {*inspect.signature(load).parameters, "generation_args", "is_vocoder", "user_dir"}
+    read_by_the_hub = {*inspect.signature(load).parameters, "is_vocoder", "user_dir"}
+    if "generation_args" in load.__code__.co_consts:  # which fairseq 0.12.2 does not read
+        read_by_the_hub.add("generation_args")
 
     @in_place_of(hub_utils, "from_pretrained")
     def from_pretrained(*args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def test_options_that_would_do_nothing_are_refused(load, options: dict[str, str]
 
 
 def test_options_that_ask_for_what_is_done_anyway(load) -> None:
-    hub = load(beam=5, nbest=1, fp16=False, generation_args={"lenpen": 2.0}, bpe=None)
+    hub = load(beam=5, nbest=1, fp16=False, lenpen=2.0, bpe=None)
     assert hub.cfg.generation.lenpen == 2
     assert len(hub.generate([hub.encode("w1")], max_len_b=8, nbest=1)[0]) == 5
 
