@@ -17,7 +17,6 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.logging import meters
 
-from fairseq_plugins import compat
 from fairseq_plugins.compat import checkpoints
 from tests import faults
 from tests.commands import USER_DIR, run
@@ -223,14 +222,3 @@ def test_buckets_of_lengths(buckets: int) -> None:
     expected = sorted({ordered[(len(sizes) - 1) * number // buckets] for number in range(1, buckets + 1)})
     for module in (data_utils, bucket_pad_length_dataset):
         assert list(module.get_buckets(sizes, buckets)) == expected
-
-
-def test_applying_again_changes_nothing() -> None:
-    patched = (
-        checkpoint_utils.load_checkpoint_to_cpu,
-        PathManager.copy,
-        distributed_utils.broadcast_object,
-    )
-    compat.apply()
-    again = (checkpoint_utils.load_checkpoint_to_cpu, PathManager.copy, distributed_utils.broadcast_object)
-    assert again == patched
