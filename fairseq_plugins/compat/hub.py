@@ -40,6 +40,9 @@ NOT_IN_SEARCHING = WHOLE_BEAM | {
     "prefix_size": 'generate takes inference_step_args={"prefix_tokens": ...}',
 }
 
+# The parts of a configuration that translating from Python reads; the others are of training and of commands.
+READ = ("task", "model", "generation", "dataset", "tokenizer", "bpe")
+
 
 def options_of(task: str | None) -> set[str]:
     """What the task of that name has; nothing where it takes its options in fairseq's old way."""
@@ -114,13 +117,13 @@ def refuse_options_of_other_tasks() -> None:
         name = getattr(cfg.get("task"), "_name", None)
         if isinstance(asked, str) and isinstance(cfg.task, DictConfig) and name != asked:
             raise ValueError(f"a checkpoint of the task {name} cannot be given to {asked}")
-        parts = [cfg, *(part for part in cfg.values() if isinstance(part, DictConfig | dict | Namespace))]
+        parts = [READ, *(cfg[part] for part in READ if isinstance(cfg.get(part), DictConfig | dict | Namespace))]
         for option in kwargs.keys() - options_of(name) - read_by_the_hub:
             if any(option in part for part in parts):
                 continue
             if tasks_with(option):
                 raise ValueError(f"{option} is no option of the task {name}; give task=, one of {tasks_with(option)}")
-            logger.warning(f"{option} does nothing: no part of the configuration has such an option")
+            logger.warning(f"{option} does nothing: it is no option of translating")
         return loaded
 
 

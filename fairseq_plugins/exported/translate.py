@@ -284,7 +284,7 @@ def main() -> None:
             raise ValueError(f"{replace}: line {wrong[0]} is not two words")
         replace = dict(filter(None, pairs))
     lines = sys.stdin.buffer if path is None else path.open("rb")
-    typed, texts = lines.isatty(), decode(lines)
+    typed, texts, sys.stderr = lines.isatty(), decode(lines), sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
     translator = Translator(Path(__file__).parent, *((threads, 1) if typed else (1, threads, sys.stderr.isatty())))
     while block := list(islice(texts, 1 if typed else max(1, buffer))):
         for found in translator.translate(block, replace, **args):

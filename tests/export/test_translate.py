@@ -121,6 +121,14 @@ def test_closed_input_and_output(closed: str, folder: Path) -> None:
     assert re.fullmatch(rb"translate\.py: error: the standard output is closed, or .*\n", result.stderr)
 
 
+def test_what_is_told_to_a_closed_stderr_goes_nowhere_else(folder: Path) -> None:
+    command = ["sh", "-c", 'exec "$0" -I "$1" 2>&-', sys.executable, folder / "translate.py"]
+    results = [subprocess.run(command, input=text, capture_output=True, check=False) for text in (b"w1\n", b"\xe9\n")]
+    assert [result.returncode for result in results] == [0, 0]
+    assert results[0].stdout == run(folder, stdin=b"w1\n").stdout
+    assert results[1].stdout == run(folder, stdin=b"\xe9\n").stdout
+
+
 def test_threads_are_the_cores_that_it_may_use(folder: Path) -> None:
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(allowed)})
