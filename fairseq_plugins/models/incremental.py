@@ -51,10 +51,18 @@ class IncrementalDecoder(NoTorchScript, FairseqIncrementalDecoder):
         self.need_attn = True
 
     @abstractmethod
+    def features(self, g: Tensor, source: Source) -> tuple[Tensor, Tensor | None]:
+        """All positions at once, up to `output_layer`: (B, T, width), and the reported attention, (B, T, S) or None.
+
+        Of embeddings g, (B, T, f), and of a source with one entry for each of the B rows.
+        """
+
     def extract_features(
         self, prev_output_tokens: Tensor, encoder_out: Source, **unused: object
     ) -> tuple[Tensor, dict[str, list[Tensor | None]]]:
-        """All positions at once, up to `output_layer`: (B, T, width), and the attention as `forward` returns it."""
+        """As `forward`, up to `output_layer`: (B, T, width), and the attention."""
+        features, attention = self.features(self.embedding(prev_output_tokens), encoder_out.expand())
+        return features, {"attn": [attention]}
 
     def output_layer(self, features: Tensor, **unused: object) -> Tensor:
         """Logits over the vocabulary: (..., width) -> (..., V)."""

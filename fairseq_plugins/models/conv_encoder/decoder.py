@@ -40,11 +40,9 @@ class LSTMDecoder(IncrementalDecoder):
         self.to_embedding = nn.Linear(hidden_size, embed_dim)
         self.output_projection = nn.Linear(embed_dim, len(dictionary))
 
-    def extract_features(
-        self, prev_output_tokens: Tensor, encoder_out: Source, **unused: object
-    ) -> tuple[Tensor, dict[str, list[Tensor | None]]]:
+    def features(self, g: Tensor, source: Source) -> tuple[Tensor, Tensor | None]:
         """All positions at once: (B, T, f), and the attention."""
-        h, a = self.attentive(self.embedding(prev_output_tokens), encoder_out.expand())
+        h, a = self.attentive(g, source)
         for lstm in self.upper:
             h, _ = lstm(self.dropout(h))
-        return self.dropout(self.to_embedding(h)), {"attn": [a if self.wants_attention else None]}
+        return self.dropout(self.to_embedding(h)), a if self.wants_attention else None

@@ -72,12 +72,8 @@ class ConvS2SDecoder(IncrementalDecoder):
         else:
             self.output_projection = with_weight_norm(nn.Linear(out_embed_dim, len(dictionary)), retain)
 
-    def extract_features(
-        self, prev_output_tokens: Tensor, encoder_out: Source, **unused: object
-    ) -> tuple[Tensor, dict[str, list[Tensor | None]]]:
+    def features(self, g: Tensor, source: Source) -> tuple[Tensor, Tensor | None]:
         """All positions at once: (B, T, out_embed_dim), and the attention averaged over the layers that attend."""
-        source = encoder_out.expand()
-        g = self.embedding(prev_output_tokens)
         h = self.from_embedding(g).transpose(0, 1)  # (T, B, C): time first for the convolutions
         outputs = [h]
         attention = []
@@ -91,7 +87,7 @@ class ConvS2SDecoder(IncrementalDecoder):
             outputs.append(h)
         features = self.dropout(self.to_embedding(h.transpose(0, 1)))
         # The mean over the layers that attend, so that each row sums to one; fairseq divides by all layers.
-        return features, {"attn": [torch.stack(attention).mean(dim=0) if self.wants_attention else None]}
+        return features, torch.stack(attention).mean(dim=0) if self.wants_attention else None
 
     def features_of_prefixes(self, tree: PrefixTree, source: Source) -> Tensor:
         """The features of all prefixes of a batch, (M, out_embed_dim), in whatever order a tree has them.

@@ -39,22 +39,17 @@ class WeightedTransformerDecoder(IncrementalDecoder):
         self.layers = nn.ModuleList(DecoderLayer(cfg) for _ in range(cfg.decoder_layers))
         self.output_projection = output_projection
 
-    def extract_features(
-        self, prev_output_tokens: Tensor, encoder_out: Source, **unused: object
-    ) -> tuple[Tensor, dict[str, list[Tensor | None]]]:
+    def features(self, x: Tensor, source: Source) -> tuple[Tensor, Tensor | None]:
         """All positions at once: (B, T, d), and the last layer's attention to the source, averaged over its heads.
 
         Targets are padded on the right, or not at all: what follows a token does not count for it.
         """
-        source = encoder_out.expand()
-        x = self.embedding(prev_output_tokens)
         for layer in self.layers:
             x, query = layer(x, source)
-        attention = None
-        if self.wants_attention:
-            heads = cast(DecoderLayer, layer).source_attention
-            attention = heads.weights(query, source.keys, source.bias.unsqueeze(1)).mean(dim=1)
-        return x, {"attn": [attention]}
+        if not self.wants_attention:
+            return x, None
+        heads = cast(DecoderLayer, layer).source_attention
+        return x, heads.weights(query, source.keys, source.bias.unsqueeze(1)).mean(dim=1)
 
     def features_of_prefixes(self, tree: PrefixTree, source: Source) -> Tensor:
         """The features of all prefixes of a batch, (M, d), in whatever order a tree has them.
