@@ -36,7 +36,6 @@ class Beams:
 
     Attributes:
         sentences: those that are left, by their numbers in the batch, (B,).
-        finished: which of these have k finished hypotheses, (B,).
     """
 
     def __init__(
@@ -58,7 +57,6 @@ class Beams:
         self.totals = torch.full((sentences, rows), -torch.inf, dtype=torch.float32, device=device)
         self.totals[:, 0] = 0
         self.count = torch.zeros(sentences, dtype=torch.long, device=device)  # of hypotheses that have ended
-        self.finished = torch.zeros(sentences, dtype=torch.bool, device=device)
         self.position = torch.zeros(1, dtype=torch.long, device=device)
         # Of each step: words of those that go on, and rows that these continue and others end; and the scores of both.
         self.numbers = torch.zeros(steps, sentences, 3 * beam, dtype=torch.long, device=device)
@@ -88,15 +86,13 @@ class Beams:
         self.scores.index_put_(at, torch.cat([totals, ended], dim=1))
         first = torch.arange(0, len(self.tokens), self.totals.size(1), device=tokens.device).unsqueeze(1)
         count = self.count + ends[:, :k].sum(dim=1)
-        go_on(
-            self,
-            tokens=tokens.flatten(),
-            order=(first + continued).flatten(),
-            totals=totals,
-            count=count,
-            finished=count >= k,
-        )
+        go_on(self, tokens=tokens.flatten(), order=(first + continued).flatten(), totals=totals, count=count)
         self.position.add_(1)
+
+    @property
+    def finished(self) -> Tensor:
+        """Which of the sentences that are left have k finished hypotheses, (B,)."""
+        return self.count >= self.beam
 
     def _best_of_rows(self, forced: Tensor) -> tuple[Tensor, Tensor]:
         """The log-probabilities of the n best words of each row, the best first, and these words, (R, n) each.
