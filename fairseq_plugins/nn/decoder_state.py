@@ -139,7 +139,6 @@ class Window:
     """
 
     def __init__(self, rows: int, width: int, dim: int, like: Tensor, fixed: bool = False) -> None:
-        self.dim = dim
         self.fixed = fixed
         self.past = like.new_zeros(rows, (width - 1) * dim)
 
@@ -155,7 +154,7 @@ class Window:
         """
         past = self.past if order is None else moved(self.past, order)
         window = torch.cat([past, x], dim=1)
-        go_on(self, past=window[:, self.dim :])
+        go_on(self, past=window[:, x.size(1) :])
         return window
 
 
