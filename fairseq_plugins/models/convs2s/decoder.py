@@ -58,19 +58,18 @@ class ConvS2SDecoder(IncrementalDecoder):
         self.convolutions = nn.ModuleList()
         self.attentions = nn.ModuleList()
         self.shortcuts = nn.ModuleList()
-        for layer, inputs, attend in zip(convolutions, input_widths(convolutions), attends, strict=True):
-            width, kernel, residual = layer
-            self.convolutions.append(GatedConvolution(inputs[0], width, kernel, causal=True, retain=retain))
+        widths = input_widths(convolutions)
+        for (width, kernel, residual), (inputs, start), attend in zip(convolutions, widths, attends, strict=True):
+            self.convolutions.append(GatedConvolution(inputs, width, kernel, causal=True, retain=retain))
             self.attentions.append(MultiStepAttention(width, embed_dim) if attend else None)  # type: ignore[arg-type]
-            self.shortcuts.append(Shortcut(residual, inputs[1], width))
+            self.shortcuts.append(Shortcut(residual, start, width))
         self.to_embedding = with_weight_norm(nn.Linear(width, out_embed_dim))
-        self.output_projection: nn.Linear
+        self.output_projection = nn.Linear(out_embed_dim, len(dictionary))
         if tied:
-            self.output_projection = nn.Linear(out_embed_dim, len(dictionary))
             nn.init.zeros_(self.output_projection.bias)
             self.output_projection.weight = embedding.words.weight
         else:
-            self.output_projection = with_weight_norm(nn.Linear(out_embed_dim, len(dictionary)), retain)
+            with_weight_norm(self.output_projection, retain)
 
     def features(self, g: Tensor, source: Source) -> tuple[Tensor, Tensor | None]:
         """All positions at once: (B, T, out_embed_dim), and the attention averaged over the layers that attend."""

@@ -46,9 +46,9 @@ class ConvS2SEncoder(SourceEncoder):
         self.from_embedding = with_weight_norm(nn.Linear(embed_dim, convolutions[0].width), retain)
         self.convolutions = nn.ModuleList()
         self.shortcuts = nn.ModuleList()
-        for (width, kernel, residual), inputs in zip(convolutions, input_widths(convolutions), strict=True):
-            self.convolutions.append(GatedConvolution(inputs[0], width, kernel, causal=False, retain=retain))
-            self.shortcuts.append(Shortcut(residual, inputs[1], width))
+        for (width, kernel, residual), (inputs, start) in zip(convolutions, input_widths(convolutions), strict=True):
+            self.convolutions.append(GatedConvolution(inputs, width, kernel, causal=False, retain=retain))
+            self.shortcuts.append(Shortcut(residual, start, width))
         self.to_embedding = with_weight_norm(nn.Linear(width, embed_dim))
 
     def encode(self, e: Tensor, padding_mask: Tensor) -> tuple[Tensor, Tensor]:
