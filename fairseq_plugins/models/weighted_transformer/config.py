@@ -10,7 +10,9 @@ from omegaconf import II, DictConfig
 from fairseq_plugins.models.presets import fill_in
 from fairseq_plugins.nn.layer_list import MOST_LAYERS
 
-__all__ = ["DEFAULT_SIZES", "WeightedTransformerConfig", "complete"]
+__all__ = ["BRANCH_WEIGHTS", "DEFAULT_SIZES", "WeightedTransformerConfig", "complete"]
+
+BRANCH_WEIGHTS = ["learned", "uniform", "random", "resampled"]  # checkpoints hold places in this list
 
 # The paper's model A (table 2), as large as the Transformer's base model.
 DEFAULT_SIZES = {
@@ -58,7 +60,7 @@ class WeightedTransformerConfig(FairseqDataclass):
         default="all",
         metadata={"help": "which embeddings are one: source, target and output (all), the latter two (decoder), none"},
     )
-    branch_weights: ChoiceEnum(["learned", "uniform", "random", "resampled"]) = field(  # type: ignore[valid-type]
+    branch_weights: ChoiceEnum(BRANCH_WEIGHTS) = field(  # type: ignore[valid-type]
         default="learned",
         metadata={
             "help": "kappa and alpha: learned, or for comparison (paper's Table 3, also for a trained model, with "

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from fairseq_plugins.models.translation_model import TranslationModel
-from fairseq_plugins.models.weighted_transformer.config import WeightedTransformerConfig, complete
+from fairseq_plugins.models.weighted_transformer.config import BRANCH_WEIGHTS, WeightedTransformerConfig, complete
 from fairseq_plugins.models.weighted_transformer.decoder import WeightedTransformerDecoder
 from fairseq_plugins.models.weighted_transformer.encoder import WeightedTransformerEncoder
 from fairseq_plugins.models.weighted_transformer.stepwise import WeightedTransformerDecoding
@@ -23,8 +23,6 @@ from fairseq_plugins.nn.initialisation import normal_embedding
 from fairseq_plugins.nn.simplex import SimplexVector, check_simplex
 
 __all__ = ["WeightedTransformerModel"]
-
-_MODES = ("learned", "uniform", "random", "resampled")
 
 
 @register_model("weighted_transformer", dataclass=WeightedTransformerConfig)
@@ -42,7 +40,7 @@ class WeightedTransformerModel(TranslationModel):
         self._updates = 0
         # Not to be averaged: fairseq's moving average leaves out what is called a version.
         self.branch_weights_version: Tensor
-        self.register_buffer("branch_weights_version", torch.tensor(_MODES.index(branch_weights)))
+        self.register_buffer("branch_weights_version", torch.tensor(BRANCH_WEIGHTS.index(branch_weights)))
 
     @classmethod
     def build(cls, cfg: Namespace | DictConfig, task: FairseqTask) -> WeightedTransformerModel:
