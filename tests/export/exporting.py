@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 from fairseq.data import Dictionary, data_utils
 from torch import Tensor
 
-from fairseq_plugins import exported
 from fairseq_plugins.export.folder import write_folder
 from fairseq_plugins.generation.beam_search import FastBeamSearch
 
 TIE = 1e-4  # in nats: closer scores may be rounded either way
-TRANSLATE = Path(exported.__file__).with_name("translate.py")
-
-
-def translate_py() -> ModuleType:
-    """The program that leaves, which nothing of the package imports."""
-    spec = importlib.util.spec_from_file_location("translate", TRANSLATE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def export(model: Any, folder: Path, dictionary: Dictionary, **options: Any) -> Path:

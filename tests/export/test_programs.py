@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,9 +11,10 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 
+from fairseq_plugins.exported import translate
 from fairseq_plugins.generation.candidates import Candidates
 from tests.conftest import WORDS
-from tests.export.exporting import assert_same, export, lines_of, search, translate_py
+from tests.export.exporting import assert_same, export, lines_of, search
 
 LENGTHS = [9, 6, 3, 1, 5, 5, 12, 1]
 BILSTM = {"encoder_hidden_size": 24, "encoder_lstm_layers": 3}
@@ -62,16 +62,9 @@ SEARCHES: dict[str, dict[str, Any]] = {
 NAMES = {"beam": "beam_size", "lenpen": "len_penalty", "unkpen": "unk_penalty"}  # as the generator calls them
 
 
-@pytest.fixture(scope="module")
-def program() -> ModuleType:
-    return translate_py()
-
-
-def check(
-    program: ModuleType, folder: Path, model: Any, dictionary: Dictionary, options: dict[str, Any], **more: Any
-) -> None:
+def check(folder: Path, model: Any, dictionary: Dictionary, options: dict[str, Any], **more: Any) -> None:
     lines = lines_of(LENGTHS, WORDS)
-    actual = program.Translator(folder, threads=1).translate(lines, nbest=options["beam"], **options)
+    actual = translate.Translator(folder, threads=1).translate(lines, nbest=options["beam"], **options)
     if options["beam"] == 1:
         actual = [[text] for text in actual]
     expected = search(
@@ -84,26 +77,19 @@ def check(
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_all_models(
-    variant: str, program: ModuleType, build: Callable[..., Any], dictionary: Dictionary, tmp_path: Path
-) -> None:
+def test_all_models(variant: str, build: Callable[..., Any], dictionary: Dictionary, tmp_path: Path) -> None:
     architecture, options = VARIANTS[variant]
     model = build(architecture, **options)
     folder = export(model, tmp_path / "out", dictionary)
-    check(program, folder, model, dictionary, SEARCHES["beam 4"])
+    check(folder, model, dictionary, SEARCHES["beam 4"])
 
 
 @pytest.mark.parametrize("options", SEARCHES.values(), ids=SEARCHES)
 def test_all_searches(
-    options: dict[str, Any],
-    program: ModuleType,
-    build: Callable[..., Any],
-    architecture: str,
-    dictionary: Dictionary,
-    tmp_path: Path,
+    options: dict[str, Any], build: Callable[..., Any], architecture: str, dictionary: Dictionary, tmp_path: Path
 ) -> None:
     model = build(architecture, seed=2)
-    check(program, export(model, tmp_path / "out", dictionary), model, dictionary, options)
+    check(export(model, tmp_path / "out", dictionary), model, dictionary, options)
 
 
 @pytest.mark.slow
@@ -115,21 +101,14 @@ def test_all_searches(
         if family in ("convs2s", "weighted_transformer", "conv_encoder") and "_" in name.removeprefix(family)
     ),
 )
-def test_all_presets(
-    preset: str, program: ModuleType, build: Callable[..., Any], dictionary: Dictionary, tmp_path: Path
-) -> None:
+def test_all_presets(preset: str, build: Callable[..., Any], dictionary: Dictionary, tmp_path: Path) -> None:
     model = build(preset, enlivened=not preset.startswith("convs2s"))  # of many layers; few say little without it
-    check(program, export(model, tmp_path / "out", dictionary), model, dictionary, SEARCHES["beam 4"])
+    check(export(model, tmp_path / "out", dictionary), model, dictionary, SEARCHES["beam 4"])
 
 
 @pytest.mark.parametrize("int8", [False, True])
 def test_candidates(
-    program: ModuleType,
-    build: Callable[..., Any],
-    architecture: str,
-    int8: bool,
-    dictionary: Dictionary,
-    tmp_path: Path,
+    build: Callable[..., Any], architecture: str, int8: bool, dictionary: Dictionary, tmp_path: Path
 ) -> None:
     """The same search among the same words; in int8 none but these words comes out."""
     model = build(architecture)
@@ -138,10 +117,10 @@ def test_candidates(
     candidates = Candidates(torch.arange(len(dictionary)).remainder(9).add(4).unsqueeze(1), always)
     folder = export(model, tmp_path / "out", dictionary, candidates=candidates, int8=int8)
     if not int8:
-        check(program, folder, model, dictionary, SEARCHES["beam 4"], candidates=candidates)
+        check(folder, model, dictionary, SEARCHES["beam 4"], candidates=candidates)
         return
     source = lines_of([5], WORDS)
-    (found,) = program.Translator(folder, 1).translate(source, max_len_b=20)
+    (found,) = translate.Translator(folder, 1).translate(source, max_len_b=20)
     tokens = dictionary.encode_line(source[0], add_if_not_exist=False)
     allowed = {dictionary[word] for word in candidates.mask(tokens.unsqueeze(0).long()).nonzero().flatten().tolist()}
     assert set(found.split()) <= allowed
@@ -149,25 +128,23 @@ def test_candidates(
 
 @pytest.mark.parametrize("words", [5, 6, 7, 9, 10, 11])
 def test_as_few_candidates_as_a_beam_needs(
-    words: int, program: ModuleType, build: Callable[..., Any], dictionary: Dictionary, tmp_path: Path
+    words: int, build: Callable[..., Any], dictionary: Dictionary, tmp_path: Path
 ) -> None:
     """A beam of 4 among 5 words; from 11 words on a step gives the best 2k + 3 of them."""
     always = torch.arange(len(dictionary)) < words
     candidates = Candidates(torch.zeros(len(dictionary), 1, dtype=torch.int64), always)
     model = build("weighted_transformer_tiny")
     folder = export(model, tmp_path / "out", dictionary, candidates=candidates)
-    check(program, folder, model, dictionary, SEARCHES["beam 4"], candidates=candidates)
+    check(folder, model, dictionary, SEARCHES["beam 4"], candidates=candidates)
 
 
-def test_int8_is_near(
-    program: ModuleType, build: Callable[..., Any], architecture: str, dictionary: Dictionary, tmp_path: Path
-) -> None:
+def test_int8_is_near(build: Callable[..., Any], architecture: str, dictionary: Dictionary, tmp_path: Path) -> None:
     """Of the words that both find, with weights a quarter as large."""
     model = build(architecture)
     exact, rounded = (export(model, tmp_path / name, dictionary, int8=name == "int8") for name in ("float32", "int8"))
     lines = lines_of(LENGTHS, WORDS)
     scores = [
-        [score for ((_, score), *_) in program.Translator(folder, 1).translate(lines, nbest=2, max_len_b=12)]
+        [score for ((_, score), *_) in translate.Translator(folder, 1).translate(lines, nbest=2, max_len_b=12)]
         for folder in (exact, rounded)
     ]
     torch.testing.assert_close(torch.tensor(scores[0]), torch.tensor(scores[1]), rtol=0.2, atol=0.2)
@@ -176,12 +153,12 @@ def test_int8_is_near(
 
 
 def test_the_attended_word(
-    program: ModuleType, build: Callable[..., Any], architecture: str, dictionary: Dictionary, tmp_path: Path
+    build: Callable[..., Any], architecture: str, dictionary: Dictionary, tmp_path: Path
 ) -> None:
     """Each unknown word becomes the source word that the model attends to most, or what that is in the dictionary."""
     model = build(architecture)
     lines = lines_of([7, 4], WORDS)
-    translator = program.Translator(export(model, tmp_path / "out", dictionary), 1)
+    translator = translate.Translator(export(model, tmp_path / "out", dictionary), 1)
     options = {"beam": 3, "unkpen": -30.0, "max_len_b": 6}
     translations = {f"w{number}": f"t{number}" for number in range(0, WORDS, 2)}
     found = translator.translate(lines, replace_unk=translations, **options)

@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import onnx
@@ -24,8 +23,9 @@ from fairseq.data import Dictionary
 from fairseq.data.encoders.moses_tokenizer import MosesTokenizer, MosesTokenizerConfig
 from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE, SubwordNMTBPEConfig
 
+from fairseq_plugins.exported import translate
 from fairseq_plugins.generation.candidates import Candidates
-from tests.export.exporting import export, translate_py
+from tests.export.exporting import export
 from tests.searches import model
 
 LINES = [
@@ -40,11 +40,6 @@ LINES = [
     "w9 " * 300,
     "</s> <pad> w2",
 ]
-
-
-@pytest.fixture(scope="module")
-def program() -> ModuleType:
-    return translate_py()
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +73,7 @@ def run(
     return subprocess.run(list(map(str, command)), input=stdin, capture_output=True, check=False, env=env)
 
 
-def test_a_line_for_each_line(folder: Path, program: ModuleType) -> None:
+def test_a_line_for_each_line(folder: Path) -> None:
     """Whatever is in it; the same from the standard input, from a file read two lines at a time, and from Python."""
     text = "\n".join(LINES).encode() + b"\nw1\xff w2"
     result = run(folder, stdin=text)
@@ -91,7 +86,7 @@ def test_a_line_for_each_line(folder: Path, program: ModuleType) -> None:
     (folder.parent / "text").write_bytes(text)
     for words in (["--buffer", 0], ["--buffer", 2], ["--threads", 3, "--max-tokens", 10]):  # none is one
         assert run(folder, *words, "--input", folder.parent / "text").stdout == result.stdout
-    translated = program.Translator(folder, 1).translate([*LINES, "w1\ufffd w2"], max_len_b=30)
+    translated = translate.Translator(folder, 1).translate([*LINES, "w1\ufffd w2"], max_len_b=30)
     assert translated == translations
 
 
@@ -154,13 +149,11 @@ def test_too_little_memory(folder: Path) -> None:
     assert re.fullmatch(message, result.stderr.decode()), result.stderr
 
 
-def test_subwords_without_their_package(
-    full_folder: Path, program: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_subwords_without_their_package(full_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Are no fault of the codes."""
     monkeypatch.setitem(sys.modules, "subword_nmt.apply_bpe", None)
     with pytest.raises(ModuleNotFoundError, match="subword_nmt"):
-        program.Translator(full_folder, 1)
+        translate.Translator(full_folder, 1)
 
 
 def test_an_error_in_one_of_several_batches(folder: Path) -> None:
@@ -183,10 +176,10 @@ def test_an_interrupt_in_one_of_several_batches(folder: Path) -> None:
         assert process.wait(5) == -signal.SIGINT
 
 
-def test_n_best(folder: Path, program: ModuleType) -> None:
+def test_n_best(folder: Path) -> None:
     result = run(folder, "--nbest", 3, stdin=b"w1 w2\n\n")
     assert result.returncode == 0, result.stderr.decode()
-    (best, blank) = program.Translator(folder, 1).translate(["w1 w2", ""], nbest=3, max_len_b=30)
+    (best, blank) = translate.Translator(folder, 1).translate(["w1 w2", ""], nbest=3, max_len_b=30)
     assert result.stdout.decode().splitlines() == [f"{score:.4f}\t{text}" for text, score in best + blank]
     assert blank == [("", 0.0)] * 3
     assert [score for _, score in best] == sorted((score for _, score in best), reverse=True)
@@ -208,17 +201,17 @@ assert not {{"torch", "fairseq", "fairseq_plugins", "onnx", "subword_nmt", "sacr
     [{"beam": 0}, {"beam": 2, "nbest": 3}, {"beams": 5}, {"beam": 2.5}, {"lenpen": float("nan")}, {"max_tokens": 0},
      {"lenpen": 400.0}, {"lenpen": -11.0}, {"min_len": 70}, {"beam": 100}],
 )  # fmt: skip
-def test_options_that_cannot_be(options: dict[str, Any], folder: Path, program: ModuleType) -> None:
+def test_options_that_cannot_be(options: dict[str, Any], folder: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no (such option|translation)|are wanted"):
-        program.Translator(folder, 1).translate(["w1"], **options)
+        translate.Translator(folder, 1).translate(["w1"], **options)
 
 
-def test_unknown_words_are_replaced_by_a_dictionary(folder: Path, program: ModuleType) -> None:
+def test_unknown_words_are_replaced_by_a_dictionary(folder: Path) -> None:
     with pytest.raises(ValueError, match="a dictionary replace_unk are wanted"):
-        program.Translator(folder, 1).translate(["w1"], replace_unk="file.txt")
+        translate.Translator(folder, 1).translate(["w1"], replace_unk="file.txt")
 
 
-def test_subwords_and_tokens(program: ModuleType, tmp_path: Path) -> None:
+def test_subwords_and_tokens(tmp_path: Path) -> None:
     """Moses' tokens and subwords on the way in and out, as fairseq makes them; of a very long word in time."""
     codes = tmp_path / "codes"
     codes.write_text("#version: 0.2\nt h\nth e</w>\n")
@@ -226,7 +219,7 @@ def test_subwords_and_tokens(program: ModuleType, tmp_path: Path) -> None:
     for word in ("th@@", "e", "&apos;s", "a", "@-@", "x", "."):
         words.add_symbol(word)
     folder = made(tmp_path / "out", words, codes=codes, languages=("en", "de"))
-    translator = program.Translator(folder, 1)
+    translator = translate.Translator(folder, 1)
     moses = MosesTokenizer(MosesTokenizerConfig(source_lang="en", target_lang="de"))
     bpe = SubwordNMTBPE(SubwordNMTBPEConfig(bpe_codes=str(codes)))
     for line in ("The other's well-known  a-x. \n", "x\u2028 \u00e9&|[", "\0"):
@@ -276,7 +269,7 @@ def spoil(path: Path, chance: random.Random) -> str:
     return f"{path.name}: {kind} at {at}"
 
 
-def check_spoiled(number: int, whole: Path, program: ModuleType, place: Path) -> None:
+def check_spoiled(number: int, whole: Path, place: Path) -> None:
     """With a file that is not as it was, half of the time under sums that fit, it translates or says why not."""
     chance = random.Random(number)
     shutil.copytree(whole, place)
@@ -286,7 +279,7 @@ def check_spoiled(number: int, whole: Path, program: ModuleType, place: Path) ->
         add_up(place)
     said = None
     try:
-        program.Translator(place, 1).translate(["w1 w2", "w3"], max_len_b=5)
+        translate.Translator(place, 1).translate(["w1 w2", "w3"], max_len_b=5)
     except ValueError as error:
         said = str(error)
     assert hidden if said is None else re.fullmatch(r"[^\n]*\S[^\n]*", said), (what, said)
@@ -294,22 +287,20 @@ def check_spoiled(number: int, whole: Path, program: ModuleType, place: Path) ->
 
 
 @pytest.mark.parametrize("number", range(40))
-def test_spoiled_files(number: int, folder: Path, full_folder: Path, program: ModuleType, tmp_path: Path) -> None:
-    check_spoiled(number, (folder, full_folder)[number % 2], program, tmp_path / "spoiled")
+def test_spoiled_files(number: int, folder: Path, full_folder: Path, tmp_path: Path) -> None:
+    check_spoiled(number, (folder, full_folder)[number % 2], tmp_path / "spoiled")
 
 
 @pytest.mark.slow
-def test_a_thousand_spoiled_files(folder: Path, full_folder: Path, program: ModuleType, tmp_path: Path) -> None:
+def test_a_thousand_spoiled_files(folder: Path, full_folder: Path, tmp_path: Path) -> None:
     for number in range(1000):
-        check_spoiled(number, (folder, full_folder)[number % 2], program, tmp_path / "spoiled")
+        check_spoiled(number, (folder, full_folder)[number % 2], tmp_path / "spoiled")
 
 
 @pytest.mark.parametrize(
     ("name", "output"), [("source.onnx", "source0"), ("step.onnx", "scores"), ("step.onnx", "new0")]
 )
-def test_programs_of_other_names(
-    name: str, output: str, full_folder: Path, program: ModuleType, tmp_path: Path
-) -> None:
+def test_programs_of_other_names(name: str, output: str, full_folder: Path, tmp_path: Path) -> None:
     """They do not fit together, though all sums do."""
     place = shutil.copytree(full_folder, tmp_path / "out")
     graph = onnx.load(place / name, load_external_data=False)
@@ -318,7 +309,7 @@ def test_programs_of_other_names(
     (place / name).write_bytes(graph.SerializeToString())
     add_up(place)
     with pytest.raises(ValueError, match=r"step\.onnx: "):
-        program.Translator(place, 1).translate(["w1 w2"])
+        translate.Translator(place, 1).translate(["w1 w2"])
 
 
 HOSTILE = {
