@@ -86,7 +86,7 @@ def _lstm_layer(program: SourceProgram, lstm: nn.LSTM, x: str, backwards: bool) 
     biases, direction = torch.cat([bias_input, bias_state], dim=1), "reverse" if backwards else "forward"
     lengths, hidden = program.lengths, lstm.hidden_size
     states = program.LSTM(x, weight_input, weight_state, biases, lengths, hidden_size=hidden, direction=direction)
-    return str(program.Squeeze(states, [1]))
+    return program.Squeeze(states, [1])
 
 
 def set_up(program: SourceProgram, decoder: LSTMDecoder, keys: str, values: str) -> list[tuple[str, Sizes]]:

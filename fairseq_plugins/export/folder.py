@@ -80,11 +80,6 @@ def write_folder(
     sums = (f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(folder.iterdir()))
     (folder / "SHA256SUMS").write_text("".join(sums), encoding="utf-8")
     shutil.copyfile(Path(exported.__file__).with_name("translate.py"), folder / "translate.py")
-    packages = [
-        "numpy",
-        "onnxruntime",
-        *(["subword-nmt"] if codes else []),
-        *(["sacremoses"] if languages else []),
-    ]
+    packages = ["numpy", "onnxruntime", *(["subword-nmt"] if codes else []), *(["sacremoses"] if languages else [])]
     family = type(model).__name__.removesuffix("Model")
     (folder / "README.md").write_text(_README.format(family=family, packages=" ".join(packages)), encoding="utf-8")

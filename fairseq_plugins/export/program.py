@@ -149,13 +149,11 @@ class Program:
             results = [_described(self.Identity(each), np.float32, None) for each in branch()]
             graphs.append(helper.make_graph(self._nodes, branch.__name__, [], results))
             self._nodes = outer
-        found: list[str] = self.If(condition, outputs=len(results), then_branch=graphs[0], else_branch=graphs[1])
-        return found
+        return self.If(condition, outputs=len(results), then_branch=graphs[0], else_branch=graphs[1])
 
     def chunks(self, x: str, number: int, axis: int) -> list[str]:
         """Parts of one size, as torch's `chunk`."""
-        parts: list[str] = self.Split(x, outputs=number, axis=axis, num_outputs=number)
-        return parts
+        return self.Split(x, outputs=number, axis=axis, num_outputs=number)
 
     def columns(self, x: str, start: int | str, end: int | str, axis: int = -1) -> str:
         """``x[..., start:end]``."""
