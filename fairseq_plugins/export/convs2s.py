@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 
 from fairseq_plugins.backends.cpu.winograd import NARROWEST_PACKED, sums_of_weights
@@ -34,7 +33,7 @@ def encode(program: SourceProgram, encoder: ConvS2SEncoder, e: str) -> tuple[str
         outputs.append(z)
     z = program.linear(z, encoder.to_embedding.weight, encoder.to_embedding.bias)
     z = program.by_sentence(z, width)
-    return z, program.Mul(program.Add(z, e), np.float32(SQRT_HALF))
+    return z, program.Mul(program.Add(z, e), SQRT_HALF)
 
 
 def set_up(program: SourceProgram, decoder: ConvS2SDecoder, keys: str, values: str) -> list[tuple[str, Sizes]]:
@@ -45,11 +44,10 @@ def set_up(program: SourceProgram, decoder: ConvS2SDecoder, keys: str, values: s
     embed_dim = decoder.embedding.words.embedding_dim
     z, v = program.flat(keys, embed_dim), program.flat(values, embed_dim)
     attentions = [attention for _, attention, _ in decoder.layers if attention is not None]
-    factor = np.float32(SQRT_HALF)
     biases = torch.stack([attention.in_projection.bias for attention in attentions]) * SQRT_HALF
     biases_of_scores = program.transposed(program.by_sentence(program.Gemm(z, biases, transB=1), len(attentions)))
     sources: list[tuple[str, Sizes]] = [
-        (program.Mul(program.transposed(keys), factor), ["B", embed_dim, "S"]),
+        (program.Mul(program.transposed(keys), SQRT_HALF), ["B", embed_dim, "S"]),
         (program.bias, ["B", 1, "S"]),
         (biases_of_scores, ["B", len(attentions), "S"]),
     ]
@@ -82,7 +80,7 @@ def step(program: StepProgram, decoder: ConvS2SDecoder, g: str) -> tuple[str, st
             queries = program.by_sentence(h, width)
             offsets = program.Add(gz, program.columns(biases, attending, attending + 1, axis=1))
             a = program.Softmax(program.Add(program.MatMul(queries, keys), offsets), axis=-1)
-            c = program.Add(program.MatMul(a, values), program.Mul(queries, np.float32(SQRT_HALF)))
+            c = program.Add(program.MatMul(a, values), program.Mul(queries, SQRT_HALF))
             h = program.Reshape(c, [-1, width])
             attentions.append(a)
             attending += 1
@@ -99,7 +97,7 @@ def _shortcut(program: Program, module: Shortcut, x: str, outputs: list[str]) ->
     residual = outputs[-module.distance]
     if module.projection is not None:
         residual = program.linear(residual, module.projection.weight, module.projection.bias)
-    return program.Mul(program.Add(x, residual), np.float32(SQRT_HALF))
+    return program.Mul(program.Add(x, residual), SQRT_HALF)
 
 
 def _convolution(program: StepProgram, module: GatedConvolution, h: str) -> str:

@@ -104,7 +104,7 @@ def _embed(program: Program, embedding: InputEmbedding, words: str, first: Any, 
     """Words, and the positions from the first to the end: (..., f)."""
     x = program.rows(embedding.words.weight, words)
     if embedding.scale != 1:
-        x = program.Mul(x, np.float32(embedding.scale))
+        x = program.Mul(x, embedding.scale)
     if embedding.positional:
         table = embedding._rows()[embedding.padding_idx + 1 :]
         x = program.Add(x, program.Slice(table, first, end, [0]))
@@ -139,9 +139,9 @@ def _search(program: StepProgram, decoder: IncrementalDecoder, features: str, am
     ruled = [dictionary.unk(), dictionary.eos()]
     every, own = program.Split(program.input("rules", np.float32, [3]), [1, 2], outputs=2)
     for word in (dictionary.pad(), *ruled):
-        best = program.Where(program.Equal(words, word), np.float32(-np.inf), best)
+        best = program.Where(program.Equal(words, word), -np.inf, best)
     scores = program.Concat(program.Add(best, every), program.Add(program.Gather(lprobs, ruled, axis=1), own), axis=1)
     rows = program.columns(program.Shape(words), 0, 1)
-    more = program.Expand(np.array([ruled]), program.Concat(rows, [2], axis=0))
-    program.output("scores", program.Where(program.IsNaN(scores), np.float32(-np.inf), scores), np.float32, ["R", "n"])
+    more = program.Expand([ruled], program.Concat(rows, [2], axis=0))
+    program.output("scores", program.Where(program.IsNaN(scores), -np.inf, scores), np.float32, ["R", "n"])
     program.output("words", program.Concat(words, more, axis=1), np.int64, ["R", "n"])

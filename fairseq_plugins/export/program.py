@@ -157,8 +157,8 @@ class Program:
 
     def columns(self, x: str, start: int | str, end: int | str, axis: int = -1) -> str:
         """``x[..., start:end]``."""
-        ends = [each if isinstance(each, str) else np.array([each]) for each in (start, end)]
-        return self.Slice(x, *ends, np.array([axis]))
+        ends = [each if isinstance(each, str) else [each] for each in (start, end)]
+        return self.Slice(x, *ends, [axis])
 
     def glu(self, x: str) -> str:
         """Half of the columns, gated by the others."""

@@ -33,7 +33,7 @@ class SourceProgram(Program):
         self.only_words = self._bias(self.And(is_token, self.Not(self.Equal(self.words, eos))))
 
     def _bias(self, seen: str) -> str:
-        return self.Unsqueeze(self.Where(seen, np.float32(0), np.float32(-np.inf)), [1])
+        return self.Unsqueeze(self.Where(seen, 0.0, -np.inf), [1])
 
     def flat(self, x: str, width: int) -> str:
         """(B, S, width) -> (N, width)."""

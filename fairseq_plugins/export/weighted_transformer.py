@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import torch
 
 from fairseq_plugins.export.program import Program
@@ -104,8 +103,8 @@ def _branched_block(program: Program, block: BranchedBlock, x: str, heads: str) 
         gate: Any = block.gate
         scores = program.Gemm(x, gate.projection.weight, transB=1)
         kept, places = program.TopK(scores, [gate.topk], outputs=2)
-        weights = program.Mul(program.Softmax(kept, axis=1), np.float32(gate.topk))
-        weights = program.ScatterElements(program.Mul(scores, np.float32(0)), places, weights, axis=1)
+        weights = program.Mul(program.Softmax(kept, axis=1), float(gate.topk))
+        weights = program.ScatterElements(program.Mul(scores, 0.0), places, weights, axis=1)
         inner = program.Mul(program.Reshape(inner, [-1, M, inner_dim // M]), program.Unsqueeze(weights, [2]))
         inner = program.Reshape(inner, [-1, inner_dim])
     return program.normalise(program.Add(u, program.linear(inner, folded.second, block.second.bias)), block.norm)
