@@ -70,7 +70,7 @@ def lstm(program: SourceProgram, encoder: LSTMEncoder, e: str) -> tuple[str, str
         tops.append(program.Transpose(x, perm=[1, 0, 2]))
     hidden = len(tops) * stacks[0][0].hidden_size
     z = program.Concat(*tops, axis=2) if len(tops) > 1 else tops[0]
-    z = program.linear(program.flat(z, hidden), encoder.to_embedding.weight, None)
+    z = program.linear(program.flat(z, hidden), encoder.to_embedding.weight)
     z = program.by_sentence(z, encoder.to_embedding.out_features)
     return z, z
 
@@ -94,9 +94,9 @@ def set_up(program: SourceProgram, decoder: LSTMDecoder, keys: str, values: str)
     attentive = decoder.attentive
     f, hidden = attentive.query.out_features, attentive.query.in_features
     z, v = program.flat(keys, f), program.flat(values, f)
-    projected = program.by_sentence(program.linear(z, attentive.query.weight.t(), None), hidden)
+    projected = program.by_sentence(program.linear(z, attentive.query.weight.t()), hidden)
     bias = program.by_sentence(program.Gemm(z, attentive.query.bias.unsqueeze(0), transB=1), 1)
-    conditional = program.by_sentence(program.linear(v, attentive.conditional_input.weight, None), 4 * hidden)
+    conditional = program.by_sentence(program.linear(v, attentive.conditional_input.weight), 4 * hidden)
     return [
         (program.transposed(program.Concat(keys, projected, axis=2)), ["B", f + hidden, "S"]),
         (program.Add(program.bias, program.transposed(bias)), ["B", 1, "S"]),

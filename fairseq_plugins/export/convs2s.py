@@ -55,8 +55,8 @@ def set_up(program: SourceProgram, decoder: ConvS2SDecoder, keys: str, values: s
     sqrt_lengths = program.Unsqueeze(program.Sqrt(program.ReduceSum(mask, [1], keepdims=1)), [2])  # (B, 1, 1)
     for attention in attentions:
         width = attention.in_projection.in_features
-        projected = program.linear(z, attention.in_projection.weight.t() * SQRT_HALF, None)
-        averaged = program.linear(v, attention.out_projection.weight * SQRT_HALF, None)
+        projected = program.linear(z, attention.in_projection.weight.t() * SQRT_HALF)
+        averaged = program.linear(v, attention.out_projection.weight * SQRT_HALF)
         averaged = program.Mul(program.by_sentence(averaged, width), sqrt_lengths)
         sources += [
             (program.transposed(program.by_sentence(projected, width)), ["B", width, "S"]),
@@ -124,13 +124,13 @@ def _in_pairs(program: StepProgram, module: GatedConvolution, h: str) -> str:
     program.keep(number, program.Concat(newer, h, axis=1))
 
     def first() -> list[str]:
-        m0 = program.linear(program.Sub(older, h), w0, None)
+        m0 = program.linear(program.Sub(older, h), w0)
         m1 = program.linear(program.Add(newer, h), w1, module.bias)
-        m2 = program.linear(program.Sub(h, newer), w2, None)
+        m2 = program.linear(program.Sub(h, newer), w2)
         return [program.Sum(m0, m1, m2), program.Sub(m1, m2)]
 
     def second() -> list[str]:
-        m3 = program.linear(program.Sub(h, older), w3, None)
+        m3 = program.linear(program.Sub(h, older), w3)
         return [program.Add(program.reordered(begun), m3), program.columns(begun, 0, 0, axis=0)]
 
     is_first = program.Equal(program.Mod(program.position, [2]), [0])

@@ -116,7 +116,7 @@ class Program:
         self._nodes.append(helper.make_node("Identity", [result], [name]))
         self._outputs.append(_described(name, kind, shape))
 
-    def linear(self, x: str, weight: Tensor, bias: Tensor | None, shared: bool = False) -> str:
+    def linear(self, x: str, weight: Tensor, bias: Tensor | None = None, shared: bool = False) -> str:
         """``x Wᵀ + b``, (N, K) to (N, O); in int8 x is rounded to 256 steps, for all rows together.
 
         Args:

@@ -29,12 +29,9 @@ def encode(program: SourceProgram, encoder: WeightedTransformerEncoder, e: str) 
         attention = layer.attention
         heads, scale = attention.heads, math.sqrt(attention.heads / dim)
         q = program.linear(x, attention.query.weight * scale, attention.query.bias * scale)
-        k, v = program.chunks(program.linear(x, attention.key_value.weight, attention.key_value.bias), 2, axis=1)
-        q, v = (program.heads(part, heads, dim // heads) for part in (q, v))
-        k = program.heads(k, heads, dim // heads, columns=True)
-        a = program.Softmax(program.Add(program.MatMul(q, k), bias), axis=-1)
-        by_head = program.Reshape(program.Transpose(program.MatMul(a, v), perm=[1, 0, 2, 3]), [heads, -1, dim // heads])
-        x = _branched_block(program, layer.branches, x, by_head)
+        k, v = _keys_values(program, attention, x)
+        a = program.Softmax(program.Add(program.MatMul(program.heads(q, heads, dim // heads), k), bias), axis=-1)
+        x = _branched_block(program, layer.branches, x, program.MatMul(a, v))
     x = program.by_sentence(x, dim)
     return x, x
 
@@ -48,14 +45,9 @@ def set_up(
     sources: list[tuple[str, Sizes]] = [(program.Unsqueeze(program.bias, [1]), ["B", 1, 1, "S"])]
     layers: Any = decoder.layers
     for layer in layers:
-        other = layer.source_attention
-        width = dim // other.heads
-        projected = program.linear(x, other.key_value.weight, other.key_value.bias)
-        k, v = program.chunks(projected, 2, axis=1)
-        sources += [
-            (program.heads(k, other.heads, width, columns=True), ["B", other.heads, width, "S"]),
-            (program.heads(v, other.heads, width), ["B", other.heads, "S", width]),
-        ]
+        heads = layer.source_attention.heads
+        k, v = _keys_values(program, layer.source_attention, x)
+        sources += [(k, ["B", heads, dim // heads, "S"]), (v, ["B", heads, "S", dim // heads])]
     return sources
 
 
@@ -78,21 +70,28 @@ def step(program: StepProgram, decoder: WeightedTransformerDecoder, x: str) -> t
         keys, values = sources[2 * number : 2 * number + 2]
         q = program.heads(program.linear(x, other.query.weight * scale, other.query.bias * scale), heads, width)
         a = program.Softmax(program.Add(program.MatMul(q, keys), bias), axis=-1)
-        by_head = program.Transpose(program.MatMul(a, values), perm=[1, 0, 2, 3])
-        x = _branched_block(program, layer.branches, x, program.Reshape(by_head, [heads, -1, width]))
+        x = _branched_block(program, layer.branches, x, program.MatMul(a, values))
     return x, program.ReduceMean(a, [1], keepdims=0)
 
 
-def _branched_block(program: Program, block: BranchedBlock, x: str, heads: str) -> str:
+def _keys_values(program: SourceProgram, attention: Any, x: str) -> tuple[str, str]:
+    """What a layer attends to, of a source (N, d): keys as columns, (B, h, v, S), and values, (B, h, S, v)."""
+    heads, dim = attention.heads, attention.key_value.in_features
+    k, v = program.chunks(program.linear(x, attention.key_value.weight, attention.key_value.bias), 2, axis=1)
+    return program.heads(k, heads, dim // heads, columns=True), program.heads(v, heads, dim // heads)
+
+
+def _branched_block(program: Program, block: BranchedBlock, x: str, attended: str) -> str:
     """`BranchedBlock.forward`, through folded weights.
 
     Args:
         program: to add to.
         block: which.
         x: what the layer started from, (N, d).
-        heads: (M, N, v).
+        attended: by each head, (B, M, ·, v).
     """
     folded, M, dim = block.fold(), block.branches, block.out.in_features
+    heads = program.Reshape(program.Transpose(attended, perm=[1, 0, 2, 3]), [M, -1, dim // M])  # (M, N, v)
     together = program.Reshape(program.Transpose(heads, perm=[1, 0, 2]), [-1, dim])
     u = program.normalise(program.Add(x, program.linear(together, folded.out, block.out.bias)), block.attention_norm)
     own = program.Transpose(program.MatMul(heads, folded.first), perm=[1, 0, 2])  # (N, M, F)
