@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -16,7 +15,6 @@ from typing import Any, NamedTuple, cast
 import torch
 from fairseq import utils
 from fairseq.criterions import FairseqCriterion, register_criterion
-from fairseq.data import Dictionary
 from fairseq.logging import metrics
 from fairseq.models import FairseqEncoderDecoderModel
 from fairseq.tasks import FairseqTask
@@ -77,7 +75,7 @@ class SequenceRisk(FairseqCriterion):
         words = self.dictionary.symbols[self.dictionary.nspecial :]
         if "rouge" in str(risk_cost) and not sees(words):
             raise ValueError(f"--risk-cost {risk_cost} sees only the letters a to z and digits: take chrf or bleu")
-        self.bpe_symbol = _bpe_symbol(self.dictionary)
+        self.bpe_symbol = _bpe_symbol(words)
         self.reference_too, self.scale = risk_reference, risk_scale
         self.alpha, self.epsilon = risk_alpha, label_smoothing
         self.score = SENTENCE_SCORES[str(risk_cost)]()
@@ -138,8 +136,7 @@ class SequenceRisk(FairseqCriterion):
 
     def text(self, tokens: Iterable[int], escape_unk: bool = False) -> str:
         """Words without BPE; an unknown word of the reference is like none of a translation."""
-        text: str = self.dictionary.string(tokens, self.bpe_symbol, escape_unk=escape_unk)
-        return text
+        return self.dictionary.string(tokens, self.bpe_symbol, escape_unk=escape_unk)
 
     def _scores(self, model: Any, inner: Any, net_input: dict[str, Any], rows: Rows) -> RowScores:
         words: Tensor | None = None
@@ -177,10 +174,7 @@ class SequenceRisk(FairseqCriterion):
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
         """Log means of sentences, the perplexity of words, and means of batches."""
-        total: dict[str, Any] = defaultdict(float)
-        for log in logging_outputs:
-            for name, value in log.items():
-                total[name] += value
+        total = {name: sum(log[name] for log in logging_outputs) for name in logging_outputs[0]}
         sentences, batches = total["nsentences"], total["batches"]
         for name in ("loss", "risk", "best", "oracle", "translations"):
             metrics.log_scalar(name, total[name] / sentences, sentences, round=3)
@@ -229,9 +223,8 @@ def _unwrapped(model: Any) -> Any:
     return model
 
 
-def _bpe_symbol(dictionary: Dictionary) -> str | None:
+def _bpe_symbol(words: list[str]) -> str | None:
     """How subwords are told, by what the dictionary has: subword-nmt's ``@@``, sentencepiece's ``▁``, or not at all."""
-    words = dictionary.symbols[dictionary.nspecial :]
     marked = {
         "subword_nmt": sum(word.endswith("@@") for word in words),
         "sentencepiece": sum(word.startswith("\u2581") for word in words),
