@@ -14,13 +14,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from fairseq import checkpoint_utils
-from subword_nmt.apply_bpe import BPE
 
 import fairseq_plugins.registration  # noqa: F401  (mends fairseq's loader, which is looked up when it is called)
 from fairseq_plugins.generation.candidates import Candidates
 from fairseq_plugins.generation.config import TranslationFastConfig
 from fairseq_plugins.models.incremental import IncrementalDecoder
 from fairseq_plugins.tools.any_file import blaming
+from fairseq_plugins.tools.parallel_text import segmenter
 
 __all__ = ["add_arguments", "run"]
 
@@ -60,8 +60,7 @@ def run(args: Namespace) -> None:
                 f"{path} does not exist" + (": one checkpoint is exported, no ensemble" if ":" in str(path) else "")
             )
     if args.bpe_codes is not None:
-        with args.bpe_codes.open(encoding="utf-8") as codes, blaming(args.bpe_codes, "has no codes of subword-nmt"):
-            BPE(codes)
+        segmenter(args.bpe_codes)
     given = args.candidates_per_word, args.frequent_candidates
     if args.candidates is None and given != (None, None):
         raise ValueError("--candidates-per-word and --frequent-candidates go with --candidates")

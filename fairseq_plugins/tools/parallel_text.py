@@ -28,6 +28,7 @@ from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
 from fairseq_plugins.long_words import segment, without_long_words
+from fairseq_plugins.tools.any_file import blaming
 from fairseq_plugins.tools.bar import bar
 from fairseq_plugins.tools.whole_file import replacing
 
@@ -230,8 +231,12 @@ def learn_codes(paths: Iterable[Path], merges: int, output: Path) -> None:
 
 
 def segmenter(codes: Path) -> Line:
-    """What segments a line of words by these codes."""
-    with codes.open(encoding="utf-8") as file:
+    """What segments a line of words by these codes.
+
+    Raises:
+        ValueError: they are none of subword-nmt.
+    """
+    with blaming(codes, "has no codes of subword-nmt"), codes.open(encoding="utf-8") as file:
         return partial(segment, BPE(file))
 
 

@@ -13,15 +13,14 @@ from fairseq.data import Dictionary
 from fairseq.models import BaseFairseqModel
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks import FairseqTask
-from subword_nmt.apply_bpe import BPE
 from torch import Tensor
 
 import fairseq_plugins.registration  # noqa: F401  (mends fairseq's loader, which is looked up when it is called)
-from fairseq_plugins.long_words import segment
 from fairseq_plugins.tools.any_file import blaming
 from fairseq_plugins.tools.arguments import positive
 from fairseq_plugins.tools.figure import add_picture, new_figure, save
 from fairseq_plugins.tools.layer_attention import attention_by_layer
+from fairseq_plugins.tools.parallel_text import segmenter
 
 __all__ = ["add_arguments", "run"]
 
@@ -59,10 +58,10 @@ def run(args: Namespace) -> None:
             raise ValueError(f"{file} does not exist")
     sentence, beside = args.input, Path(args.data).absolute().parent / "code"
     if args.bpe_codes is not None:
-        sentence = segmented(sentence, args.bpe_codes)
+        sentence = segmenter(args.bpe_codes)(sentence)
     elif beside.is_file() and "@@" not in sentence:
         try:
-            sentence = segmented(sentence, beside)
+            sentence = segmenter(beside)(sentence)
         except ValueError as error:  # a file of that name, of whatever
             print(f"warning: {error}. The sentence is not segmented; see --bpe-codes.", file=sys.stderr)
     with blaming(args.path, "cannot translate"):
@@ -73,16 +72,6 @@ def run(args: Namespace) -> None:
         layers = choose(layers, args.layers)
     draw(source, target, layers, args.output)
     print(f"{' '.join(source)}\n{' '.join(target)}\n{args.output}")
-
-
-def segmented(sentence: str, path: Path) -> str:
-    """The sentence in subwords.
-
-    Raises:
-        ValueError: the file holds no codes.
-    """
-    with blaming(path, "has no codes of subword-nmt"), path.open(encoding="utf-8") as codes:
-        return str(segment(BPE(codes), sentence))
 
 
 def translate(
