@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pickle
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["blaming", "plain"]
+__all__ = ["blaming"]
 
 
 @contextmanager
@@ -25,8 +24,3 @@ def blaming(path: Path, cannot: str) -> Iterator[None]:
         if named and not isinstance(error, UnicodeError):
             raise
         raise ValueError(f"{path} {cannot}: {type(error).__name__}: {error}") from error
-
-
-def plain(error: Exception) -> str:
-    """What an error says, without the system's number for it."""
-    return re.sub(r"\[Errno -?\d+\] ", "", str(error))

@@ -7,11 +7,11 @@ import io
 import logging
 import os
 import pickle
+import re
 import sys
 from argparse import ArgumentParser
 from types import ModuleType
 
-from fairseq_plugins.tools.any_file import plain
 from fairseq_plugins.tools.work import stoppable
 
 __all__ = ["COMMANDS", "main"]
@@ -65,4 +65,5 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         args.run(args)
     except (ValueError, OSError, pickle.UnpicklingError) as error:
-        sys.exit(f"fairseq-plugins {args.command}: error: {plain(error)}")
+        message = re.sub(r"\[Errno -?\d+\] ", "", str(error))  # without the system's number for it
+        sys.exit(f"fairseq-plugins {args.command}: error: {message}")
