@@ -47,7 +47,7 @@ class Training:
         self.own = ["--user-dir", str(USER_DIR), "--arch", arch, "--save-dir", str(save)]
         self.own += [*ALL_SENTENCES, *NO_LONG_ONES]
         self.wishes = [*wishes, "--log-format", "json"]  # what is told of the training, and its curve, come from there
-        found = parsed(["DATA_BIN", *self.own, *self.settings(1, 1), *wishes])
+        found = vars(parse(["DATA_BIN", *self.own, *self.settings(1, 1), *wishes]))
         needed = {"arch": arch, "save_dir": str(save), "no_save": False, "disable_validation": False}
         for name, value in {**needed, "checkpoint_suffix": "", "source_lang": None, "target_lang": None}.items():
             if found.get(name, value) != value:
@@ -60,8 +60,7 @@ class Training:
     def settings(self, pairs: int, tokens: int) -> list[str]:
         """Those of `training_settings` that the criterion, the optimizer and the schedule have which are wished for."""
         chosen = training_settings(self.family, pairs, tokens).split()
-        words = ["DATA_BIN", *self.own, *chosen, *self.wishes]
-        _, unknown = _parse(words, parse_known=True)
+        _, unknown = parse(["DATA_BIN", *self.own, *chosen, *self.wishes], parse_known=True)
         kept, is_known = [], True
         for word in chosen:
             if word.startswith("--"):
@@ -83,7 +82,7 @@ class Training:
         """
         pairs, tokens = count(training_part)
         words = [str(binary), *self.own, *languages, *self.settings(pairs, tokens), *self.wishes]
-        chosen = parsed(words)
+        chosen = vars(parse(words))
         ends = {"patience": "validations in a row without improvement", "max_epoch": "epochs", "max_update": "updates"}
         when = " or ".join(f"{chosen[name]} {what}" for name, what in ends.items() if chosen[name] > 0)
         print(f"\nTraining on {pairs} sentence pairs{f'; it ends after {when}' if when else ''}.", file=sys.stderr)
@@ -106,16 +105,12 @@ class Training:
             raise ValueError(f"training has ended without {self.best}: by --train, it has not validated or not saved")
 
 
-def parsed(words: Sequence[str]) -> dict[str, Any]:
+def parse(words: Sequence[str], **more: Any) -> Any:
     """What fairseq-train takes its options for.
 
     Raises:
         ValueError: one is wrong.
     """
-    return vars(_parse(words))
-
-
-def _parse(words: Sequence[str], **more: Any) -> Any:
     parser = options.get_training_parser()
     vars(parser)["error"] = _refuse
     try:
