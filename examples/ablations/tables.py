@@ -67,10 +67,7 @@ CONVS2S = Family(
             "base" if (kernel, number) == (5, 5) else f"decoder-kernel{kernel}-layers{number}"
             for kernel, number in product(KERNELS, (3, 5, 7))
         ],
-        "Figure 2: depth of the encoder": [
-            *(f"encoder-kernel3-layers{number}" for number in (1, 3, 5, 9)),
-            "base",
-        ],
+        "Figure 2: depth of the encoder": [*(f"encoder-kernel3-layers{number}" for number in (1, 3, 5, 9)), "base"],
         "Figure 2: depth of the decoder": [
             "base" if number == 5 else f"decoder-kernel5-layers{number}" for number in (1, 3, 5, 7)
         ],
@@ -151,17 +148,8 @@ CONV_ENCODER = Family(
     tables={
         "Table 1: encoders": [
             *("lstm-positions", "lstm", "bilstm-positions", "bilstm", "bilstm-layers2"),
-            *(
-                "pooling",
-                "pooling-no-positions",
-                "stacks-1-1",
-                "stacks-1-1-no-positions",
-                "stacks-6-3",
-                "no-positions",
-                "one-stack",
-                "stacks-8-4",
-                "stacks-15-5",
-            ),
+            *("pooling", "pooling-no-positions", "stacks-1-1", "stacks-1-1-no-positions"),
+            *("stacks-6-3", "no-positions", "one-stack", "stacks-8-4", "stacks-15-5"),
         ],
         "Figure 2: depth of CNN-a, with and without residual connections": [
             f"stacks-{depth}-3{end}" for depth in DEPTHS for end in ("", "-no-residual")

@@ -91,10 +91,7 @@ def cardinal(rng: random.Random) -> Pair:
 
 
 def sums(rng: random.Random) -> Pair:
-    frames = [
-        ("Multiply {} by {}.", "Multipliziere {} mit {}."),
-        ("Subtract {} from {}.", "Subtrahiere {} von {}."),
-    ]
+    frames = [("Multiply {} by {}.", "Multipliziere {} mit {}."), ("Subtract {} from {}.", "Subtrahiere {} von {}.")]
     return fill(rng, frames, in_words(large(rng, 4)), in_words(large(rng, 4)))
 
 
@@ -143,10 +140,7 @@ def clock(rng: random.Random) -> Pair:
 
 
 def money(rng: random.Random) -> Pair:
-    frames = [
-        ("The ticket costs {}.", "Die Karte kostet {}."),
-        ("We paid {}.", "Wir haben {} bezahlt."),
-    ]
+    frames = [("The ticket costs {}.", "Die Karte kostet {}."), ("We paid {}.", "Wir haben {} bezahlt.")]
     currency = rng.choice(CURRENCIES)
     amount = large(rng, 4) + rng.randint(1, 99) / 100
     return fill(rng, frames, both(lambda lang: format_currency(amount, currency, locale=lang, format_type="name")))
@@ -176,10 +170,7 @@ def country(rng: random.Random) -> Pair:
 
 
 def language(rng: random.Random) -> Pair:
-    frames = [
-        ("The book is available in {}.", "Das Buch gibt es auf {}."),
-        ("Say it in {}!", "Sag es auf {}!"),
-    ]
+    frames = [("The book is available in {}.", "Das Buch gibt es auf {}."), ("Say it in {}!", "Sag es auf {}!")]
     return fill(rng, frames, listing(LANGUAGE_NAMES, rng.randint(1, 3), rng))
 
 

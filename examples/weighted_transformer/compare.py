@@ -76,18 +76,9 @@ def run(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
     if not result.exists():
         folder.mkdir(parents=True, exist_ok=True)
         scale = ["--lr-scale", cell.rate, "--attention-dropout", cell.attention_dropout, "--seed", cell.seed]
-        options = [
-            args.data,
-            "--user-dir",
-            USER_DIR,
-            "--save-dir",
-            folder,
-            *MODELS[cell.model],
-            *RECIPE.split(),
-            *scale,
-        ]
+        options = [args.data, "--user-dir", USER_DIR, "--save-dir", folder, *MODELS[cell.model], *RECIPE.split()]
         end = [] if cell.updates is None else ["--max-update", cell.updates]
-        fairseq("train", *options, *args.options, *end, log=folder / "train.log")
+        fairseq("train", *options, *scale, *args.options, *end, log=folder / "train.log")
         best = folder / "checkpoint_best.pt"
         found = {"curve": read_curve(folder / "train.log"), "weak": weak_branches(best)}
         if cell.updates is None:

@@ -46,10 +46,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--arch", default="convs2s_iwslt_de_en", help="architecture (default: %(default)s)")
     parser.add_argument("--source-lang", metavar="XX", help="source language (default: the end of SOURCE's name)")
     parser.add_argument("--target-lang", metavar="XX", help="target language (default: the end of TARGET's name)")
-    parts = {
-        "valid": "validation part (default: held out)",
-        "test": "test part, to be scored",
-    }
+    parts = {"valid": "validation part (default: held out)", "test": "test part, to be scored"}
     for part, meaning in parts.items():
         parser.add_argument(f"--{part}", nargs=2, type=Path, metavar=("SOURCE", "TARGET"), help=meaning)
     parser.add_argument(

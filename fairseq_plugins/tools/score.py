@@ -37,18 +37,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="generate-*.txt of one run; once more for each other run",
     )
     parser.add_argument(
-        "--reference",
-        nargs="+",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="a line each; several for ROUGE",
+        "--reference", nargs="+", type=Path, required=True, metavar="FILE", help="a line each; several for ROUGE"
     )
     parser.add_argument("--tokenised", type=Path, metavar="FILE", help="the reference's tokens")
     parser.add_argument(
-        "--detokenise",
-        metavar="XX",
-        help="language of translations that are tokens, as --replace-unk leaves them",
+        "--detokenise", metavar="XX", help="language of translations that are tokens, as --replace-unk leaves them"
     )
     parser.add_argument(
         "--lowercase", action="store_true", help="BLEU without case, of both texts (sacreBLEU's signature: case:lc)"

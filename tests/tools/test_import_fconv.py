@@ -157,14 +157,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, data, fconv, capsys) -> Non
         (torch.ones(20_000, 1, 1), torch.ones(1, 20_000)),
         (torch.ones(3, 1), torch.ones(4, 5)),
     ],
-    ids=[
-        "no numbers",
-        "repeated ones",
-        "a few repeated",
-        "two that stretch each other",
-        "a dimension more",
-        "other outputs",
-    ],
+    ids=["no numbers", "repeated", "a few repeated", "two that stretch", "a dimension more", "other outputs"],
 )
 def test_few_numbers_do_not_become_many(magnitude: torch.Tensor, direction: torch.Tensor) -> None:
     """A file of a few kilobytes asked for gigabytes."""
