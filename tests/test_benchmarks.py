@@ -27,8 +27,8 @@ FAST = "translation_fast, float32"
 
 
 def shown_by(script: str, *options: object) -> str:
-    """What a script prints in one round."""
-    command = [BENCHMARKS / script, *options, "--rounds", 1, "--threads", 1]
+    """What a script prints."""
+    command = [BENCHMARKS / script, *options, "--threads", 1]
     finished = subprocess.run(
         [sys.executable, "-W", "ignore", *map(str, command)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
@@ -44,7 +44,7 @@ def shown_by(script: str, *options: object) -> str:
 def bench(script: str, folder: Path, *options: object) -> dict[str, Any]:
     """What a script writes to ``--json``."""
     path = folder / "figures.json"
-    shown = shown_by(script, *options, "--json", path)
+    shown = shown_by(script, *options, "--rounds", 1, "--json", path)
     figures: dict[str, Any] = json.loads(path.read_text())
     assert figures["options"]["rounds"] == 1
     assert figures["machine"]["torch"]
@@ -83,33 +83,15 @@ def test_sequence_risk(data: Path, tmp_path: Path) -> None:
     sizes = ["--user-dir", ROOT / "user_dir", "--arch", "convs2s_tiny", "--optimizer", "adam"]
     sizes += ["--lr", 0.01, "--batch-size", 16]
     commands.run("train", data, *sizes, "--max-epoch", 1, "--num-workers", 0, "--save-dir", tmp_path)
-    command = [
-        BENCHMARKS / "sequence_risk.py",
-        tmp_path / "checkpoint_last.pt",
-        data,
-        "--batches",
-        1,
-        "--max-tokens",
-        64,
-    ]
-    finished = subprocess.run(
-        [sys.executable, "-W", "ignore", *map(str, command), "--candidates", "3"],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stdout[-1000:] + finished.stderr[-3000:]
-    assert re.findall(r"^(\S+) +[0-9.]+ s, [0-9.]+ of cross-entropy's$", finished.stdout, re.MULTILINE) == [
-        "cross-entropy",
-        "sequence_risk",
-        "plain",
-    ]
+    options = ["--batches", 1, "--max-tokens", 64, "--candidates", 3]
+    shown = shown_by("sequence_risk.py", tmp_path / "checkpoint_last.pt", data, *options)
+    forms = re.findall(r"^(\S+) +[0-9.]+ s, [0-9.]+ of cross-entropy's$", shown, re.MULTILINE)
+    assert forms == ["cross-entropy", "sequence_risk", "plain"]
 
 
 @pytest.mark.slow  # for models of the papers' sizes
 def test_training() -> None:
-    shown = shown_by("training.py", "--vocabulary", 50, "--sentences", 2, "--length", 4)
+    shown = shown_by("training.py", "--vocabulary", 50, "--sentences", 2, "--length", 4, "--rounds", 1)
     assert len(re.findall(r"^\| .+ \| \d+ \| \d+ \| [\d.]+ \| [\de.+-]+ \|$", shown, flags=re.MULTILINE)) == 4
 
 
