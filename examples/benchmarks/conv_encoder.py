@@ -9,18 +9,25 @@ from __future__ import annotations
 
 import statistics
 import sys
-from argparse import Namespace
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from fairseq.data import Dictionary
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, BaseFairseqModel
+from fairseq.models import BaseFairseqModel
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
-from turns import DEVICE, compare, machine, make_dictionary, parse_options, random_sentences, take_turns, without_state
+from turns import (
+    DEVICE,
+    build,
+    compare,
+    machine,
+    make_dictionary,
+    parse_options,
+    random_sentences,
+    take_turns,
+    without_state,
+)
 
 import fairseq_plugins.registration  # noqa: F401  (registers the architectures)
 
@@ -34,22 +41,14 @@ OPTIONS = (
     ("steps", 25, "decoder steps"),
     DEVICE,
 )
-MODELS: dict[str, dict[str, Any]] = {
-    "pooling": {"arch": "conv_encoder_pooling"},
-    "convolutional 6/3": {"arch": "conv_encoder_iwslt_de_en"},
-    "convolutional 15/5": {"arch": "conv_encoder_wmt_en_de"},
-    "BiLSTM": {"arch": "conv_encoder_bilstm"},
-    "BiLSTM, 2 layers": {"arch": "conv_encoder_bilstm", "encoder_lstm_layers": 2},
-    "convs2s_iwslt_de_en": {"arch": "convs2s_iwslt_de_en"},
+MODELS: dict[str, dict[str, Any]] = {  # by name: architecture and options
+    "pooling": {"architecture": "conv_encoder_pooling"},
+    "convolutional 6/3": {"architecture": "conv_encoder_iwslt_de_en"},
+    "convolutional 15/5": {"architecture": "conv_encoder_wmt_en_de"},
+    "BiLSTM": {"architecture": "conv_encoder_bilstm"},
+    "BiLSTM, 2 layers": {"architecture": "conv_encoder_bilstm", "encoder_lstm_layers": 2},
+    "convs2s_iwslt_de_en": {"architecture": "convs2s_iwslt_de_en"},
 }
-
-
-def build(options: dict[str, Any], source: Dictionary, target: Dictionary) -> BaseFairseqModel:
-    """A random model of an architecture."""
-    args = Namespace(max_source_positions=1024, max_target_positions=1024, **options)
-    ARCH_CONFIG_REGISTRY[args.arch](args)
-    task = SimpleNamespace(source_dictionary=source, target_dictionary=target)
-    return ARCH_MODEL_REGISTRY[args.arch].build_model(args, task)
 
 
 def update(model: BaseFairseqModel, optimizer: torch.optim.SGD, batch: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -64,7 +63,8 @@ def update(model: BaseFairseqModel, optimizer: torch.optim.SGD, batch: tuple[Ten
 def main() -> None:
     args = parse_options(__doc__, OPTIONS)
     source_words, target_words = make_dictionary(args.source_vocabulary), make_dictionary(args.target_vocabulary)
-    models = {name: build(options, source_words, target_words).to(args.device) for name, options in MODELS.items()}
+    words = {"source": source_words, "target": target_words}
+    models = {name: build(**words, **options)[1].to(args.device) for name, options in MODELS.items()}
     print(f"vocabularies of {args.source_vocabulary} and {args.target_vocabulary}")
     print(f"training: {args.train_sentences} pairs of up to {args.length} tokens, dropout, SGD")
     print(f"generation: {args.sentences} sentences, beam {args.beam}, {args.steps} steps")

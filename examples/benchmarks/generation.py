@@ -22,12 +22,11 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from subprocess import PIPE, Popen
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from fairseq.data import Dictionary
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, BaseFairseqModel
+from fairseq.models import BaseFairseqModel
 from fairseq.models.fconv import FConvModel
 from fairseq.modules import LinearizedConvolution
 from fairseq.sequence_generator import SequenceGenerator
@@ -69,20 +68,6 @@ OPTIONS = (
 )
 PAUSE = 0.5  # seconds; CTranslate2's threads go on spinning for 0.2
 CONVS2S, WEIGHTED, COMPILED = "convs2s", "weighted_transformer_small", ", compiled"
-
-
-def transformer_options(architecture: str, args: Namespace) -> Namespace:
-    """Transformer-base with so many layers."""
-    options = Namespace(
-        arch=architecture,
-        encoder_layers=args.transformer_layers,
-        decoder_layers=args.transformer_layers,
-        share_all_embeddings=True,
-        max_source_positions=1024,
-        max_target_positions=1024,
-    )
-    ARCH_CONFIG_REGISTRY[architecture](options)
-    return options
 
 
 def cache_linearized_weights(model: FConvModel) -> None:
@@ -158,11 +143,10 @@ def main() -> None:
     shipped, convs2s = fconv_and_convs2s("fconv_wmt_en_ro", dictionary, **sizes)
     cached = build("fconv_wmt_en_ro", dictionary, **sizes)[1]
     cached.load_state_dict(shipped.state_dict())
-    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
-    theirs, weighted = (
-        ARCH_MODEL_REGISTRY[name].build_model(transformer_options(name, args), task)
-        for name in ("transformer", WEIGHTED)
-    )
+    depth = args.transformer_layers
+    sizes = {"encoder_layers": depth, "decoder_layers": depth, "share_all_embeddings": True}
+    options, theirs = build("transformer", dictionary, **sizes)
+    weighted = build(WEIGHTED, dictionary, **sizes)[1]
     models = {
         "fconv, as shipped": shipped,
         "fconv, weights cached": cached,
@@ -183,7 +167,7 @@ def main() -> None:
             cache_linearized_weights(model)
         runs |= searches(name, model, dictionary, sample, args)
     rate = product_rate(args.sentences * args.beam, args.device)
-    with ctranslate2_runs(theirs, transformer_options("transformer", args), dictionary, source, args) as others:
+    with ctranslate2_runs(theirs, options, dictionary, source, args) as others:
         runs |= others
         seconds, hypotheses = take_turns(runs, args.rounds, pause=PAUSE if others else 0)
 

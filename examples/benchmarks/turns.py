@@ -74,11 +74,13 @@ def make_dictionary(size: int) -> Dictionary:
     return dictionary
 
 
-def build(architecture: str, dictionary: Dictionary, **sizes: object) -> tuple[Namespace, BaseFairseqModel]:
-    """A random model of a registered architecture, and its options."""
+def build(
+    architecture: str, source: Dictionary, target: Dictionary | None = None, **sizes: object
+) -> tuple[Namespace, BaseFairseqModel]:
+    """A random model of a registered architecture, and its options; both sides may have the same words."""
     options = Namespace(**{"arch": architecture, "max_source_positions": 1024, "max_target_positions": 1024, **sizes})
     ARCH_CONFIG_REGISTRY[architecture](options)
-    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    task = SimpleNamespace(source_dictionary=source, target_dictionary=target or source)
     return options, ARCH_MODEL_REGISTRY[architecture].build_model(options, task)
 
 

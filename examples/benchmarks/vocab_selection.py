@@ -8,7 +8,6 @@ of fairseq's own search and criterion.  Peak memory is that of a process of its 
 
 from __future__ import annotations
 
-import gzip
 import re
 import statistics
 import subprocess
@@ -23,14 +22,15 @@ from typing import Any
 import torch
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.data import Dictionary
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, BaseFairseqModel
+from fairseq.models import BaseFairseqModel
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
-from turns import compare, machine, make_dictionary, parse_options, ratio, take_turns
+from turns import build, compare, machine, make_dictionary, parse_options, ratio, take_turns
 
 from fairseq_plugins.criterions.vocab_selection_cross_entropy import VocabSelectionCrossEntropy
 from fairseq_plugins.generation.beam_search import FastBeamSearch
 from fairseq_plugins.generation.candidates import Candidates
+from fairseq_plugins.tools.parallel_text import read_text
 
 OPTIONS = (
     ("input", "", "source text, plain or gzipped, one sentence a line"),
@@ -53,9 +53,7 @@ class Bench:
     def __init__(self, args: Namespace) -> None:
         if not args.input:
             sys.exit("--input FILE: the text to translate")
-        path = Path(args.input)
-        text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        sentences = [line.split() for line in text.decode("utf-8").splitlines()]
+        sentences = [line.split() for line in read_text(Path(args.input), "")]
         self.source = Dictionary()
         for sentence in sentences:
             for word in sentence:
@@ -87,10 +85,7 @@ class Bench:
     def model(self) -> BaseFairseqModel:
         """A random model."""
         torch.manual_seed(self.args.seed)
-        options = Namespace(arch=self.args.arch, max_source_positions=1024, max_target_positions=1024)
-        ARCH_CONFIG_REGISTRY[options.arch](options)
-        task = SimpleNamespace(source_dictionary=self.source, target_dictionary=self.target)
-        return ARCH_MODEL_REGISTRY[options.arch].build_model(options, task)
+        return build(self.args.arch, self.source, self.target)[1]
 
     def generate(self, model: BaseFairseqModel, candidates: Candidates | None) -> list[Any]:
         """Translate all batches; a random model hardly ever ends a sentence, so lengths are forced."""
