@@ -14,9 +14,7 @@ from pathlib import Path
 from fairseq.data.data_utils import infer_language_pair
 from sacrebleu import corpus_bleu
 
-
-def lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+from fairseq_plugins.tools.parallel_text import read_text
 
 
 def main() -> None:
@@ -27,8 +25,8 @@ def main() -> None:
     args = parser.parse_args()
 
     source_lang, _ = infer_language_pair(args.prepared / "data-bin")
-    source = lines(args.prepared / "tmp" / f"test.{source_lang}")
-    reference, hypotheses = lines(args.prepared / "test.reference"), lines(args.hypotheses)
+    paths = args.prepared / "tmp" / f"test.{source_lang}", args.prepared / "test.reference", args.hypotheses
+    source, reference, hypotheses = (list(read_text(path, "")) for path in paths)
     if not len(source) == len(reference) == len(hypotheses):
         sys.exit(f"{len(source)} sources, {len(reference)} references and {len(hypotheses)} translations")
     lengths = [len(text.split()) for text in source]

@@ -21,6 +21,7 @@ from fairseq.data.data_utils import infer_language_pair
 
 import fairseq_plugins.registration  # noqa: F401  (its repairs of fairseq)
 from fairseq_plugins.generation.candidates import Candidates
+from fairseq_plugins.tools.parallel_text import read_text
 
 HERE = Path(__file__).resolve().parent
 BATCH = 16  # sentences
@@ -28,8 +29,7 @@ BATCH = 16  # sentences
 
 def encode(path: Path, dictionary: Dictionary) -> list[torch.Tensor]:
     """The sentences of a text as numbers, with their ends."""
-    lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
-    return [dictionary.encode_line(line, add_if_not_exist=False).long() for line in lines]
+    return [dictionary.encode_line(line, add_if_not_exist=False).long() for line in read_text(path, "")]
 
 
 def measure(candidates: Candidates, source: list[torch.Tensor], target: list[torch.Tensor]) -> tuple[float, float]:

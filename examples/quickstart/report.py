@@ -13,19 +13,10 @@ from pathlib import Path
 
 from sacrebleu.metrics import BLEU, CHRF
 
+from fairseq_plugins.tools.generated import read_generated, read_text
+
 MIN_BLEU, MIN_EXACT = 95, 90
 SHOWN = 10
-
-
-def read_lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8").splitlines()
-
-
-def read_translations(path: Path) -> list[str]:
-    """Translations in the order of the test part; fairseq writes ``D-<number>`` tab score tab text, in any order."""
-    rows = (line.split("\t") for line in read_lines(path) if line.startswith("D-"))
-    translations = {int(name.removeprefix("D-")): text for name, _, text in rows}
-    return [translations[number] for number in sorted(translations)]
 
 
 def main() -> None:
@@ -35,10 +26,12 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help=f"fail below {MIN_BLEU} BLEU, {MIN_EXACT} %% exact match")
     args = parser.parse_args()
 
-    sources, references = read_lines(args.text / "test.en"), read_lines(args.text / "test.de")
-    translations = read_translations(args.generated)
-    if len(translations) != len(references):
-        sys.exit(f"{args.generated}: {len(translations)} translations of {len(references)} sentences")
+    try:
+        sentences = read_generated([args.generated])
+        sources, references = (read_text(args.text / f"test.{language}", sentences) for language in ("en", "de"))
+    except ValueError as error:
+        sys.exit(str(error))
+    translations = [sentence.hypotheses[0].text for sentence in sentences]
 
     for source, reference, translation in list(zip(sources, references, translations, strict=True))[:SHOWN]:
         print(f"  {source}\n  {translation}")

@@ -26,6 +26,7 @@ from fairseq import checkpoint_utils
 from sacrebleu.metrics import BLEU, CHRF
 
 import fairseq_plugins.registration  # noqa: F401  (its repairs of fairseq)
+from fairseq_plugins.tools.generated import read_generated, read_text
 from fairseq_plugins.tools.parallel_text import writing
 from fairseq_plugins.tools.plot_loss import Point, draw, read_curve
 
@@ -95,10 +96,9 @@ def run(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def score(generated: Path, reference: Path) -> dict[str, float]:
-    """BLEU and chrF of what fairseq-generate wrote, ``D-<number>`` tab score tab text, in any order."""
-    lines = (line.split("\t") for line in generated.read_text(encoding="utf-8").split("\n") if line.startswith("D-"))
-    texts = [text for _, text in sorted((int(name[2:]), text) for name, _, text in lines)]
-    expected = [reference.read_text(encoding="utf-8").rstrip("\n").split("\n")]
+    """BLEU and chrF of what fairseq-generate wrote."""
+    sentences = read_generated([generated])
+    texts, expected = [each.hypotheses[0].text for each in sentences], [read_text(reference, sentences)]
     return {"bleu": BLEU().corpus_score(texts, expected).score, "chrf": CHRF().corpus_score(texts, expected).score}
 
 
