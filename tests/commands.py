@@ -24,6 +24,7 @@ from fairseq import trainer
 
 ROOT = Path(__file__).resolve().parents[1]
 USER_DIR = ROOT / "user_dir"
+MAIN = "from fairseq_plugins.tools.cli import main; main()"  # fairseq-plugins, for python -c
 
 # Small enough for seconds: one epoch is four updates.
 MODEL = ["--encoder-layers", "[(16, 3)] * 2", "--decoder-layers", "[(16, 3)] * 2"]
@@ -135,6 +136,19 @@ def run(
     if not succeeds and not result.returncode:
         raise AssertionError(f"fairseq-{command} did not fail:\n{result.stdout[-2000:]}")
     return result
+
+
+def python(*arguments: object, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a script or ``-c`` a program with the plugin of this tree, wherever another one is installed."""
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", *map(str, arguments)],
+        cwd=ROOT,
+        input=stdin,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def make_data(folder: Path) -> Path:

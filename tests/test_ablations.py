@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from fairseq import checkpoint_utils
 from omegaconf import OmegaConf
 
 from fairseq_plugins.tools.work import work_in
-from tests.commands import ROOT
+from tests.commands import ROOT, python
 
 ABLATIONS = ROOT / "examples" / "ablations"
 UPDATES = 2
@@ -27,14 +25,7 @@ def ablate(
     data: Path, out: Path, family: str, *options: object, overrides: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
     command = [ABLATIONS / "ablate.py", family, out, "--data", data, "--updates", UPDATES, "--width", 16, *options]
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", *map(str, command), "--", "dataset.max_tokens=400", *BLEU, *overrides],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return python(*command, "--", "dataset.max_tokens=400", *BLEU, *overrides)
 
 
 def trainings(out: Path, family: str) -> Iterator[tuple[str, list[dict], Path]]:

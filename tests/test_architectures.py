@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import runpy
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.commands import ROOT
+from tests.commands import ROOT, python
 
 FOLDER = ROOT / "examples" / "architectures"
 PICTURES = ["convs2s", "weighted_transformer", "conv_encoder"]
@@ -106,6 +103,6 @@ def test_others_are_refused(draw: Callable[[str], Any], architecture: str, compl
 
 
 def test_the_script_writes_a_picture(tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "ignore", FOLDER / "draw.py", "conv_encoder_tiny", tmp_path / "picture.png"]
-    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    result = python(FOLDER / "draw.py", "conv_encoder_tiny", tmp_path / "picture.png")
+    assert result.returncode == 0, result.stderr[-3000:]
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import random
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +15,7 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 
-from tests import commands
-from tests.commands import ROOT
+from tests.commands import ROOT, python, run
 
 BENCHMARKS = ROOT / "examples" / "benchmarks"
 TINY = ["--layers", 1, "--vocabulary", 60, "--sentences", 2, "--beam", 2, "--source-length", 5]
@@ -28,15 +24,7 @@ FAST = "translation_fast, float32"
 
 def shown_by(script: str, *options: object) -> str:
     """What a script prints."""
-    command = [BENCHMARKS / script, *options, "--threads", 1]
-    finished = subprocess.run(
-        [sys.executable, "-W", "ignore", *map(str, command)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    finished = python(BENCHMARKS / script, *options, "--threads", 1)
     assert finished.returncode == 0, finished.stdout[-1000:] + finished.stderr[-3000:]
     return finished.stdout
 
@@ -82,7 +70,7 @@ def test_sequence_risk(data: Path, tmp_path: Path) -> None:
     """It compares with the plainest form itself."""
     sizes = ["--user-dir", ROOT / "user_dir", "--arch", "convs2s_tiny", "--optimizer", "adam"]
     sizes += ["--lr", 0.01, "--batch-size", 16]
-    commands.run("train", data, *sizes, "--max-epoch", 1, "--num-workers", 0, "--save-dir", tmp_path)
+    run("train", data, *sizes, "--max-epoch", 1, "--num-workers", 0, "--save-dir", tmp_path)
     options = ["--batches", 1, "--max-tokens", 64, "--candidates", 3]
     shown = shown_by("sequence_risk.py", tmp_path / "checkpoint_last.pt", data, *options)
     forms = re.findall(r"^(\S+) +[0-9.]+ s, [0-9.]+ of cross-entropy's$", shown, re.MULTILINE)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from argparse import Namespace
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from fairseq.optim import OPTIMIZER_DATACLASS_REGISTRY
 from omegaconf import OmegaConf, open_dict
 
 from fairseq_plugins.tools import cli
-from tests.commands import MODEL, QUIET, ROOT, SIZES, TRAINING, USER_DIR, hypotheses, run
+from tests.commands import MODEL, QUIET, ROOT, SIZES, TRAINING, USER_DIR, hypotheses, python, run
 
 # Validation by BLEU, hence translation in the middle of training, and the plugin's learning-rate schedule.
 BLEU = ["--eval-bleu", "--eval-bleu-args", '{"beam": 3}', "--eval-bleu-remove-bpe", "--eval-bleu-detok", "space"]
@@ -218,9 +217,7 @@ from fairseq_plugins.models.convs2s.model import ConvS2SModel
 hub = ConvS2SModel.from_pretrained({str(trained)!r}, "checkpoint_best.pt", {str(data)!r})
 print("H-0\\t0\\t" + hub.translate(open({str(data.parent / "test.src")!r}).readline().strip(), beam=3))
 """
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    result = python("-c", program)
     assert result.returncode == 0, result.stderr[-3000:]
     assert hypotheses(result.stdout)[0][0][1] == generated[0][0][1]
 

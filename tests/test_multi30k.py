@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import gzip
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 from fairseq.data import Dictionary, indexed_dataset
 from fairseq.data.encoders.moses_tokenizer import MosesTokenizer, MosesTokenizerConfig
 
 from fairseq_plugins.tools.work import work_in
-from tests.commands import ROOT
+from tests.commands import ROOT, python
 
 TEXTS = {"en": "A well-known man's dog, no {}.\n", "de": "Hund Nr. {} eines bekannten Mannes \u2013 da.\n"}
 
 
 def prepare(*words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "ignore", ROOT / "examples" / "multi30k" / "prepare.py", *words]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, check=False)
+    return python(ROOT / "examples" / "multi30k" / "prepare.py", *words)
 
 
 def test_from_captions_to_numbers(tmp_path: Path) -> None:

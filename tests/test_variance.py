@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import csv
-import os
-import subprocess
-import sys
 
 import pytest
 
-from tests.commands import ROOT
+from tests.commands import ROOT, python
 
 Variances = dict[tuple[str, str], list[tuple[float, float]]]
 
@@ -21,14 +18,7 @@ PLAIN = "encoder without residual connections"
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Variances:
     """For each stack and variant the variances of activations and gradients from its input up, in narrow layers."""
     folder = tmp_path_factory.mktemp("variance")
-    command = [sys.executable, "-W", "ignore", ROOT / "examples" / "variance" / "measure.py", folder]
-    command += ["--width", "64", "--length", "120"]
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
-    }  # of this tree, not of an installed one
-    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    result = python(ROOT / "examples" / "variance" / "measure.py", folder, "--width", 64, "--length", 120)
     assert result.returncode == 0, result.stderr[-3000:]
     assert (folder / "variance.png").read_bytes().startswith(b"\x89PNG")
     found: Variances = {}

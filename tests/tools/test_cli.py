@@ -23,9 +23,8 @@ from fairseq.utils import import_user_module
 
 from fairseq_plugins.tools import cli
 from fairseq_plugins.tools.user_dir import USER_DIR
-from tests.commands import FORKED, ROOT
+from tests.commands import FORKED, MAIN, python
 
-MAIN = "from fairseq_plugins.tools.cli import main; main()"
 WITHOUT_FAIRSEQ = ["export-nbest", "lexicon", "own-data", "plot-loss", "prepare", "score", "tune-length", "user-dir"]
 LOADING = ["average", "import-fconv", "plot-attention", "plot-branches"]
 
@@ -33,8 +32,7 @@ LOADING = ["average", "import-fconv", "plot-attention", "plot-branches"]
 def call(*words: str) -> subprocess.CompletedProcess[str]:
     """The command in a process that tells at its end, on stderr, what it has imported."""
     program = f"import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); {MAIN}"
-    command = [sys.executable, "-W", "ignore", "-c", program, *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return python("-c", program, *words)
 
 
 @pytest.mark.parametrize("words", [["--help"], ["user-dir"], *([name, "--help"] for name in WITHOUT_FAIRSEQ)])
@@ -121,7 +119,8 @@ def test_whatever_comes_first_registers_everything(tmp_path: Path) -> None:
 def test_what_registers_leaves_out_the_compiler_of_torch() -> None:
     """Which takes a second and 60 MB, of each of fairseq's commands."""
     program = "import sys, fairseq_plugins.registration; assert 'torch._dynamo' not in sys.modules"
-    subprocess.run([sys.executable, "-W", "ignore", "-c", program], cwd=ROOT, check=True)
+    result = python("-c", program)
+    assert result.returncode == 0, result.stderr
 
 
 def import_twice(user_dir: str, found: Path) -> None:

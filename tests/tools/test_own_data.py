@@ -18,23 +18,14 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 import fairseq_plugins.registration  # noqa: F401  (registers the architectures)
 from fairseq_plugins.tools import cli, own_data, own_translations
 from fairseq_plugins.tools.work import work_in
-from tests.commands import ROOT, hypotheses, run
+from tests.commands import MAIN, hypotheses, python, run
 
 TINY = "--encoder-layers '[(16, 3)]' --decoder-layers '[(16, 3)]' --max-epoch 2 --num-workers 0"
 TINY += " --max-source-positions 64 --max-target-positions 64"
 
 
 def own(*words: object, stdin: str | None = None, succeeds: bool = True) -> subprocess.CompletedProcess[str]:
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", "from fairseq_plugins.tools.cli import main; main()", "own-data"]
-        + [str(word) for word in words],
-        cwd=ROOT,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    result = python("-c", MAIN, "own-data", *words, stdin=stdin)
     assert (result.returncode == 0) == succeeds, result.stderr[-4000:]
     return result
 

@@ -13,9 +13,8 @@ import pytest
 
 from fairseq_plugins.tools import cli, work
 from fairseq_plugins.tools.work import running, stoppable, work_in
-from tests.commands import ROOT
+from tests.commands import MAIN, ROOT
 
-MAIN = "from fairseq_plugins.tools.cli import main; main()"
 SLEEPER = """
 import sys
 from pathlib import Path
