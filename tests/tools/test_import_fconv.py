@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import resource
 import shlex
 from argparse import Namespace
 from pathlib import Path
@@ -19,6 +18,7 @@ from fairseq_plugins.models.convs2s.from_fconv import convert_parameters
 from fairseq_plugins.tools import cli
 from tests.conftest import enliven
 from tests.models.test_generation import assert_same, generate
+from tests.tools.test_whole_file import full_disk
 
 OPTIONS = {
     "encoder_layers": "[(16, 3)] * 2 + [(24, 3)]",
@@ -106,44 +106,40 @@ def test_keeps_what_fairseq_would_have_filled_in(tmp_path, data, task, capsys) -
     assert [convolution.kernel for convolution in model.decoder.convolutions] == [3, 3, 3]
 
 
-def fails(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+def fails(*arguments: object) -> str:
     with pytest.raises(SystemExit) as stop:
         cli.main(["import-fconv", *map(str, arguments)])
     return str(stop.value)
 
 
-def test_refuses_what_it_cannot_convert(tmp_path, data, fconv, capsys) -> None:
-    assert "nowhere.pt does not exist" in fails(capsys, tmp_path / "nowhere.pt", tmp_path / "new.pt")
+def test_refuses_what_it_cannot_convert(tmp_path, data, fconv) -> None:
+    assert "nowhere.pt does not exist" in fails(tmp_path / "nowhere.pt", tmp_path / "new.pt")
 
     checkpoint = save(tmp_path / "old.pt", fconv.state_dict(), data)
-    assert "old.pt exists already" in fails(capsys, checkpoint, checkpoint)
+    assert "old.pt exists already" in fails(checkpoint, checkpoint)
 
     other = save(tmp_path / "other.pt", fconv.state_dict(), data, arch="transformer")
-    assert "'transformer', of the family transformer, and not one" in fails(capsys, other, tmp_path / "new.pt")
+    assert "'transformer', of the family transformer, and not one" in fails(other, tmp_path / "new.pt")
     ours = save(tmp_path / "ours.pt", fconv.state_dict(), data, arch="convs2s_tiny")
-    assert "'convs2s_tiny', of the family convs2s, and not one" in fails(capsys, ours, tmp_path / "new.pt")
+    assert "'convs2s_tiny', of the family convs2s, and not one" in fails(ours, tmp_path / "new.pt")
 
     more = save(tmp_path / "more.pt", {**fconv.state_dict(), "decoder.gate.weight": torch.zeros(1)}, data)
-    assert "decoder.gate.weight is not a parameter of fairseq's fconv" in fails(capsys, more, tmp_path / "new.pt")
+    assert "decoder.gate.weight is not a parameter of fairseq's fconv" in fails(more, tmp_path / "new.pt")
 
     large = {**fconv.state_dict(), "encoder.fc1.bias": torch.zeros(1).expand(10**12)}  # in a file of some kilobytes
     blown_up = save(tmp_path / "blown_up.pt", large, data)
-    assert "encoder.fc1.bias is a tensor of 4000000000000 bytes" in fails(capsys, blown_up, tmp_path / "new.pt")
+    assert "encoder.fc1.bias is a tensor of 4000000000000 bytes" in fails(blown_up, tmp_path / "new.pt")
 
     (tmp_path / "text.pt").write_text("not a checkpoint")
-    assert "text.pt" in fails(capsys, tmp_path / "text.pt", tmp_path / "new.pt")
+    assert "text.pt" in fails(tmp_path / "text.pt", tmp_path / "new.pt")
     assert not (tmp_path / "new.pt").exists()
 
 
-def test_a_full_disk_leaves_nothing_behind(tmp_path, data, fconv, capsys) -> None:
+def test_a_full_disk_leaves_nothing_behind(tmp_path, data, fconv) -> None:
     checkpoint = save(tmp_path / "old.pt", fconv.state_dict(), data)
     before = sorted(tmp_path.iterdir())
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-    try:
-        assert "new.pt was not written: File too large" in fails(capsys, checkpoint, tmp_path / "new.pt")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with full_disk(1000):
+        assert "new.pt was not written: File too large" in fails(checkpoint, tmp_path / "new.pt")
     assert sorted(tmp_path.iterdir()) == before
 
 
