@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -174,7 +175,10 @@ class SequenceRisk(FairseqCriterion):
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
         """Log means of sentences, the perplexity of words, and means of batches."""
-        total = {name: sum(log[name] for log in logging_outputs) for name in logging_outputs[0]}
+        total: dict[str, Any] = defaultdict(float)
+        for log in logging_outputs:
+            for name, value in log.items():
+                total[name] += value
         sentences, batches = total["nsentences"], total["batches"]
         for name in ("loss", "risk", "best", "oracle", "translations"):
             metrics.log_scalar(name, total[name] / sentences, sentences, round=3)

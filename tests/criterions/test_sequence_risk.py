@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from fairseq import utils
 from fairseq.data import Dictionary
 from fairseq.logging import metrics
 from fairseq.models.fconv import FConvModel
@@ -26,29 +25,10 @@ from fairseq_plugins.criterions.row_scores import score_rows
 from fairseq_plugins.criterions.sequence_risk import SequenceRisk
 from fairseq_plugins.generation.beam_search import FastBeamSearch
 from fairseq_plugins.generation.candidates import Candidates
-from tests.conftest import ARCHITECTURES
-from tests.generation.fairseq_models import FAIRSEQ_MODELS, fairseq_model
+from tests.generation.fairseq_models import fairseq_model
 from tests.operators import Operators
 
 BOS, PAD, EOS = 0, 1, 2
-
-
-@pytest.fixture
-def double(monkeypatch: pytest.MonkeyPatch) -> None:
-    """fairseq takes every softmax in float32."""
-    monkeypatch.setattr(utils, "log_softmax", lambda x, dim, onnx_trace=False: x.log_softmax(dim))
-
-
-@pytest.fixture(params=[*ARCHITECTURES, *FAIRSEQ_MODELS])
-def models(
-    request: pytest.FixtureRequest, build: Any, task: SimpleNamespace, device: torch.device, double: None
-) -> list[Any]:
-    """Twice the same model, in float64 and without dropout."""
-    if request.param == "lstm":
-        request.getfixturevalue("_without_cudnn")
-    if request.param in FAIRSEQ_MODELS:
-        return [fairseq_model(request.param, task).to(device).double() for _ in range(2)]
-    return [build(request.param).double() for _ in range(2)]
 
 
 @pytest.fixture

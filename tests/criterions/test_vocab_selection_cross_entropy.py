@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from fairseq import utils
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.data import Dictionary
@@ -18,7 +17,6 @@ from torch import Tensor
 from fairseq_plugins.criterions.vocab_selection_cross_entropy import VocabSelectionCrossEntropy
 from fairseq_plugins.generation.candidates import Candidates
 from tests.conftest import ARCHITECTURES
-from tests.generation.fairseq_models import FAIRSEQ_MODELS, fairseq_model
 
 PAD, EOS = 1, 2
 
@@ -33,24 +31,6 @@ def candidates(dictionary: Dictionary, everything: bool = False) -> Candidates:
 def criterion(dictionary: Dictionary, found: Candidates, epsilon: float = 0.1, average: bool = False, **options: Any):
     task = SimpleNamespace(target_dictionary=dictionary, candidates=found)
     return VocabSelectionCrossEntropy(task, sentence_avg=average, label_smoothing=epsilon, **options)
-
-
-@pytest.fixture
-def double(monkeypatch: pytest.MonkeyPatch) -> None:
-    """fairseq takes every softmax in float32."""
-    monkeypatch.setattr(utils, "log_softmax", lambda x, dim, onnx_trace=False: x.log_softmax(dim))
-
-
-@pytest.fixture(params=[*ARCHITECTURES, *FAIRSEQ_MODELS])
-def models(
-    request: pytest.FixtureRequest, build: Any, task: SimpleNamespace, device: torch.device, double: None
-) -> list[Any]:
-    """Twice the same model, in float64."""
-    if request.param == "lstm":
-        request.getfixturevalue("_without_cudnn")
-    if request.param in FAIRSEQ_MODELS:
-        return [fairseq_model(request.param, task).to(device).double() for _ in range(2)]
-    return [build(request.param).double() for _ in range(2)]
 
 
 @pytest.fixture
