@@ -78,10 +78,11 @@ def test_a_second_call_fills_what_is_left(data: Path, tmp_path: Path) -> None:
     assert re.search(r"^\| base \| [\d.]+ \| [\d.]+ to [\d.]+ \| [\d.]+ \| 2 of 2 \|$", table, flags=re.MULTILINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "word", "overrides"),
     [
-        pytest.param("conv_encoder", "c", [], marks=pytest.mark.slow),  # CNN-c
+        ("conv_encoder", "c", []),  # CNN-c
         (
             "weighted_transformer",
             "4.5",

@@ -38,6 +38,33 @@ def test_several_tokens_at_once(build, architecture, sentences) -> None:
 
 
 @torch.no_grad()
+def test_weights_never_go_stale(build, architecture, sentences) -> None:
+    """Whatever changes the weights, and however, the next batch is decoded with what they are then."""
+    model, other = build(architecture), build(architecture, seed=2).state_dict()
+    source, target = sentences([5, 3]), sentences([4, 4])
+
+    def check() -> None:
+        encoded = model.encoder(source)
+        expected, _ = model.decoder(target, encoded)
+        close(model.decoder(target, encoded, incremental_state={})[0], expected)
+
+    check()
+    for parameter in model.parameters():
+        parameter.data.mul_(1.1)  # as fairseq's optimizers write: autograd's version counters do not notice
+    check()
+    model.load_state_dict(other)
+    check()
+    model.make_generation_fast_(need_attn=False)
+    check()
+    # A training checkpoint, into a model prepared for inference.
+    model.load_state_dict({name: (value + build(architecture).state_dict()[name]) / 2 for name, value in other.items()})
+    check()
+    for parameter in model.parameters():
+        parameter.data.mul_(0.9)
+    check()
+
+
+@torch.no_grad()
 def test_rows_that_are_no_beams(build, architecture, sentences, device) -> None:
     """Sentences in another order before decoding: no beams, so each row is a sentence of its own."""
     model = build(architecture)

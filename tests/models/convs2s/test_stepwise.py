@@ -51,34 +51,6 @@ def check_windows(decoding, reference, tokens: torch.Tensor, source: Source) -> 
         close(layer.convolution.window.past, past.flatten(1))
 
 
-@torch.no_grad()
-def test_weights_never_go_stale(build, sentences) -> None:
-    """Whatever changes the weights, and however, the next batch is decoded with what they are then."""
-    model, other = build("convs2s_tiny"), build("convs2s_tiny", seed=2)
-    encoded, target = model.encoder(sentences([5, 3])), sentences([4, 4])
-
-    def check() -> None:
-        expected, _ = model.decoder(target, encoded)
-        close(model.decoder(target, encoded, incremental_state={})[0], expected)
-
-    check()
-    for parameter in model.parameters():
-        parameter.data.mul_(1.1)  # as fairseq's optimizers write: autograd's version counters do not notice
-    check()
-    model.load_state_dict(other.state_dict())
-    check()
-    model.make_generation_fast_(need_attn=False)
-    check()
-    average = {
-        name: (value + build("convs2s_tiny").state_dict()[name]) / 2 for name, value in other.state_dict().items()
-    }
-    model.load_state_dict(average)  # a training checkpoint, into a model prepared for inference
-    check()
-    for parameter in model.parameters():
-        parameter.data.mul_(0.9)
-    check()
-
-
 @pytest.mark.parametrize(("beam", "length"), [(1, 17), (3, 17), (1, 18), (3, 18)])
 @torch.no_grad()
 def test_the_source_is_projected_where_that_is_less_work(build, sentences, beam: int, length: int) -> None:

@@ -95,26 +95,6 @@ def test_attention_is_that_of_the_last_layer(build, sentences) -> None:
     close(extra["attn"][0], expected)
 
 
-@torch.no_grad()
-def test_weights_never_go_stale(build, sentences) -> None:
-    """Whatever changes the weights, the next batch is decoded with what they are then."""
-    model, other = build("weighted_transformer_tiny"), build("weighted_transformer_tiny", seed=2)
-    target = sentences([4, 4])
-
-    def check() -> None:
-        encoded = model.encoder(sentences([5, 3]))
-        expected, _ = model.decoder(target, encoded)
-        close(model.decoder(target, encoded, incremental_state={})[0], expected)
-
-    check()
-    for parameter in model.parameters():
-        parameter.data.mul_(1.1)
-    check()
-    model.make_generation_fast_(need_attn=False)
-    model.load_state_dict(other.state_dict())
-    check()
-
-
 @pytest.mark.parametrize(("beam", "length"), [(1, 3), (2, 3), (3, 3), (3, 4), (3, 9)])
 @torch.no_grad()
 def test_the_first_maps_go_to_the_values_where_that_is_less_work(build, sentences, beam: int, length: int) -> None:
