@@ -117,13 +117,13 @@ def refuse_options_of_other_tasks() -> None:
         name = getattr(cfg.get("task"), "_name", None)
         if isinstance(asked, str) and isinstance(cfg.task, DictConfig) and name != asked:
             raise ValueError(f"a checkpoint of the task {name} cannot be given to {asked}")
-        parts = [READ, *(cfg[part] for part in READ if isinstance(cfg.get(part), DictConfig | dict | Namespace))]
-        for option in kwargs.keys() - options_of(name) - read_by_the_hub:
-            if any(option in part for part in parts):
-                continue
-            if tasks_with(option):
+        parts = {part: cfg[part] for part in cfg if isinstance(cfg[part], DictConfig | dict | Namespace)}
+        for option in kwargs.keys() - options_of(name) - read_by_the_hub - {*READ}:
+            places = {part for part, options in parts.items() if option in options}
+            if not places and tasks_with(option):
                 raise ValueError(f"{option} is no option of the task {name}; give task=, one of {tasks_with(option)}")
-            logger.warning(f"{option} does nothing: it is no option of translating")
+            if not places & {*READ}:
+                logger.warning(f"{option} does nothing: it is no option of translating")
         return loaded
 
 

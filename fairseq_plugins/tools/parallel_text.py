@@ -237,7 +237,9 @@ def segmenter(codes: Path) -> Line:
         ValueError: they are none of subword-nmt.
     """
     with blaming(codes, "has no codes of subword-nmt"), codes.open(encoding="utf-8") as file:
-        return partial(segment, BPE(file))
+        bpe = BPE(file)
+        bpe.process_line("xy")  # which tells whether it knows their version
+    return partial(segment, bpe)
 
 
 def apply_codes(codes: Path, path: Path, output: Path, workers: int) -> None:

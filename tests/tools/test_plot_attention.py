@@ -128,7 +128,7 @@ def test_words_that_the_model_does_not_know(data: Path, tmp_path: Path, capsys: 
     assert printed.err.startswith("warning: the model does not know w@@ 1. ")
     cli.main(["plot-attention", *files, "--input", "w1 x@@"])
     assert capsys.readouterr().err.startswith("warning: the model does not know x@@. ")
-    for other in (b"one word\nor three of them\n", b"\x80"):
+    for other in (b"one word\nor three of them\n", b"\x80", b"#version: 0.3\n1 2</w>\n"):
         (tmp_path / "code").write_bytes(other)
         cli.main(["plot-attention", *files, "--input", "w1"])
         printed = capsys.readouterr()
