@@ -178,6 +178,15 @@ def keep_the_model(path: Path, *arguments: Any) -> None:
     torch.save(made[0].get_model().state_dict(), path)
 
 
+def one_of_two() -> list[str]:
+    """fairseq-train's options for each of two processes that are started by hand; the rank follows them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    words = ["--distributed-world-size", "2", "--distributed-backend", "gloo", "--distributed-no-spawn"]
+    return [*words, "--distributed-init-method", place, "--distributed-rank"]
+
+
 def train_two_processes_and_one(
     folder: Path, *options: object, backend: str = "legacy_ddp"
 ) -> tuple[list[str], list[dict[str, torch.Tensor]]]:
@@ -186,11 +195,7 @@ def train_two_processes_and_one(
     Returns:
         for the two ranks and the single process, what it printed and the parameters that it ended with.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    parallel = ["--distributed-world-size", "2", "--distributed-backend", "gloo", "--ddp-backend", backend]
-    parallel += ["--distributed-no-spawn", "--distributed-init-method", f"tcp://127.0.0.1:{port}", "--distributed-rank"]
+    parallel = ["--ddp-backend", backend, *one_of_two()]
     processes = []
     for number, more in enumerate([[*parallel, 0], [*parallel, 1], ["--update-freq", 2]]):
         words = [*map(str, [*options, "--save-dir", folder / f"save{number == 2}", *more])]

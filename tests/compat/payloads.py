@@ -22,6 +22,16 @@ class Payload:
         return os.system, (f"touch {self.trace}",)
 
 
+class Pickled:
+    """Pickled as the call that it is given, followed by the state that is set on the result."""
+
+    def __init__(self, *reduced: Any) -> None:
+        self.reduced = reduced
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.reduced
+
+
 def code(trace: Path) -> str:
     """An expression that leaves ``trace`` behind when it is evaluated."""
     return f"__import__('os').system('touch {trace}')"

@@ -5,7 +5,6 @@ import inspect
 import pickle
 import random
 import shutil
-import socket
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +18,8 @@ from fairseq.logging import meters
 
 from fairseq_plugins.compat import checkpoints
 from tests import faults
-from tests.commands import USER_DIR, run
-from tests.compat.payloads import Payload
+from tests.commands import USER_DIR, one_of_two, run
+from tests.compat.payloads import Payload, Pickled
 
 TRAINING = """--arch transformer --cpu --num-workers 0 --max-tokens 200 --log-format none --optimizer adam
     --lr 0.01 --encoder-embed-dim 8 --encoder-layers 1 --encoder-ffn-embed-dim 8 --encoder-attention-heads 2
@@ -48,16 +47,6 @@ def checkpoint(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     run("train", data, "--user-dir", USER_DIR, "--save-dir", folder, "--max-epoch", 1, *TRAINING.split())
     return folder / "checkpoint_last.pt"
-
-
-class Pickled:
-    """Pickled as the call that it is given, followed by the state that is set on the result."""
-
-    def __init__(self, *reduced: object) -> None:
-        self.reduced = reduced
-
-    def __reduce__(self) -> tuple:
-        return self.reduced
 
 
 def crafted_array(dtype: object, data: object = b"A" * 16) -> Pickled:
@@ -153,13 +142,9 @@ def test_a_checkpoint_of_old_fairseq_loads(tmp_path: Path, monkeypatch: pytest.M
 
 def test_two_processes_resume(data: Path, checkpoint: Path, tmp_path: Path) -> None:
     """Weights, optimizer, meters and moving averages come back; the second process gets them from the first."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     shutil.copy(checkpoint, tmp_path)
-    words = [data, "--user-dir", USER_DIR, "--max-epoch", 2, *TRAINING.split(), "--distributed-world-size", 2]
-    words += ["--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp", "--distributed-no-spawn"]
-    words += ["--distributed-init-method", f"tcp://127.0.0.1:{port}", "--distributed-rank"]
+    words = [data, "--user-dir", USER_DIR, "--max-epoch", 2, *TRAINING.split(), "--ddp-backend", "legacy_ddp"]
+    words += one_of_two()
     for rank in [faults.start([*words, rank], tmp_path) for rank in (0, 1)]:
         after = faults.finish(rank, tmp_path)
     output = (tmp_path / "log").read_text()

@@ -25,7 +25,7 @@ from fairseq_plugins.compat.contents import check, contents, takes_any_state
 from fairseq_plugins.tools import cli
 from tests import commands
 from tests.commands import USER_DIR
-from tests.compat.payloads import untrained
+from tests.compat.payloads import Pickled, untrained
 
 NAME = "encoder.embed_tokens.weight"
 WORD = "a-word-of-the-environment"
@@ -104,16 +104,6 @@ def test_references_of_fairseq_itself_are_followed() -> None:
     assert cfg.model.max_source_positions == 77
 
 
-class Rebuilt:
-    """Pickled as a call."""
-
-    def __init__(self, *reduced: object) -> None:
-        self.reduced = reduced
-
-    def __reduce__(self) -> Any:
-        return self.reduced
-
-
 def compressed() -> torch.Tensor:
     """Rows and columns beyond its size, which torch believes."""
     places, columns = torch.tensor([0, 5, 10**6]), torch.tensor([10**9, -(10**9), 3])
@@ -122,10 +112,10 @@ def compressed() -> torch.Tensor:
     )
 
 
-def with_attributes() -> Rebuilt:
+def with_attributes() -> Pickled:
     """It says of itself that it has no elements."""
     large = torch.ones(1).expand(10**12)
-    return Rebuilt(torch._utils._rebuild_parameter_with_state, (large, False, {}, {"numel": set, "element_size": set}))
+    return Pickled(torch._utils._rebuild_parameter_with_state, (large, False, {}, {"numel": set, "element_size": set}))
 
 
 BOUNDS = "(`0 <= col_indices < ncols` is not satisfied|size is inconsistent with indices)"

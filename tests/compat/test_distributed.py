@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ import torch
 
 from fairseq_plugins.compat import distributed
 from tests import faults
-from tests.commands import ROOT
+from tests.commands import ROOT, one_of_two
 from tests.conftest import ARCHITECTURES
 
 # Writes what each rank has whenever rank 0 saves a checkpoint.
@@ -78,11 +77,8 @@ def launched(command: list[object], save: Path) -> Iterator[subprocess.Popen[byt
 
 def fork(words: list[object], save: Path) -> list[BaseProcess]:
     """Start two ranks by hand, for which fairseq need not be imported again."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        method = f"tcp://localhost:{free.getsockname()[1]}"
-    words = [*words, "--distributed-world-size", 2, "--distributed-no-spawn", "--distributed-init-method", method]
-    return [faults.start([*words, "--distributed-rank", rank], save) for rank in range(2)]
+    words = [*words, *one_of_two()]
+    return [faults.start([*words, rank], save) for rank in range(2)]
 
 
 def folders(parent: Path) -> tuple[Path, Path]:
