@@ -91,6 +91,11 @@ def test_words_in_another_order_are_refused(data: Path, alone: Path, tmp_path: P
         checkpoint_utils.load_model_ensemble([str(tmp_path / "older.pt"), str(alone)], {"data": str(shuffled)})
     with pytest.raises(ValueError, match=re.escape(error)):
         from_python(shuffled, alone)
+    for number in range(2):
+        shutil.copy(alone, tmp_path / f"parts-shard{number}.pt")
+    parts = [str(tmp_path / "parts.pt")]
+    with pytest.raises(ValueError, match=r"parts\.pt was trained with other target words"):
+        checkpoint_utils.load_model_ensemble(parts, {"data": str(shuffled)}, strict=False, num_shards=2)
     for words in (
         ["plot-attention", shuffled, "--path", alone, "--input", "w1", "--output", tmp_path / "attention.png"],
         ["export", alone, tmp_path / "exported", "--data", shuffled],

@@ -48,6 +48,7 @@ SAFETY: dict[Repair, tuple[Repair, ...]] = {
 KINDNESS: dict[Repair, tuple[Repair, ...]] = {
     command_line.understand_command_lines: (),
     distributed.follow_torchrun: (),
+    distributed.gather_on_processors: (),
     distributed.join_the_others_under_hydra: (),
     distributed.train_on_processors: (distributed.follow_torchrun,),  # which decides how many processes there are
     distributed.wrap_models_on_processors: (),

@@ -25,7 +25,7 @@ def understand_command_lines() -> None:
     the second.  ``--bf16`` is taken for a wish to train on a TPU, also where there is no software for one, and fails.
     ``--task language_modeling`` with a model of translation fails inside of the options; where the task has all that
     the model takes, nothing is refused.  So does ``--tokenizer moses``, to which fairseq gives no languages but those
-    of the command line.
+    of the command line.  fairseq-validate without ``--task`` fails by KeyError: None.
     """
     parse = options.parse_args_and_arch
     answer_later = answers_help_too_early(parse)
@@ -43,7 +43,12 @@ def understand_command_lines() -> None:
 
             given = [word for word in given if word not in ("-h", "--help")]
             return parse(parser, given, modify_parser=answer)
-        parsed = parse(parser, input_args, *more, **others)
+        try:
+            parsed = parse(parser, input_args, *more, **others)
+        except KeyError as error:
+            if error.args != (None,):
+                raise
+            raise ValueError("--task is wanted, that of the training, such as translation") from None
         args = parsed[0] if isinstance(parsed, tuple) else parsed
         if no_tpu:
             args.tpu = "--tpu" in given

@@ -19,7 +19,13 @@ from torch.multiprocessing.spawn import spawn
 
 from fairseq_plugins.compat.wrapping import in_place_of
 
-__all__ = ["follow_torchrun", "join_the_others_under_hydra", "train_on_processors", "wrap_models_on_processors"]
+__all__ = [
+    "follow_torchrun",
+    "gather_on_processors",
+    "join_the_others_under_hydra",
+    "train_on_processors",
+    "wrap_models_on_processors",
+]
 
 SET_BY_TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 
@@ -139,6 +145,25 @@ def train_on_processors() -> None:
         training.distributed_rank = None  # each process gets its own
         arguments = (main, cfg, {**kwargs, "start_rank": 0})
         spawn(distributed_utils.distributed_main, arguments, training.distributed_world_size)
+
+
+def gather_on_processors() -> None:
+    """fairseq-validate, and what has logs that cannot be summed, gathers by way of a GPU's memory.
+
+    The probe is of the code: to ask it takes several processes.
+    """
+    gather = distributed_utils.all_gather_list
+    if "cuda" not in gather.__code__.co_names:
+        return
+
+    @in_place_of(distributed_utils, "all_gather_list")
+    def all_gather_list(data: Any, group: Any = None, max_size: int = 16384) -> list[Any]:
+        if torch.cuda.is_available():
+            return gather(data, group, max_size)
+        group = distributed_utils.get_global_group() if group is None else group
+        found: list[Any] = [None] * distributed_utils.get_world_size(group)
+        torch.distributed.all_gather_object(found, data, group=group)
+        return found
 
 
 def wants_a_gpu_for_a_model(wrap: Callable[..., nn.Module]) -> bool:

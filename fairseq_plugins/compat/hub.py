@@ -96,7 +96,7 @@ def refuse_options_of_other_tasks() -> None:
     There is nothing to probe: what has been taken is found in the configuration.
     """
     load = hub_utils.from_pretrained
-    read_by_the_hub = {*inspect.signature(load).parameters, "is_vocoder", "user_dir"}
+    read_by_the_hub = {*inspect.signature(load).parameters, "user_dir"}
     if "generation_args" in load.__code__.co_consts:  # which fairseq 0.12.2 does not read
         read_by_the_hub.add("generation_args")
 
@@ -110,6 +110,8 @@ def refuse_options_of_other_tasks() -> None:
             if isinstance(name := kwargs[option], str) and name not in names[option]:
                 raise ValueError(f"there is no {option} {name!r}, but {', '.join(sorted(names[option]))}")
         loaded = load(*args, **kwargs)
+        if loaded["models"] is None:  # a vocoder of speech, which its class makes
+            return loaded
         # Models of speech have a from_pretrained of their own, and search with what it is given.
         if type(loaded["models"][0]).from_pretrained.__func__ is BaseFairseqModel.from_pretrained.__func__:
             refuse_ignored({**kwargs, **(kwargs.get("generation_args") or {})}, NOT_IN_LOADING)

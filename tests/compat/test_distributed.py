@@ -18,7 +18,7 @@ import torch
 
 from fairseq_plugins.compat import distributed
 from tests import faults
-from tests.commands import ROOT, one_of_two
+from tests.commands import ROOT, USER_DIR, one_of_two
 from tests.conftest import ARCHITECTURES
 
 # Writes what each rank has whenever rank 0 saves a checkpoint.
@@ -163,6 +163,19 @@ def test_ranks_that_are_started_one_by_one(data: Path, user_dir: Path, tmp_path:
     for rank in ranks:
         faults.finish(rank, several)
     assert_trained_as_one(several, 2, expected["model"])
+
+
+def test_validation_in_two_processes(data: Path, tmp_path: Path) -> None:
+    """Each validates a half of the data, with the options of the model that are asked for."""
+    faults.finish(faults.start([*options(data, "convs2s_tiny"), "--max-update", 1], tmp_path), tmp_path)
+    words = ["fairseq_cli.validate", data, "--user-dir", USER_DIR, "--path", tmp_path / "checkpoint_last.pt"]
+    words += ["--task", "translation", "--batch-size", 4, "--source-lang", "tgt", "--target-lang", "src"]
+    found = []
+    for processes in (1, 2):
+        with launched([*words, "--distributed-world-size", processes], tmp_path) as validation:
+            assert validation.wait(timeout=120) == 0, (tmp_path / "log").read_text()[-6000:]
+        found.append(re.findall(r"valid on .* (loss [\d.]+) \|", (tmp_path / "log").read_text()))
+    assert found[0] == found[1][:1], found
 
 
 def wait_for(path: Path) -> None:

@@ -141,6 +141,15 @@ def test_an_option_that_nobody_reads_is_told(load, caplog: pytest.LogCaptureFixt
     assert told[-1] == "lenpan does nothing: a search has no such option"
 
 
+def test_a_vocoder_of_speech_comes_without_a_model(tmp_path: Path) -> None:
+    """Its class makes the model."""
+    load = hub.hub_utils.from_pretrained
+    if "is_vocoder" not in load.__wrapped__.__code__.co_consts:
+        pytest.skip("this fairseq has no vocoders in its hub")
+    found = load(str(tmp_path), "model.pt", str(tmp_path), is_vocoder=True)
+    assert (found["args"]["model_path"], found["models"]) == ([str(tmp_path / "model.pt")], None)
+
+
 @pytest.mark.parametrize("task", ["translation", "translation_fast"])
 def test_alignments_are_those_of_a_model_that_was_prepared_for_them(load, architecture: str, task: str) -> None:
     model, prepared = (load(architecture, task=task, **options) for options in ({}, {"print_alignment": "hard"}))

@@ -74,3 +74,8 @@ def test_moses_wants_languages(data: Path) -> None:
     assert error == "ValueError: --tokenizer moses needs --source-lang and --target-lang"
     error = run("generate", *options, "--target-lang", "tgt", succeeds=False).stderr.splitlines()[-1]
     assert "none.pt" in error
+
+
+def test_validation_wants_a_task(data: Path) -> None:
+    error = run("validate", data, "--user-dir", USER_DIR, "--path", "none.pt", succeeds=False).stderr.splitlines()[-1]
+    assert error == "ValueError: --task is wanted, that of the training, such as translation"
