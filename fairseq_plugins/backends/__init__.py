@@ -1,7 +1,7 @@
-"""Rooms that make a built model fast on one kind of machine, by other forms of its parts: `cpu`, so far.
+"""Packages that make a built model fast on one kind of machine, by other forms of its parts: `cpu`, so far.
 
-Nothing in the rooms of the equations (`nn`, `models`) knows them: `fairseq_plugins.registration` hangs them in
-`models.translation_model`.
+Nothing in those of the equations (`nn`, `models`) imports them: `fairseq_plugins.registration` adds each to
+`TranslationModel.backends`.
 """
 
-from fairseq_plugins import registration  # noqa: F401  (first, for a room needs the models)
+from fairseq_plugins import registration  # noqa: F401  (first, for a backend needs the models)

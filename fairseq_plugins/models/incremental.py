@@ -137,7 +137,7 @@ class StepwiseDecoding:
         words: when given, the words to predict among, see `SelectedRows`; by default all.
 
     Attributes:
-        linear: `F.linear`, or a backend's, for what is multiplied once for a batch; `pack` is for what steps multiply.
+        linear: `F.linear`, or a backend's, for what is multiplied once for a batch; `map_of` is for steps.
         fixed: whether a capacity was given.
         steps: how many the host knows of.
     """
@@ -160,14 +160,14 @@ class StepwiseDecoding:
         projection: nn.Linear | SelectedRows = decoder.output_projection
         if words is not None:
             projection = SelectedRows(projection, words)
-        self.output_layer = self.pack(projection.weight, projection.bias)
+        self.output_layer = self.map_of(projection.weight, projection.bias)
         self.set_up()
 
     @abstractmethod
     def set_up(self) -> None:
         """What a batch computes once, of plain weights and of the source, and the state before the first step."""
 
-    def pack(self, weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+    def map_of(self, weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
         """The map ``x -> x Wᵀ + b`` for all steps, with the weight, (O, K), as it is now, which backends lay out."""
         return partial(F.linear, weight=weight, bias=bias)
 

@@ -62,10 +62,10 @@ class AttentiveLSTM(nn.Module):
             self.conditional_input.weight,
         )
         # Under autocast they come in different precisions, and the backward pass is not under it.
-        h, a = _Recurrence.apply(self.pack, x, *(other.to(x.dtype) for other in others))
+        h, a = _Recurrence.apply(self.map_of, x, *(other.to(x.dtype) for other in others))
         return h.transpose(0, 1), a.transpose(0, 1)
 
-    def pack(self, weight: Tensor, rows: int) -> Callable[[Tensor], Tensor]:
+    def map_of(self, weight: Tensor, rows: int) -> Callable[[Tensor], Tensor]:
         """The map ``x -> x Wᵀ`` for so many rows at every step; backends lay the weight out."""
         return partial(F.linear, weight=weight)
 
@@ -90,7 +90,7 @@ class _Recurrence(torch.autograd.Function):
     """The loop over time.
 
     Args of `apply`:
-        pack: as of `AttentiveLSTM`.
+        map_of: as of `AttentiveLSTM`.
         x: W_g g + b, (T, B, 4H).
         q: g + b_d, (T, B, f).
         keys, values: (B, S, f).
@@ -105,7 +105,7 @@ class _Recurrence(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        pack: Callable[[Tensor, int], Callable[[Tensor], Tensor]],
+        map_of: Callable[[Tensor, int], Callable[[Tensor], Tensor]],
         x: Tensor,
         q: Tensor,
         keys: Tensor,
@@ -120,7 +120,7 @@ class _Recurrence(torch.autograd.Function):
         cells = torch.zeros_like(states)
         gates, queries, contexts = torch.empty_like(x), torch.empty_like(q), torch.empty_like(q)
         attention = x.new_empty(steps, batch, keys.size(1))
-        recurrent, conditional_input = pack(w_h, batch), pack(w_c, batch)
+        recurrent, conditional_input = map_of(w_h, batch), map_of(w_c, batch)
         columns = keys.transpose(1, 2)
         for t in range(steps):
             from_state = recurrent(states[t])
@@ -130,7 +130,7 @@ class _Recurrence(torch.autograd.Function):
             contexts[t] = torch.bmm(a, values).squeeze(1)
             torch.add(x[t] + from_state[:, :width], conditional_input(contexts[t]), out=gates[t])
             states[t + 1], cells[t + 1] = lstm_cell(gates[t], cells[t])
-        ctx.pack = pack
+        ctx.map_of = map_of
         ctx.save_for_backward(gates, states, cells, queries, contexts, attention, keys, values, w_h, w_c)
         ctx.mark_non_differentiable(attention)
         return states[1:], attention
@@ -140,8 +140,8 @@ class _Recurrence(torch.autograd.Function):
     def backward(ctx: Any, grad_states: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         gates, states, cells, queries, contexts, attention, keys, values, w_h, w_c = ctx.saved_tensors
         steps, batch, width = gates.shape
-        to_state = ctx.pack(w_h.t().contiguous(), batch)
-        to_context = ctx.pack(w_c.t().contiguous(), batch)
+        to_state = ctx.map_of(w_h.t().contiguous(), batch)
+        to_context = ctx.map_of(w_c.t().contiguous(), batch)
         columns = values.transpose(1, 2)
         # Of all steps: gates before their non-linearities with queries beside them, scores, contexts.
         grads = gates.new_empty(*gates.shape[:2], width + keys.size(2))

@@ -65,7 +65,7 @@ def step_in_pairs(convolution: GatedConvolution, rows: int) -> StepConvolution |
 
 
 class _InPairs(StepConvolution):
-    """Two steps in four products.
+    """Two steps in four products; the last two inputs take the place of product and window.
 
     Args:
         products: those of `winograd.packed_products`.

@@ -19,8 +19,8 @@ __all__ = ["FastAttentiveLSTM", "FastConvolution"]
 class FastAttentiveLSTM(AttentiveLSTM):
     """The same, with weights laid out once for all steps."""
 
-    def pack(self, weight: Tensor, rows: int) -> Callable[[Tensor], Tensor]:
-        """As `AttentiveLSTM.pack`."""
+    def map_of(self, weight: Tensor, rows: int) -> Callable[[Tensor], Tensor]:
+        """As `AttentiveLSTM.map_of`."""
         return pack(weight, None, rows)
 
 

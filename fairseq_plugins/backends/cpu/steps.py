@@ -31,7 +31,7 @@ FEWEST_IN_BAGS = 16  # rows; for fewer, matrix products take less time (measured
 class _WithPackedWeights(StepwiseDecoding):
     linear = staticmethod(linear)
 
-    def pack(self, weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+    def map_of(self, weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
         return pack(weight, bias, self.order.rows)
 
 

@@ -29,7 +29,7 @@ class ConvEncoderDecoding(StepwiseDecoding):
     def set_up(self) -> None:
         """One matrix for each LSTM, its first state, and attention whose projections are moved to the source."""
         to_embedding, attentive = self.decoder.to_embedding, self.decoder.attentive
-        self.to_embedding = self.pack(to_embedding.weight, to_embedding.bias)
+        self.to_embedding = self.map_of(to_embedding.weight, to_embedding.bias)
         self.attention = ConditionalInput(attentive, self.source)
         self.lstms = [self._lstm(attentive.input.weight, attentive.recurrent.weight, attentive.input.bias)]
         for lstm in cast("list[nn.LSTM]", self.decoder.upper):
@@ -37,7 +37,7 @@ class ConvEncoderDecoding(StepwiseDecoding):
             self.lstms.append(self._lstm(weight_input, weight_state, biases[0] + biases[1]))
 
     def _lstm(self, weight_input: Tensor, weight_state: Tensor, bias: Tensor) -> _StepLSTM:
-        gates = self.pack(torch.cat([weight_input, weight_state], dim=1), bias)
+        gates = self.map_of(torch.cat([weight_input, weight_state], dim=1), bias)
         return _StepLSTM(gates, weight_state.new_zeros(self.order.rows, weight_state.size(1)), self.fixed)
 
     def step(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:

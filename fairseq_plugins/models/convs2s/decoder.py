@@ -1,7 +1,8 @@
 """The convolutional decoder of ConvS2S (Gehring et al. 2017, sections 3.1 to 3.4), all target positions at once.
 
-B sentences, T target positions, S source positions, C layer width, f embedding width, V vocabulary.  Decoding step by
-step is in `stepwise`.
+B sentences, T target positions, S source positions, C layer width, f embedding width, V vocabulary.  Attention stands
+between a layer's gate and its residual connection (docs/decisions.md).  Decoding step by step is `ConvS2SDecoding`, in
+`stepwise`, which `model` names.
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ class ConvS2SDecoder(IncrementalDecoder):
         for convolution, attend, shortcut in self.layers:
             h = convolution(self.dropout(h))
             if attend is not None:
-                c, a = attend(h.transpose(0, 1), g, source)
-                h = c.transpose(0, 1)
+                h, a = attend(h.transpose(0, 1), g, source)
+                h = h.transpose(0, 1)
                 attention.append(a)
             h = shortcut(h, outputs)
             outputs.append(h)

@@ -34,7 +34,7 @@ class ConvS2SDecoding(StepwiseDecoding):
         """Plain weights for steps, windows, and attention whose projections are moved to the source where that pays."""
         decoder, source = self.decoder, self.source
         self.from_embedding, self.to_embedding = (
-            self.pack(part.weight, part.bias) for part in (decoder.from_embedding, decoder.to_embedding)
+            self.map_of(part.weight, part.bias) for part in (decoder.from_embedding, decoder.to_embedding)
         )
 
         self.layers = []
@@ -49,7 +49,7 @@ class ConvS2SDecoding(StepwiseDecoding):
         """One with plain weights, as they are now, step by step."""
         kernel, dim, _ = module.weight.shape
         window = Window(self.order.rows, kernel, dim, like=module.weight, fixed=self.fixed)
-        return StepConvolution(self.pack(module.matrix, module.bias), window)
+        return StepConvolution(self.map_of(module.matrix, module.bias), window)
 
     def step(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """One token per row, (R,), to features (R, out_embed_dim) and the averaged attention (R, S)."""
@@ -75,7 +75,7 @@ class ConvS2SDecoding(StepwiseDecoding):
         return decoder.dropout(self.to_embedding(h)), average
 
     def keep(self, kept: KeptSentences) -> None:
-        """Go on with these sentences only."""
+        """Go on with these sentences only; windows lose the rows of the others by the next order."""
         super().keep(kept)
         for layer in self.layers:
             if layer.projected is not None:
@@ -100,7 +100,7 @@ class StepConvolution:
         """One output of each row, (R, D).
 
         Args:
-            x: the next inputs, (R, C), which nobody overwrites for two steps.
+            x: the next inputs, (R, C); nobody overwrites them for two steps, in which other forms look back at them.
             order: the earlier row that each row continues, (R,); None when nothing moved.
         """
         return F.glu(self.convolve(x, order), dim=-1)

@@ -75,22 +75,22 @@ class _Layer:
 
     def __init__(self, decoding: WeightedTransformerDecoding, module: DecoderLayer) -> None:
         self.module = module
-        pack, keys, beam = decoding.pack, decoding.source.keys, decoding.order.beam
+        map_of, keys, beam = decoding.map_of, decoding.source.keys, decoding.order.beam
         own, other, out = module.self_attention, module.source_attention, module.self_attention_out
-        self.query_key_value = pack(
+        self.query_key_value = map_of(
             torch.cat([own.query.weight, own.key_value.weight]), torch.cat([own.query.bias, own.key_value.bias])
         )
-        self.self_attention_out = pack(out.weight, out.bias)
-        self.source_query = pack(other.query.weight, other.query.bias)
+        self.self_attention_out = map_of(out.weight, out.bias)
+        self.source_query = map_of(other.query.weight, other.query.bias)
         keys, values = other.project(keys)
         self.source_keys = keys.transpose(2, 3).contiguous()  # as columns, (B, h, v, S)
         self.past = Past(self.source_keys, decoding.capacity * beam)
 
         branches = module.branches
         folded = branches.fold()
-        self.out = pack(folded.out, branches.out.bias)
-        self.first = pack(branches.first.weight, branches.first.bias)
-        self.second = pack(folded.second, branches.second.bias)
+        self.out = map_of(folded.out, branches.out.bias)
+        self.first = map_of(branches.first.weight, branches.first.bias)
+        self.second = map_of(folded.second, branches.second.bias)
         # The first map of a branch's own head can go to the values, since averaging them is linear too: once per
         # sentence, and then averages of S values take the place of products with v rows.
         moves = beam > 1 and keys.size(2) < folded.first.size(1)
