@@ -1,96 +1,21 @@
-"""Downloading, reading, cleaning and the order of steps, beside what other libraries and plain Python make of it."""
+"""Preparing a corpus: what is fetched, the order of steps, and going on."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
 import io
-import os
-import signal
-import subprocess
-import sys
 import tarfile
-import time
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
-from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
 
-from fairseq_plugins.tools import cli, corpus, parallel_text
-from fairseq_plugins.tools import download as downloads
+from fairseq_plugins.tools import cli, corpus
 from fairseq_plugins.tools.corpora import CORPORA
 from fairseq_plugins.tools.corpus import Corpus, prepare
-from fairseq_plugins.tools.download import download
 from fairseq_plugins.tools.originals import fetch, text
-
-CONTENT = bytes(range(256)) * 1000
-SHA256 = "sha256:" + hashlib.sha256(CONTENT).hexdigest()
-
-
-class Server(ThreadingHTTPServer):
-    """Serves ``files``; with ``breaks`` it hangs up half-way, and without ``ranges`` it always sends all.
-
-    Without ``sizes`` it sends a part, of a length that it tells before it.
-    """
-
-    files: dict[str, bytes]
-    breaks = False
-    ranges = True
-    sizes = True
-    asked: list[str | None]
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_GET(self) -> None:
-        content, wanted = self.server.files.get(self.path), self.headers.get("Range")
-        self.server.asked.append(wanted)
-        if content is None:
-            self.send_error(404)
-            return
-        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and self.server.ranges else 0
-        if start >= len(content):
-            self.send_response(416)
-            self.send_header("Content-Range", f"bytes */{len(content)}")
-            self.end_headers()
-            return
-        self.send_response(206 if start else 200)
-        if not self.server.sizes:
-            self.send_header("Transfer-Encoding", "chunked")
-            self.end_headers()
-            self.wfile.write(b"100000\r\n" + content[: len(content) // 2])
-            return
-        self.send_header("Content-Length", str(len(content) - start))
-        self.end_headers()
-        self.wfile.write(content[start : len(content) // 2 if self.server.breaks else None])
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with Server(("127.0.0.1", 0), Handler) as server:
-        server.files, server.asked = {"/file.bin": CONTENT}, []
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield server
-        server.shutdown()
-
-
-def url(server: Server, name: str = "file.bin") -> str:
-    return f"http://127.0.0.1:{server.server_port}/{name}"
-
-
-def test_a_part_that_breaks_off(server: Server, tmp_path: Path) -> None:
-    server.sizes = False
-    with pytest.raises(OSError, match="IncompleteRead"):
-        download(url(server), tmp_path / "file.bin", SHA256)
+from tests.tools.conftest import Server, url
 
 
 def test_a_miniature_is_not_taken_for_the_corpus(tmp_path: Path) -> None:
@@ -101,69 +26,6 @@ def test_a_miniature_is_not_taken_for_the_corpus(tmp_path: Path) -> None:
         cli.main(["prepare", "convs2s", str(tmp_path / "out"), "--smoke"])
         with pytest.raises(SystemExit, match="holds other text"):
             cli.main(["prepare", "convs2s", str(tmp_path / "out")])
-
-
-@pytest.mark.parametrize("ranges", [True, False])
-def test_a_download_goes_on_where_it_broke_off(server: Server, tmp_path: Path, ranges: bool) -> None:
-    path, server.breaks, server.ranges = tmp_path / "file.bin", True, ranges
-    with pytest.raises(OSError, match=f"broke off after {len(CONTENT) // 2} of {len(CONTENT)} bytes"):
-        download(url(server), path, SHA256)
-    assert not path.exists()
-    server.breaks = False
-    download(url(server), path, SHA256)
-    assert path.read_bytes() == CONTENT
-    download(url(server), path, SHA256)  # is there
-    assert server.asked == [None, f"bytes={len(CONTENT) // 2}-"]
-
-
-def test_a_wrong_file_is_refused_and_not_continued(server: Server, tmp_path: Path) -> None:
-    server.files["/file.bin"] = CONTENT[:-1] + b"x"
-    with pytest.raises(ValueError, match=SHA256.removeprefix("sha256:")):
-        download(url(server), tmp_path / "file.bin", SHA256)
-    assert list(tmp_path.iterdir()) == []
-    server.files["/file.bin"] = CONTENT
-    download(url(server), tmp_path / "file.bin", SHA256)
-    with pytest.raises(OSError, match="404"):
-        download(url(server, "nothing"), tmp_path / "nothing")
-    nobody = "http://127.0.0.1:1/file.bin"
-    with pytest.raises(OSError, match=f"{nobody} to .*refused"):
-        download(nobody, tmp_path / "nothing")
-
-
-def test_a_download_that_was_stopped_at_its_very_end(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "file.bin.partial").write_bytes(CONTENT)
-    download(url(server), tmp_path / "file.bin", SHA256)
-    assert (tmp_path / "file.bin").read_bytes() == CONTENT
-
-
-def test_what_is_longer_than_the_file_is_none_of_it(server: Server, tmp_path: Path) -> None:
-    """As two processes have left it that wrote one file; also where there is no sum."""
-    (tmp_path / "file.bin.partial").write_bytes(CONTENT + b"more")
-    download(url(server), tmp_path / "file.bin")
-    assert (tmp_path / "file.bin").read_bytes() == CONTENT
-
-
-def test_one_download_of_a_file_at_a_time(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fetch = downloads._fetch
-
-    def meanwhile(*words: object) -> int | None:
-        with pytest.raises(ValueError, match=r"another call is downloading .*/file\.bin"):
-            download(url(server), tmp_path / "file.bin")
-        return fetch(*words)
-
-    monkeypatch.setattr(downloads, "_fetch", meanwhile)
-    download(url(server), tmp_path / "file.bin", SHA256)
-    assert (tmp_path / "file.bin").read_bytes() == CONTENT
-
-
-@pytest.mark.parametrize("error", [TimeoutError("timed out"), ConnectionResetError("reset by peer")])
-def test_what_breaks_off_is_named(server: Server, error: OSError, tmp_path: Path, monkeypatch) -> None:
-    def broken(*_: object) -> bytes:
-        raise error
-
-    monkeypatch.setattr("http.client.HTTPResponse.read", broken)
-    with pytest.raises(OSError, match=f"{url(server)} to .*: {error}"):
-        download(url(server), tmp_path / "file.bin")
 
 
 def archive(files: dict[str, bytes]) -> bytes:
@@ -288,68 +150,6 @@ def test_every_nth_pair_is_held_out_and_none_is_lost(server: Server, tmp_path: P
     assert restored == (tmp_path / "tmp" / "train.de").read_text()
 
 
-def test_the_papers_filters() -> None:
-    lengths = [(175, 175), (176, 3), (3, 176), (2, 3), (3, 2), (2, 4), (0, 1), (1, 0)]
-    pairs = [(" ".join("a" * source), " ".join("b" * target)) for source, target in lengths]
-    kept = [(len(s.split()), len(t.split())) for s, t in parallel_text.clean(pairs, 175, None)]
-    assert kept == [(175, 175), (2, 3), (3, 2), (2, 4)]
-    kept = [(len(s.split()), len(t.split())) for s, t in parallel_text.clean(pairs, 175, 1.5)]
-    assert kept == [(175, 175), (2, 3), (3, 2)]
-
-
-def test_test_sets_are_read_as_sacrebleu_reads_them(tmp_path: Path) -> None:
-    path = tmp_path / "newstest-src.en.sgm"
-    path.write_text(
-        '<srcset setid="x">\n<doc>\n<p>\n<seg id="1">A “word”  &amp; more.</seg>\n<seg id="2"> two\u2028lines </seg>\n'
-        "</p>\n<seg id='3'></seg>\n</doc></srcset>\n",
-        encoding="utf-8",
-    )
-    reader = FakeSGMLDataset("x", data=[], description="", citation="", md5=[], langpairs={})
-    reader._convert_format(str(path), str(tmp_path / "plain"))
-    ours = list(parallel_text.read_text(path, "en"))
-    assert len(ours) == 3
-    assert ours == (tmp_path / "plain").read_text(encoding="utf-8").removesuffix("\n").split("\n")
-
-
-def test_formats(tmp_path: Path) -> None:
-    unit = "<tu><tuv xml:lang='en'><seg>one <b>x</b>\n two</seg></tuv><tuv xml:lang='RO'><seg>unu</seg></tuv></tu>"
-    tmx = f"<tmx><body>{unit}<tu><tuv xml:lang='ro'/></tu></body></tmx>"
-    (tmp_path / "a.tmx.gz").write_bytes(gzip.compress(tmx.encode()))
-    assert list(parallel_text.read_text(tmp_path / "a.tmx.gz", "en")) == ["one x two", ""]
-    assert list(parallel_text.read_text(tmp_path / "a.tmx.gz", "ro")) == ["unu", ""]
-    (tmp_path / "b.tmx").write_text(tmx.replace("'en'", "'en-US'"))
-    for language in ("en", "EN", "en-us", "en-US"):
-        assert list(parallel_text.read_text(tmp_path / "b.tmx", language)) == ["one x two", ""]
-    code = "Press <bpt i='1'>&lt;b&gt;</bpt>OK<ept i='1'>&lt;/b&gt;</ept><ph>{1}</ph>."
-    old = f"<tmx xmlns='x'><body><tu><tuv lang='EN_GB'><seg>{code}</seg></tuv></tu></body></tmx>"
-    (tmp_path / "old.TMX").write_text(old)
-    assert list(parallel_text.read_text(tmp_path / "old.TMX", "en")) == ["Press OK."]
-    (tmp_path / "train.tags.de-en.de").write_text(
-        "<url>u</url>\n<title>Ein Titel</title>\n Satz. \n<talkid>1</talkid>\n"
-    )
-    assert list(parallel_text.read_text(tmp_path / "train.tags.de-en.de", "de")) == ["Ein Titel", " Satz. "]
-    (tmp_path / "odd.en").write_bytes("a\x85b\r\nc\u2028d\n".encode())
-    assert list(parallel_text.read_text(tmp_path / "odd.en", "en")) == ["a\x85b", "c\u2028d"]
-    for name, content in (("bad.en", b"\xff"), ("bad.gz", b"plain"), ("bad.tmx", b"<tmx>")):
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(ValueError, match=name):
-            list(parallel_text.read_text(tmp_path / name, "en"))
-
-
-@pytest.mark.parametrize("line", ["<seg " * 40_000, "<seg>" * 40_000, "<seg" * 10_000 + ">" + "</seg" * 10_000])
-def test_many_beginnings_of_a_sentence_take_no_time(line: str, tmp_path: Path) -> None:
-    path = tmp_path / "test.sgm"
-    path.write_text(f"{line}\n<seg id='1'> a  b </seg> <seg>c</seg>\n<seg\n")
-    began = time.process_time()
-    assert list(parallel_text.read_text(path, "en")) == ["a b"]
-    assert time.process_time() - began < 0.5
-
-
-def test_a_byte_order_mark_is_no_part_of_a_word(tmp_path: Path) -> None:
-    (tmp_path / "train.en").write_text("a\n\ufeffb\n", encoding="utf-8-sig")
-    assert list(parallel_text.read_text(tmp_path / "train.en", "en")) == ["a", "\ufeffb"]
-
-
 def test_punctuation_is_brought_into_one_form_in_training_alone(server: Server, tmp_path: Path, monkeypatch) -> None:
     described = small(server, normalise=True)
     monkeypatch.setattr(corpus, "binarise", lambda *arguments: arguments[2].mkdir())
@@ -369,52 +169,6 @@ def test_what_would_be_written_over_is_in_the_way(server: Server, tmp_path: Path
         (out / name).write_text("mine")
         with pytest.raises(ValueError, match=f"{name} is in the way of what is to be made"):
             prepare(small(server), out, tmp_path / "orig")
-
-
-def test_tokens_are_those_of_fairseq_whatever_the_number_of_workers() -> None:
-    from fairseq.data.encoders.moses_tokenizer import MosesTokenizer, MosesTokenizerConfig  # noqa: PLC0415
-
-    lines = ["Well-known: it's 5 o'clock \u2013 \u201cnow\u201d & here.", "", "a\u2028b\tc"] * 3
-    expected = [MosesTokenizer(MosesTokenizerConfig(source_lang="en")).encode(line) for line in lines]
-    assert list(map(parallel_text.moses("en"), lines)) == expected
-    assert list(parallel_text.each_line(_english, lines, 2)) == expected
-    assert parallel_text.moses("en", dashes=False, lowercase=True)("Well-known X") == "well-known x"
-
-
-def test_a_worker_that_is_killed_is_not_waited_for() -> None:
-    """As by the system, where memory ends."""
-    with pytest.raises(ValueError, match="was killed; if memory had ended, take fewer --workers"):
-        list(parallel_text.each_line(_killed, ["a"] * 9, 2))
-
-
-def test_workers_end_with_their_parent() -> None:
-    """Which may be killed, and has perhaps a lock that they have inherited."""
-    code = "from fairseq_plugins.tools.parallel_text import each_line\n"
-    code += "for _ in each_line(lambda: str, (str(number) for number in range(10**9)), 2): print()"
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        process.kill()
-        try:
-            process.communicate(timeout=30)  # to the end, when nobody has its output open any more
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-
-
-def _killed() -> parallel_text.Line:
-    return lambda _: str(os.kill(os.getpid(), signal.SIGKILL))
-
-
-def _english() -> parallel_text.Line:
-    return parallel_text.moses("en")
-
-
-def test_sides_of_different_length_are_named(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("1\n2\n")
-    (tmp_path / "b").write_text("1\n")
-    with pytest.raises(ValueError, match="b ends before line 2 of "):
-        list(parallel_text.read_pairs(tmp_path / "a", tmp_path / "b"))
 
 
 def test_what_cannot_be_downloaded_is_asked_for(tmp_path: Path) -> None:
