@@ -130,8 +130,7 @@ class Program:
         steps, scale = quantised(weight)
         # The product wants its columns; onnxruntime turns a shared one around when it reads the program.
         columns = self.Transpose(steps, perm=[1, 0]) if shared else steps.t()
-        zero = torch.zeros(len(scale), dtype=torch.int8)
-        return self.DynamicQuantizeMatMul(x, columns, scale, zero, bias, domain=CONTRIBUTED)
+        return self.DynamicQuantizeMatMul(x, columns, scale, None, bias, domain=CONTRIBUTED)
 
     def rows(self, table: Tensor, numbers: str) -> str:
         """Rows of a matrix, (V, K), by their numbers, of any shape: (..., K)."""

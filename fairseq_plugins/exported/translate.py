@@ -174,7 +174,8 @@ class Translator:
         source, self.target = (read_lines(folder / f"{side}.txt") for side in ("source", "target"))
         options = ort.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level, options.enable_mem_pattern = threads, 4, False
-        options.add_session_config_entry("session.use_env_allocators", "1")
+        for name in ("use_env_allocators", "x64quantprecision"):  # without the latter and VNNI sums of int8 overflow
+            options.add_session_config_entry(f"session.{name}", "1")
         with blaming(folder / "weights.bin"):
             self.read = ort.InferenceSession(folder / "source.onnx", options, providers=["CPUExecutionProvider"])
             self.step = ort.InferenceSession(folder / "step.onnx", options, providers=["CPUExecutionProvider"])

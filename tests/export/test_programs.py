@@ -152,6 +152,23 @@ def test_int8_is_near(build: Callable[..., Any], architecture: str, dictionary: 
     assert sizes[1] < 0.5 * sizes[0]
 
 
+@torch.no_grad()
+def test_sums_of_int8_do_not_overflow(build: Callable[..., Any], dictionary: Dictionary, tmp_path: Path) -> None:
+    """As a processor's without VNNI do where all inputs of an output are large, and all its weights are alike."""
+    model = build("weighted_transformer_tiny")
+    for layer in (*model.encoder.layers, *model.decoder.layers):
+        block = layer.branches
+        block.first.weight.mul_(0.01)
+        block.first.bias.fill_(1)
+        block.second.weight.copy_(torch.randn(len(block.second.weight), 1).div(64).expand_as(block.second.weight))
+    scores = []
+    for name in ("float32", "int8"):
+        translator = translate.Translator(export(model, tmp_path / name, dictionary, int8=name == "int8"), 1)
+        found = translator.translate(lines_of(LENGTHS, WORDS), beam=2, nbest=2, max_len_b=1)
+        scores.append(torch.tensor([score for ((_, score), *_) in found]))  # of the best word
+    torch.testing.assert_close(scores[1], scores[0], rtol=0, atol=0.05)
+
+
 def test_the_attended_word(
     build: Callable[..., Any], architecture: str, dictionary: Dictionary, tmp_path: Path
 ) -> None:

@@ -76,6 +76,8 @@ def _pack_bfloat16(weight: Tensor, bias: Tensor | None) -> Product:
 def _pack_int8(weight: Tensor, bias: Tensor | None) -> Product:
     """Weights are rounded to 255 steps for each output, inputs to 256 for each product; outputs are float32.
 
+    Without VNNI two products are added in 16 bits: they fit where inputs are rounded to 128 steps.
+
     Rows of inputs that are not finite have no such steps, nor would the others of their product: they stay in float32.
     """
     if not weight.isfinite().all():
@@ -84,21 +86,25 @@ def _pack_int8(weight: Tensor, bias: Tensor | None) -> Product:
     steps = (weight / scale.unsqueeze(1)).round_().to(torch.int8)
     zero = torch.zeros(len(scale), dtype=torch.long)
     quantised = torch._make_per_channel_quantized_tensor(steps, scale.double(), zero, 0)
-    quantized = torch.backends.quantized
+    quantized, has_vnni = torch.backends.quantized, torch.cpu._is_vnni_supported()
     with _ENGINE:
         before = quantized.engine
-        # The engine "x86" chooses well but for wide layers and many rows, where it takes five times oneDNN's time.
-        quantized.engine = "onednn" if weight.numel() > 2**22 else "x86"
+        # With VNNI "x86" chooses well but for wide layers and many rows, where it takes five times oneDNN's time.
+        quantized.engine = "onednn" if has_vnni and weight.numel() > 2**22 else "x86"
         try:
             packed = torch.ops.quantized.linear_prepack(quantised, bias)
         finally:
             quantized.engine = before
 
+    def product(x: Tensor) -> Tensor:
+        y: Tensor = torch.ops.quantized.linear_dynamic(x, packed, not has_vnni)
+        return y
+
     def multiply(x: Tensor) -> Tensor:
         if math.isfinite(x.sum().item()):
-            return torch.ops.quantized.linear_dynamic(x, packed)
+            return product(x)
         finite = x.isfinite().all(dim=-1)
-        y = torch.ops.quantized.linear_dynamic(x.where(finite.unsqueeze(-1), 0), packed)
+        y = product(x.where(finite.unsqueeze(-1), 0))
         rounded, offset = torch.ops.quantized.linear_unpack(packed)
         y[~finite] = F.linear(x[~finite], rounded.dequantize(), offset)
         return y
@@ -111,8 +117,7 @@ def _has_bfloat16() -> bool:
 
 
 def _has_int8() -> bool:
-    """Without these instructions (VNNI) sums of products may overflow."""
-    return torch.cpu._is_vnni_supported() and {"onednn", "x86"} <= set(torch.backends.quantized.supported_engines)
+    return torch.cpu._is_avx2_supported() and {"onednn", "x86"} <= set(torch.backends.quantized.supported_engines)
 
 
 PRECISIONS: dict[str, tuple[Pack, Callable[[], bool]]] = {
