@@ -65,7 +65,7 @@ def write_folder(
         np.savez(folder / "candidates.npz", translations=candidates.translations.numpy(), always=always)
     source_language, target_language = languages or (None, None)
     config = {
-        "format": 1,
+        "format": 2,
         **{name: getattr(target, name)() for name in ("bos", "pad", "eos", "unk")},
         "source_words": len(source),
         "target_words": len(target),

@@ -94,7 +94,13 @@ class Program:
         if array.dtype == np.float64:
             array = array.astype(np.float32)
         array = np.ascontiguousarray(array).reshape(array.shape)  # which makes vectors of numbers
-        key = array.dtype.str, array.shape, hashlib.sha256(array.tobytes()).digest()
+        return self._constant((array.dtype.str, array.shape, hashlib.sha256(array.tobytes()).digest()), array)
+
+    def own(self, weight: Tensor) -> str:
+        """A name that no other weight has, whatever it holds: onnxruntime may put another weight in its place."""
+        return self._constant(object(), weight.cpu().contiguous().numpy())
+
+    def _constant(self, key: object, array: np.ndarray[Any, Any]) -> str:
         if key not in self._constants:
             self._constants[key] = self.weights.tensor(f"constant_{len(self._constants)}", array)
         return self._constants[key].name
@@ -129,8 +135,9 @@ class Program:
             return self.Gemm(x, weight, *([] if bias is None else [bias]), transB=1)
         steps, scale = quantised(weight)
         # The product wants its columns; onnxruntime turns a shared one around when it reads the program.
-        columns = self.Transpose(steps, perm=[1, 0]) if shared else steps.t()
-        return self.DynamicQuantizeMatMul(x, columns, scale, None, bias, domain=CONTRIBUTED)
+        columns = self.Transpose(steps, perm=[1, 0]) if shared else self.own(steps.t())
+        zero = self.own(torch.zeros(len(scale), dtype=torch.int8))
+        return self.DynamicQuantizeMatMul(x, columns, scale, zero, bias, domain=CONTRIBUTED)
 
     def rows(self, table: Tensor, numbers: str) -> str:
         """Rows of a matrix, (V, K), by their numbers, of any shape: (..., K)."""

@@ -182,7 +182,7 @@ class Translator:
         self.inputs, sizes = {each.name: each.shape for each in self.step.get_inputs()}, (len(source), len(self.target))
         with blaming(folder / "config.json"):
             self.config = c = json.loads((folder / "config.json").read_bytes())
-            fits = all(type(c[name]) is int and 0 <= c[name] < 2**31 for name in NUMBERS) and c["format"] == 1
+            fits = all(type(c[name]) is int and 0 <= c[name] < 2**31 for name in NUMBERS) and c["format"] == 2
             fits &= all(isinstance(c[name], (str, type(None))) for name in TEXTS) and type(c["candidates"]) is bool
             fits &= sizes == (c["source_words"], c["target_words"]) and c["inputs"] == self.inputs
             if not fits or max(c[name] for name in NUMBERS[:4]) >= min(sizes):

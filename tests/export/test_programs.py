@@ -154,13 +154,17 @@ def test_int8_is_near(build: Callable[..., Any], architecture: str, dictionary: 
 
 @torch.no_grad()
 def test_sums_of_int8_do_not_overflow(build: Callable[..., Any], dictionary: Dictionary, tmp_path: Path) -> None:
-    """As a processor's without VNNI do where all inputs of an output are large, and all its weights are alike."""
-    model = build("weighted_transformer_tiny")
+    """As a processor's without VNNI do where all inputs of an output are large, and all its weights are alike.
+
+    Layers have the same matrices, of which each product has its own none the less.
+    """
+    model = build("weighted_transformer_tiny", branch_weights="uniform")
+    numbers = torch.randn_like(model.encoder.layers[0].branches.second.weight[:, :1]) / 64
     for layer in (*model.encoder.layers, *model.decoder.layers):
         block = layer.branches
         block.first.weight.mul_(0.01)
         block.first.bias.fill_(1)
-        block.second.weight.copy_(torch.randn(len(block.second.weight), 1).div(64).expand_as(block.second.weight))
+        block.second.weight.copy_(numbers.expand_as(block.second.weight))
     scores = []
     for name in ("float32", "int8"):
         translator = translate.Translator(export(model, tmp_path / name, dictionary, int8=name == "int8"), 1)

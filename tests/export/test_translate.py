@@ -329,7 +329,7 @@ def test_hostile_config(content: str, folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [("pad", -1), ("eos", 10**6), ("unk", "3"), ("bos", None), ("source_words", 7), ("target_words", True),
-     ("inputs", {}), ("source_language", {"a": 1}), ("bpe_separator", 5), ("format", 2), ("candidates", True),
+     ("inputs", {}), ("source_language", {"a": 1}), ("bpe_separator", 5), ("format", 1), ("candidates", True),
      ("target_positions", 1.5)],
 )  # fmt: skip
 def test_wrong_config(name: str, value: object, folder: Path, tmp_path: Path) -> None:
