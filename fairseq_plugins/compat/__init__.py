@@ -2,12 +2,10 @@
 
 Every patch has a probe: it asks for what it mends, never for a version, and leaves alone what is already right.
 `fairseq_plugins.registration` imports this package, so ``--user-dir`` is enough to get all of them.  No function of
-fairseq is wrapped twice, so that their order is no matter but where the table says so.
+fairseq is wrapped twice, so that their order is no matter but where a comment says so.
 """
 
-import functools
 from collections.abc import Callable
-from graphlib import TopologicalSorter
 
 from fairseq_plugins.compat import (
     archives,
@@ -30,63 +28,54 @@ from fairseq_plugins.compat import (
 
 Repair = Callable[[], None]
 
-# Each repair, and those that must be made before it.
-
 # What this project promises: no file and no option is run, or refers to what is none of its business.
-SAFETY: dict[Repair, tuple[Repair, ...]] = {
-    archives.unpack_archives_beside_them: (),
-    checkpoints.load_checkpoints_safely: (),
-    checkpoints.broadcast_plain_configuration: (checkpoints.load_checkpoints_safely,),  # which refuses the other form
-    contents.look_at_what_is_read: (checkpoints.load_checkpoints_safely,),  # which says of which file it is refused
-    contents.fit_optimizer_states: (),
-    options.read_options_without_eval: (),
-    options.refuse_references: (),
-    options.quote_file_names: (),
-}
+SAFETY: tuple[Repair, ...] = (
+    archives.unpack_archives_beside_them,
+    checkpoints.load_checkpoints_safely,
+    checkpoints.broadcast_plain_configuration,  # behind the former, which refuses the other form
+    contents.look_at_what_is_read,  # behind checkpoints.load_checkpoints_safely, which says of which file it is refused
+    contents.fit_optimizer_states,
+    options.read_options_without_eval,
+    options.refuse_references,
+    options.quote_file_names,
+)
 
 # What is kind to users of fairseq, whose models these may be or others.
-KINDNESS: dict[Repair, tuple[Repair, ...]] = {
-    command_line.understand_command_lines: (),
-    distributed.follow_torchrun: (),
-    distributed.gather_on_processors: (),
-    distributed.join_the_others_under_hydra: (),
-    distributed.train_on_processors: (distributed.follow_torchrun,),  # which decides how many processes there are
-    distributed.wrap_models_on_processors: (),
-    half_precision.flatten_on_gpus_only: (),
-    hub.copy_the_state_of_tasks: (),
-    hub.generate_as_asked: (),
-    hub.refuse_options_of_other_tasks: (hub.take_the_task_asked_for,),  # else it refuses those of the task asked for
-    hub.take_the_task_asked_for: (),
-    interactive.print_every_letter: (),
-    interactive.segment_long_words: (),
-    interactive.translate_every_line: (),
-    misfits.refuse_adaptive_loss_of_a_full_softmax: (),
-    misfits.refuse_models_of_one_pair_of_languages: (),
-    resuming.begin_where_training_stopped: (),
-    saving.save_checkpoints_whole: (),
-    saving.copy_checkpoints_whole: (),
-    searches.count_groups_by_their_place_in_the_batch: (),
-    searches.refuse_without_constraints: (),
-    trainer.ask_what_was_trained: (),
-    training.keep_the_batches_on_resume: (),
-    training.read_numbers_of_manual_schedules: (options.read_options_without_eval,),  # by which it reads the numbers
-    training.restore_numpy_compat: (),
-    training.find_buckets_with_numpy_2: (),
-    training.keep_the_last_batch: (),
-    translation.load_models: (),
-    translation.use_no_fused_encoder_layer: (),
-    translation.block_repeated_ngrams: (),
-    translation.build_generators: (),
-    translation.replace_unknown_words_by_attention: (translation.build_generators,),  # both probe what this replaces
-}
+KINDNESS: tuple[Repair, ...] = (
+    command_line.understand_command_lines,
+    distributed.follow_torchrun,
+    distributed.gather_on_processors,
+    distributed.join_the_others_under_hydra,
+    distributed.train_on_processors,  # behind follow_torchrun, which decides how many processes there are
+    distributed.wrap_models_on_processors,
+    half_precision.flatten_on_gpus_only,
+    hub.copy_the_state_of_tasks,
+    hub.generate_as_asked,
+    hub.take_the_task_asked_for,
+    hub.refuse_options_of_other_tasks,  # behind the former: else it refuses those of the task asked for
+    interactive.print_every_letter,
+    interactive.segment_long_words,
+    interactive.translate_every_line,
+    misfits.refuse_adaptive_loss_of_a_full_softmax,
+    misfits.refuse_models_of_one_pair_of_languages,
+    resuming.begin_where_training_stopped,
+    saving.save_checkpoints_whole,
+    saving.copy_checkpoints_whole,
+    searches.count_groups_by_their_place_in_the_batch,
+    searches.refuse_without_constraints,
+    trainer.ask_what_was_trained,
+    training.keep_the_batches_on_resume,
+    training.read_numbers_of_manual_schedules,  # behind read_options_without_eval, by which it reads the numbers
+    training.restore_numpy_compat,
+    training.find_buckets_with_numpy_2,
+    training.keep_the_last_batch,
+    translation.load_models,
+    translation.use_no_fused_encoder_layer,
+    translation.block_repeated_ngrams,
+    translation.build_generators,
+    translation.replace_unknown_words_by_attention,  # behind the former: both probe what this replaces
+)
 
 
-@functools.cache
-def apply() -> None:
-    """Mend what the probes find broken; once."""
-    tables = SAFETY, KINDNESS
-    for repair in dict.fromkeys(repair for table in tables for repair in TopologicalSorter(table).static_order()):
-        repair()
-
-
-apply()
+for repair in (*SAFETY, *KINDNESS):
+    repair()

@@ -7,7 +7,6 @@ what fairseq's checkpoints hold, in a form that can neither run code nor corrupt
 from __future__ import annotations
 
 import argparse
-import io
 import os
 import pickle
 import re
@@ -78,11 +77,11 @@ SAFE_GLOBALS: list[Any] = [
 ]
 
 
-def refuses_foreign_classes(load: Callable[[str], Any]) -> bool:
-    """Probe: whether ``load`` refuses a file with something that nobody has called safe."""
+def refuses(load: Callable[[str], Any], value: object) -> bool:
+    """Probe: whether ``load`` refuses a file that holds something that nobody has called safe."""
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/probe.pt"
-        torch.save(print, path)
+        torch.save(value, path)
         try:
             load(path)
         except pickle.UnpicklingError:
@@ -100,9 +99,9 @@ def load_checkpoints_safely() -> None:
     the probe still finds that files are not checked, no checkpoint is loaded.
     """
     load = checkpoint_utils.load_checkpoint_to_cpu
-    if not refuses_foreign_classes(load):
+    if not refuses(load, print):
         os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
-    files_are_checked = refuses_foreign_classes(load)
+    files_are_checked = refuses(load, print)
     torch.serialization.add_safe_globals(SAFE_GLOBALS)
 
     @in_place_of(checkpoint_utils, "load_checkpoint_to_cpu")
@@ -131,24 +130,12 @@ def load_checkpoints_safely() -> None:
             raise pickle.UnpicklingError(f"{path} cannot be read as a checkpoint of fairseq: {reason}") from error
 
 
-def torch_loads(value: object) -> bool:
-    """Probe: whether ``torch.load`` takes what ``torch.save`` makes of ``value``."""
-    file = io.BytesIO()
-    torch.save(value, file)
-    file.seek(0)
-    try:
-        torch.load(file)
-    except (pickle.UnpicklingError, RuntimeError):  # the latter where the environment asks for a check and for none
-        return False
-    return True
-
-
 def broadcast_plain_configuration() -> None:
     """In a distributed resume, rank 0 sends the configuration as omegaconf objects, which the other ranks refuse.
 
     It is sent as it stood in the file, as plain dictionaries.
     """
-    if torch_loads(OmegaConf.create()):
+    if not refuses(torch.load, OmegaConf.create()):
         return
     broadcast = distributed_utils.broadcast_object
 

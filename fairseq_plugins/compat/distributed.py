@@ -101,12 +101,6 @@ def wants_a_gpu_for_each(infer: Callable[..., None]) -> bool:
     return False
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        return int(free.getsockname()[1])
-
-
 def check_backends(training: Any) -> None:
     """Take the backend that processors have.
 
@@ -141,7 +135,8 @@ def train_on_processors() -> None:
                 "without GPUs --distributed-init-method goes with --distributed-no-spawn, and each process is started "
                 "with its own --distributed-rank; without it, all are started on this machine"
             )
-        training.distributed_init_method = f"tcp://localhost:{free_port()}"
+        with socket.create_server(("localhost", 0)) as free:
+            training.distributed_init_method = f"tcp://localhost:{free.getsockname()[1]}"
         training.distributed_rank = None  # each process gets its own
         arguments = (main, cfg, {**kwargs, "start_rank": 0})
         spawn(distributed_utils.distributed_main, arguments, training.distributed_world_size)

@@ -14,11 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fairseq_plugins.compat.wrapping import in_place_of
 
-__all__ = [
-    "missing_in_the_task",
-    "refuse_adaptive_loss_of_a_full_softmax",
-    "refuse_models_of_one_pair_of_languages",
-]
+__all__ = ["missing_in_the_task", "refuse_adaptive_loss_of_a_full_softmax", "refuse_models_of_one_pair_of_languages"]
 
 OF_THE_TASK = "${task."  # how a model's options refer to its task's
 

@@ -16,11 +16,7 @@ from fairseq.data import Dictionary
 from fairseq.models import BaseFairseqModel, FairseqDecoder
 from fairseq.models.transformer import TransformerModelBase
 from fairseq.search import BeamSearch, PrefixConstrainedBeamSearch
-from fairseq.sequence_generator import (
-    EnsembleModel,
-    SequenceGenerator,
-    SequenceGeneratorWithAlignment,
-)
+from fairseq.sequence_generator import EnsembleModel, SequenceGenerator, SequenceGeneratorWithAlignment
 from torch import Tensor
 
 from fairseq_plugins.backends.cpu.packing import Packing
@@ -176,12 +172,7 @@ class FastBeamSearch(SequenceGenerator):
         return Beams(OtherDecoding(model, encoded, source, k), rules, rows=k)
 
     def _search_of_fairseq(
-        self,
-        words: Tensor,
-        sample: dict[str, Any],
-        prefix: Tensor | None,
-        constraints: Tensor | None,
-        bos: int | None,
+        self, words: Tensor, sample: dict[str, Any], prefix: Tensor | None, constraints: Tensor | None, bos: int | None
     ) -> list[list[dict[str, Tensor]]]:
         """fairseq's search by a twin of this one, which knows words by their numbers among the candidates, (V,)."""
         ensemble = Ensemble([among(model, words) for model in self.model.models], self.word_penalty, self.eos, words)

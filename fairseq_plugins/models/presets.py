@@ -15,7 +15,9 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.models import register_model_architecture
 from omegaconf import DictConfig
 
-__all__ = ["fill_in", "register_presets"]
+__all__ = ["Options", "fill_in", "register_presets"]
+
+Options = Namespace | DictConfig  # of a model
 
 
 def register_presets(model: str, config: type[FairseqDataclass], presets: Mapping[str, Mapping[str, Any]]) -> None:
@@ -33,7 +35,7 @@ def register_presets(model: str, config: type[FairseqDataclass], presets: Mappin
         register_model_architecture(model, architecture)(partial(fill_in, values={**defaults, **values}))
 
 
-def fill_in(args: Namespace | DictConfig, values: Mapping[str, Any]) -> None:
+def fill_in(args: Options, values: Mapping[str, Any]) -> None:
     """Give options their values where nobody has set them."""
     for option, value in values.items():
         # None, because that is how a configuration says so, and how omegaconf 2.0 answers for an option it has not.

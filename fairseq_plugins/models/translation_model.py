@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from argparse import Namespace
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from fairseq.models import FairseqEncoderDecoderModel
 from fairseq.tasks import FairseqTask
-from omegaconf import DictConfig
 from torch import nn
 
 from fairseq_plugins.models.incremental import IncrementalDecoder, StepwiseDecoding
+from fairseq_plugins.models.presets import Options
 from fairseq_plugins.models.source_encoder import SourceEncoder
 from fairseq_plugins.nn.unfilled import unfilled_where_filled_later
 from fairseq_plugins.nn.weight_norm import fold_weight_norm_, remove_weight_norm_
@@ -46,7 +45,7 @@ class TranslationModel(FairseqEncoderDecoderModel):
 
     @classmethod
     @abstractmethod
-    def build(cls: type[ModelT], cfg: Namespace | DictConfig, task: FairseqTask) -> ModelT:
+    def build(cls: type[ModelT], cfg: Options, task: FairseqTask) -> ModelT:
         """The model that the options describe, in plain torch.
 
         Raises:
@@ -55,7 +54,7 @@ class TranslationModel(FairseqEncoderDecoderModel):
 
     @classmethod
     @unfilled_where_filled_later()
-    def build_model(cls: type[ModelT], cfg: Namespace | DictConfig, task: FairseqTask) -> ModelT:
+    def build_model(cls: type[ModelT], cfg: Options, task: FairseqTask) -> ModelT:
         """`build` for fairseq, and make it fast.
 
         Raises:

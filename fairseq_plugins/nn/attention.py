@@ -15,14 +15,7 @@ from torch import Tensor, nn
 from fairseq_plugins.nn.initialisation import xavier_
 from fairseq_plugins.nn.softmax import softmax
 
-__all__ = [
-    "AttentionHeads",
-    "Sight",
-    "attention_scores",
-    "attention_weights",
-    "join_heads",
-    "split_heads",
-]
+__all__ = ["AttentionHeads", "Sight", "attention_scores", "attention_weights", "join_heads", "split_heads"]
 
 
 class AttentionHeads(nn.Module):

@@ -29,12 +29,7 @@ class InputEmbedding(nn.Module):
     table: Tensor
 
     def __init__(
-        self,
-        words: nn.Embedding,
-        max_positions: int,
-        positions: str | None,
-        dropout: float,
-        scale: float = 1.0,
+        self, words: nn.Embedding, max_positions: int, positions: str | None, dropout: float, scale: float = 1.0
     ) -> None:
         super().__init__()
         self.words = words

@@ -44,8 +44,7 @@ class FairseqSimplexAdam(FairseqAdam):
             group = getattr(parameter, "param_group", None)
             groups[group if group in groups else "network"].append(parameter)
         self._optimizer = SimplexAdam(
-            [{"params": members, "name": name} for name, members in groups.items() if members],
-            **self.optimizer_config,
+            [{"params": members, "name": name} for name, members in groups.items() if members], **self.optimizer_config
         )
 
     @property

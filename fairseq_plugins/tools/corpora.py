@@ -6,12 +6,12 @@ Checksums are those of sacreBLEU (test sets) and of TensorFlow Datasets; where n
 from __future__ import annotations
 
 from fairseq_plugins.tools.corpus import Corpus
-from fairseq_plugins.tools.originals import File, Texts, text
+from fairseq_plugins.tools.originals import Texts, text
 
 __all__ = ["CORPORA"]
 
 STATMT, DATA = "https://www.statmt.org", "https://data.statmt.org"
-DE, FR, RO, IWSLT = ("en", "de"), ("en", "fr"), ("en", "ro"), ("de", "en")
+DE, FR, RO, IWSLT, SUMMARIES = ("en", "de"), ("en", "fr"), ("en", "ro"), ("de", "en"), ("article", "title")
 
 EUROPARL = f"{STATMT}/wmt13/training-parallel-europarl-v7.tgz"
 EUROPARL_SUM = "sha256:0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7"
@@ -23,19 +23,15 @@ UN = f"{STATMT}/wmt13/training-parallel-un.tgz"
 UN_SUM = "sha256:29141b5c1eba149a94f7a59d3b1a834b2e47fe0f8758d68dcd77a3d3f497ee47"
 GIGA = f"{STATMT}/wmt10/training-giga-fren.tar"
 GIGA_SUM = "sha256:3ff8319f6919393520559bfbc7ad6a747ec81b3abc7be9993b338d4b017b4d9a"
+NEWSTEST2013, NEWSTEST2013_SUM = f"{STATMT}/wmt13/test.tgz", "md5:48eca5d02f637af44e85186847141f67"
 NEWSTEST2014, NEWSTEST2014_SUM = f"{STATMT}/wmt14/test-full.tgz", "md5:a8cd784e006feb32ac6f3d9ec7eb389a"
-
-
-def _newstest(source: str, target: str, url: str, checksum: str) -> Texts:
-    return ((File(source, url, checksum), File(target, url, checksum)),)
+NEWSTEST2015, NEWSTEST2015_SUM = f"{STATMT}/wmt15/test.tgz", "md5:67e3beca15e69fe3d36de149da0a96df"
+NEWSTEST2016, NEWSTEST2016_SUM = f"{DATA}/wmt16/translation-task/test.tgz", "md5:3d809cd0c2c86adb2c67034d15c4e446"
+NEWSDEV2016, NEWSDEV2016_SUM = f"{DATA}/wmt16/translation-task/dev.tgz", "md5:4a3dc2760bb077f4308cce96b06e6af6"
 
 
 def _ted(name: str) -> Texts:
     return text(f"de-en/{name}.de-en.{{}}.xml", IWSLT, _TED)
-
-
-def _summaries(article: str, title: str) -> Texts:
-    return ((File(f"sumdata/{article}"), File(f"sumdata/{title}")),)
 
 
 _TED = "https://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz"
@@ -61,18 +57,8 @@ CORPORA = {
         )
         + text(_BACK_TRANSLATED, RO, f"{DATA}/rsennrich/wmt16_backtranslations/en-ro/{_BACK_TRANSLATED}"),
         tests=(
-            _newstest(
-                "test/newstest2016-enro-src.en.sgm",
-                "test/newstest2016-enro-ref.ro.sgm",
-                f"{DATA}/wmt16/translation-task/test.tgz",
-                "md5:3d809cd0c2c86adb2c67034d15c4e446",
-            ),
-            _newstest(
-                "dev/newsdev2016-enro-src.en.sgm",
-                "dev/newsdev2016-enro-ref.ro.sgm",
-                f"{DATA}/wmt16/translation-task/dev.tgz",
-                "md5:4a3dc2760bb077f4308cce96b06e6af6",
-            ),
+            text("test/newstest2016-enro-{}.sgm", ("src.en", "ref.ro"), NEWSTEST2016, NEWSTEST2016_SUM),
+            text("dev/newsdev2016-enro-{}.sgm", ("src.en", "ref.ro"), NEWSDEV2016, NEWSDEV2016_SUM),
         ),
         tokenise={},
         normalise=True,
@@ -86,24 +72,9 @@ CORPORA = {
         + text("commoncrawl.de-en.{}", DE, COMMON_CRAWL, COMMON_CRAWL_SUM)
         + text("training/news-commentary-v9.de-en.{}", DE, NEWS, NEWS_SUM),
         tests=(
-            _newstest(
-                "test-full/newstest2014-deen-src.en.sgm",
-                "test-full/newstest2014-deen-ref.de.sgm",
-                NEWSTEST2014,
-                NEWSTEST2014_SUM,
-            ),
-            _newstest(
-                "test/newstest2015-ende-src.en.sgm",
-                "test/newstest2015-ende-ref.de.sgm",
-                f"{STATMT}/wmt15/test.tgz",
-                "md5:67e3beca15e69fe3d36de149da0a96df",
-            ),
-            _newstest(
-                "test/newstest2013-src.en.sgm",
-                "test/newstest2013-src.de.sgm",
-                f"{STATMT}/wmt13/test.tgz",
-                "md5:48eca5d02f637af44e85186847141f67",
-            ),
+            text("test-full/newstest2014-deen-{}.sgm", ("src.en", "ref.de"), NEWSTEST2014, NEWSTEST2014_SUM),
+            text("test/newstest2015-ende-{}.sgm", ("src.en", "ref.de"), NEWSTEST2015, NEWSTEST2015_SUM),
+            text("test/newstest2013-{}.sgm", ("src.en", "src.de"), NEWSTEST2013, NEWSTEST2013_SUM),
         ),
         tokenise={},
         normalise=True,
@@ -117,14 +88,7 @@ CORPORA = {
         + text("un/undoc.2000.fr-en.{}", FR, UN, UN_SUM)
         + text("training/news-commentary-v9.fr-en.{}", FR, NEWS, NEWS_SUM)
         + text("giga-fren.release2.fixed.{}.gz", FR, GIGA, GIGA_SUM),
-        tests=(
-            _newstest(
-                "test-full/newstest2014-fren-src.en.sgm",
-                "test-full/newstest2014-fren-ref.fr.sgm",
-                NEWSTEST2014,
-                NEWSTEST2014_SUM,
-            ),
-        ),
+        tests=(text("test-full/newstest2014-fren-{}.sgm", ("src.en", "ref.fr"), NEWSTEST2014, NEWSTEST2014_SUM),),
         valid_every=200,
         max_ratio=1.5,
         tokenise={},
@@ -150,13 +114,12 @@ CORPORA = {
     ),
     # ConvS2S section 4.1: prepared by Rush et al. 2015, 30 000 words; Gigaword's own test set, and DUC-2004.
     "gigaword": Corpus(
-        "article",
-        "title",
-        train=_summaries("train/train.article.txt", "train/train.title.txt"),
-        valid=_summaries("train/valid.article.filter.txt", "train/valid.title.filter.txt"),
+        *SUMMARIES,
+        train=text("sumdata/train/train.{}.txt", SUMMARIES),
+        valid=text("sumdata/train/valid.{}.filter.txt", SUMMARIES),
         tests=(
-            _summaries("Giga/input.txt", "Giga/task1_ref0.txt"),
-            _summaries("DUC2004/input.txt", "DUC2004/task1_ref0.txt"),
+            text("sumdata/Giga/{}.txt", ("input", "task1_ref0")),
+            text("sumdata/DUC2004/{}.txt", ("input", "task1_ref0")),
         ),
         merges=None,
         words=("--nwordssrc", "30000", "--nwordstgt", "30000"),

@@ -155,12 +155,8 @@ def tokenise(corpus: Corpus, part: str, tmp: Path, orig: Path, workers: int) -> 
 
 def _line_function(corpus: Corpus, language: str, training: bool) -> parallel_text.Line:
     if corpus.tokenise is None:
-        return _spaces
+        return lambda line: " ".join(line.split())
     return parallel_text.moses(language, normalise=training and corpus.normalise, **corpus.tokenise)
-
-
-def _spaces(line: str) -> str:
-    return " ".join(line.split())
 
 
 def clean_and_split(corpus: Corpus, part: str, tmp: Path) -> None:

@@ -18,12 +18,7 @@ from fairseq_plugins.models.weighted_transformer.stepwise import WeightedTransfo
 from fairseq_plugins.nn.attention import Sight
 from fairseq_plugins.nn.gated_convolution import GatedConvolution
 
-__all__ = [
-    "FEWEST_IN_BAGS",
-    "FastConvEncoderDecoding",
-    "FastConvS2SDecoding",
-    "FastWeightedTransformerDecoding",
-]
+__all__ = ["FEWEST_IN_BAGS", "FastConvEncoderDecoding", "FastConvS2SDecoding", "FastWeightedTransformerDecoding"]
 
 FEWEST_IN_BAGS = 16  # rows; for fewer, matrix products take less time (measured, 2 cores of an EPYC of family 25)
 

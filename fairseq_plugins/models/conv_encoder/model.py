@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
-
 from fairseq.data import Dictionary
 from fairseq.models import register_model
 from fairseq.tasks import FairseqTask
-from omegaconf import DictConfig
 from torch import nn
 
 from fairseq_plugins.models.conv_encoder.config import DEFAULTS, ConvEncoderConfig
@@ -16,7 +13,7 @@ from fairseq_plugins.models.conv_encoder.decoder import LSTMDecoder
 from fairseq_plugins.models.conv_encoder.lstm import LSTMEncoder
 from fairseq_plugins.models.conv_encoder.pooling import PoolingEncoder
 from fairseq_plugins.models.conv_encoder.stepwise import ConvEncoderDecoding
-from fairseq_plugins.models.presets import fill_in
+from fairseq_plugins.models.presets import Options, fill_in
 from fairseq_plugins.models.source_encoder import SourceEncoder
 from fairseq_plugins.models.translation_model import TranslationModel
 from fairseq_plugins.nn.embedding import InputEmbedding
@@ -33,20 +30,14 @@ class ConvEncoderModel(TranslationModel):
     decoding_class = ConvEncoderDecoding
 
     @classmethod
-    def build(cls, cfg: Namespace | DictConfig, task: FairseqTask) -> ConvEncoderModel:
+    def build(cls, cfg: Options, task: FairseqTask) -> ConvEncoderModel:
         """As of `TranslationModel`."""
         fill_in(cfg, DEFAULTS)
-        for option in (
-            "encoder_embed_dim",
-            "encoder_hidden_size",
-            "encoder_lstm_layers",
-            "decoder_hidden_size",
-            "decoder_layers",
-            "init_range",
-        ):
+        depths = ("encoder_lstm_layers", "decoder_layers")
+        for option in ("encoder_embed_dim", "encoder_hidden_size", "decoder_hidden_size", *depths, "init_range"):
             if getattr(cfg, option) <= 0:
                 raise ValueError(f"--{option.replace('_', '-')} must be positive, but it is {getattr(cfg, option)}")
-            if option.endswith("_layers") and getattr(cfg, option) > MOST_LAYERS:
+            if option in depths and getattr(cfg, option) > MOST_LAYERS:
                 raise ValueError(f"--{option.replace('_', '-')} is {getattr(cfg, option)}, {MOST_LAYERS} are the most")
         encoder = _build_encoder(cfg, task.source_dictionary)
         decoder = LSTMDecoder(
@@ -61,7 +52,7 @@ class ConvEncoderModel(TranslationModel):
         return model
 
 
-def _build_encoder(cfg: Namespace | DictConfig, dictionary: Dictionary) -> SourceEncoder:
+def _build_encoder(cfg: Options, dictionary: Dictionary) -> SourceEncoder:
     encoder_type = str(cfg.encoder_type)
     recurrent = encoder_type in ("lstm", "bilstm")
     positional = cfg.encoder_lstm_positional_embeddings if recurrent else not cfg.no_encoder_positional_embeddings
@@ -90,9 +81,7 @@ def _build_encoder(cfg: Namespace | DictConfig, dictionary: Dictionary) -> Sourc
     )
 
 
-def _embedding(
-    cfg: Namespace | DictConfig, dictionary: Dictionary, max_positions: int, positions: str | None
-) -> InputEmbedding:
+def _embedding(cfg: Options, dictionary: Dictionary, max_positions: int, positions: str | None) -> InputEmbedding:
     words = nn.Embedding(len(dictionary), cfg.encoder_embed_dim, padding_idx=dictionary.pad())
     return InputEmbedding(words, max_positions, positions, cfg.dropout)
 

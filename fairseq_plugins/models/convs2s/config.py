@@ -1,11 +1,12 @@
 """Options of ConvS2S; names follow fairseq's fconv where it has the same option."""
 
-from argparse import Namespace
 from dataclasses import dataclass, field
 from typing import Optional
 
 from fairseq.dataclass import FairseqDataclass
-from omegaconf import II, DictConfig
+from omegaconf import II
+
+from fairseq_plugins.models.presets import Options
 
 __all__ = ["DEFAULT_SIZES", "ConvS2SConfig", "check_dimensions"]
 
@@ -67,7 +68,7 @@ class ConvS2SConfig(FairseqDataclass):
     max_target_positions: int = II("task.max_target_positions")
 
 
-def check_dimensions(cfg: Namespace | DictConfig) -> None:
+def check_dimensions(cfg: Options) -> None:
     """Refuse sizes that do not fit together.
 
     Raises:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
-
 from fairseq.data import Dictionary
 from fairseq.models import register_model
 from fairseq.tasks import FairseqTask
-from omegaconf import DictConfig
 
 from fairseq_plugins.models.convs2s.config import DEFAULT_SIZES, ConvS2SConfig, check_dimensions
 from fairseq_plugins.models.convs2s.decoder import ConvS2SDecoder
 from fairseq_plugins.models.convs2s.encoder import ConvS2SEncoder
 from fairseq_plugins.models.convs2s.stepwise import ConvS2SDecoding
-from fairseq_plugins.models.presets import fill_in
+from fairseq_plugins.models.presets import Options, fill_in
 from fairseq_plugins.models.translation_model import TranslationModel
 from fairseq_plugins.nn.embedding import InputEmbedding, pretrained_embedding
 from fairseq_plugins.nn.layer_list import parse_attention, parse_convolutions
@@ -29,7 +26,7 @@ class ConvS2SModel(TranslationModel):
     decoding_class = ConvS2SDecoding
 
     @classmethod
-    def build(cls, cfg: Namespace | DictConfig, task: FairseqTask) -> ConvS2SModel:
+    def build(cls, cfg: Options, task: FairseqTask) -> ConvS2SModel:
         """As of `TranslationModel`."""
         fill_in(cfg, DEFAULT_SIZES)
         check_dimensions(cfg)

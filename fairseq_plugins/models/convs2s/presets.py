@@ -6,6 +6,8 @@ sections 5.1, 5.4 and 5.7.
 
 from __future__ import annotations
 
+from typing import Any
+
 from fairseq_plugins.models.convs2s.config import ConvS2SConfig
 from fairseq_plugins.models.presets import register_presets
 
@@ -17,8 +19,10 @@ _WMT_EN_DE = "[(512, 3)] * 10 + [(768, 3)] * 3 + [(2048, 1)] * 2"
 _WMT_EN_FR = "[(512, 3)] * 6 + [(768, 3)] * 4 + [(1024, 3)] * 3 + [(2048, 1)] + [(4096, 1)]"
 
 
-def _same_width(width: int) -> dict[str, int]:
-    return dict.fromkeys(("encoder_embed_dim", "decoder_embed_dim", "decoder_out_embed_dim"), width)
+def _of_width(width: int, encoder: int, decoder: int) -> dict[str, Any]:
+    """So many layers of kernel 3, and embeddings as wide as they."""
+    layers = {"encoder_layers": f"[({width}, 3)] * {encoder}", "decoder_layers": f"[({width}, 3)] * {decoder}"}
+    return layers | dict.fromkeys(("encoder_embed_dim", "decoder_embed_dim", "decoder_out_embed_dim"), width)
 
 
 register_presets(
@@ -31,24 +35,12 @@ register_presets(
         "convs2s_wmt_en_fr": {"encoder_layers": _WMT_EN_FR, "decoder_layers": _WMT_EN_FR},
         # Section 5.7: six layers of 256 units each.  The kernel is not stated: taken as 3, like that of all other wide
         # layers of the paper.  Section 4.2 gives all embeddings 512 dimensions: here they are as wide as the layers.
-        "convs2s_gigaword": {
-            "encoder_layers": "[(256, 3)] * 6",
-            "decoder_layers": "[(256, 3)] * 6",
-            **_same_width(256),
-        },
+        "convs2s_gigaword": _of_width(256, 6, 6),
         # Sections 5.4 to 5.6: 13 encoder layers with kernel 3, 5 decoder layers with kernel 5.
         "convs2s_analysis": {"encoder_layers": "[(512, 3)] * 13", "decoder_layers": "[(512, 5)] * 5"},
         # Not in the paper: fairseq's IWSLT'14 recipe.
-        "convs2s_iwslt_de_en": {
-            "encoder_layers": "[(256, 3)] * 4",
-            "decoder_layers": "[(256, 3)] * 3",
-            **_same_width(256),
-        },
+        "convs2s_iwslt_de_en": _of_width(256, 4, 3),
         # Not in the paper: for the quickstart, small enough for minutes on two processor cores.
-        "convs2s_tiny": {
-            "encoder_layers": "[(128, 3)] * 3",
-            "decoder_layers": "[(128, 3)] * 3",
-            **_same_width(128),
-        },
+        "convs2s_tiny": _of_width(128, 3, 3),
     },
 )

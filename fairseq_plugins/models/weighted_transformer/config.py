@@ -1,13 +1,12 @@
 """Options of the Weighted Transformer; names follow fairseq's transformer where it has the same option."""
 
-from argparse import Namespace
 from dataclasses import dataclass, field
 from typing import Optional
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
-from omegaconf import II, DictConfig
+from omegaconf import II
 
-from fairseq_plugins.models.presets import fill_in
+from fairseq_plugins.models.presets import Options, fill_in
 from fairseq_plugins.nn.layer_list import MOST_LAYERS
 
 __all__ = ["BRANCH_WEIGHTS", "DEFAULT_SIZES", "WeightedTransformerConfig", "complete"]
@@ -79,7 +78,7 @@ class WeightedTransformerConfig(FairseqDataclass):
     max_target_positions: int = II("task.max_target_positions")
 
 
-def complete(cfg: Namespace | DictConfig) -> None:
+def complete(cfg: Options) -> None:
     """Fill in the sizes that are not set, and refuse those that do not fit together.
 
     Raises:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from typing import cast
 
 from fairseq.data import Dictionary
-from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from fairseq_plugins.models.incremental import IncrementalDecoder
+from fairseq_plugins.models.presets import Options
 from fairseq_plugins.models.weighted_transformer.layers import DecoderLayer
 from fairseq_plugins.nn.embedding import InputEmbedding
 from fairseq_plugins.nn.prefix_tree import PrefixTree
@@ -29,11 +28,7 @@ class WeightedTransformerDecoder(IncrementalDecoder):
     """
 
     def __init__(
-        self,
-        cfg: Namespace | DictConfig,
-        dictionary: Dictionary,
-        embedding: InputEmbedding,
-        output_projection: nn.Linear,
+        self, cfg: Options, dictionary: Dictionary, embedding: InputEmbedding, output_projection: nn.Linear
     ) -> None:
         super().__init__(dictionary, embedding)
         self.layers = nn.ModuleList(DecoderLayer(cfg) for _ in range(cfg.decoder_layers))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
-
 from fairseq.data import Dictionary
-from omegaconf import DictConfig
 from torch import Tensor, nn
 
+from fairseq_plugins.models.presets import Options
 from fairseq_plugins.models.source_encoder import SourceEncoder
 from fairseq_plugins.models.weighted_transformer.layers import EncoderLayer
 from fairseq_plugins.nn.embedding import InputEmbedding
@@ -25,7 +23,7 @@ class WeightedTransformerEncoder(SourceEncoder):
         embedding: embeddings of words and positions.
     """
 
-    def __init__(self, cfg: Namespace | DictConfig, dictionary: Dictionary, embedding: InputEmbedding) -> None:
+    def __init__(self, cfg: Options, dictionary: Dictionary, embedding: InputEmbedding) -> None:
         super().__init__(dictionary, embedding)
         self.layers = nn.ModuleList(EncoderLayer(cfg) for _ in range(cfg.encoder_layers))
 

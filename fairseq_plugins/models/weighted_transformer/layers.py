@@ -10,12 +10,10 @@ B sentences, T target positions, S source positions, d model width.
 
 from __future__ import annotations
 
-from argparse import Namespace
-
 from fairseq.modules import FairseqDropout
-from omegaconf import DictConfig
 from torch import Tensor, nn
 
+from fairseq_plugins.models.presets import Options
 from fairseq_plugins.nn.attention import AttentionHeads
 from fairseq_plugins.nn.branched_block import BranchedBlock
 from fairseq_plugins.nn.initialisation import xavier_
@@ -31,7 +29,7 @@ class EncoderLayer(nn.Module):
         cfg: the model's options, complete.
     """
 
-    def __init__(self, cfg: Namespace | DictConfig) -> None:
+    def __init__(self, cfg: Options) -> None:
         super().__init__()
         self.attention = AttentionHeads(cfg.encoder_embed_dim, cfg.encoder_attention_heads, cfg.attention_dropout)
         self.branches = _branches(cfg, "encoder", type(self).__name__)
@@ -57,7 +55,7 @@ class DecoderLayer(nn.Module):
         cfg: the model's options, complete.
     """
 
-    def __init__(self, cfg: Namespace | DictConfig) -> None:
+    def __init__(self, cfg: Options) -> None:
         super().__init__()
         dim, heads = cfg.encoder_embed_dim, cfg.decoder_attention_heads
         self.self_attention = AttentionHeads(dim, heads, cfg.attention_dropout)
@@ -84,7 +82,7 @@ class DecoderLayer(nn.Module):
         return self.branches(x, heads), x
 
 
-def _branches(cfg: Namespace | DictConfig, side: str, owner: str) -> BranchedBlock:
+def _branches(cfg: Options, side: str, owner: str) -> BranchedBlock:
     return BranchedBlock(
         cfg.encoder_embed_dim,
         getattr(cfg, f"{side}_ffn_embed_dim"),

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from argparse import Namespace
 from typing import Any
 
 import torch
 from fairseq.data import Dictionary
 from fairseq.models import register_model
 from fairseq.tasks import FairseqTask
-from omegaconf import DictConfig
 from torch import Tensor, nn
 
+from fairseq_plugins.models.presets import Options
 from fairseq_plugins.models.translation_model import TranslationModel
 from fairseq_plugins.models.weighted_transformer.config import BRANCH_WEIGHTS, WeightedTransformerConfig, complete
 from fairseq_plugins.models.weighted_transformer.decoder import WeightedTransformerDecoder
@@ -43,7 +42,7 @@ class WeightedTransformerModel(TranslationModel):
         self.register_buffer("branch_weights_version", torch.tensor(BRANCH_WEIGHTS.index(branch_weights)))
 
     @classmethod
-    def build(cls, cfg: Namespace | DictConfig, task: FairseqTask) -> WeightedTransformerModel:
+    def build(cls, cfg: Options, task: FairseqTask) -> WeightedTransformerModel:
         """As of `TranslationModel`.
 
         Raises:
