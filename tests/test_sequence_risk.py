@@ -109,6 +109,7 @@ def test_two_processes_are_one_with_twice_the_update_frequency(data: Path, tmp_p
     ("more", "message"),
     [
         (["--risk-candidates", 0], "--risk-candidates: 0 is below 1"),
+        (["--risk-candidates", 1], "--risk-candidates: 1 has no other beside it"),
         (["--risk-scale", "nan"], "--risk-scale: nan is not above zero"),
         (["--risk-alpha", 1.5], "--risk-alpha: 1.5 is not from 0 to 1"),
         (["--label-smoothing", -1], "--label-smoothing: -1.0 is not from 0 to 1"),

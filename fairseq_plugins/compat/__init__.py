@@ -47,8 +47,10 @@ KINDNESS: tuple[Repair, ...] = (
     distributed.gather_on_processors,
     distributed.join_the_others_under_hydra,
     distributed.train_on_processors,  # behind follow_torchrun, which decides how many processes there are
+    distributed.validate_what_there_is,
     distributed.wrap_models_on_processors,
     half_precision.flatten_on_gpus_only,
+    half_precision.overflow_on_processors,
     hub.copy_the_state_of_tasks,
     hub.generate_as_asked,
     hub.take_the_task_asked_for,

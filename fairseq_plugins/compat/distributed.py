@@ -13,6 +13,8 @@ import torch
 from fairseq.dataclass.configs import DistributedTrainingConfig
 from fairseq.distributed import utils as distributed_utils
 from fairseq.models import distributed_fairseq_model
+from fairseq.tasks import FairseqTask
+from fairseq.tasks.translation import TranslationTask
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 from torch.multiprocessing.spawn import spawn
@@ -24,6 +26,7 @@ __all__ = [
     "gather_on_processors",
     "join_the_others_under_hydra",
     "train_on_processors",
+    "validate_what_there_is",
     "wrap_models_on_processors",
 ]
 
@@ -159,6 +162,29 @@ def gather_on_processors() -> None:
         found: list[Any] = [None] * distributed_utils.get_world_size(group)
         torch.distributed.all_gather_object(found, data, group=group)
         return found
+
+
+def validates_nothing(step: Callable[..., Any]) -> bool:
+    """Probe: whether a criterion is asked for the loss of no sentences."""
+    criterion = mock.Mock(return_value=(0, 0, {}))
+    step(None, {}, nn.Identity(), criterion)
+    return criterion.called
+
+
+def validate_what_there_is() -> None:
+    """fairseq-validate gives all processes equally many batches, some of them empty, on which every criterion fails.
+
+    In training, fairseq itself puts another batch in their place.
+    """
+    if not validates_nothing(FairseqTask.valid_step):
+        return
+    for owner in (FairseqTask, TranslationTask):  # the latter translates them, too
+
+        @in_place_of(owner, "valid_step")
+        def valid_step(
+            self: Any, sample: Any, *args: Any, step: Callable[..., Any] = owner.valid_step, **kwargs: Any
+        ) -> tuple[Any, Any, dict[str, Any]]:
+            return step(self, sample, *args, **kwargs) if sample else (0, 0, {})
 
 
 def wants_a_gpu_for_a_model(wrap: Callable[..., nn.Module]) -> bool:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import Any
+from unittest import mock
 
 from fairseq.optim import FP16Optimizer
+from fairseq.trainer import Trainer
+from torch import Tensor
 
-__all__ = ["flatten_on_gpus_only"]
+from fairseq_plugins.compat.wrapping import in_place_of
+
+__all__ = ["flatten_on_gpus_only", "overflow_on_processors"]
 
 
 def flatten_on_gpus_only() -> None:
@@ -26,3 +32,20 @@ def flatten_on_gpus_only() -> None:
         return build(cls, cfg, params, **kwargs)
 
     FP16Optimizer.build_optimizer = classmethod(build_optimizer)  # type: ignore[arg-type]
+
+
+def overflow_on_processors() -> None:
+    """Where a gradient overflows, as it does now and then by intention, the update's norm, zero, goes to a GPU.
+
+    The probe is of the code: to ask it takes a training.
+    """
+    step = Trainer.train_step
+    if "torch.tensor(0.0).cuda()" not in inspect.getsource(step):
+        return
+
+    @in_place_of(Trainer, "train_step")
+    def train_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.cuda:
+            return step(self, *args, **kwargs)
+        with mock.patch.object(Tensor, "cuda", lambda tensor: tensor):
+            return step(self, *args, **kwargs)

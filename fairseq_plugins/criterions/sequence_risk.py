@@ -18,6 +18,7 @@ from fairseq import utils
 from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.logging import metrics
 from fairseq.models import FairseqEncoderDecoderModel
+from fairseq.models.nat import FairseqNATModel
 from fairseq.tasks import FairseqTask
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -67,16 +68,23 @@ class SequenceRisk(FairseqCriterion):
         super().__init__(task)
         if risk_candidates < 1:
             raise ValueError(f"--risk-candidates: {risk_candidates} is below 1")
+        if risk_candidates == 1 and not risk_reference:
+            raise ValueError("--risk-candidates: 1 has no other beside it; take more, or --risk-reference")
         if not 0 < risk_scale < math.inf:
             raise ValueError(f"--risk-scale: {risk_scale} is not above zero")
         for name, value in (("risk-alpha", risk_alpha), ("label-smoothing", label_smoothing)):
             if not 0 <= value <= 1:
                 raise ValueError(f"--{name}: {value} is not from 0 to 1")
+        if getattr(getattr(task, "args", None), "decoder_langtok", False):
+            raise ValueError("sequence_risk does not tell a decoder its language, as --decoder-langtok wants")
         self.dictionary = task.target_dictionary
-        words = self.dictionary.symbols[self.dictionary.nspecial :]
-        if "rouge" in str(risk_cost) and not sees(words):
+        special = self.dictionary.nspecial
+        counts = dict(zip(self.dictionary.symbols[special:], self.dictionary.count[special:], strict=True))
+        if "rouge" in str(risk_cost) and not sees(counts):
             raise ValueError(f"--risk-cost {risk_cost} sees only the letters a to z and digits: take chrf or bleu")
-        self.bpe_symbol = _bpe_symbol(words)
+        self.bpe_symbol = _bpe_symbol(counts)
+        if str(risk_cost) == "bleu" and not _has_spaces(counts, self.bpe_symbol):
+            raise ValueError("--risk-cost bleu sees words between spaces, of which there are hardly any: take chrf")
         self.reference_too, self.scale = risk_reference, risk_scale
         self.alpha, self.epsilon = risk_alpha, label_smoothing
         self.score = SENTENCE_SCORES[str(risk_cost)]()
@@ -119,12 +127,14 @@ class SequenceRisk(FairseqCriterion):
         references = [[word for word in row if word != self.padding_idx] for row in sample["target"].tolist()]
         tokens, sentences, sets = list(references), list(range(len(references))), []
         for sentence, (reference, found) in enumerate(zip(references, translations, strict=True)):
-            score = self.score(self.text(reference, escape_unk=True))
+            wanted = self.text(reference, unknown="qqqq")
+            score = self.score(wanted)
             row_of = {tuple(reference): sentence}
-            cost_of = {each: 1 - score(self.text(each)) for each in dict.fromkeys(map(tuple, found))}
-            best = cost_of[tuple(found[0])]
+            texts = {each: self.text(each, unknown="xxxx") for each in dict.fromkeys(map(tuple, found))}
+            cost_of = {each: 0.0 if text == wanted else 1 - score(text) for each, text in texts.items()}
             if self.reference_too:
                 cost_of[tuple(reference)] = 0.0
+            best = cost_of[tuple(found[0])]
             for each in cost_of:
                 if each not in row_of:
                     row_of[each] = len(tokens)
@@ -135,9 +145,13 @@ class SequenceRisk(FairseqCriterion):
         first = [next(word for word in row if word != self.padding_idx) for row in before]
         return Rows(tokens, sentences, first), sets
 
-    def text(self, tokens: Iterable[int], escape_unk: bool = False) -> str:
-        """Words without BPE; an unknown word of the reference is like none of a translation."""
-        return self.dictionary.string(tokens, self.bpe_symbol, escape_unk=escape_unk)
+    def text(self, tokens: Iterable[int], unknown: str) -> str:
+        """Words without BPE.
+
+        An unknown word of the reference shares no letter with one of a translation: no word is right in its place. And
+        both have letters, for ROUGE sees nothing else.
+        """
+        return self.dictionary.string(tokens, self.bpe_symbol, unk_string=unknown)
 
     def _scores(self, model: Any, inner: Any, net_input: dict[str, Any], rows: Rows) -> RowScores:
         words: Tensor | None = None
@@ -216,18 +230,18 @@ def _unwrapped(model: Any) -> Any:
     """The model itself, which may be wrapped for several processes.
 
     Raises:
-        ValueError: it is no encoder-decoder, or its softmax is adaptive.
+        ValueError: it is no encoder-decoder that writes word by word, or its softmax is adaptive.
     """
     while hasattr(model, "module"):
         model = model.module
-    if not isinstance(model, FairseqEncoderDecoderModel):
-        raise ValueError(f"sequence_risk trains encoder-decoders, and {type(model).__name__} is none")
+    if not isinstance(model, FairseqEncoderDecoderModel) or isinstance(model, FairseqNATModel):
+        raise ValueError(f"sequence_risk trains autoregressive encoder-decoders, and {type(model).__name__} is none")
     if getattr(model.decoder, "adaptive_softmax", None) is not None:  # whose probabilities fairseq changes in place
         raise ValueError("sequence_risk is for a model with a softmax of all words, and this one has an adaptive one")
     return model
 
 
-def _bpe_symbol(words: list[str]) -> str | None:
+def _bpe_symbol(words: Iterable[str]) -> str | None:
     """How subwords are told, by what the dictionary has: subword-nmt's ``@@``, sentencepiece's ``▁``, or not at all."""
     marked = {
         "subword_nmt": sum(word.endswith("@@") for word in words),
@@ -235,3 +249,14 @@ def _bpe_symbol(words: list[str]) -> str | None:
     }
     name = max(marked, key=lambda name: marked[name])
     return name if marked[name] else None
+
+
+def _has_spaces(counts: dict[str, int], bpe_symbol: str | None) -> bool:
+    """Whether a tenth of the subwords of the training text, at least, begin or end a word."""
+
+    def is_edge(subword: str) -> bool:
+        if bpe_symbol == "sentencepiece":
+            return subword.startswith("\u2581")
+        return bpe_symbol is None or not subword.endswith("@@")
+
+    return sum(count for subword, count in counts.items() if is_edge(subword)) >= sum(counts.values()) / 10

@@ -9,7 +9,7 @@ from typing import Any
 from fairseq.models import FairseqEncoderDecoderModel
 from fairseq.search import Sampling
 from fairseq.tasks import FairseqTask
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_plugins.backends.cpu.packing import Packing
 from fairseq_plugins.generation.beam_search import FastBeamSearch
@@ -18,6 +18,8 @@ __all__ = ["Translator"]
 
 # Longest translation, a factor of the source's length and a summand, as the authors trained.
 _LONGEST = 1.5, 5
+
+_SMALLEST = -80.0  # the logarithm of a probability that float32 still has
 
 
 class Translator:
@@ -46,12 +48,21 @@ class Translator:
                 packing=self._packing,
                 candidates=getattr(self.task, "candidates", None),
                 beam_size=self.count,
-                search_strategy=Sampling(self.task.target_dictionary) if self.sampling else None,
+                search_strategy=_Sampling(self.task.target_dictionary) if self.sampling else None,
                 max_len_a=_LONGEST[0],
                 max_len_b=_LONGEST[1],
             )
             found = self.task.inference_step(generator, [model], sample)
         return [[hypothesis["tokens"].tolist() for hypothesis in hypotheses] for hypotheses in found]
+
+
+class _Sampling(Sampling):
+    """fairseq's, but for the forced end of a long translation, whose probability may be too small for a number."""
+
+    def step(self, step: int, lprobs: Tensor, *args: Any) -> Any:
+        """As fairseq's."""
+        likeliest = lprobs.amax(dim=-1, keepdim=True)
+        return super().step(step, lprobs - likeliest.where(likeliest < _SMALLEST, 0), *args)
 
 
 @contextmanager

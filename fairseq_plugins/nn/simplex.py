@@ -92,6 +92,21 @@ class SimplexVector(nn.Module):
         """The weights, (M,)."""
         return self.point() * len(self.weight)
 
+    def check_constraint(self, weight: Tensor) -> None:
+        """Refuse the weight of a checkpoint, (M,), that has been trained under the other constraint.
+
+        Raises:
+            ValueError: names both.
+        """
+        if self.softmax == bool(_lies_on_simplex(weight)):
+            trained, asked = ("simplex", "softmax") if self.softmax else ("softmax", "simplex")
+            raise ValueError(f"the checkpoint was trained with --branch-constraint {trained}, and not {asked}")
+
+
+def _lies_on_simplex(point: Tensor) -> Tensor:
+    """Whether a vector does, up to rounding in half precision: a single bit."""
+    return (point.sum() - 1).abs() + (-point).clamp(min=0).sum() < 0.01
+
 
 def check_simplex(model: nn.Module) -> None:
     """Refuse weights off the simplex, where any optimizer drives them that does not project.
@@ -100,8 +115,7 @@ def check_simplex(model: nn.Module) -> None:
         ValueError: names the options that would have kept them there.
     """
     points = [module.point() for module in model.modules() if isinstance(module, SimplexVector)]
-    errors = [(point.sum() - 1).abs() + (-point).clamp(min=0).sum() for point in points]
-    if errors and not bool(torch.stack(errors).max() < 0.01):
+    if points and not bool(torch.stack([_lies_on_simplex(point) for point in points]).all()):
         raise ValueError(
             "kappa and alpha have left the simplex: train with --optimizer simplex_adam, which projects them, or with "
             "--branch-constraint softmax"

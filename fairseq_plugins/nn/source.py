@@ -36,13 +36,17 @@ class Source:
         lengths = self.padding_mask.logical_not().sum(dim=1)
         self.sqrt_lengths = lengths.to(self.keys.dtype).sqrt().view(-1, 1, 1)
 
+    def __getitem__(self, part: int) -> Tensor:
+        """The first three: torch takes one where it hooks into a backward pass, as fairseq's search for NaNs does."""
+        return (self.keys, self.values, self.padding_mask)[part]
+
     def reorder(self, new_order: Tensor) -> Source:
         """Rows in a new order.  Nothing is copied: only the index is composed."""
         return self._of_rows(new_order if self.rows is None else self.rows.index_select(0, new_order))
 
     def select(self, sentences: Tensor) -> Source:
         """Only the given sentences, one row each."""
-        return Source(*(part.index_select(0, sentences) for part in (self.keys, self.values, self.padding_mask)))
+        return Source(*(self[part].index_select(0, sentences) for part in range(3)))
 
     def expand(self) -> Source:
         """One entry per row, copied where rows share a sentence."""

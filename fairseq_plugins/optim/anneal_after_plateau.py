@@ -30,13 +30,15 @@ class AnnealAfterPlateau(FairseqLRScheduler):
     Training stops below ``--stop-min-lr``, an option of fairseq's trainer.
 
     Raises:
-        ValueError: more than one learning rate is given.
+        ValueError: more than one learning rate is given, or what they are multiplied by does not make them smaller.
     """
 
     def __init__(self, cfg: AnnealAfterPlateauConfig, optimizer: FairseqOptimizer) -> None:
         super().__init__(cfg, optimizer)
         if len(cfg.lr) > 1:
             raise ValueError("--lr-scheduler anneal_after_plateau takes one learning rate; see --lr-scheduler fixed")
+        if not 0 < cfg.lr_shrink <= 1:
+            raise ValueError(f"--lr-shrink: {cfg.lr_shrink} is not above 0 and at most 1")
         self.lr: float = cfg.lr[0]
         self.begun_with = self.lr
         self.annealing = False

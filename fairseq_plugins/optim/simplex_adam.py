@@ -32,13 +32,15 @@ class FairseqSimplexAdam(FairseqAdam):
     """Adam with a projection.  With fp16 it needs ``--fp16-no-flatten-grads`` or ``--memory-efficient-fp16``.
 
     Raises:
-        ValueError: ``--fp16-adam-stats`` is given.
+        ValueError: ``--fp16-adam-stats`` is given, or a number of updates that is none.
     """
 
     def __init__(self, cfg: DictConfig, params: Iterable[Tensor]) -> None:
         FairseqOptimizer.__init__(self, cfg)
         if cfg.fp16_adam_stats:
             raise ValueError("--optimizer simplex_adam keeps its moments in float32: leave out --fp16-adam-stats")
+        if (cfg.freeze_branch_weights_after or 0) < 0:
+            raise ValueError(f"--freeze-branch-weights-after: {cfg.freeze_branch_weights_after} is below 0")
         groups: dict[str, list[Tensor]] = {"network": [], SOFTMAX: [], SIMPLEX: []}
         for parameter in params:
             group = getattr(parameter, "param_group", None)

@@ -9,6 +9,7 @@ d model width, N layers, t updates:
 from __future__ import annotations
 
 import logging
+import math
 
 from fairseq.dataclass.configs import OptimizationConfig
 from fairseq.optim import FairseqOptimizer
@@ -39,6 +40,9 @@ class WeightedInverseSqrt(FairseqLRScheduler):
         for option in ("warmup_updates", "branch_warmup_updates"):
             if getattr(cfg, option) < 1:
                 raise ValueError(f"--{option.replace('_', '-')} must be positive, but it is {getattr(cfg, option)}")
+        for option in ("lr_scale", "branch_lr_scale"):
+            if not 0 <= getattr(cfg, option) < math.inf:
+                raise ValueError(f"--{option.replace('_', '-')} is a factor, which {getattr(cfg, option)} cannot be")
         if list(optimizer.cfg.lr) != OptimizationConfig().lr:
             logger.warning("--lr does nothing with --lr-scheduler weighted_inverse_sqrt: take --lr-scale")
         # Under hydra the sizes of the default architecture are not in the configuration.
@@ -52,6 +56,8 @@ class WeightedInverseSqrt(FairseqLRScheduler):
                 f"{sizes['encoder_layers']}"
             )
         self.dim, self.layers = map(int, sizes.values())
+        # Under hydra fairseq's own transformer has its sizes elsewhere; lr_scheduler.encoder_layers is heard.
+        logger.info(f"learning rates are those of a model of {self.layers} layers of width {self.dim}")
 
     def step_update(self, num_updates: int) -> float:
         """Set the rates for the next update."""

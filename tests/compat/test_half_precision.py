@@ -42,6 +42,13 @@ def test_training_on_a_processor(data: Path, tmp_path: Path, option: str, same: 
         assert all(torch.equal(model[name], wanted[name]) for name in wanted)
 
 
+def test_an_overflow_skips_an_update(data: Path, tmp_path: Path) -> None:
+    """As any long training with dynamic scaling has some."""
+    command = [data, "--user-dir", USER_DIR, "--arch", "convs2s", *MODEL, *SIZES, *TRAINING, *QUIET, "--cpu"]
+    output = run("train", *command, "--max-epoch", 1, "--save-dir", tmp_path, "--fp16", "--fp16-init-scale", 2**40)
+    assert "gradient overflow detected, ignoring gradient" in output.stdout + output.stderr
+
+
 def test_a_tpu_wants_its_software(data: Path) -> None:
     errors = run("train", data, "--user-dir", USER_DIR, "--arch", "convs2s", "--tpu", succeeds=False).stderr
     assert "ValueError: --tpu needs torch_xla, which is not installed" in errors

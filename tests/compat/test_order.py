@@ -59,6 +59,7 @@ def test_all_repairs_are_in_the_table() -> None:
     "repair",
     [
         distributed.follow_torchrun,
+        distributed.validate_what_there_is,
         hub.copy_the_state_of_tasks,
         hub.take_the_task_asked_for,
         options.refuse_references,

@@ -217,6 +217,13 @@ def test_sampling(models: list[Any], sample: Any, dictionary: Dictionary) -> Non
     assert log["translations"] == sum(map(len, sets))
 
 
+def test_a_forced_end_that_is_too_unlikely_for_a_number(build: Any, sample: Any, dictionary: Dictionary) -> None:
+    model = build("convs2s_tiny")
+    model.decoder.output_projection.bias.data[EOS] = -1e4
+    translations = criterion(dictionary, risk_sampling=True).translator.translate(model, sample)
+    assert {len(each) for found in translations for each in found} == {15}
+
+
 def test_longest_translations(build: Any, sample: Any, dictionary: Dictionary) -> None:
     """1.5 times the source and five words, of a model that ends none by itself."""
     model = build("convs2s_tiny")
@@ -299,18 +306,35 @@ def test_what_is_logged(models: list[Any], sample: Any, dictionary: Dictionary) 
     assert SequenceRisk.logging_outputs_can_be_summed()
 
 
-def test_subwords_and_unknown_words() -> None:
-    """Costs are of words; an unknown word of the reference is right in no translation."""
+def test_costs_are_of_words() -> None:
     texts = {}
     for name, words in (("@@", ["un@@", "known"]), ("\u2581", ["\u2581un", "known"]), ("", ["un", "known"])):
         dictionary = Dictionary()
         tokens = [dictionary.add_symbol(word) for word in words]
         found = criterion(dictionary)
-        texts[name] = found.text([*tokens, dictionary.unk(), EOS]).replace("\u2581", " ")
-        assert found.text([dictionary.unk()]) != found.text([dictionary.unk()], escape_unk=True)
-    assert texts["@@"].split() == ["unknown", "<unk>"]
-    assert texts[""].split() == ["un", "known", "<unk>"]
+        texts[name] = found.text([*tokens, dictionary.unk(), EOS], "no").replace("\u2581", " ")
+    assert texts["@@"].split() == ["unknown", "no"]
+    assert texts[""].split() == ["un", "known", "no"]
     assert texts["\u2581"].startswith("unknown")
+
+
+@pytest.mark.parametrize("cost", ["bleu", "chrf", "rouge1", "rouge2", "rougeL"])
+def test_unknown_words_are_never_right(sample: Any, dictionary: Dictionary, cost: str) -> None:
+    """One in the place of one is no better than any other word in its place, and all wrong where all are."""
+    pytest.importorskip("rouge_score")
+    found, unk = criterion(dictionary, risk_cost=cost), dictionary.unk()
+    wrong = dictionary.add_symbol("xxxx")
+    target = torch.tensor([[10, unk, 11, 12, unk, EOS], [unk, unk, EOS, PAD, PAD, PAD], [unk, EOS, PAD, PAD, PAD, PAD]])
+    rows = [[10, unk, 11, 12, unk, EOS], [10, wrong, 11, 12, wrong, EOS]], [[unk, unk, EOS]], [[unk, EOS], [EOS]]
+    _, sets = found.sets({**sample, "target": target}, list(rows))
+    assert sets[0].costs[0] == sets[0].costs[1] > 0.3
+    assert [*sets[1].costs, *sets[2].costs] == pytest.approx([1, 1, 1], abs=0.3 if cost == "bleu" else 1e-9)
+
+
+def test_nothing_is_right_where_nothing_is_wanted(sample: Any, dictionary: Dictionary) -> None:
+    target = torch.tensor([[EOS, PAD], [EOS, PAD], [10, EOS]])
+    _, sets = criterion(dictionary).sets({**sample, "target": target}, [[[EOS]], [[10, EOS]], [[EOS]]])
+    assert [each.costs for each in sets] == [[0], [1], [1]]
 
 
 def test_targets_padded_on_the_left(task: SimpleNamespace, sample: Any, dictionary: Dictionary) -> None:
@@ -358,6 +382,19 @@ def test_subwords_are_told_by_most_words() -> None:
     assert criterion(dictionary).bpe_symbol == "sentencepiece"
 
 
+@pytest.mark.parametrize("name", ["@@", "\u2581"])
+def test_bleu_knows_words_between_spaces(name: str) -> None:
+    dictionary = Dictionary()
+    within, edge = ("a@@", "b") if name == "@@" else ("a", "\u2581b")
+    dictionary.add_symbol(within, n=91)
+    dictionary.add_symbol(edge, n=9)
+    with pytest.raises(ValueError, match="--risk-cost bleu sees words between spaces"):
+        criterion(dictionary)
+    criterion(dictionary, risk_cost="chrf")
+    dictionary.add_symbol(edge, n=2)
+    criterion(dictionary)
+
+
 def test_rouge_knows_the_latin_alphabet() -> None:
     pytest.importorskip("rouge_score")
     dictionary = Dictionary()
@@ -378,7 +415,7 @@ def test_an_adaptive_softmax_is_refused(task: SimpleNamespace, dictionary: Dicti
 
 
 def test_a_model_without_encoder_is_refused(dictionary: Dictionary) -> None:
-    with pytest.raises(ValueError, match="sequence_risk trains encoder-decoders, and Linear is none"):
+    with pytest.raises(ValueError, match="sequence_risk trains autoregressive encoder-decoders, and Linear is none"):
         criterion(dictionary)(torch.nn.Linear(1, 1), {})
 
 

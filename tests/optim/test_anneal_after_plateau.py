@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from fairseq.dataclass.initialize import add_defaults
@@ -14,11 +16,12 @@ from fairseq_plugins.optim.anneal_after_plateau import AnnealAfterPlateau
 from fairseq_plugins.optim.config import AnnealAfterPlateauConfig
 
 
-def schedule(maximize: bool = False, lr: tuple[float, ...] = (0.25,)) -> AnnealAfterPlateau:
+def schedule(maximize: bool = False, lr: tuple[float, ...] = (0.25,), **options: float) -> AnnealAfterPlateau:
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = FairseqNAG(OmegaConf.create({"lr": list(lr), "momentum": 0.99, "weight_decay": 0.0}), [parameter])
     cfg = OmegaConf.structured(AnnealAfterPlateauConfig)  # "by an order of magnitude": the default
-    OmegaConf.update(cfg, "lr", list(lr))
+    for name, value in {"lr": list(lr), **options}.items():
+        OmegaConf.update(cfg, name, value)
     OmegaConf.update(cfg, "maximize_best_checkpoint_metric", maximize)
     return AnnealAfterPlateau(cfg, optimizer)
 
@@ -123,3 +126,9 @@ def test_the_state_of_another_schedule_is_refused() -> None:
 def test_takes_one_rate() -> None:
     with pytest.raises(ValueError, match=r"anneal_after_plateau takes one learning rate; see --lr-scheduler fixed$"):
         schedule(lr=(0.25, 0.1))
+
+
+@pytest.mark.parametrize("factor", [-1, 0, 10, math.nan])
+def test_annealing_lowers_the_rate(factor: float) -> None:
+    with pytest.raises(ValueError, match=f"--lr-shrink: {float(factor)} is not above 0 and at most 1"):
+        schedule(lr_shrink=factor)

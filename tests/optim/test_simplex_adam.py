@@ -224,6 +224,11 @@ def test_moments_are_never_in_half_precision() -> None:
         optimizer(parameter(TARGET), fp16_adam_stats=True)
 
 
+def test_nothing_is_frozen_before_the_start() -> None:
+    with pytest.raises(ValueError, match="--freeze-branch-weights-after: -1 is below 0"):
+        optimizer(parameter(TARGET), freeze_branch_weights_after=-1)
+
+
 def test_a_flattened_optimizer_is_refused() -> None:
     """fairseq then says: please set --fp16-no-flatten-grads."""
     assert not optimizer(parameter(torch.zeros(3), None)).supports_flat_params

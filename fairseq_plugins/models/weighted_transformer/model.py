@@ -108,7 +108,7 @@ class WeightedTransformerModel(TranslationModel):
 
         Raises:
             ValueError: the checkpoint was written by a newer version than this one, or by the first one, whose layers
-                were others.
+                were others; or with the other ``--branch-constraint``.
         """
         super().upgrade_state_dict_named(state_dict, name)
         if int(state_dict.get("version", self.state_version)) < self.state_version:
@@ -119,3 +119,6 @@ class WeightedTransformerModel(TranslationModel):
             for prefix, module in self.named_modules():
                 if isinstance(module, SimplexVector):
                     state_dict[f"{prefix}.weight"] = module.weight.detach()
+        for prefix, module in self.named_modules():
+            if isinstance(module, SimplexVector) and f"{prefix}.weight" in state_dict:
+                module.check_constraint(state_dict[f"{prefix}.weight"])

@@ -64,6 +64,15 @@ def test_a_checkpoint_of_the_first_structure_is_refused(build) -> None:
         model.load_state_dict({**model.state_dict(), "version": torch.tensor(1)})
 
 
+@pytest.mark.parametrize(("trained", "asked"), [("simplex", "softmax"), ("softmax", "simplex")])
+def test_logits_are_not_taken_for_weights(build, trained: str, asked: str) -> None:
+    state, other = (build("weighted_transformer_tiny", branch_constraint=each) for each in (trained, asked))
+    with pytest.raises(ValueError, match=f"trained with --branch-constraint {trained}, and not {asked}"):
+        other.load_state_dict(state.state_dict())
+    other = build("weighted_transformer_tiny", branch_constraint=asked, branch_weights="uniform")
+    other.load_state_dict(state.state_dict())  # and keeps its own weights
+
+
 def test_different_dictionaries_are_named(dictionary: Dictionary) -> None:
     args = Namespace(max_source_positions=8, max_target_positions=8)
     ARCH_CONFIG_REGISTRY["weighted_transformer_tiny"](args)
