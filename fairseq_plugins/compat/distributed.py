@@ -184,7 +184,7 @@ def validate_what_there_is() -> None:
         def valid_step(
             self: Any, sample: Any, *args: Any, step: Callable[..., Any] = owner.valid_step, **kwargs: Any
         ) -> tuple[Any, Any, dict[str, Any]]:
-            return step(self, sample, *args, **kwargs) if sample else (0, 0, {})
+            return (0, 0, {}) if sample in ({}, []) else step(self, sample, *args, **kwargs)
 
 
 def wants_a_gpu_for_a_model(wrap: Callable[..., nn.Module]) -> bool:
