@@ -13,8 +13,7 @@ import torch
 from fairseq.dataclass.configs import DistributedTrainingConfig
 from fairseq.distributed import utils as distributed_utils
 from fairseq.models import distributed_fairseq_model
-from fairseq.tasks import FairseqTask
-from fairseq.tasks.translation import TranslationTask
+from fairseq.tasks import TASK_REGISTRY, FairseqTask
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 from torch.multiprocessing.spawn import spawn
@@ -178,13 +177,14 @@ def validate_what_there_is() -> None:
     """
     if not validates_nothing(FairseqTask.valid_step):
         return
-    for owner in (FairseqTask, TranslationTask):  # the latter translates them, too
+    for owner in {FairseqTask, *(task for task in TASK_REGISTRY.values() if "valid_step" in vars(task))}:
 
         @in_place_of(owner, "valid_step")
         def valid_step(
             self: Any, sample: Any, *args: Any, step: Callable[..., Any] = owner.valid_step, **kwargs: Any
         ) -> tuple[Any, Any, dict[str, Any]]:
-            return (0, 0, {}) if sample in ({}, []) else step(self, sample, *args, **kwargs)
+            is_empty = sample is None or sample in ({}, [])
+            return (0, 0, {}) if is_empty else step(self, sample, *args, **kwargs)
 
 
 def wants_a_gpu_for_a_model(wrap: Callable[..., nn.Module]) -> bool:

@@ -7,6 +7,7 @@ import inspect
 from typing import Any
 from unittest import mock
 
+import torch
 from fairseq.optim import FP16Optimizer
 from fairseq.trainer import Trainer
 from torch import Tensor
@@ -40,12 +41,10 @@ def overflow_on_processors() -> None:
     The probe is of the code: to ask it takes a training.
     """
     step = Trainer.train_step
-    if "torch.tensor(0.0).cuda()" not in inspect.getsource(step):
+    if torch.cuda.is_available() or "torch.tensor(0.0).cuda()" not in inspect.getsource(step):
         return
 
     @in_place_of(Trainer, "train_step")
     def train_step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.cuda:
-            return step(self, *args, **kwargs)
-        with mock.patch.object(Tensor, "cuda", lambda tensor: tensor):
+        with mock.patch.object(Tensor, "cuda", lambda tensor, *_, **__: tensor):
             return step(self, *args, **kwargs)

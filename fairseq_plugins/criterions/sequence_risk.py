@@ -5,6 +5,7 @@ B sentences, K translations of each at most, R rows: the references and behind t
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import defaultdict
@@ -31,6 +32,8 @@ from fairseq_plugins.models.output_layer import narrowed
 from fairseq_plugins.rouge import sees
 
 __all__ = ["SequenceRisk"]
+
+logger = logging.getLogger(__name__)
 
 
 @register_criterion("sequence_risk", dataclass=SequenceRiskConfig)
@@ -78,13 +81,14 @@ class SequenceRisk(FairseqCriterion):
         if getattr(getattr(task, "args", None), "decoder_langtok", False):
             raise ValueError("sequence_risk does not tell a decoder its language, as --decoder-langtok wants")
         self.dictionary = task.target_dictionary
-        special = self.dictionary.nspecial
-        counts = dict(zip(self.dictionary.symbols[special:], self.dictionary.count[special:], strict=True))
-        if "rouge" in str(risk_cost) and not sees(counts):
+        words = self.dictionary.symbols[self.dictionary.nspecial :]
+        is_rouge = "rouge" in str(risk_cost)
+        if is_rouge and not sees(words):
             raise ValueError(f"--risk-cost {risk_cost} sees only the letters a to z and digits: take chrf or bleu")
-        self.bpe_symbol = _bpe_symbol(counts)
-        if str(risk_cost) == "bleu" and not _has_spaces(counts, self.bpe_symbol):
-            raise ValueError("--risk-cost bleu sees words between spaces, of which there are hardly any: take chrf")
+        self.bpe_symbol = _bpe_symbol(words)
+        # Letters that occur in no text; and words that occur in none, for ROUGE, which sees no other letters.
+        self.unknown = ("unknownofreference", "unknownoftranslation") if is_rouge else ("\ue000", "\ue001")
+        self._looks_for_words = str(risk_cost) == "bleu"
         self.reference_too, self.scale = risk_reference, risk_scale
         self.alpha, self.epsilon = risk_alpha, label_smoothing
         self.score = SENTENCE_SCORES[str(risk_cost)]()
@@ -126,31 +130,34 @@ class SequenceRisk(FairseqCriterion):
         """What is to be scored, each row once, and the set of each sentence."""
         references = [[word for word in row if word != self.padding_idx] for row in sample["target"].tolist()]
         tokens, sentences, sets = list(references), list(range(len(references))), []
-        for sentence, (reference, found) in enumerate(zip(references, translations, strict=True)):
-            wanted = self.text(reference, unknown="qqqq")
+        texts = [self.text(reference, self.unknown[0]) for reference in references]
+        self._look_for_words(texts, references)
+        for sentence, (reference, wanted, found) in enumerate(zip(references, texts, translations, strict=True)):
             score = self.score(wanted)
             row_of = {tuple(reference): sentence}
-            texts = {each: self.text(each, unknown="xxxx") for each in dict.fromkeys(map(tuple, found))}
-            cost_of = {each: 0.0 if text == wanted else 1 - score(text) for each, text in texts.items()}
-            if self.reference_too:
-                cost_of[tuple(reference)] = 0.0
-            best = cost_of[tuple(found[0])]
+            cost_of = {}
+            for each in dict.fromkeys(map(tuple, [*found, reference] if self.reference_too else found)):
+                text = self.text(each, self.unknown[1])
+                cost_of[each] = 0.0 if text == wanted else 1 - score(text)
             for each in cost_of:
                 if each not in row_of:
                     row_of[each] = len(tokens)
                     tokens.append(list(each))
                     sentences.append(sentence)
-            sets.append(_Set([row_of[each] for each in cost_of], list(cost_of.values()), best))
+            sets.append(_Set([row_of[each] for each in cost_of], list(cost_of.values()), cost_of[tuple(found[0])]))
         before = sample["net_input"]["prev_output_tokens"].tolist()  # padded on either side
         first = [next(word for word in row if word != self.padding_idx) for row in before]
         return Rows(tokens, sentences, first), sets
 
-    def text(self, tokens: Iterable[int], unknown: str) -> str:
-        """Words without BPE.
+    def _look_for_words(self, texts: list[str], references: list[list[int]]) -> None:
+        """At the first batch: a sentence without spaces would be right as a whole, or not at all."""
+        words, tokens = sum(len(text.split()) for text in texts), sum(map(len, references))
+        if self._looks_for_words and words < 2 * len(texts) and tokens > 5 * len(texts):
+            logger.warning("--risk-cost bleu takes what is between spaces for a word, and there are few: take chrf")
+        self._looks_for_words = False
 
-        An unknown word of the reference shares no letter with one of a translation: no word is right in its place. And
-        both have letters, for ROUGE sees nothing else.
-        """
+    def text(self, tokens: Iterable[int], unknown: str) -> str:
+        """Words without BPE; no word of a translation is right in the place of an unknown one of the reference."""
         return self.dictionary.string(tokens, self.bpe_symbol, unk_string=unknown)
 
     def _scores(self, model: Any, inner: Any, net_input: dict[str, Any], rows: Rows) -> RowScores:
@@ -241,7 +248,7 @@ def _unwrapped(model: Any) -> Any:
     return model
 
 
-def _bpe_symbol(words: Iterable[str]) -> str | None:
+def _bpe_symbol(words: list[str]) -> str | None:
     """How subwords are told, by what the dictionary has: subword-nmt's ``@@``, sentencepiece's ``▁``, or not at all."""
     marked = {
         "subword_nmt": sum(word.endswith("@@") for word in words),
@@ -249,14 +256,3 @@ def _bpe_symbol(words: Iterable[str]) -> str | None:
     }
     name = max(marked, key=lambda name: marked[name])
     return name if marked[name] else None
-
-
-def _has_spaces(counts: dict[str, int], bpe_symbol: str | None) -> bool:
-    """Whether a tenth of the subwords of the training text, at least, begin or end a word."""
-
-    def is_edge(subword: str) -> bool:
-        if bpe_symbol == "sentencepiece":
-            return subword.startswith("\u2581")
-        return bpe_symbol is None or not subword.endswith("@@")
-
-    return sum(count for subword, count in counts.items() if is_edge(subword)) >= sum(counts.values()) / 10

@@ -62,7 +62,9 @@ class _Sampling(Sampling):
     def step(self, step: int, lprobs: Tensor, *args: Any) -> Any:
         """As fairseq's."""
         likeliest = lprobs.amax(dim=-1, keepdim=True)
-        return super().step(step, lprobs - likeliest.where(likeliest < _SMALLEST, 0), *args)
+        shift = likeliest.where(likeliest < _SMALLEST, 0)
+        scores, *others = super().step(step, lprobs - shift, *args)
+        return scores + shift.squeeze(-1), *others
 
 
 @contextmanager

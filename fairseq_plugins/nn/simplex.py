@@ -98,9 +98,10 @@ class SimplexVector(nn.Module):
         Raises:
             ValueError: names both.
         """
-        if self.softmax == bool(_lies_on_simplex(weight)):
-            trained, asked = ("simplex", "softmax") if self.softmax else ("softmax", "simplex")
-            raise ValueError(f"the checkpoint was trained with --branch-constraint {trained}, and not {asked}")
+        if self.softmax and _lies_on_simplex(weight):
+            raise ValueError("the checkpoint was trained with --branch-constraint simplex, and not softmax")
+        if not self.softmax and weight.sum() < 0:  # logits begin at the logarithms of a point on it
+            raise ValueError("the checkpoint was trained with --branch-constraint softmax, and not simplex")
 
 
 def _lies_on_simplex(point: Tensor) -> Tensor:

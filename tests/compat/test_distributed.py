@@ -169,7 +169,7 @@ def test_validation_in_two_processes(data: Path, tmp_path: Path) -> None:
     """Each validates a half of the data, here of three batches, with the options of the model that are asked for."""
     faults.finish(faults.start([*options(data, "convs2s_tiny"), "--max-update", 1], tmp_path), tmp_path)
     words = ["fairseq_cli.validate", data, "--user-dir", USER_DIR, "--path", tmp_path / "checkpoint_last.pt"]
-    words += ["--task", "translation", "--batch-size", 6, "--source-lang", "tgt", "--target-lang", "src"]
+    words += ["--task", "translation", "--batch-size", 6, "--eval-bleu", "--source-lang", "tgt", "--target-lang", "src"]
     found = []
     for processes in (1, 2):
         with launched([*words, "--distributed-world-size", processes], tmp_path) as validation:

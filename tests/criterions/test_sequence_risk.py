@@ -13,6 +13,7 @@ from fairseq.data import Dictionary
 from fairseq.logging import metrics
 from fairseq.models.fconv import FConvModel
 from fairseq.models.lstm import LSTMModel
+from fairseq.models.nat import NATransformerModel
 from fairseq.models.transformer import TransformerModel
 from fairseq.search import Sampling
 from fairseq.sequence_generator import SequenceGenerator
@@ -23,6 +24,7 @@ from torch import Tensor
 from fairseq_plugins.backends.cpu.packed import PRECISIONS
 from fairseq_plugins.criterions.row_scores import score_rows
 from fairseq_plugins.criterions.sequence_risk import SequenceRisk
+from fairseq_plugins.criterions.translations import _Sampling
 from fairseq_plugins.generation.beam_search import FastBeamSearch
 from fairseq_plugins.generation.candidates import Candidates
 from tests.generation.fairseq_models import fairseq_model
@@ -215,6 +217,9 @@ def test_sampling(models: list[Any], sample: Any, dictionary: Dictionary) -> Non
     sets = [[each for n, each in enumerate(found) if each not in found[:n]] for found in drawn]
     torch.testing.assert_close(loss, plain(models[1], sample, dictionary, sets), rtol=1e-9, atol=1e-9)
     assert log["translations"] == sum(map(len, sets))
+    torch.manual_seed(5)
+    translator = criterion(dictionary, risk_candidates=6, risk_sampling=True).translator
+    assert translator.translate(models[0], sample) == drawn
 
 
 def test_a_forced_end_that_is_too_unlikely_for_a_number(build: Any, sample: Any, dictionary: Dictionary) -> None:
@@ -222,6 +227,15 @@ def test_a_forced_end_that_is_too_unlikely_for_a_number(build: Any, sample: Any,
     model.decoder.output_projection.bias.data[EOS] = -1e4
     translations = criterion(dictionary, risk_sampling=True).translator.translate(model, sample)
     assert {len(each) for found in translations for each in found} == {15}
+
+
+def test_a_forced_end_counts_with_its_probability(dictionary: Dictionary) -> None:
+    """As with fairseq's sampling, where that does not fail."""
+    lprobs = torch.full((2, 3, len(dictionary)), -torch.inf)
+    lprobs[:, :, EOS] = torch.tensor([-0.5, -79.0, -85.0])
+    scores = torch.randn(2, 3, 4)
+    wanted, found = (made(dictionary).step(3, lprobs.clone(), scores) for made in (Sampling, _Sampling))
+    assert all(torch.equal(*pair) for pair in zip(wanted, found, strict=True))
 
 
 def test_longest_translations(build: Any, sample: Any, dictionary: Dictionary) -> None:
@@ -319,16 +333,23 @@ def test_costs_are_of_words() -> None:
 
 
 @pytest.mark.parametrize("cost", ["bleu", "chrf", "rouge1", "rouge2", "rougeL"])
-def test_unknown_words_are_never_right(sample: Any, dictionary: Dictionary, cost: str) -> None:
-    """One in the place of one is no better than any other word in its place, and all wrong where all are."""
+def test_unknown_words_are_never_right(sample: Any, cost: str) -> None:
+    """One in the place of one is no better than any other word in its place, also where the reference is one more."""
     pytest.importorskip("rouge_score")
-    found, unk = criterion(dictionary, risk_cost=cost), dictionary.unk()
+    dictionary = Dictionary()
+    for letter in "abcdefghijk":
+        dictionary.add_symbol(letter * 4)
+    found, unk = criterion(dictionary, risk_cost=cost, risk_reference=True), dictionary.unk()
     wrong = dictionary.add_symbol("xxxx")
     target = torch.tensor([[10, unk, 11, 12, unk, EOS], [unk, unk, EOS, PAD, PAD, PAD], [unk, EOS, PAD, PAD, PAD, PAD]])
     rows = [[10, unk, 11, 12, unk, EOS], [10, wrong, 11, 12, wrong, EOS]], [[unk, unk, EOS]], [[unk, EOS], [EOS]]
     _, sets = found.sets({**sample, "target": target}, list(rows))
-    assert sets[0].costs[0] == sets[0].costs[1] > 0.3
-    assert [*sets[1].costs, *sets[2].costs] == pytest.approx([1, 1, 1], abs=0.3 if cost == "bleu" else 1e-9)
+    if cost == "chrf":
+        assert sets[0].costs[0] == pytest.approx(sets[0].costs[1], abs=0.1), "of one letter and of four"
+    else:
+        assert sets[0].costs[0] == sets[0].costs[1] > 0.3
+    assert sets[0].best == sets[0].costs[0]
+    assert [*sets[1].costs, *sets[2].costs] == [1, 1, 1]
 
 
 def test_nothing_is_right_where_nothing_is_wanted(sample: Any, dictionary: Dictionary) -> None:
@@ -382,17 +403,15 @@ def test_subwords_are_told_by_most_words() -> None:
     assert criterion(dictionary).bpe_symbol == "sentencepiece"
 
 
-@pytest.mark.parametrize("name", ["@@", "\u2581"])
-def test_bleu_knows_words_between_spaces(name: str) -> None:
+@pytest.mark.parametrize("spaces", [False, True])
+def test_bleu_knows_words_between_spaces(sample: Any, spaces: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Told once."""
     dictionary = Dictionary()
-    within, edge = ("a@@", "b") if name == "@@" else ("a", "\u2581b")
-    dictionary.add_symbol(within, n=91)
-    dictionary.add_symbol(edge, n=9)
-    with pytest.raises(ValueError, match="--risk-cost bleu sees words between spaces"):
-        criterion(dictionary)
-    criterion(dictionary, risk_cost="chrf")
-    dictionary.add_symbol(edge, n=2)
-    criterion(dictionary)
+    first, more = (dictionary.add_symbol(word) for word in ("\u2581a", "\u2581b" if spaces else "b"))
+    found = criterion(dictionary)
+    for _ in range(2):
+        found.sets({**sample, "target": torch.tensor([[first, *[more] * 6, EOS]] * 3)}, [[[EOS]]] * 3)
+    assert caplog.text.count("--risk-cost bleu takes what is between spaces for a word") == (not spaces)
 
 
 def test_rouge_knows_the_latin_alphabet() -> None:
@@ -414,9 +433,15 @@ def test_an_adaptive_softmax_is_refused(task: SimpleNamespace, dictionary: Dicti
         criterion(dictionary)(model, {})
 
 
-def test_a_model_without_encoder_is_refused(dictionary: Dictionary) -> None:
-    with pytest.raises(ValueError, match="sequence_risk trains autoregressive encoder-decoders, and Linear is none"):
-        criterion(dictionary)(torch.nn.Linear(1, 1), {})
+@pytest.mark.parametrize("kind", [torch.nn.Linear, NATransformerModel])
+def test_a_model_that_writes_no_word_after_the_other_is_refused(dictionary: Dictionary, kind: type) -> None:
+    with pytest.raises(ValueError, match=f"trains autoregressive encoder-decoders, and {kind.__name__} is none"):
+        criterion(dictionary)(kind.__new__(kind), {})
+
+
+def test_a_decoder_that_is_told_its_language_is_refused(dictionary: Dictionary) -> None:
+    with pytest.raises(ValueError, match="as --decoder-langtok wants"):
+        SequenceRisk(translation_task(dictionary, args=SimpleNamespace(decoder_langtok=True)))
 
 
 @pytest.mark.parametrize("name", ["convs2s_tiny", "weighted_transformer_tiny"])

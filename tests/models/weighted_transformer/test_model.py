@@ -69,6 +69,8 @@ def test_logits_are_not_taken_for_weights(build, trained: str, asked: str) -> No
     state, other = (build("weighted_transformer_tiny", branch_constraint=each) for each in (trained, asked))
     with pytest.raises(ValueError, match=f"trained with --branch-constraint {trained}, and not {asked}"):
         other.load_state_dict(state.state_dict())
+    plain = {**state.state_dict(), "decoder.layers.0.branches.alpha.weight": torch.tensor([0.5, 0.6, 0.2, 0.2])}
+    state.load_state_dict(plain)  # which has left the simplex, but is not of another kind
     other = build("weighted_transformer_tiny", branch_constraint=asked, branch_weights="uniform")
     other.load_state_dict(state.state_dict())  # and keeps its own weights
 
