@@ -18,7 +18,7 @@ from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 from fairseq.tasks.fairseq_task import StatefulContainer
 from omegaconf import DictConfig, OmegaConf, open_dict
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_plugins.compat.wrapping import in_place_of
 
@@ -145,8 +145,8 @@ def attention_reported(models: nn.Module) -> Iterator[None]:
 def generate_as_asked() -> None:
     """The hub prepares models without attention, and then fails where ``print_alignment`` asks for it.
 
-    It fails in ``score`` too, which has no place for the source of a translation, and passes over what is an option of
-    the task, and ``replace_unk``.
+    It fails in ``score`` too, which has no place for the source of a translation; it passes over what is an option of
+    the task, ``replace_unk``, and for one sentence all but the beam; and it sorts sentences, but not their prefixes.
     """
     generate = GeneratorHubInterface.generate
     if "need_attn" in generate.__code__.co_names:  # the probe: somebody asks for attention
@@ -154,7 +154,13 @@ def generate_as_asked() -> None:
     parameters = inspect.signature(generate).parameters
 
     @in_place_of(GeneratorHubInterface, "generate")
-    def generate_with_attention(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def generate_with_attention(self: Any, tokenized_sentences: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(tokenized_sentences, Tensor) and tokenized_sentences.dim() == 1:
+            return generate_with_attention(self, tokenized_sentences.unsqueeze(0), *args, **kwargs)[0]
+        if kwargs.get("inference_step_args") and len(tokenized_sentences) > 1:
+            raise ValueError(
+                "inference_step_args are of one sentence: several would change places, and these would not"
+            )
         asked = {**self.cfg.generation, **kwargs}
         if asked.get("score_reference") and any(isinstance(each, FairseqEncoderDecoderModel) for each in self.models):
             raise ValueError(
@@ -170,7 +176,7 @@ def generate_as_asked() -> None:
             if option not in parameters:
                 logger.warning(f"{option} does nothing: a search has no such option")
         with attention_reported(self.models) if asked.get("print_alignment") else contextlib.nullcontext():
-            return generate(self, *args, **kwargs)
+            return generate(self, tokenized_sentences, *args, **kwargs)
 
 
 def cannot_be_copied(container: object) -> bool:

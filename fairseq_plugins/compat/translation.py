@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -104,8 +105,9 @@ def use_no_fused_encoder_layer() -> None:
         TransformerEncoderLayerBase.can_use_fastpath = property(lambda _: False, lambda _, __: None)
 
 
-def blocks_within_a_longer_buffer(block: NGramRepeatBlock) -> bool:
+def blocks_within_a_longer_buffer(size: int) -> bool:
     """Probe: whether ``5 6 5``, with places for more tokens behind it, forbids a second 6."""
+    block = NGramRepeatBlock(size, use_extension=False)
     scores = block(torch.tensor([[5, 6, 5, 1, 1]]), torch.zeros(1, 8), bsz=1, beam_size=1, step=2)
     return bool(scores[0, 6] == float("-inf"))
 
@@ -113,14 +115,17 @@ def blocks_within_a_longer_buffer(block: NGramRepeatBlock) -> bool:
 def block_repeated_ngrams() -> None:
     """fairseq's ``--no-repeat-ngram-size`` does nothing without its CUDA extension.
 
-    What it compares with are the last places of the generator's buffer, which are padding up to the last step.
+    What it compares with are the last places of the generator's buffer, which are padding up to the last step; and for
+    single words, all places.
     """
-    if blocks_within_a_longer_buffer(NGramRepeatBlock(2, use_extension=False)):
+    if all(map(blocks_within_a_longer_buffer, (1, 2))):
         return
     find = NGramRepeatBlock._no_repeat_ngram
 
     @in_place_of(NGramRepeatBlock, "_no_repeat_ngram")
     def _no_repeat_ngram(self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_size: int, step: int) -> Tensor:
+        if self.no_repeat_ngram_size == 1:
+            return lprobs.scatter_(1, tokens[:, 1 : step + 1], -math.inf)  # the first is no word
         return find(self, tokens[:, : step + 1], lprobs, bsz, beam_size, step)
 
 

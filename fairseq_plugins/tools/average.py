@@ -124,7 +124,7 @@ def is_averaged(name: str, value: Tensor) -> bool:
 
 
 def check_same_model(first_path: Path, first: Mapping[str, Any], path: Path, state: Mapping[str, Any]) -> None:
-    """Refuse what has another architecture, other parameters, or another layout.
+    """Refuse what has another architecture, other words or parameters, or another layout or meaning of them.
 
     Raises:
         ValueError: says in what the two differ.
@@ -133,6 +133,12 @@ def check_same_model(first_path: Path, first: Mapping[str, Any], path: Path, sta
     names = [architecture(each) for each in (first, state)]
     if names[0] != names[1]:
         raise ValueError(f"{places} are of different architectures: {names[0]} and {names[1]}")
+    constraints = [getattr(each["cfg"].model, "branch_constraint", None) for each in (first, state)]
+    if constraints[0] != constraints[1]:
+        raise ValueError(f"{places} differ in --branch-constraint: {constraints[0]} and {constraints[1]}")
+    words = [(each.get("extra_state") or {}).get("words") for each in (first, state)]
+    if None not in words and words[0] != words[1]:
+        raise ValueError(f"{places} were trained with other words")
     ours, theirs = first["model"], state["model"]
     if odd := sorted(ours.keys() ^ theirs.keys()):
         raise ValueError(f"{places} have different parameters: only one has {odd[0]}")

@@ -82,7 +82,10 @@ def read_generated(paths: Iterable[Path]) -> list[Sentence]:
         for number, lines in groupby(_read_lines(path), key=lambda line: line.number):
             sentence = _read_sentence(list(lines))
             if found.setdefault(number, sentence) is not sentence:
-                raise ValueError(f"{path}: sentence {number} comes a second time")
+                raise ValueError(
+                    f"{path}: sentence {number} comes a second time (shards are made with --distributed-world-size and "
+                    "--distributed-rank; --num-shards does nothing)"
+                )
     if not found:
         raise ValueError(f"{', '.join(map(str, paths))}: no translations there; fairseq prints none with --quiet")
     return [found[number] for number in sorted(found)]

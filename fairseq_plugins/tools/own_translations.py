@@ -48,7 +48,8 @@ def score_held_out(corpus: Corpus, out: Path, model: Path, options: list[object]
     if left_out := len(pairs) - len(best):
         print(f"\n{left_out} lines of the {name} part are too long for the model and left out.", file=sys.stderr)
     print(f"\n{len(best)} lines of the {name} part, on which it was not trained:", file=sys.stderr)
-    ((bleu, value),) = score.bleu(best, target, None).items()
+    tokenize = "zh" if corpus.target.startswith("zh") else "13a"
+    ((bleu, value),) = score.bleu(best, target, tokenize=tokenize).items()
     chrf = CHRF().corpus_score([hypothesis.text for hypothesis in best], [target]).score
     print(f"BLEU {value:.1f}, chrF {chrf:.1f} ({bleu})", file=sys.stderr)
     for line, reference, hypothesis in list(zip(source, target, best, strict=True))[:SAMPLES]:

@@ -129,13 +129,16 @@ def read_curve(log: Path) -> list[Point]:
     """
     training: dict[int, float] = {}  # losses by the number of updates
     curve: dict[int, Point] = {}
+    part = ""  # the first of --valid-subset
     for line in read_log(log):
         line = numbers(line)
-        if {"valid_loss", "valid_num_updates"} <= line.keys():
-            updates = int(line["valid_num_updates"])
+        parts = (name.removesuffix("_num_updates") for name in line if name.endswith("_num_updates"))
+        part = part or next((each for each in parts if each != "train" and f"{each}_loss" in line), "")
+        if {f"{part}_loss", f"{part}_num_updates"} <= line.keys():
+            updates = int(line[f"{part}_num_updates"])
             before = curve[updates].training if updates in curve else math.nan
             mean = statistics.fmean(training.values()) if training else before
-            curve[updates] = Point(updates, line["valid_loss"], mean)
+            curve[updates] = Point(updates, line[f"{part}_loss"], mean)
             training = {}
         elif {"train_loss", "train_num_updates"} <= line.keys():
             # Of an epoch, behind its validation; for logs in which nothing else is.

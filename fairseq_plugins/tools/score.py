@@ -20,9 +20,10 @@ from fairseq_plugins.rouge import rouge_scorer, sees
 from fairseq_plugins.tools.arguments import positive
 from fairseq_plugins.tools.generated import Hypothesis, read_generated, read_text
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["TOKENIZERS", "add_arguments", "run"]
 
 ROUGE = ("rouge1", "rouge2", "rougeL")
+TOKENIZERS = ("13a", "intl", "zh", "char", "none")  # sacreBLEU's others need more than sacreBLEU
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -45,6 +46,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--lowercase", action="store_true", help="BLEU without case, of both texts (sacreBLEU's signature: case:lc)"
+    )
+    parser.add_argument(
+        "--tokenize",
+        choices=TOKENIZERS,
+        default="13a",
+        help="BLEU's tokens, as of sacreBLEU; text without spaces wants zh or char (default: %(default)s)",
     )
     parser.add_argument("--rouge", action="store_true", help="ROUGE-1, 2 and L: recall and F1")
     parser.add_argument("--bytes", type=positive, metavar="N", help="with --rouge: of the first N bytes (DUC-2004: 75)")
@@ -72,7 +79,7 @@ def run(args: Namespace) -> None:
         if args.rouge:
             scores = rouge([hypothesis.text for hypothesis in best], references, args.bytes)
         else:
-            scores = bleu(best, references[0], tokens, lowercase=args.lowercase)
+            scores = bleu(best, references[0], tokens, lowercase=args.lowercase, tokenize=args.tokenize)
         for name, score in scores.items():
             found.setdefault(name, []).append(score)
     for name, values in found.items():
@@ -81,10 +88,14 @@ def run(args: Namespace) -> None:
 
 
 def bleu(
-    best: Sequence[Hypothesis], reference: list[str], tokens: list[str] | None, lowercase: bool = False
+    best: Sequence[Hypothesis],
+    reference: list[str],
+    tokens: list[str] | None = None,
+    lowercase: bool = False,
+    tokenize: str = "13a",
 ) -> dict[str, float]:
     """By name, which for sacreBLEU has its signature."""
-    metric = BLEU(lowercase=lowercase)
+    metric = BLEU(lowercase=lowercase, tokenize=tokenize)
     detokenised = metric.corpus_score([hypothesis.text for hypothesis in best], [reference]).score
     scores = {f"sacreBLEU ({metric.get_signature()})": detokenised}
     if tokens is not None:

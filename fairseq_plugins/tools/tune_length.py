@@ -17,6 +17,7 @@ from pathlib import Path
 from sacrebleu.metrics.bleu import BLEU
 
 from fairseq_plugins.tools.generated import LARGEST, Sentence, add_generated, read_generated, read_text
+from fairseq_plugins.tools.score import TOKENIZERS
 
 __all__ = ["add_arguments", "run"]
 
@@ -29,6 +30,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="raw reference translations, one per line (default: those that fairseq-generate has printed)",
+    )
+    parser.add_argument(
+        "--tokenize",
+        choices=TOKENIZERS,
+        default="13a",
+        help="BLEU's tokens, as of sacreBLEU; text without spaces wants zh or char (default: %(default)s)",
     )
     parser.add_argument(
         "--alphas",
@@ -67,9 +74,9 @@ def run(args: Namespace) -> None:
             "there is one hypothesis per sentence, which leaves no choice: fairseq-generate with --nbest K"
         )
     if args.reference is None:
-        references, tokenizer = printed_references(sentences)
+        references, tokenizer = printed_references(sentences, args.tokenize)
     else:
-        references, tokenizer = read_text(args.reference, sentences), "13a"
+        references, tokenizer = read_text(args.reference, sentences), args.tokenize
     metric = BLEU(tokenize=tokenizer, references=[references], force=True)
     bleu = {}
     print("alpha  penalty    BLEU  length")
@@ -87,10 +94,10 @@ def best_texts(sentences: Sequence[Sentence], alpha: float, word_penalty: float 
     return [max(sentence.hypotheses, key=lambda each: each.score(alpha, word_penalty)).text for sentence in sentences]
 
 
-def printed_references(sentences: Sequence[Sentence]) -> tuple[list[str], str]:
+def printed_references(sentences: Sequence[Sentence], tokenizer: str) -> tuple[list[str], str]:
     """The references in the lists, and the tokenizer for them: none, unless fairseq has detokenised the text."""
     references = [sentence.reference for sentence in sentences if sentence.reference is not None]
     if len(references) < len(sentences):
         raise ValueError(f"{len(sentences) - len(references)} sentences have no reference (T- line): give --reference")
     detokenised = any(hyp.text != hyp.words for sentence in sentences for hyp in sentence.hypotheses)
-    return references, "13a" if detokenised else "none"
+    return references, tokenizer if detokenised else "none"

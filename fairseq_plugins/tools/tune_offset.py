@@ -87,6 +87,8 @@ def replace(sentence: Sentence, source: Sequence[str], offset: int, translations
     words, alignment = translation(sentence), sentence.hypotheses[0].alignment
     if alignment is None:
         raise ValueError(f"sentence {sentence.number} has no alignment (A- line): fairseq-generate --print-alignment")
+    if not source:  # then there is no alignment, and no word to copy
+        return words
     if len(alignment) != len(words) or max(alignment, default=-1) >= len(source):
         raise ValueError(
             f"the alignment of sentence {sentence.number} is not one of its {len(source)} source and {len(words)} "

@@ -190,6 +190,18 @@ def test_what_generate_does_not_do_is_refused(load, options: dict[str, Any], mes
         generate(load(task="translation_fast"), **options)
 
 
+def test_what_is_asked_of_one_sentence(load) -> None:
+    """fairseq passes it over where the sentence is no list of one, and of several gives it to another."""
+    model = load(task="translation_fast")
+    sentence, prefix = model.encode("w1 w2 w3"), torch.tensor([[7, 8]])
+    for given in (sentence, [sentence]):
+        found = model.generate(given, max_len_b=8, inference_step_args={"prefix_tokens": prefix})
+        best = found[0] if given is sentence else found[0][0]
+        assert best["tokens"][:2].tolist() == [7, 8]
+    with pytest.raises(ValueError, match="several would change places"):
+        model.generate([sentence, sentence[1:]], inference_step_args={"prefix_tokens": prefix.expand(2, -1)})
+
+
 def test_dropout_that_is_retained(load) -> None:
     hub = load(retain_dropout=True)
     assert len({float(generate(hub)[0][0]["score"]) for _ in range(3)}) == 3

@@ -98,6 +98,10 @@ def changed(path: Path, output: Path, **values: Any) -> Path:
     for name, value in values.items():
         if name == "architecture":
             content["cfg"]["model"]["_name"] = value
+        elif name == "branch_constraint":
+            content["cfg"]["model"][name] = value
+        elif name == "words":
+            content["extra_state"][name] = value
         elif value is None:
             del content["model"][name]
         else:
@@ -112,6 +116,8 @@ def changed(path: Path, output: Path, **values: Any) -> Path:
         ({"version": torch.tensor(1)}, "differ in version, of which there is no mean: 2 and 1"),
         ({"version": torch.tensor(1.0)}, "differ in version, of which there is no mean: 2 and 1.0"),
         ({"branch_weights_version": torch.tensor(1)}, "differ in branch_weights_version"),
+        ({"branch_constraint": "softmax"}, "differ in --branch-constraint: simplex and softmax"),
+        ({"words": {"source": "0", "target": "0"}}, "were trained with other words"),
         ({"architecture": "convs2s"}, "of different architectures: weighted_transformer_tiny and convs2s"),
         ({"version": None}, "only one has version"),
         ({"encoder.layers.0.branches.kappa.weight": torch.ones(2)}, "size of encoder.layers.0.branches.kappa.weight"),

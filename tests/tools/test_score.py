@@ -49,6 +49,15 @@ def test_bleu_is_sacrebleus(files: dict[str, str], capsys: pytest.CaptureFixture
     assert expected != pytest.approx(float(value), abs=0.1)
 
 
+@pytest.mark.parametrize("tokenize", ["13a", "zh"])
+def test_text_without_spaces(tmp_path: Path, tokenize: str, capsys: pytest.CaptureFixture[str]) -> None:
+    line = "\u6211\u4eec\u4eca\u5929\u53bb\u5403\u996d"
+    (tmp_path / "reference").write_text(f"{line}\n", encoding="utf-8")
+    run = ["--generated", generated(tmp_path / "run", [0], [line], [line])]
+    cli.main(["score", *run, "--reference", str(tmp_path / "reference"), "--tokenize", tokenize])
+    assert capsys.readouterr().out.rstrip().endswith(": 100.00" if tokenize == "zh" else ": 0.00")
+
+
 def test_without_case_it_is_sacrebleus_too(files: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     """A lower-cased translation of a cased reference, as IWSLT'14 has it."""
     lower, upper = [line.lower() for line in TEXTS], [line.upper() for line in TOKENS]

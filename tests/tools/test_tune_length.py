@@ -113,6 +113,13 @@ def test_a_raw_reference_is_tokenised(toy: Path, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out.splitlines()[1] == f"    1        0  {expected.score:6.2f}   1.000"
 
 
+def test_text_without_spaces(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    toy.write_text(with_last_text("\u6211\u4eec\u53bb\u5403\u996d"))
+    toy.with_name("reference").write_text("\u6211\u4eec\u53bb\u5403\u996d\n")
+    tune(toy, "--reference", toy.with_name("reference"), "--alphas", 1, "--tokenize", "zh")
+    assert "100.00" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("words", ["a b c d", "(a) b."])
 def test_printed_references_are_tokenised_if_fairseq_has_detokenised(
     toy: Path, capsys: pytest.CaptureFixture[str], words: str
@@ -167,7 +174,7 @@ def test_a_no_break_space_separates_no_words(toy: Path) -> None:
         (TOY[: TOY.index("H-")], "line 3: sentence 0 ends without all lines H, D, P"),
         (TOY[: TOY.index("H-0\t-0.6")], "one hypothesis per sentence"),
         (END, "no translations there"),
-        (TOY + TOY_1 + TOY, "sentence 0 comes a second time"),
+        (TOY + TOY_1 + TOY, "sentence 0 comes a second time (shards are made with --distributed-world-size"),
         (TOY.replace("-1.0000 -1.0000", "-1.0000"), "line 6: fewer scores than"),
         (TOY.replace("-1.0000 -1.0000", "-1.0000 x"), "line 6: could not convert string to float: 'x'"),
         (TOY.replace("-1.0000 -1.0000", "-1.0000 nan"), "line 6: a score is not a number"),

@@ -78,6 +78,17 @@ def test_only_words_that_were_unknown_are_counted() -> None:
     assert count_right(["der", "<unk>"], ["der", "der"], ["der", "der"]) == 1
 
 
+def test_nothing_is_copied_from_an_empty_source(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tune(folder)
+    before = capsys.readouterr().out.splitlines()[-1]
+    for name, more in (("source", "\n"), ("reference", "the end\n")):
+        (folder / name).write_text((folder / name).read_text() + more)
+    text = GENERATED + "H-2\t-1\tthe <unk>\nD-2\t-1\tthe <unk>\nP-2\t-1 -1 -1\nA-2\t\n"
+    (folder / "out").write_text(text)
+    tune(folder)
+    assert capsys.readouterr().out.splitlines()[-1].split("attention-offset")[1] == before.split("attention-offset")[1]
+
+
 def test_alignments_are_read(folder: Path) -> None:
     best, other = read_generated([folder / "out"])[1].hypotheses
     assert (best.alignment, other.alignment) == ([0, 1], [1, 1, 1])

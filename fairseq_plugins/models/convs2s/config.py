@@ -74,6 +74,9 @@ def check_dimensions(cfg: Options) -> None:
     Raises:
         ValueError: names the options and their values.
     """
+    for option in ("encoder_embed_dim", "decoder_embed_dim", "decoder_out_embed_dim"):
+        if getattr(cfg, option) < 1:
+            raise ValueError(f"--{option.replace('_', '-')} must be positive, but it is {getattr(cfg, option)}")
     if cfg.encoder_embed_dim != cfg.decoder_embed_dim:
         # Attention compares the encoder's output with the sum of decoder state and target embedding (equation 1).
         raise ValueError(
