@@ -226,7 +226,6 @@ def test_alternatives_train_and_translate(data: Path, tmp_path: Path, options: l
         ({"encoder_embed_dim": 15}, "--encoder-embed-dim must be even and positive, but it is 15"),
         ({"encoder_embed_dim": 0}, "--encoder-embed-dim must be even and positive, but it is 0"),
         ({"encoder_ffn_embed_dim": 0}, "--encoder-ffn-embed-dim, but 4 does not divide 0"),
-        ({"dropout": 1.0}, "--dropout must be at least 0 and below 1, but it is 1.0"),
     ],
 )
 def test_wrong_options_get_a_clear_error(build, options: dict[str, int], message: str) -> None:

@@ -59,12 +59,10 @@ class TranslationModel(FairseqEncoderDecoderModel):
 
         Raises:
             ValueError: as of `build`; or targets would begin with padding (``--left-pad-target``), which a decoder
-                would read in training and never when it translates; or nothing would be left by dropout.
+                would read in training and never when it translates.
         """
         if getattr(getattr(task, "cfg", None), "left_pad_target", False):
             raise ValueError(f"{cls.family} takes targets padded on the right: leave out --left-pad-target")
-        if not 0 <= cfg.dropout < 1:
-            raise ValueError(f"--dropout must be at least 0 and below 1, but it is {cfg.dropout}")
         model = cls.build(cfg, task)
         cls.accelerate_(model)
         return model
