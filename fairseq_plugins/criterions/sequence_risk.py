@@ -139,7 +139,6 @@ class SequenceRisk(FairseqCriterion):
             for each in dict.fromkeys(map(tuple, [*found, reference] if self.reference_too else found)):
                 text = self.text(each, self.unknown[1])
                 cost_of[each] = 0.0 if text == wanted else 1 - score(text)
-            for each in cost_of:
                 if each not in row_of:
                     row_of[each] = len(tokens)
                     tokens.append(list(each))
