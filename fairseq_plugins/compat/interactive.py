@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 def translate_every_line() -> None:
     """fairseq ends at a line that is no UTF-8 or too long, takes a carriage return for the end of a line, keeps all
-    that it has read, and cannot print soft alignments.
+    that it has read, cannot print soft alignments, and has no references.
 
     Its program may have been started as a script or as a module.
     """
@@ -42,7 +42,7 @@ def translate_every_line() -> None:
         if not cuts_long_lines(program.make_batches):
             program.make_batches = with_long_lines_cut(program.make_batches)
         if prints_pairs_only(program.main):
-            program.main = without_soft_alignments(program.main)
+            program.main = without_options_of_generate(program.main)
 
 
 def reads_every_line(read: Callable[[str, int], Iterator[list[str]]]) -> bool:
@@ -163,13 +163,17 @@ def prints_pairs_only(main: Callable[..., None]) -> bool:
     return "soft" not in inspect.unwrap(main).__code__.co_consts
 
 
-def without_soft_alignments(main: Callable[..., None]) -> Callable[..., None]:
-    """The program, which says at once that it cannot print them; fairseq's ends after the first line."""
+def without_options_of_generate(main: Callable[..., None]) -> Callable[..., None]:
+    """The program, which says at once what it cannot do; fairseq's ends after the first line, or does not do it."""
 
     @functools.wraps(main)
-    def refuse_soft_alignments(cfg: Any, **options: Any) -> None:
+    def refuse_options_of_generate(cfg: Any, **options: Any) -> None:
         if cfg.generation.print_alignment == "soft":
             raise ValueError("--print-alignment soft: fairseq-generate prints it; fairseq-interactive only hard ones")
+        for option in ("score_reference", "prefix_size"):
+            if getattr(cfg.generation, option):
+                name = f"--{option.replace('_', '-')}"
+                raise ValueError(f"{name}: fairseq-generate does it; fairseq-interactive has no references")
         main(cfg, **options)
 
-    return refuse_soft_alignments
+    return refuse_options_of_generate

@@ -126,11 +126,12 @@ def test_what_no_search_does_is_refused(data: Path, trained: Path, option: str, 
     assert message in run("generate", data, "--user-dir", USER_DIR, *options, succeeds=False).stderr
 
 
-def test_interactive_refuses_soft_alignments_at_once(data: Path, trained: Path) -> None:
+@pytest.mark.parametrize("option", ["--print-alignment soft", "--score-reference", "--prefix-size 1"])
+def test_interactive_refuses_at_once_what_it_cannot_do(data: Path, trained: Path, option: str) -> None:
     """Before it reads a line, or the model."""
-    options = ["--user-dir", USER_DIR, "--path", trained.parent / "none.pt", "--print-alignment", "soft"]
+    options = ["--user-dir", USER_DIR, "--path", trained.parent / "none.pt", *option.split()]
     errors = run("interactive", data, *options, succeeds=False).stderr
-    assert "ValueError: --print-alignment soft: fairseq-generate prints it" in errors
+    assert f"ValueError: {option.removesuffix(' 1')}: fairseq-generate" in errors
 
 
 def test_what_is_repaired() -> None:
