@@ -151,16 +151,15 @@ def generate_as_asked() -> None:
     generate = GeneratorHubInterface.generate
     if "need_attn" in generate.__code__.co_names:  # the probe: somebody asks for attention
         return
-    parameters = inspect.signature(generate).parameters
+    signature = inspect.signature(generate)
 
     @in_place_of(GeneratorHubInterface, "generate")
     def generate_with_attention(self: Any, tokenized_sentences: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(tokenized_sentences, Tensor) and tokenized_sentences.dim() == 1:
             return generate_with_attention(self, tokenized_sentences.unsqueeze(0), *args, **kwargs)[0]
-        if kwargs.get("inference_step_args") and len(tokenized_sentences) > 1:
-            raise ValueError(
-                "inference_step_args are of one sentence: several would change places, and these would not"
-            )
+        given = signature.bind(self, tokenized_sentences, *args, **kwargs).arguments.get("inference_step_args") or {}
+        if any(isinstance(value, Tensor) and (value != value[:1]).any() for value in given.values()):
+            raise ValueError("inference_step_args: sentences change places, and these would not; give one at a time")
         asked = {**self.cfg.generation, **kwargs}
         if asked.get("score_reference") and any(isinstance(each, FairseqEncoderDecoderModel) for each in self.models):
             raise ValueError(
@@ -173,7 +172,7 @@ def generate_as_asked() -> None:
         for option in kwargs.keys() - self.cfg.generation.keys():
             if tasks_with(option):
                 raise ValueError(f"{option} is an option of a task: give it to from_pretrained")
-            if option not in parameters:
+            if option not in signature.parameters:
                 logger.warning(f"{option} does nothing: a search has no such option")
         with attention_reported(self.models) if asked.get("print_alignment") else contextlib.nullcontext():
             return generate(self, tokenized_sentences, *args, **kwargs)

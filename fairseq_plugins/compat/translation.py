@@ -125,7 +125,8 @@ def block_repeated_ngrams() -> None:
     @in_place_of(NGramRepeatBlock, "_no_repeat_ngram")
     def _no_repeat_ngram(self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_size: int, step: int) -> Tensor:
         if self.no_repeat_ngram_size == 1:
-            return lprobs.scatter_(1, tokens[:, 1 : step + 1], -math.inf)  # the first is no word
+            others = lprobs.scatter(1, tokens[:, 1 : step + 1], -math.inf)  # the first is no word
+            return lprobs.where(others.isneginf().all(dim=1, keepdim=True), others)  # but what a prefix repeats
         return find(self, tokens[:, : step + 1], lprobs, bsz, beam_size, step)
 
 

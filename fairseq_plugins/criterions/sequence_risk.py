@@ -86,8 +86,8 @@ class SequenceRisk(FairseqCriterion):
         if is_rouge and not sees(words):
             raise ValueError(f"--risk-cost {risk_cost} sees only the letters a to z and digits: take chrf or bleu")
         self.bpe_symbol = _bpe_symbol(words)
-        # Letters that occur in no text; and words that occur in none, for ROUGE, which sees no other letters.
-        self.unknown = ("unknownofreference", "unknownoftranslation") if is_rouge else ("\ue000", "\ue001")
+        # Of letters that occur in no text, as long as a word for chrF; for ROUGE, which sees no such letters, words.
+        self.unknown = ("unknownofreference", "unknownoftranslation") if is_rouge else ("\ue000" * 8, "\ue001" * 8)
         self._looks_for_words = str(risk_cost) == "bleu"
         self.reference_too, self.scale = risk_reference, risk_scale
         self.alpha, self.epsilon = risk_alpha, label_smoothing
@@ -149,11 +149,11 @@ class SequenceRisk(FairseqCriterion):
         return Rows(tokens, sentences, first), sets
 
     def _look_for_words(self, texts: list[str], references: list[list[int]]) -> None:
-        """At the first batch: a sentence without spaces would be right as a whole, or not at all."""
-        words, tokens = sum(len(text.split()) for text in texts), sum(map(len, references))
-        if self._looks_for_words and words < 2 * len(texts) and tokens > 5 * len(texts):
-            logger.warning("--risk-cost bleu takes what is between spaces for a word, and there are few: take chrf")
-        self._looks_for_words = False
+        """At the first batch of long sentences: one without spaces would be right as a whole, or not at all."""
+        if self._looks_for_words and sum(map(len, references)) > 5 * len(texts):
+            self._looks_for_words = False
+            if sum(len(text.split()) for text in texts) < 2 * len(texts):
+                logger.warning("--risk-cost bleu takes what is between spaces for a word, and there are few: take chrf")
 
     def text(self, tokens: Iterable[int], unknown: str) -> str:
         """Words without BPE; no word of a translation is right in the place of an unknown one of the reference."""

@@ -256,12 +256,9 @@ class Translator:
 
     def text(self, hypothesis: Any, source: list[str], replace_unk: dict[str, str] | None) -> tuple[str, float]:
         """A translation as one reads it, and its score."""
-        words = []
-        for number, attended in hypothesis[0]:
-            words += [self.target[number]] if number != self.config["bos"] else []
-            if replace_unk is not None and number == self.config["unk"]:
-                words[-1] = replace_unk.get(source[attended], source[attended])
-        line = " ".join(words)
+        copies = [(replace_unk or {}).get(word, word) for word in source]
+        bos, unk = self.config["bos"], None if replace_unk is None else self.config["unk"]
+        line = " ".join(copies[at] if n == unk else self.target[n] for n, at in hypothesis[0] if n != bos)
         if self.bpe is not None:
             line = f"{line} ".replace(f"{self.bpe.separator} ", "").rstrip()
         return line if self.tokenizer is None else self.detokenizer.detokenize(line.split()), hypothesis[1]

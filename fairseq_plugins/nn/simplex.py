@@ -100,7 +100,7 @@ class SimplexVector(nn.Module):
         """
         if self.softmax and _lies_on_simplex(weight):
             raise ValueError("the checkpoint was trained with --branch-constraint simplex, and not softmax")
-        if not self.softmax and weight.sum() < 0:  # logits begin at the logarithms of a point on it
+        if not self.softmax and weight.sum() <= 0:  # logits begin at the logarithms of a point on it
             raise ValueError("the checkpoint was trained with --branch-constraint softmax, and not simplex")
 
 

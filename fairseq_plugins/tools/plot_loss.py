@@ -129,11 +129,11 @@ def read_curve(log: Path) -> list[Point]:
     """
     training: dict[int, float] = {}  # losses by the number of updates
     curve: dict[int, Point] = {}
-    part = ""  # the first of --valid-subset
-    for line in read_log(log):
-        line = numbers(line)
-        parts = (name.removesuffix("_num_updates") for name in line if name.endswith("_num_updates"))
-        part = part or next((each for each in parts if each != "train" and f"{each}_loss" in line), "")
+    lines = [numbers(line) for line in read_log(log)]
+    names = (name.removesuffix("_num_updates") for line in lines for name in line if name.endswith("_num_updates"))
+    parts = list(dict.fromkeys(name for name in names if name != "train"))
+    part = parts[0] if parts and "valid" not in parts else "valid"  # of --valid-subset
+    for line in lines:
         if {f"{part}_loss", f"{part}_num_updates"} <= line.keys():
             updates = int(line[f"{part}_num_updates"])
             before = curve[updates].training if updates in curve else math.nan

@@ -34,8 +34,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--tokenize",
         choices=TOKENIZERS,
-        default="13a",
-        help="BLEU's tokens, as of sacreBLEU; text without spaces wants zh or char (default: %(default)s)",
+        help="BLEU's tokens, as of sacreBLEU (default: 13a, or none for tokens); text without spaces wants zh or char",
     )
     parser.add_argument(
         "--alphas",
@@ -76,7 +75,7 @@ def run(args: Namespace) -> None:
     if args.reference is None:
         references, tokenizer = printed_references(sentences, args.tokenize)
     else:
-        references, tokenizer = read_text(args.reference, sentences), args.tokenize
+        references, tokenizer = read_text(args.reference, sentences), args.tokenize or "13a"
     metric = BLEU(tokenize=tokenizer, references=[references], force=True)
     bleu = {}
     print("alpha  penalty    BLEU  length")
@@ -94,10 +93,10 @@ def best_texts(sentences: Sequence[Sentence], alpha: float, word_penalty: float 
     return [max(sentence.hypotheses, key=lambda each: each.score(alpha, word_penalty)).text for sentence in sentences]
 
 
-def printed_references(sentences: Sequence[Sentence], tokenizer: str) -> tuple[list[str], str]:
-    """The references in the lists, and the tokenizer for them: none, unless fairseq has detokenised the text."""
+def printed_references(sentences: Sequence[Sentence], tokenizer: str | None) -> tuple[list[str], str]:
+    """The references in the lists, and the tokenizer: if none is asked for, none, unless fairseq has detokenised."""
     references = [sentence.reference for sentence in sentences if sentence.reference is not None]
     if len(references) < len(sentences):
         raise ValueError(f"{len(sentences) - len(references)} sentences have no reference (T- line): give --reference")
     detokenised = any(hyp.text != hyp.words for sentence in sentences for hyp in sentence.hypotheses)
-    return references, tokenizer if detokenised else "none"
+    return references, tokenizer or ("13a" if detokenised else "none")

@@ -198,8 +198,11 @@ def test_what_is_asked_of_one_sentence(load) -> None:
         found = model.generate(given, max_len_b=8, inference_step_args={"prefix_tokens": prefix})
         best = found[0] if given is sentence else found[0][0]
         assert best["tokens"][:2].tolist() == [7, 8]
-    with pytest.raises(ValueError, match="several would change places"):
-        model.generate([sentence, sentence[1:]], inference_step_args={"prefix_tokens": prefix.expand(2, -1)})
+    both, others = [sentence, sentence[1:]], torch.tensor([[7, 8], [9, 9]])
+    for found in model.generate(both, max_len_b=8, inference_step_args={"prefix_tokens": prefix.expand(2, -1)}):
+        assert found[0]["tokens"][:2].tolist() == [7, 8]
+    with pytest.raises(ValueError, match="sentences change places"):
+        model.generate(both, 5, False, False, {"prefix_tokens": others})
 
 
 def test_dropout_that_is_retained(load) -> None:

@@ -17,3 +17,6 @@ def test_repeated_ngrams_are_blocked_in_the_generators_buffer() -> None:
     assert (inside == float("-inf")).nonzero().tolist() == [[0, 7]]  # 5 6 7 again
     words = NGramRepeatBlock(1, use_extension=False)(buffer, torch.zeros(2, 9), bsz=1, beam_size=2, step=5)
     assert (words == float("-inf")).nonzero().tolist() == [[row, word] for row in (0, 1) for word in (5, 6, 7)]
+    prefix = torch.full((2, 9), -torch.inf)
+    prefix[:, 6] = -1
+    assert torch.equal(NGramRepeatBlock(1, use_extension=False)(buffer, prefix, bsz=1, beam_size=2, step=5), prefix)

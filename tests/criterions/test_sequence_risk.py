@@ -340,14 +340,11 @@ def test_unknown_words_are_never_right(sample: Any, cost: str) -> None:
     for letter in "abcdefghijk":
         dictionary.add_symbol(letter * 4)
     found, unk = criterion(dictionary, risk_cost=cost, risk_reference=True), dictionary.unk()
-    wrong = dictionary.add_symbol("xxxx")
+    wrong = dictionary.add_symbol("xxxxxxxx")
     target = torch.tensor([[10, unk, 11, 12, unk, EOS], [unk, unk, EOS, PAD, PAD, PAD], [unk, EOS, PAD, PAD, PAD, PAD]])
     rows = [[10, unk, 11, 12, unk, EOS], [10, wrong, 11, 12, wrong, EOS]], [[unk, unk, EOS]], [[unk, EOS], [EOS]]
     _, sets = found.sets({**sample, "target": target}, list(rows))
-    if cost == "chrf":
-        assert sets[0].costs[0] == pytest.approx(sets[0].costs[1], abs=0.1), "of one letter and of four"
-    else:
-        assert sets[0].costs[0] == sets[0].costs[1] > 0.3
+    assert sets[0].costs[0] == sets[0].costs[1] > 0.3
     assert sets[0].best == sets[0].costs[0]
     assert [*sets[1].costs, *sets[2].costs] == [1, 1, 1]
 
@@ -409,6 +406,7 @@ def test_bleu_knows_words_between_spaces(sample: Any, spaces: bool, caplog: pyte
     dictionary = Dictionary()
     first, more = (dictionary.add_symbol(word) for word in ("\u2581a", "\u2581b" if spaces else "b"))
     found = criterion(dictionary)
+    found.sets({**sample, "target": torch.tensor([[first, EOS]] * 3)}, [[[EOS]]] * 3)  # which are too short to tell
     for _ in range(2):
         found.sets({**sample, "target": torch.tensor([[first, *[more] * 6, EOS]] * 3)}, [[[EOS]]] * 3)
     assert caplog.text.count("--risk-cost bleu takes what is between spaces for a word") == (not spaces)

@@ -40,14 +40,12 @@ def test_training_loss_is_the_mean_since_the_validation_before(tmp_path: Path, h
     assert read_curve(log(tmp_path / "log", *lines, hydra=hydra)) == [Point(100, 6.5, 8), Point(200, 4, 5)]
 
 
-def test_the_first_part_of_several(tmp_path: Path) -> None:
-    """As of ``--valid-subset test,valid``."""
-    lines = [
-        inner(9, 50),
-        ("test", {"test_loss": "6.5", "test_num_updates": "100", "test_nll_loss": "1"}),
-        valid(100, 3),
-    ]
+def test_another_part_than_valid(tmp_path: Path) -> None:
+    """As of ``--valid-subset test``; of several it is ``valid``, if that is one of them."""
+    test = "test", {"test_loss": "6.5", "test_num_updates": "100", "test_nll_loss": "1"}
+    lines = [inner(9, 50), epoch(60, 9.5), test]
     assert read_curve(log(tmp_path / "log", *lines)) == [Point(100, 6.5, 9)]
+    assert read_curve(log(tmp_path / "log", *lines, inner(7, 150), valid(200, 3))) == [Point(200, 3, 8)]
 
 
 def test_of_epochs_alone(tmp_path: Path) -> None:

@@ -118,6 +118,9 @@ def test_text_without_spaces(toy: Path, capsys: pytest.CaptureFixture[str]) -> N
     toy.with_name("reference").write_text("\u6211\u4eec\u53bb\u5403\u996d\n")
     tune(toy, "--reference", toy.with_name("reference"), "--alphas", 1, "--tokenize", "zh")
     assert "100.00" in capsys.readouterr().out
+    toy.write_text(toy.read_text().replace("T-0\ta b c d", "T-0\t\u6211\u4eec\u53bb\u5403\u996d"))
+    tune(toy, "--alphas", 1, "--tokenize", "zh")
+    assert "100.00" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", ["a b c d", "(a) b."])

@@ -87,15 +87,17 @@ def complete(cfg: Options) -> None:
     fill_in(cfg, DEFAULT_SIZES)
     sizes = ("ffn_embed_dim", "layers", "attention_heads")
     fill_in(cfg, {f"decoder_{size}": getattr(cfg, f"encoder_{size}") for size in sizes})
-    if cfg.encoder_embed_dim % 2 or cfg.encoder_embed_dim < 1:
-        raise ValueError(f"--encoder-embed-dim must be even and positive, but it is {cfg.encoder_embed_dim}")
+    if cfg.encoder_embed_dim % 2:
+        raise ValueError(f"--encoder-embed-dim must be even, but it is {cfg.encoder_embed_dim}")
     for side in ("encoder", "decoder"):
         branches, layers = getattr(cfg, f"{side}_attention_heads"), getattr(cfg, f"{side}_layers")
         if not 1 <= layers <= MOST_LAYERS:
             raise ValueError(f"--{side}-layers must be positive, {MOST_LAYERS} at most, but it is {layers}")
         for name in ("encoder_embed_dim", f"{side}_ffn_embed_dim"):
             size = getattr(cfg, name)
-            if branches < 1 or size < 1 or size % branches:
+            if size < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be positive, but it is {size}")
+            if branches < 1 or size % branches:
                 raise ValueError(
                     f"--{side}-attention-heads must divide --{name.replace('_', '-')}, but {branches} does not "
                     f"divide {size}"
