@@ -1,4 +1,4 @@
-"""Models to train: this plugin's and fairseq's."""
+"""Models to train, this plugin's and fairseq's, and a batch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from fairseq import utils
 
 from tests.conftest import ARCHITECTURES
+from tests.criterions.risk import batch
 from tests.generation.fairseq_models import FAIRSEQ_MODELS, fairseq_model
 
 
@@ -29,3 +30,8 @@ def models(
     if request.param in FAIRSEQ_MODELS:
         return [fairseq_model(request.param, task).to(device).double() for _ in range(2)]
     return [build(request.param).double() for _ in range(2)]
+
+
+@pytest.fixture
+def sample(sentences: Any) -> dict[str, Any]:
+    return batch(sentences([6, 4, 1]), sentences([5, 4, 3], seed=2))

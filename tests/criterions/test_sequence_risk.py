@@ -17,44 +17,17 @@ from fairseq.models.nat import NATransformerModel
 from fairseq.models.transformer import TransformerModel
 from fairseq.search import Sampling
 from fairseq.sequence_generator import SequenceGenerator
-from fairseq.tasks.translation import TranslationTask
 from sacrebleu import BLEU
 from torch import Tensor
 
-from fairseq_plugins.backends.cpu.packed import PRECISIONS
 from fairseq_plugins.criterions.row_scores import score_rows
 from fairseq_plugins.criterions.sequence_risk import SequenceRisk
-from fairseq_plugins.criterions.translations import _Sampling
 from fairseq_plugins.generation.beam_search import FastBeamSearch
 from fairseq_plugins.generation.candidates import Candidates
+from tests.criterions.risk import EOS, PAD, batch, criterion, translation_task
 from tests.generation.fairseq_models import fairseq_model
-from tests.operators import Operators
 
-BOS, PAD, EOS = 0, 1, 2
-
-
-@pytest.fixture
-def sample(sentences: Any) -> dict[str, Any]:
-    return batch(sentences([6, 4, 1]), sentences([5, 4, 3], seed=2))
-
-
-def batch(source: Tensor, target: Tensor) -> dict[str, Any]:
-    previous = torch.cat([torch.full_like(target[:, :1], EOS), target[:, :-1]], dim=1)
-    previous = previous.masked_fill((previous == EOS) & (torch.arange(target.size(1), device=target.device) > 0), PAD)
-    inputs = {"src_tokens": source, "src_lengths": source.ne(PAD).sum(dim=1), "prev_output_tokens": previous}
-    count = len(source)
-    return {"net_input": inputs, "target": target, "ntokens": int(target.ne(PAD).sum()), "nsentences": count}
-
-
-def translation_task(dictionary: Dictionary, **attributes: Any) -> Any:
-    """fairseq's, as far as a criterion looks at it."""
-    task = TranslationTask.__new__(TranslationTask)
-    task.__dict__.update(tgt_dict=dictionary, src_dict=dictionary, cfg=SimpleNamespace(), **attributes)
-    return task
-
-
-def criterion(dictionary: Dictionary, candidates: Candidates | None = None, **options: Any) -> SequenceRisk:
-    return SequenceRisk(translation_task(dictionary, candidates=candidates), **options)
+BOS = 0
 
 
 def text(dictionary: Dictionary, tokens: list[int]) -> str:
@@ -222,31 +195,6 @@ def test_sampling(models: list[Any], sample: Any, dictionary: Dictionary) -> Non
     assert translator.translate(models[0], sample) == drawn
 
 
-def test_a_forced_end_that_is_too_unlikely_for_a_number(build: Any, sample: Any, dictionary: Dictionary) -> None:
-    model = build("convs2s_tiny")
-    model.decoder.output_projection.bias.data[EOS] = -1e4
-    translations = criterion(dictionary, risk_sampling=True).translator.translate(model, sample)
-    assert {len(each) for found in translations for each in found} == {15}
-
-
-def test_a_forced_end_counts_with_its_probability(dictionary: Dictionary) -> None:
-    """As with fairseq's sampling, where that does not fail."""
-    lprobs = torch.full((2, 3, len(dictionary)), -torch.inf)
-    lprobs[:, :, EOS] = torch.tensor([-0.5, -79.0, -85.0])
-    scores = torch.randn(2, 3, 4)
-    wanted, found = (made(dictionary).step(3, lprobs.clone(), scores) for made in (Sampling, _Sampling))
-    assert all(torch.equal(*pair) for pair in zip(wanted, found, strict=True))
-
-
-def test_longest_translations(build: Any, sample: Any, dictionary: Dictionary) -> None:
-    """1.5 times the source and five words, of a model that ends none by itself."""
-    model = build("convs2s_tiny")
-    model.decoder.output_projection.bias.data[EOS] = -1e4
-    assert sample["net_input"]["src_tokens"].size(1) == 6
-    lengths = {len(each) for found in criterion(dictionary).translator.translate(model, sample) for each in found}
-    assert lengths == {9 + 5 + len([EOS])}
-
-
 def test_among_candidates(models: list[Any], sample: Any, dictionary: Dictionary) -> None:
     """Searched and scored among the words that the batch may need, and the references'."""
     always = torch.zeros(len(dictionary), dtype=torch.bool)
@@ -263,19 +211,6 @@ def test_among_candidates(models: list[Any], sample: Any, dictionary: Dictionary
     torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-9)
     assert_same_gradients(models, [loss, expected])
     assert log["translations"] == 12
-
-
-@pytest.mark.parametrize("precision", ["float32", "int8"])
-def test_the_search_has_the_precision_of_the_task(
-    build: Any, sample: Any, dictionary: Dictionary, device: torch.device, precision: str
-) -> None:
-    if device.type != "cpu" or not PRECISIONS[precision][1]():
-        pytest.skip(f"no {precision} here")
-    task = translation_task(dictionary)
-    task.cfg.cpu_dtype = precision
-    with Operators() as operators:
-        SequenceRisk(task).translator.translate(build("convs2s_tiny"), sample)
-    assert (operators.count("quantized.linear_dynamic") > 0) == (precision == "int8")
 
 
 def test_dropout_is_off_in_the_search_alone(build: Any, architecture: str, sample: Any, dictionary: Dictionary) -> None:
@@ -320,41 +255,6 @@ def test_what_is_logged(models: list[Any], sample: Any, dictionary: Dictionary) 
     assert SequenceRisk.logging_outputs_can_be_summed()
 
 
-def test_costs_are_of_words() -> None:
-    texts = {}
-    for name, words in (("@@", ["un@@", "known"]), ("\u2581", ["\u2581un", "known"]), ("", ["un", "known"])):
-        dictionary = Dictionary()
-        tokens = [dictionary.add_symbol(word) for word in words]
-        found = criterion(dictionary)
-        texts[name] = found.text([*tokens, dictionary.unk(), EOS], "no").replace("\u2581", " ")
-    assert texts["@@"].split() == ["unknown", "no"]
-    assert texts[""].split() == ["un", "known", "no"]
-    assert texts["\u2581"].startswith("unknown")
-
-
-@pytest.mark.parametrize("cost", ["bleu", "chrf", "rouge1", "rouge2", "rougeL"])
-def test_unknown_words_are_never_right(sample: Any, cost: str) -> None:
-    """One in the place of one is no better than any other word in its place, also where the reference is one more."""
-    pytest.importorskip("rouge_score")
-    dictionary = Dictionary()
-    for letter in "abcdefghijk":
-        dictionary.add_symbol(letter * 4)
-    found, unk = criterion(dictionary, risk_cost=cost, risk_reference=True), dictionary.unk()
-    wrong = dictionary.add_symbol("xxxxxxxx")
-    target = torch.tensor([[10, unk, 11, 12, unk, EOS], [unk, unk, EOS, PAD, PAD, PAD], [unk, EOS, PAD, PAD, PAD, PAD]])
-    rows = [[10, unk, 11, 12, unk, EOS], [10, wrong, 11, 12, wrong, EOS]], [[unk, unk, EOS]], [[unk, EOS], [EOS]]
-    _, sets = found.sets({**sample, "target": target}, list(rows))
-    assert sets[0].costs[0] == sets[0].costs[1] > 0.3
-    assert sets[0].best == sets[0].costs[0]
-    assert [*sets[1].costs, *sets[2].costs] == [1, 1, 1]
-
-
-def test_nothing_is_right_where_nothing_is_wanted(sample: Any, dictionary: Dictionary) -> None:
-    target = torch.tensor([[EOS, PAD], [EOS, PAD], [10, EOS]])
-    _, sets = criterion(dictionary).sets({**sample, "target": target}, [[[EOS]], [[10, EOS]], [[EOS]]])
-    assert [each.costs for each in sets] == [[0], [1], [1]]
-
-
 def test_targets_padded_on_the_left(task: SimpleNamespace, sample: Any, dictionary: Dictionary) -> None:
     """Which this plugin's own models refuse; the word in front of the first is then no padding."""
     model, found = fairseq_model("transformer_tiny", task).eval(), criterion(dictionary, risk_candidates=3)
@@ -391,37 +291,6 @@ def test_a_reference_beyond_the_positions(
 ) -> None:
     with pytest.raises(ValueError, match="70"):
         criterion(dictionary, risk_candidates=3)(build(architecture), batch(sentences([6]), sentences([70])))
-
-
-def test_subwords_are_told_by_most_words() -> None:
-    dictionary = Dictionary()
-    for word in ("\u2581a", "\u2581b", "@@"):
-        dictionary.add_symbol(word)
-    assert criterion(dictionary).bpe_symbol == "sentencepiece"
-
-
-@pytest.mark.parametrize("spaces", [False, True])
-def test_bleu_knows_words_between_spaces(sample: Any, spaces: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """Told once."""
-    dictionary = Dictionary()
-    first, more = (dictionary.add_symbol(word) for word in ("\u2581a", "\u2581b" if spaces else "b"))
-    found = criterion(dictionary)
-    found.sets({**sample, "target": torch.tensor([[first, EOS]] * 3)}, [[[EOS]]] * 3)  # which are too short to tell
-    for _ in range(2):
-        found.sets({**sample, "target": torch.tensor([[first, *[more] * 6, EOS]] * 3)}, [[[EOS]]] * 3)
-    assert caplog.text.count("--risk-cost bleu takes what is between spaces for a word") == (not spaces)
-
-
-def test_rouge_knows_the_latin_alphabet() -> None:
-    pytest.importorskip("rouge_score")
-    dictionary = Dictionary()
-    for word in ("\u044d\u0442\u043e", "\u0434\u043e\u043c"):
-        dictionary.add_symbol(word)
-    with pytest.raises(ValueError, match="--risk-cost rouge1 sees only the letters a to z"):
-        criterion(dictionary, risk_cost="rouge1")
-    criterion(dictionary, risk_cost="chrf")
-    dictionary.add_symbol("Haus")
-    criterion(dictionary, risk_cost="rouge1")
 
 
 def test_an_adaptive_softmax_is_refused(task: SimpleNamespace, dictionary: Dictionary) -> None:

@@ -277,6 +277,14 @@ def test_what_is_typed_is_translated_at_once() -> None:
         assert own_translations.batches("a.en", typed)[:2] == ["--buffer-size", 1000]
 
 
+def test_chinese_has_words_without_spaces(tmp_path: Path) -> None:
+    """In BLEU's signature, as sacreBLEU has it."""
+    for name, line in (("a.en", "A dog runs.\n"), ("a.zh", "\u4e00\u53ea\u72d7\u5728\u8dd1\u3002\n")):
+        (tmp_path / name).write_text(line * 60, encoding="utf-8")
+    shown = own(tmp_path / "a.en", tmp_path / "a.zh", tmp_path / "out", "--train", TINY).stderr
+    assert "|tok:zh|" in shown
+
+
 def test_a_pipe_may_be_translated(tmp_path: Path) -> None:
     """As of <(zcat text.gz), of which nothing is taken before."""
     os.mkfifo(tmp_path / "pipe")

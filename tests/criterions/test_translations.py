@@ -1,0 +1,54 @@
+"""The translations that the risk is expected over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from fairseq.data import Dictionary
+from fairseq.search import Sampling
+
+from fairseq_plugins.backends.cpu.packed import PRECISIONS
+from fairseq_plugins.criterions.sequence_risk import SequenceRisk
+from fairseq_plugins.criterions.translations import _Sampling
+from tests.criterions.risk import EOS, criterion, translation_task
+from tests.operators import Operators
+
+
+def test_a_forced_end_that_is_too_unlikely_for_a_number(build: Any, sample: Any, dictionary: Dictionary) -> None:
+    model = build("convs2s_tiny")
+    model.decoder.output_projection.bias.data[EOS] = -1e4
+    translations = criterion(dictionary, risk_sampling=True).translator.translate(model, sample)
+    assert {len(each) for found in translations for each in found} == {15}
+
+
+def test_a_forced_end_counts_with_its_probability(dictionary: Dictionary) -> None:
+    """As with fairseq's sampling, where that does not fail."""
+    lprobs = torch.full((2, 3, len(dictionary)), -torch.inf)
+    lprobs[:, :, EOS] = torch.tensor([-0.5, -79.0, -85.0])
+    scores = torch.randn(2, 3, 4)
+    wanted, found = (made(dictionary).step(3, lprobs.clone(), scores) for made in (Sampling, _Sampling))
+    assert all(torch.equal(*pair) for pair in zip(wanted, found, strict=True))
+
+
+def test_longest_translations(build: Any, sample: Any, dictionary: Dictionary) -> None:
+    """1.5 times the source and five words, of a model that ends none by itself."""
+    model = build("convs2s_tiny")
+    model.decoder.output_projection.bias.data[EOS] = -1e4
+    assert sample["net_input"]["src_tokens"].size(1) == 6
+    lengths = {len(each) for found in criterion(dictionary).translator.translate(model, sample) for each in found}
+    assert lengths == {9 + 5 + len([EOS])}
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_the_search_has_the_precision_of_the_task(
+    build: Any, sample: Any, dictionary: Dictionary, device: torch.device, precision: str
+) -> None:
+    if device.type != "cpu" or not PRECISIONS[precision][1]():
+        pytest.skip(f"no {precision} here")
+    task = translation_task(dictionary)
+    task.cfg.cpu_dtype = precision
+    with Operators() as operators:
+        SequenceRisk(task).translator.translate(build("convs2s_tiny"), sample)
+    assert (operators.count("quantized.linear_dynamic") > 0) == (precision == "int8")
