@@ -158,7 +158,7 @@ def generate_as_asked() -> None:
         if isinstance(tokenized_sentences, Tensor) and tokenized_sentences.dim() == 1:
             return generate_with_attention(self, tokenized_sentences.unsqueeze(0), *args, **kwargs)[0]
         given = signature.bind(self, tokenized_sentences, *args, **kwargs).arguments.get("inference_step_args") or {}
-        if any(isinstance(value, Tensor) and (value != value[:1]).any() for value in given.values()):
+        if any(isinstance(value, Tensor) and value.dim() and (value != value[:1]).any() for value in given.values()):
             raise ValueError("inference_step_args: sentences change places, and these would not; give one at a time")
         asked = {**self.cfg.generation, **kwargs}
         if asked.get("score_reference") and any(isinstance(each, FairseqEncoderDecoderModel) for each in self.models):

@@ -131,8 +131,8 @@ def read_curve(log: Path) -> list[Point]:
     curve: dict[int, Point] = {}
     lines = [numbers(line) for line in read_log(log)]
     names = (name.removesuffix("_num_updates") for line in lines for name in line if name.endswith("_num_updates"))
-    parts = list(dict.fromkeys(name for name in names if name != "train"))
-    part = parts[0] if parts and "valid" not in parts else "valid"  # of --valid-subset
+    parts = [name for name in names if name != "train"]  # of --valid-subset
+    part = "valid" if "valid" in parts or not parts else parts[0]
     for line in lines:
         if {f"{part}_loss", f"{part}_num_updates"} <= line.keys():
             updates = int(line[f"{part}_num_updates"])
