@@ -42,10 +42,12 @@ def run(args: Namespace) -> None:
     """Average; all but the parameters is the last checkpoint's, without the optimizer's state.
 
     Raises:
-        ValueError: there are too few checkpoints, one cannot be read, they differ in kind, or the output exists.
+        ValueError: there are too few checkpoints, one cannot be read, they differ in kind, or the output exists or has no folder.
     """
     if args.output.exists():
         raise ValueError(f"{args.output} exists already")
+    if not args.output.parent.is_dir():
+        raise ValueError(f"{args.output.parent} is no folder to write {args.output.name} to")
     if args.last is None and args.updates:
         raise ValueError("--updates goes with --last")
     paths = args.input if args.last is None else last_checkpoints(args.input, args.last, args.updates)
