@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Draw an architecture with the sizes of the built model: ``draw.py ARCH PICTURE``.
 
-ARCH is one of ``convs2s``, ``weighted_transformer`` or ``conv_encoder`` with its convolutional encoder; sizes and
+ARCH is an architecture with sizes, such as ``convs2s_iwslt_de_en``, ``weighted_transformer_small`` or
+``conv_encoder_wmt_en_ro`` (with a convolutional encoder); sizes and
 numbers of parameters are read from the modules, not from the options.  V words are as many as a dictionary has.
 """
 

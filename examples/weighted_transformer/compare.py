@@ -169,6 +169,11 @@ def main() -> None:
     )
     args = parser.parse_args(own)
     args.options = given
+    # Both are needed only after the trainings.
+    if not args.reference.is_file():
+        parser.error(f"--reference: {args.reference} does not exist")
+    if not any(args.data.glob("test.*.bin")):
+        parser.error(f"{args.data} has no test part")
 
     results: dict[Cell, dict[str, Any]] = {}
 

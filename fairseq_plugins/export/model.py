@@ -54,8 +54,15 @@ def write_programs(model: Any, folder: Path, *, int8: bool, among_candidates: bo
 
     Returns:
         what there is to know of them, in names, numbers and lists.
+
+    Raises:
+        ValueError: encoder or decoder is none of this plugin's, such as a class derived from one.
     """
     encoder, decoder = model.encoder, model.decoder
+    for part, known in ((encoder, _ENCODERS), (decoder, _DECODERS)):
+        if type(part) not in known:
+            names = ", ".join(each.__name__ for each in known)
+            raise ValueError(f"{type(part).__name__} cannot be exported, only {names}")
     with (folder / "weights.bin").open("wb") as file:
         weights = Weights(file, "weights.bin", int8)
         source = SourceProgram(weights, encoder.padding_idx, encoder.dictionary.eos())

@@ -207,8 +207,8 @@ class FastBeamSearch(SequenceGenerator):
             needed = max(2 * self.beam_size + 1, getattr(self.search, "sampling_topk", 0))
         if len(words) < min(needed, len(mask)):
             raise ValueError(
-                f"this search (a beam of {self.beam_size}) needs {needed} candidates and a batch has only {len(words)}: "
-                "raise --frequent-candidates"
+                f"this search (a beam of {self.beam_size}) needs {needed} candidates and a batch has only {len(words)}"
+                ": raise --frequent-candidates"
             )
         return words
 

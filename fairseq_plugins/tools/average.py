@@ -42,7 +42,8 @@ def run(args: Namespace) -> None:
     """Average; all but the parameters is the last checkpoint's, without the optimizer's state.
 
     Raises:
-        ValueError: there are too few checkpoints, one cannot be read, they differ in kind, or the output exists or has no folder.
+        ValueError: there are too few checkpoints, one cannot be read, they differ in kind, or the output exists or has
+            no folder.
     """
     if args.output.exists():
         raise ValueError(f"{args.output} exists already")

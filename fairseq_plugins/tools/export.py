@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from fairseq import checkpoint_utils
+from fairseq.tasks.translation import TranslationTask
 
 import fairseq_plugins.registration  # noqa: F401  (mends fairseq's loader, which is looked up when it is called)
 from fairseq_plugins.generation.candidates import Candidates
@@ -32,6 +33,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--data", type=Path, metavar="DATA_BIN", help="where the dictionaries are (default: the checkpoint's)"
     )
+    parser.add_argument("-s", "--source-lang", metavar="XX", help="source language (default: told by the data's names)")
+    parser.add_argument("-t", "--target-lang", metavar="XX", help="target language (default: told by the data's names)")
     parser.add_argument("--bpe-codes", type=Path, metavar="CODES", help="codes of subword-nmt, for a model of subwords")
     parser.add_argument("--tokenizer", choices=["moses"], help="how a line becomes words (default: it is in words)")
     parser.add_argument("--int8", action="store_true", help="products in int8: a quarter of the size, and faster")
@@ -68,13 +71,12 @@ def run(args: Namespace) -> None:
         raise ValueError("this needs the package onnx: pip install '.[export]'")
     from fairseq_plugins.export.folder import write_folder  # noqa: PLC0415  (onnx is an extra)
 
-    model, task = load(args.checkpoint, args.data)
+    overrides = {"data": args.data, "source_lang": args.source_lang, "target_lang": args.target_lang}
+    model, task = load(args.checkpoint, {name: str(value) for name, value in overrides.items() if value is not None})
     source, target = task.source_dictionary, task.target_dictionary
-    if args.bpe_codes is None and any(word.endswith("@@") for word in source.symbols):
-        print(
-            "warning: the model has subwords, and without --bpe-codes the folder takes only text that is in them",
-            file=sys.stderr,
-        )
+    warning = about_subwords(source.symbols, args.bpe_codes is not None)
+    if warning:
+        print(f"warning: {warning}", file=sys.stderr)
     candidates = None
     if args.candidates is not None:
         defaults = TranslationFastConfig.candidates_per_word, TranslationFastConfig.frequent_candidates
@@ -101,14 +103,28 @@ def run(args: Namespace) -> None:
     print(f"{args.output}: translate with python {program} < source.txt > translation.txt")
 
 
-def load(checkpoint: Path, data: Path | None) -> tuple[Any, Any]:
-    """A model that is prepared to translate, and its task.
+def about_subwords(words: list[str], has_codes: bool) -> str | None:
+    """What somebody should know who gives the folder text: where its units are not what codes, or their lack, make."""
+    if any(word.startswith("\u2581") for word in words):
+        return "the model has pieces of sentencepiece, and the folder takes and gives only text that is in them"
+    has_subwords = any(word.endswith("@@") for word in words)
+    if has_subwords and not has_codes:
+        return "the model has subwords, and without --bpe-codes the folder takes only text that is in them"
+    if has_codes and not has_subwords:
+        return "--bpe-codes splits words with @@, and no word of the model's ends so: are they its codes?"
+    return None
+
+
+def load(checkpoint: Path, overrides: dict[str, str]) -> tuple[Any, Any]:
+    """A model that is prepared to translate, and its task, some of whose options are others than in the checkpoint.
 
     Raises:
-        ValueError: it cannot be read, or is not of this plugin.
+        ValueError: it cannot be read, is not of this plugin, or of a task that does more than translate.
     """
     load_models = checkpoint_utils.load_model_ensemble_and_task
-    overrides = {} if data is None else {"data": str(data)}
+    data = overrides.get("data")
+    if data is not None and not Path(data).is_dir():
+        raise ValueError(f"--data: {data} is no folder")
     try:
         with blaming(checkpoint, "cannot be exported"):
             (model,), _, task = load_models([str(checkpoint)], arg_overrides=overrides)
@@ -119,6 +135,8 @@ def load(checkpoint: Path, data: Path | None) -> tuple[Any, Any]:
             f"{checkpoint} holds {type(model).__name__}, and not a model of this plugin (fairseq-plugins import-fconv "
             "makes one of fairseq's fconv)"
         )
+    if not isinstance(task, TranslationTask):  # those of several languages put symbols into source and target
+        raise ValueError(f"{checkpoint} is of {type(task).__name__}, and a folder knows only the task translation")
     model.eval()
     model.make_generation_fast_(need_attn=True)
     return model, task

@@ -207,8 +207,9 @@ def test_options_that_cannot_be(options: dict[str, Any], folder: Path) -> None:
 
 
 def test_unknown_words_are_replaced_by_a_dictionary(folder: Path) -> None:
-    with pytest.raises(ValueError, match="a dictionary replace_unk are wanted"):
-        translate.Translator(folder, 1).translate(["w1"], replace_unk="file.txt")
+    for wrong in ("file.txt", True):
+        with pytest.raises(ValueError, match="a dictionary replace_unk are wanted"):
+            translate.Translator(folder, 1).translate(["w1"], replace_unk=wrong)
 
 
 def test_subwords_and_tokens(tmp_path: Path) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import subprocess
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 import pytest
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
+from fairseq.tasks.translation_multi_simple_epoch import TranslationMultiSimpleEpochTask
 
+from fairseq_plugins.models.convs2s.encoder import ConvS2SEncoder
 from fairseq_plugins.tools import cli
+from fairseq_plugins.tools.export import about_subwords
 from tests.commands import USER_DIR, run, save_model
 from tests.conftest import enliven
 
@@ -111,6 +115,55 @@ def test_subwords_without_codes(data: Path, tmp_path: Path, capsys: pytest.Captu
     assert "without --bpe-codes the folder takes only text that is in them" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "has_codes", "warning"),
+    [
+        (["a@@", "b"], True, None),
+        (["a", "b"], False, None),
+        (["a@@", "b"], False, "without --bpe-codes"),
+        (["a~~", "b"], True, "are they its codes"),
+        (["\u2581a", "b@@"], True, "pieces of sentencepiece"),
+        (["\u2581a", "b"], False, "pieces of sentencepiece"),
+    ],
+)
+def test_units_that_codes_do_not_make_are_told(words: list[str], has_codes: bool, warning: str | None) -> None:
+    found = about_subwords(words, has_codes)
+    assert found == warning or (found is not None and warning is not None and warning in found)
+
+
+def test_both_dictionaries_and_the_languages_suffice(data: Path, tmp_path: Path) -> None:
+    path, only = checkpoint(data, tmp_path / "model.pt", "convs2s_tiny"), tmp_path / "only"
+    saved = torch.load(path, weights_only=False)
+    saved["args"].source_lang = saved["args"].target_lang = None  # as fairseq saves them where it has inferred them
+    torch.save(saved, path)
+    only.mkdir()
+    for dictionary in data.glob("dict.*.txt"):
+        shutil.copy(dictionary, only)
+    with pytest.raises(SystemExit, match="language pair"):
+        export(path, tmp_path / "out", "--data", only)
+    export(path, tmp_path / "out", "--data", only, "-s", "src", "-t", "tgt")
+    assert len(translate(tmp_path / "out")) == 4
+
+
+def test_other_tasks_and_derived_parts(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a folder cannot do like fairseq is refused, and does not translate wrongly."""
+    path = checkpoint(data, tmp_path / "model.pt", "convs2s_tiny")
+    from fairseq_plugins.export import model  # noqa: PLC0415  (onnx is an extra)
+
+    monkeypatch.delitem(model._ENCODERS, ConvS2SEncoder)
+    with pytest.raises(SystemExit, match=r"ConvS2SEncoder cannot be exported, only ConvolutionalEncoder"):
+        export(path, tmp_path / "out", "--data", data)
+    options = ArgumentParser()
+    TranslationMultiSimpleEpochTask.add_args(options)
+    of_task = options.parse_args([str(data), "--langs", "src,tgt", "--lang-pairs", "src-tgt"])
+    of_model = torch.load(path, weights_only=False)["args"]
+    args = Namespace(**vars(of_model) | vars(of_task) | {"task": "translation_multi_simple_epoch", "seed": 1})
+    task = TranslationMultiSimpleEpochTask.setup_task(args)
+    save_model(ARCH_MODEL_REGISTRY[args.arch].build_model(args, task), args, path)
+    with pytest.raises(SystemExit, match="TranslationMultiSimpleEpochTask, and a folder knows only"):
+        export(path, tmp_path / "out", "--data", data)
+
+
 def test_what_cannot_be_exported(data: Path, tmp_path: Path) -> None:
     """Nothing is left behind."""
     path = checkpoint(data, tmp_path / "model.pt", "convs2s_tiny")
@@ -127,6 +180,7 @@ def test_what_cannot_be_exported(data: Path, tmp_path: Path) -> None:
         ([path, tmp_path / "nowhere"], "nowhere exists already"),
         ([path, tmp_path / "out", "--bpe-codes", tmp_path / "codes"], "codes does not exist"),
         ([path, tmp_path / "out", "--bpe-codes", tmp_path / "fastbpe"], "fastbpe has no codes of subword-nmt"),
+        ([path, tmp_path / "out", "--data", tmp_path / "dta"], "dta is no folder"),
         ([path, tmp_path / "out", "--data", data, "--candidates", tmp_path], r"frequent\.txt does not exist"),
         ([path, tmp_path / "out", "--data", data, "--frequent-candidates", 0], "go with --candidates"),
         ([path, tmp_path / "out", "--data", tmp_path], r"dict\.\w+\.txt does not exist: --data DATA_BIN"),
