@@ -174,6 +174,13 @@ def main() -> None:
         parser.error(f"--reference: {args.reference} does not exist")
     if not any(args.data.glob("test.*.bin")):
         parser.error(f"{args.data} has no test part")
+    # What is finished is not done again, and so must be of the same; rates and seeds have folders of their own.
+    settings = [str(args.data.resolve()), *given]
+    known = args.out / "settings.json"
+    if known.exists() and json.loads(known.read_text()) != settings:
+        parser.error(f"{args.out} is of other data or options, those of {known}; take another folder")
+    args.out.mkdir(parents=True, exist_ok=True)
+    known.write_text(json.dumps(settings))
 
     results: dict[Cell, dict[str, Any]] = {}
 
