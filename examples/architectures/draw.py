@@ -2,8 +2,8 @@
 """Draw an architecture with the sizes of the built model: ``draw.py ARCH PICTURE``.
 
 ARCH is an architecture with sizes, such as ``convs2s_iwslt_de_en``, ``weighted_transformer_small`` or
-``conv_encoder_wmt_en_ro`` (with a convolutional encoder); sizes and
-numbers of parameters are read from the modules, not from the options.  V words are as many as a dictionary has.
+``conv_encoder_wmt_en_ro`` (with a convolutional encoder); sizes and numbers of parameters are read from the modules,
+not from the options.  V words are as many as a dictionary has.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from fairseq_plugins.criterions.sentence_scores import SENTENCE_SCORES
 from fairseq_plugins.criterions.translations import Translator
 from fairseq_plugins.models.output_layer import narrowed
 from fairseq_plugins.rouge import sees
+from fairseq_plugins.subwords import bpe_symbol
 
 __all__ = ["SequenceRisk"]
 
@@ -85,7 +86,7 @@ class SequenceRisk(FairseqCriterion):
         is_rouge = "rouge" in str(risk_cost)
         if is_rouge and not sees(words):
             raise ValueError(f"--risk-cost {risk_cost} sees only the letters a to z and digits: take chrf or bleu")
-        self.bpe_symbol = _bpe_symbol(words)
+        self.bpe_symbol = bpe_symbol(words)
         # Of letters that occur in no text, as long as a word for chrF; for ROUGE, which sees no such letters, words.
         self.unknown = ("unknownofreference", "unknownoftranslation") if is_rouge else ("\ue000" * 8, "\ue001" * 8)
         self._looks_for_words = str(risk_cost) == "bleu"
@@ -245,13 +246,3 @@ def _unwrapped(model: Any) -> Any:
     if getattr(model.decoder, "adaptive_softmax", None) is not None:  # whose probabilities fairseq changes in place
         raise ValueError("sequence_risk is for a model with a softmax of all words, and this one has an adaptive one")
     return model
-
-
-def _bpe_symbol(words: list[str]) -> str | None:
-    """How subwords are told, by what the dictionary has: subword-nmt's ``@@``, sentencepiece's ``▁``, or not at all."""
-    marked = {
-        "subword_nmt": sum(word.endswith("@@") for word in words),
-        "sentencepiece": sum(word.startswith("\u2581") for word in words),
-    }
-    name = max(marked, key=lambda name: marked[name])
-    return name if marked[name] else None

@@ -211,7 +211,7 @@ class Translator:
             most = 10 if name == "lenpen" else 1e9  # powers of lengths have limits
             if name not in OPTIONS or type(value) not in (int, type(OPTIONS[name][0])) or not abs(value) <= most:
                 raise ValueError(f"there is no such option, or not with this value: {name}={value!r}")
-        if not (1 <= o.nbest <= o.beam and o.min_len >= 0 < o.max_tokens) or type(replace_unk or {}) is not dict:
+        if not (1 <= o.nbest <= o.beam and o.min_len >= 0 < o.max_tokens) or not hasattr(replace_unk or {}, "get"):
             raise ValueError("1 <= nbest <= beam, 0 <= min_len, 0 < max_tokens and a dictionary replace_unk are wanted")
         sources = [self.words(line) for line in ([lines] if isinstance(lines, str) else lines)]
         results: dict[int, list[Any]] = {place: [("", 0.0)] * o.nbest for place in range(len(sources))}

@@ -20,6 +20,7 @@ import fairseq_plugins.registration  # noqa: F401  (mends fairseq's loader, whic
 from fairseq_plugins.generation.candidates import Candidates
 from fairseq_plugins.generation.config import TranslationFastConfig
 from fairseq_plugins.models.incremental import IncrementalDecoder
+from fairseq_plugins.subwords import bpe_symbol
 from fairseq_plugins.tools.any_file import blaming
 from fairseq_plugins.tools.parallel_text import segmenter
 
@@ -105,12 +106,12 @@ def run(args: Namespace) -> None:
 
 def about_subwords(words: list[str], has_codes: bool) -> str | None:
     """What somebody should know who gives the folder text: where its units are not what codes, or their lack, make."""
-    if any(word.startswith("\u2581") for word in words):
+    kind = bpe_symbol(words)
+    if kind == "sentencepiece":
         return "the model has pieces of sentencepiece, and the folder takes and gives only text that is in them"
-    has_subwords = any(word.endswith("@@") for word in words)
-    if has_subwords and not has_codes:
+    if kind and not has_codes:
         return "the model has subwords, and without --bpe-codes the folder takes only text that is in them"
-    if has_codes and not has_subwords:
+    if has_codes and not kind:
         return "--bpe-codes splits words with @@, and no word of the model's ends so: are they its codes?"
     return None
 

@@ -84,6 +84,18 @@ def test_all_models(variant: str, build: Callable[..., Any], dictionary: Diction
     check(folder, model, dictionary, SEARCHES["beam 4"])
 
 
+@pytest.mark.parametrize("part", ["encoder", "decoder"])
+def test_a_derived_part_is_refused(
+    part: str, build: Callable[..., Any], architecture: str, dictionary: Dictionary, tmp_path: Path
+) -> None:
+    """It may compute something else than what a program is written for."""
+    model = build(architecture)
+    module = getattr(model, part)
+    module.__class__ = type("Derived", (type(module),), {})
+    with pytest.raises(ValueError, match="Derived cannot be exported, only "):
+        export(model, tmp_path / "out", dictionary)
+
+
 @pytest.mark.parametrize("options", SEARCHES.values(), ids=SEARCHES)
 def test_all_searches(
     options: dict[str, Any], build: Callable[..., Any], architecture: str, dictionary: Dictionary, tmp_path: Path
