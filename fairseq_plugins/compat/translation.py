@@ -14,7 +14,7 @@ import torch
 from fairseq import checkpoint_utils, utils
 from fairseq.data import Dictionary
 from fairseq.file_io import PathManager
-from fairseq.models import BaseFairseqModel, FairseqMultiModel
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, BaseFairseqModel, FairseqMultiModel
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 from fairseq.tasks import FairseqTask
@@ -50,13 +50,14 @@ def wants_embedding_files(load: Callable[..., Any]) -> bool:
 
 
 def load_models() -> None:
-    """One wrapper of what translates, for four things.
+    """One wrapper of what translates, for five things.
 
     fairseq reads pretrained embeddings again, which the checkpoint holds, and fails where their file is gone.  It draws
     random numbers for all parameters, and then loads the checkpoint over them: this plugin's models are spared that,
     where the checkpoint has to hold every parameter.  With data of another vocabulary it does not say which model has
-    other sizes; there the probe comes with the error.  And where the sizes are the same it translates nonsense: a
-    checkpoint that knows its words is compared with the data, file by file, so that none is read twice.
+    other sizes, and of a model that nobody has registered nothing at all; there the probe comes with the error.  And
+    where the sizes are the same it translates nonsense: a checkpoint that knows its words is compared with the data,
+    file by file, so that none is read twice.
     """
     load = checkpoint_utils.load_model_ensemble_and_task
     no_files = dict.fromkeys(("encoder_embed_path", "decoder_embed_path")) if wants_embedding_files(load) else {}
@@ -70,6 +71,14 @@ def load_models() -> None:
         try:
             with filled_later() if given["strict"] else contextlib.nullcontext():
                 models, cfg, task = load(**{**given, "filenames": [filename], "state": state})
+        except KeyError:  # of fairseq's sentence on such a model
+            name = state["cfg"].model._name
+            if name in MODEL_DATACLASS_REGISTRY or name in ARCH_MODEL_REGISTRY:
+                raise
+            raise ValueError(
+                f"{filename} holds a model of the architecture {name}, which nothing here registers: it wants the "
+                "--user-dir of its training"
+            ) from None
         except RuntimeError as error:
             if "state_dict" not in str(error) or str(filename) in str(error):
                 raise

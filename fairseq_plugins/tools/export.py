@@ -15,6 +15,7 @@ from typing import Any
 
 from fairseq import checkpoint_utils
 from fairseq.tasks.translation import TranslationTask
+from fairseq.utils import import_user_module
 
 import fairseq_plugins.registration  # noqa: F401  (mends fairseq's loader, which is looked up when it is called)
 from fairseq_plugins.generation.candidates import Candidates
@@ -22,6 +23,7 @@ from fairseq_plugins.generation.config import TranslationFastConfig
 from fairseq_plugins.models.incremental import IncrementalDecoder
 from fairseq_plugins.subwords import bpe_symbol
 from fairseq_plugins.tools.any_file import blaming
+from fairseq_plugins.tools.arguments import add_user_dir
 from fairseq_plugins.tools.parallel_text import segmenter
 
 __all__ = ["add_arguments", "run"]
@@ -36,6 +38,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("-s", "--source-lang", metavar="XX", help="source language (default: told by the data's names)")
     parser.add_argument("-t", "--target-lang", metavar="XX", help="target language (default: told by the data's names)")
+    add_user_dir(parser)
     parser.add_argument("--bpe-codes", type=Path, metavar="CODES", help="codes of subword-nmt, for a model of subwords")
     parser.add_argument("--tokenizer", choices=["moses"], help="how a line becomes words (default: it is in words)")
     parser.add_argument("--int8", action="store_true", help="products in int8: a quarter of the size, and faster")
@@ -72,6 +75,7 @@ def run(args: Namespace) -> None:
         raise ValueError("this needs the package onnx: pip install '.[export]'")
     from fairseq_plugins.export.folder import write_folder  # noqa: PLC0415  (onnx is an extra)
 
+    import_user_module(args)
     overrides = {"data": args.data, "source_lang": args.source_lang, "target_lang": args.target_lang}
     model, task = load(args.checkpoint, {name: str(value) for name, value in overrides.items() if value is not None})
     source, target = task.source_dictionary, task.target_dictionary

@@ -9,11 +9,13 @@ from typing import Any
 
 from fairseq import checkpoint_utils
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
+from fairseq.utils import import_user_module
 from omegaconf import OmegaConf, open_dict
 
 import fairseq_plugins.registration  # noqa: F401  (mends fairseq's loader, which is looked up when it is called)
 from fairseq_plugins.models.convs2s.from_fconv import convert_options, convert_parameters
 from fairseq_plugins.tools.any_file import blaming
+from fairseq_plugins.tools.arguments import add_user_dir
 
 __all__ = ["add_arguments", "run"]
 
@@ -22,6 +24,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     """The command's arguments."""
     parser.add_argument("input", type=Path, metavar="IN.pt", help="checkpoint of a fairseq fconv model, of any age")
     parser.add_argument("output", type=Path, metavar="OUT.pt", help="where to write the convs2s checkpoint")
+    add_user_dir(parser)
 
 
 def run(args: Namespace) -> None:
@@ -36,6 +39,7 @@ def run(args: Namespace) -> None:
         raise ValueError(f"{args.input} does not exist")
     if args.output.exists():
         raise ValueError(f"{args.output} exists already")
+    import_user_module(args)
     with blaming(args.input, "cannot be converted from fairseq's fconv"):
         converted = convert(checkpoint_utils.load_checkpoint_to_cpu(str(args.input)))
     checkpoint_utils.torch_persistent_save(converted, str(args.output))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fairseq_plugins.tools import parallel_text
-from fairseq_plugins.tools.arguments import positive
+from fairseq_plugins.tools.arguments import add_user_dir, positive
 from fairseq_plugins.tools.corpus import Corpus, prepare
 from fairseq_plugins.tools.download import digest
 from fairseq_plugins.tools.originals import File, Texts
@@ -44,6 +44,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("target", type=Path, metavar="TARGET", help="its translation, line by line")
     parser.add_argument("output", type=Path, metavar="OUT", help="folder for everything that is made")
     parser.add_argument("--arch", default="convs2s_iwslt_de_en", help="architecture (default: %(default)s)")
+    add_user_dir(parser, default=USER_DIR)
     parser.add_argument("--source-lang", metavar="XX", help="source language (default: the end of SOURCE's name)")
     parser.add_argument("--target-lang", metavar="XX", help="target language (default: the end of TARGET's name)")
     parts = {"valid": "validation part (default: held out)", "test": "test part, to be scored"}
@@ -81,7 +82,7 @@ def run(args: Namespace) -> None:
     training = plan(args, model)
     binary, (source, target) = args.output / "data-bin", languages_of(args)
     told = ["--source-lang", source, "--target-lang", target]
-    decoding = [binary, *told, "--user-dir", USER_DIR, "--path", model / "checkpoint_best.pt", "--beam", 5]
+    decoding = [binary, *told, "--user-dir", args.user_dir, "--path", model / "checkpoint_best.pt", "--beam", 5]
     decoding += ["--tokenizer", "moses"]
     bpe = ["--bpe", "subword_nmt", "--bpe-codes", args.output / "code"]
     if args.translate is not None:  # which several may do at a time, wherever the texts are by now
@@ -108,6 +109,8 @@ def show_what_next(args: Namespace, model: Path, binary: Path, decoding: list[ob
     exported += ["--data", binary, "--bpe-codes", args.output / "code", "--tokenizer", "moses"]
     show("The curve of the losses", ["fairseq-plugins", "plot-loss", model, "--output", model / "loss.png"])
     show("Translations, by the same call with --translate FILE or", ["fairseq-interactive", *decoding])
+    if args.user_dir != USER_DIR:
+        exported += ["--user-dir", args.user_dir]
     if args.arch.startswith(FAMILIES):
         show("A folder that translates without fairseq and torch", exported)
 
@@ -150,7 +153,7 @@ def plan(args: Namespace, model: Path) -> Training | None:
     if not is_trained(model):
         from fairseq_plugins.tools.own_training import Training  # noqa: PLC0415  (with torch and fairseq: seconds)
 
-        return Training(args.arch, model, wishes)
+        return Training(args.arch, model, wishes, args.user_dir)
     record = (model / FINISHED).read_text(encoding="utf-8")
     if wishes and record and shlex.split(record) != wishes:
         raise ValueError(

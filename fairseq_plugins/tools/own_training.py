@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from fairseq import options
 from fairseq.dataclass.configs import OptimizationConfig
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
+from fairseq.utils import import_user_module
 
 import fairseq_plugins.registration  # noqa: F401  (its architectures)
 from fairseq_plugins.compat.resuming import NOTHING_LEFT
@@ -34,22 +36,27 @@ class Training:
         arch: architecture.
         save: folder of its checkpoints.
         wishes: options of fairseq-train that win over those chosen here.
+        user_dir: what registers the architecture.
 
     Raises:
         ValueError: there is no such architecture or option, or translations could not be made with what would be saved.
     """
 
-    def __init__(self, arch: str, save: Path, wishes: Sequence[str]) -> None:
+    def __init__(self, arch: str, save: Path, wishes: Sequence[str], user_dir: Path = USER_DIR) -> None:
+        import_user_module(Namespace(user_dir=user_dir))
         family = ARCH_MODEL_NAME_REGISTRY.get(arch)
         if family is None:
-            raise ValueError(f"--arch {arch}: there is no such architecture")
+            raise ValueError(
+                f"--arch {arch}: there is no such architecture; --user-dir names a folder that registers your own"
+            )
         self.family, self.best, self.log = family, save / "checkpoint_best.pt", save / LOG
-        self.own = ["--user-dir", str(USER_DIR), "--arch", arch, "--save-dir", str(save)]
+        self.own = ["--user-dir", str(user_dir), "--arch", arch, "--save-dir", str(save)]
         self.own += [*ALL_SENTENCES, *NO_LONG_ONES]
         self.wishes = [*wishes, "--log-format", "json"]  # what is told of the training, and its curve, come from there
         found = vars(parse(["DATA_BIN", *self.own, *self.settings(1, 1), *wishes]))
-        needed = {"arch": arch, "save_dir": str(save), "no_save": False, "disable_validation": False}
-        for name, value in {**needed, "checkpoint_suffix": "", "source_lang": None, "target_lang": None}.items():
+        needed = {"arch": arch, "user_dir": str(user_dir), "save_dir": str(save), "checkpoint_suffix": ""}
+        nothing = {"no_save": False, "disable_validation": False, "source_lang": None, "target_lang": None}
+        for name, value in (needed | nothing).items():
             if found.get(name, value) != value:
                 option = f"--{name.replace('_', '-')}"
                 raise ValueError(f"--train: translations are made with {self.best}, so {option} cannot be given there")

@@ -17,7 +17,7 @@ from fairseq.tasks.translation_multi_simple_epoch import TranslationMultiSimpleE
 
 from fairseq_plugins.tools import cli
 from fairseq_plugins.tools.export import about_subwords
-from tests.commands import USER_DIR, run, save_model
+from tests.commands import MAIN, USER_DIR, python, run, save_model
 from tests.conftest import enliven
 
 TEXT = "w1 w2 w3\nw4\nw19 w0 w7 w7\nnever seen\n"
@@ -157,6 +157,37 @@ def test_a_task_that_puts_languages_into_text_is_refused(data: Path, tmp_path: P
     save_model(ARCH_MODEL_REGISTRY[args.arch].build_model(args, task), args, path)
     with pytest.raises(SystemExit, match="TranslationMultiSimpleEpochTask, and a folder knows only"):
         export(path, tmp_path / "out", "--data", data)
+
+
+def test_an_architecture_of_ones_own(data: Path, tmp_path: Path) -> None:
+    """It is registered by a user directory; without it, the error says which architecture that is."""
+    pytest.importorskip("matplotlib")  # for plot-attention
+    path = checkpoint(data, tmp_path / "model.pt", "convs2s_tiny")
+    saved = torch.load(path, weights_only=False)
+    saved["args"].arch = "convs2s_of_mine"
+    torch.save(saved, path)  # as fairseq wrote it before hydra
+    with pytest.raises(
+        SystemExit, match=r"model\.pt .*'convs2s_of_mine', which may be an architecture that the --user-"
+    ):
+        export(path, tmp_path / "out", "--data", data)
+    options = {**vars(saved.pop("args")), "_name": "convs2s_of_mine"}
+    torch.save({**saved, "cfg": {"model": options, "task": {**options, "_name": "translation"}}}, path)
+    with pytest.raises(SystemExit, match=r"model\.pt holds a model of the architecture convs2s_of_mine, which"):
+        export(path, tmp_path / "out", "--data", data)
+    mine, picture = tmp_path / "a_user_dir_of_mine", tmp_path / "picture.svg"
+    mine.mkdir()
+    (mine / "__init__.py").write_text(
+        "from fairseq_plugins.models.convs2s.config import ConvS2SConfig\n"
+        "from fairseq_plugins.models.presets import register_presets\n"
+        "register_presets('convs2s', ConvS2SConfig, {'convs2s_of_mine': {}})\n"
+    )
+    for words in (
+        ["export", path, tmp_path / "out", "--data", data, "--user-dir", mine],
+        ["plot-attention", data, "--path", path, "--input", "w1", "--output", picture, "--user-dir", mine],
+    ):
+        result = python("-c", MAIN, *words)
+        assert result.returncode == 0, result.stderr
+    assert len(translate(tmp_path / "out")) == 4
 
 
 def test_what_cannot_be_exported(data: Path, tmp_path: Path) -> None:

@@ -58,6 +58,24 @@ def trained(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     return out, first.stderr
 
 
+def test_an_architecture_of_ones_own(tmp_path: Path) -> None:
+    """Its user directory is that of training and of translations, and no other one."""
+    mine = tmp_path / "a_user_dir_of_mine"
+    mine.mkdir()
+    (mine / "__init__.py").write_text(
+        "from fairseq_plugins.models.convs2s.config import ConvS2SConfig\n"
+        "from fairseq_plugins.models.presets import register_presets\n"
+        "register_presets('convs2s', ConvS2SConfig, {'convs2s_of_mine': {}})\n"
+    )
+    program = (
+        "import sys; from pathlib import Path; from fairseq_plugins.tools.own_training import Training\n"
+        "Training('convs2s_of_mine', Path('out'), sys.argv[2:], Path(sys.argv[1]))"
+    )
+    assert python("-c", program, mine).returncode == 0
+    assert "so --user-dir cannot be given there" in python("-c", program, mine, "--user-dir", "user_dir").stderr
+    assert "there is no such architecture; --user-dir" in python("-c", program, "user_dir").stderr
+
+
 def call(texts: Path, out: Path) -> list[object]:
     words = [texts / "train.en", texts / "train.de", out, "--arch", "convs2s_tiny"]
     return [*words, "--test", texts / "test.en", texts / "test.de"]
