@@ -60,12 +60,15 @@ def test_all_tables_are_filled(data: Path, tmp_path: Path, family: str) -> None:
 
 
 def test_a_second_call_fills_what_is_left(data: Path, tmp_path: Path) -> None:
+    assert "Could not override" in ablate(data, tmp_path, "convs2s", overrides=["mistyped=1"]).stderr
     first = ablate(data, tmp_path, "convs2s", "--tables", 4, "--seeds", 1)
     assert first.returncode == 0, first.stderr[-4000:]
     table = (tmp_path / "convs2s.md").read_text()
     assert table.count("| 1 of 1 |") == 4 + 5  # the base of the other tables too
     assert "| attention-5 | not filled |  |  | 0 of 1 |" in table
     before = {name: (folder / "hydra_train.log").read_bytes() for name, _, folder in trainings(tmp_path, "convs2s")}
+    other = ablate(data, tmp_path, "convs2s", "--width", 8)
+    assert other.stderr.endswith(f"\n{tmp_path} was made with width 16, not 8; choose another folder\n")
     second = ablate(data, tmp_path, "convs2s", "--tables", 4, "--seeds", 1, 2)
     assert second.returncode == 0, second.stderr[-4000:]
     assert "no-positions,common.seed=2" not in before

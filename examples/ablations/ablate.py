@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 import statistics
 import sys
 from collections import deque
@@ -24,10 +25,11 @@ import yaml
 from tables import FAMILIES, Family
 
 import fairseq_plugins.registration  # noqa: F401  (its repairs of fairseq)
+from fairseq_plugins.tools.arguments import positive
 from fairseq_plugins.tools.fairseq_command import fairseq_lines
 from fairseq_plugins.tools.figure import new_figure
 from fairseq_plugins.tools.plot_loss import read_log
-from fairseq_plugins.tools.work import stoppable, work_in
+from fairseq_plugins.tools.work import refuse_other_settings, stoppable, work_in
 
 HERE = Path(__file__).resolve().parent
 
@@ -152,13 +154,15 @@ def main() -> None:
         metavar="WORD",
         help="only those with such a word or number in their title, as 5, 4.5, heads or depth",
     )
-    parser.add_argument("--updates", type=int, default=2000, help="of each training (default: %(default)s)")
+    parser.add_argument("--updates", type=positive, default=2000, help="of each training (default: %(default)s)")
     parser.add_argument(
-        "--width", type=int, default=128, help="of the layers; the papers have 512 (default: %(default)s)"
+        "--width", type=positive, default=128, help="of the layers; the papers have 512 (default: %(default)s)"
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2], help="(default: 1 2)")
     args = parser.parse_args(own)
     args.overrides = overrides
+    if not args.data.is_dir():
+        parser.error(f"--data: there is no folder {args.data}")
     tables = FAMILIES[args.family].tables
     wanted = [title for title in tables if not args.tables or is_named(title, args.tables)]
     cells = list(dict.fromkeys(cell for title in wanted for cell in tables[title]))
@@ -176,8 +180,12 @@ def fill(args: argparse.Namespace, cells: list[str]) -> None:
     """Train what has not been trained yet.
 
     Raises:
-        ValueError: a training fails.
+        ValueError: a training fails, or what has been trained is of other data, width or overrides.
     """
+    overrides = shlex.join(word for word in args.overrides if not word.startswith("hydra"))  # those of the launcher
+    shared = {"data": args.data.resolve(), "width": args.width, "overrides": overrides}
+    made = (args.out / args.family).glob("*/checkpoints/*.pt")
+    refuse_other_settings(args.out / f"{args.family}.json", shared, made)
     write_configuration(args.out / "config", args.family, args.width)
     known: set[tuple[str, int]] = set()
     report(args, known)

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from fairseq.data import Dictionary
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, BaseFairseqModel
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_REGISTRY, BaseFairseqModel
 from paper import GAP, HEIGHT, LINE, Box, Paper, runs
 from torch import nn
 
@@ -30,8 +30,8 @@ def build(architecture: str) -> BaseFairseqModel:
     Raises:
         ValueError: there is none of this name.
     """
-    if architecture not in ARCH_CONFIG_REGISTRY:
-        raise ValueError(f"{architecture} is no architecture")
+    if architecture not in ARCH_CONFIG_REGISTRY or architecture in MODEL_REGISTRY:  # those have no sizes of their own
+        raise ValueError(f"{architecture} is no architecture with sizes, as convs2s_iwslt_de_en is")
     dictionary = Dictionary()
     task: Any = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
     args = Namespace(arch=architecture, max_source_positions=1024, max_target_positions=1024)
@@ -265,9 +265,9 @@ def main() -> None:
     args = parser.parse_args()
     try:
         paper, width, height = draw(args.architecture)
-    except ValueError as error:
+        paper.save(args.picture, width, height)
+    except (OSError, ValueError) as error:
         sys.exit(str(error))
-    paper.save(args.picture, width, height)
 
 
 if __name__ == "__main__":

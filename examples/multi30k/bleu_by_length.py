@@ -14,6 +14,7 @@ from pathlib import Path
 from fairseq.data.data_utils import infer_language_pair
 from sacrebleu import corpus_bleu
 
+from fairseq_plugins.tools.arguments import positive
 from fairseq_plugins.tools.parallel_text import read_text
 
 
@@ -21,14 +22,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("prepared", type=Path, help="what prepare.py made")
     parser.add_argument("hypotheses", type=Path, help="translations, in the order of the test part")
-    parser.add_argument("--groups", type=int, default=4, help="number of groups (default: %(default)s)")
+    parser.add_argument("--groups", type=positive, default=4, help="number of groups (default: %(default)s)")
     args = parser.parse_args()
 
-    source_lang, _ = infer_language_pair(args.prepared / "data-bin")
-    paths = args.prepared / "tmp" / f"test.{source_lang}", args.prepared / "test.reference", args.hypotheses
-    source, reference, hypotheses = (list(read_text(path, "")) for path in paths)
-    if not len(source) == len(reference) == len(hypotheses):
-        sys.exit(f"{len(source)} sources, {len(reference)} references and {len(hypotheses)} translations")
+    try:
+        source_lang, _ = infer_language_pair(args.prepared / "data-bin")
+        paths = args.prepared / "tmp" / f"test.{source_lang}", args.prepared / "test.reference", args.hypotheses
+        source, reference, hypotheses = (list(read_text(path, "")) for path in paths)
+    except (OSError, ValueError) as error:
+        sys.exit(str(error))
+    if not args.groups <= len(source) == len(reference) == len(hypotheses):
+        counts = f"{len(source)} sources, {len(reference)} references and {len(hypotheses)} translations"
+        sys.exit(f"{counts} in {args.groups} groups")
     lengths = [len(text.split()) for text in source]
     order = sorted(range(len(source)), key=lengths.__getitem__)
     for group in range(args.groups):

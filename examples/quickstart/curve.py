@@ -9,7 +9,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 
-from fairseq_plugins.tools.figure import new_figure
+from fairseq_plugins.tools.figure import new_figure, save
 from fairseq_plugins.tools.plot_loss import read_log
 
 GREY, BLUE = "#999999", "#0072b2"
@@ -25,7 +25,12 @@ def main() -> None:
     parser.add_argument("log", type=Path, metavar="LOG", help="of the training")
     parser.add_argument("picture", type=Path, metavar="PICTURE", help="file to write")
     args = parser.parse_args()
+    if not args.log.is_file():
+        parser.error(f"there is no file {args.log}")
     entries = read_log(args.log)
+    for loss, *_ in LINES:
+        if not any(loss in entry for entry in entries):
+            parser.error(f"{args.log} has no line with {loss}: was it made with --log-format json?")
     figure = new_figure(8.5, 2.6)
     axes = figure.subplots()
     for loss, updates, name, style in LINES:
@@ -43,7 +48,7 @@ def main() -> None:
     axes.set_xticks([tick for tick in axes.get_xticks() if tick <= last])
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(args.picture)
+    save(figure, args.picture)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def main() -> None:
     try:
         sentences = read_generated([args.generated])
         sources, references = (read_text(args.text / f"test.{language}", sentences) for language in ("en", "de"))
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         sys.exit(str(error))
     translations = [sentence.hypotheses[0].text for sentence in sentences]
 

@@ -60,13 +60,13 @@ def main() -> None:
     args = parser.parse_args()
     if args.length <= 4 * args.layers:
         parser.error(f"--length must be more than {4 * args.layers}, four times the layers, but it is {args.length}")
+    args.out.mkdir(parents=True, exist_ok=True)  # now, and not after minutes
     found = {
         (stack, variant): measure(args, stack, variant)
         for stack in STACKS
         for variant in VARIANTS
         if (stack, variant) != (PLAIN, "without √½")  # it has no sums
     }
-    args.out.mkdir(parents=True, exist_ok=True)
     write(args.out / "variance.tsv", found)
     draw(args.out / "variance.png", found)
     print("| stack | | activations, top beside bottom | gradients, bottom beside top |")

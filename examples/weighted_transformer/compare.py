@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,7 @@ import fairseq_plugins.registration  # noqa: F401  (its repairs of fairseq)
 from fairseq_plugins.tools.generated import read_generated, read_text
 from fairseq_plugins.tools.parallel_text import writing
 from fairseq_plugins.tools.plot_loss import Point, draw, read_curve
+from fairseq_plugins.tools.work import refuse_other_settings
 
 USER_DIR = Path(__file__).resolve().parents[2] / "user_dir"
 MODELS = {
@@ -174,13 +176,13 @@ def main() -> None:
         parser.error(f"--reference: {args.reference} does not exist")
     if not any(args.data.glob("test.*.bin")):
         parser.error(f"{args.data} has no test part")
-    # What is finished is not done again, and so must be of the same; rates and seeds have folders of their own.
-    settings = [str(args.data.resolve()), *given]
-    known = args.out / "settings.json"
-    if known.exists() and json.loads(known.read_text()) != settings:
-        parser.error(f"{args.out} is of other data or options, those of {known}; take another folder")
     args.out.mkdir(parents=True, exist_ok=True)
-    known.write_text(json.dumps(settings))
+    # Rates, dropouts and seeds have folders of their own.
+    shared = {"data": args.data.resolve(), "reference": args.reference.resolve(), "options": shlex.join(given)}
+    try:
+        refuse_other_settings(args.out / "shared.json", shared, args.out.glob("*/checkpoint*.pt"))
+    except ValueError as error:
+        parser.error(str(error))
 
     results: dict[Cell, dict[str, Any]] = {}
 

@@ -37,6 +37,9 @@ NOT_IN_SEARCHING = WHOLE_BEAM | {
     "replace_unk": "fairseq-interactive --replace-unk replaces unknown words",
     "retain_dropout": "from_pretrained takes it",
     "lm_path": "fairseq-generate --lm-path takes a language model",
+    "lm_weight": "fairseq-generate --lm-path takes a language model",
+    "sacrebleu": "fairseq-generate --sacrebleu scores translations",
+    "decoding_format": "models that refine a translation step by step are translated with by fairseq-generate",
     "prefix_size": 'generate takes inference_step_args={"prefix_tokens": ...}',
 }
 

@@ -78,10 +78,13 @@ def refuse_without_constraints() -> None:
 
 def refuse_what_no_search_does(args: Any) -> None:
     """``--print-step`` and ``--retain-iter-history`` fail at the first translation: only models that refine theirs have
-    steps, whose tasks make other generators.
+    steps, whose tasks make other generators.  And a beam of none fails in the shape of a tensor.
 
     There is nothing to probe: no generator of these tasks has them.
     """
+    beam = getattr(args, "beam", 1)
+    if not isinstance(beam, int) or beam < 1:
+        raise ValueError(f"the beam must be a number from 1 on, not {beam!r}")
     for option in ("print_step", "retain_iter_history"):
         if getattr(args, option, False):
             name = f"--{option.replace('_', '-')}"

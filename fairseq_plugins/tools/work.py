@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["running", "stoppable", "work_in"]
+__all__ = ["refuse_other_settings", "running", "stoppable", "work_in"]
 
 GRACE = 5  # seconds that a program has to end by itself
 
@@ -42,6 +43,25 @@ def work_in(folder: Path) -> Iterator[None]:
         finally:
             # Not left to the end of all children: of one that had to be killed, others may be left for some seconds.
             fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def refuse_other_settings(record: Path, settings: Mapping[str, object], made: Iterable[Path]) -> None:
+    """What a former call has made is not made again, and so must be of the same settings, which are recorded.
+
+    Args:
+        record: the file for them.
+        settings: what all that is made there shares.
+        made: what is there; where nothing is, the settings of a call that failed do not bind.
+
+    Raises:
+        ValueError: the record is of others.
+    """
+    now = {name: str(value) for name, value in settings.items()}
+    before = json.loads(record.read_text(encoding="utf-8")) if record.exists() and any(made) else now
+    for name, value in now.items():
+        if before[name] != value:
+            raise ValueError(f"{record.parent} was made with {name} {before[name]}, not {value}; choose another folder")
+    record.write_text(json.dumps(now), encoding="utf-8")
 
 
 @contextmanager

@@ -118,6 +118,7 @@ def test_fairseq_generate_searches_diverse_beams(data: Path, trained: Path) -> N
     [
         ("--constraints", "--constraints: these sentences have none; fairseq-interactive reads them behind each line"),
         ("--print-step", "--print-step is for models that refine"),
+        ("--beam=0", "the beam must be a number from 1 on, not 0"),
         ("--retain-iter-history", "--retain-iter-history is for models that refine"),
     ],
 )
