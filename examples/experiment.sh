@@ -41,6 +41,11 @@ if [ "${1:-}" = --smoke ]; then
 fi
 overrides+=("$@")
 seeds=${SEEDS:-1}
+shards=${SHARDS:-1}
+if [[ ! $shards =~ ^[1-9][0-9]*$ ]]; then
+    echo "SHARDS: expected a number from 1 on, got $shards" >&2
+    exit 2
+fi
 checkpoint=checkpoint_best.pt
 all_gpus() { nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | paste -sd, -; }
 IFS=, read -ra gpus <<<"${CUDA_VISIBLE_DEVICES-$(all_gpus)}"
@@ -99,11 +104,11 @@ translate() {
     local part=$1 path=$2 results=$3 shard pids=() pid on=()
     shift 3
     rm -f "$results"/shard*/"generate-$part.txt"  # there may have been more shards
-    for ((shard = 0; shard < ${SHARDS:-1}; shard++)); do
+    for ((shard = 0; shard < $shards; shard++)); do
         # Without this all processes take the first GPU.
         [ "${#gpus[@]}" -lt 2 ] || on=(env "CUDA_VISIBLE_DEVICES=${gpus[shard % ${#gpus[@]}]}")
         run ${on[@]+"${on[@]}"} fairseq-generate "$data" --user-dir "$root/user_dir" --path "$path" \
-            --gen-subset "$part" --distributed-world-size "${SHARDS:-1}" --distributed-rank "$shard" \
+            --gen-subset "$part" --distributed-world-size "$shards" --distributed-rank "$shard" \
             --required-batch-size-multiple 1 --results-path "$results/shard$shard" ${small[@]+"${small[@]}"} "$@" &
         pids+=($!)
     done

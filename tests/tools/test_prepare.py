@@ -174,6 +174,8 @@ def test_what_would_be_written_over_is_in_the_way(server: Server, tmp_path: Path
 def test_what_cannot_be_downloaded_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"/orig/sumdata/train/train\.article\.txt is missing\. It is under a licence"):
         cli.main(["prepare", "gigaword", str(tmp_path)])
+    with pytest.raises(SystemExit, match=r"--orig: there is no folder .*/mistyped"):
+        cli.main(["prepare", "iwslt14_de_en", str(tmp_path / "out"), "--orig", str(tmp_path / "mistyped")])
 
 
 @pytest.mark.parametrize("name", sorted(CORPORA))
