@@ -86,8 +86,7 @@ train() {
 }
 
 # generate PART [fairseq-generate option ...]: translate with each seed, and with all of them together.  Later fairseqs
-# leave a last batch out that is no multiple of 8 sentences, in generation too: the multiple must be 1.  They ignore
-# --num-shards and --shard-id, and take a process's part from its rank.
+# ignore --num-shards and --shard-id, and take a process's part from its rank.
 generate() {
     local part=$1 seed path paths=
     step "Translation of $part" "minutes on a GPU"
@@ -109,7 +108,7 @@ translate() {
         [ "${#gpus[@]}" -lt 2 ] || on=(env "CUDA_VISIBLE_DEVICES=${gpus[shard % ${#gpus[@]}]}")
         run ${on[@]+"${on[@]}"} fairseq-generate "$data" --user-dir "$root/user_dir" --path "$path" \
             --gen-subset "$part" --distributed-world-size "$shards" --distributed-rank "$shard" \
-            --required-batch-size-multiple 1 --results-path "$results/shard$shard" ${small[@]+"${small[@]}"} "$@" &
+            --results-path "$results/shard$shard" ${small[@]+"${small[@]}"} "$@" &
         pids+=($!)
     done
     for pid in "${pids[@]}"; do wait "$pid"; done

@@ -19,7 +19,6 @@ from fairseq.sequence_generator import EnsembleModel, SequenceGenerator
 from torch import Tensor
 from tqdm import tqdm
 
-import fairseq_plugins  # noqa: F401  (registers the architectures)
 from fairseq_plugins.generation import loop
 from fairseq_plugins.generation.beam_search import FastBeamSearch
 from fairseq_plugins.generation.candidates import Candidates

@@ -16,7 +16,6 @@ import re
 import shlex
 import statistics
 import sys
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -80,7 +79,9 @@ def train(args: argparse.Namespace, cells: list[str], seed: int) -> Iterator[str
 def result(args: argparse.Namespace, cell: str, seed: int) -> Result | None:
     """What a training has come to; None where it has not been trained to the end."""
     log = args.out / args.family / f"+cell={cell},common.seed={seed}" / "hydra_train.log"
-    lines = [line for line in read_log(log) if "valid_loss" in line] if log.exists() else []
+    lines = read_log(log) if log.exists() else []
+    # A training may have gone on for longer.
+    lines = [line for line in lines if int(line.get("valid_num_updates", args.updates + 1)) <= args.updates]
     if all(int(line["valid_num_updates"]) < args.updates for line in lines):
         return None
     best = min(lines, key=lambda line: float(line["valid_loss"]))
@@ -191,14 +192,9 @@ def fill(args: argparse.Namespace, cells: list[str]) -> None:
     report(args, known)
     for seed in args.seeds:
         left = [cell for cell in cells if (cell, seed) not in known]
-        last: deque[str] = deque(maxlen=30)
-        try:
-            for line in train(args, left, seed) if left else ():
-                last.append(line)
-                if "done training" in line:
-                    report(args, known)
-        except ValueError as error:
-            raise ValueError(f"{''.join(last)}{error}") from error
+        for line in train(args, left, seed) if left else ():
+            if "done training" in line:
+                report(args, known)
         report(args, known, pictures=True)
     print(args.out / f"{args.family}.md")
 

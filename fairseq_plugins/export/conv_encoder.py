@@ -24,10 +24,13 @@ def convolutional(program: SourceProgram, encoder: ConvolutionalEncoder, e: str)
     """`ConvolutionalEncoder.encode`: embeddings, (B, S, f), to keys and values, (B, S, f)."""
     width = encoder.embedding.words.embedding_dim
 
+    def mapped(x: str, module: Any) -> str:
+        if isinstance(module, nn.Identity):
+            return x
+        return program.linear(x, module.weight.flatten(1), module.bias)  # also of a convolution of kernel 1
+
     def stack(module: Any) -> str:
-        x = program.flat(e, width)
-        if not isinstance(module.from_embedding, nn.Identity):
-            x = program.linear(x, module.from_embedding.weight, module.from_embedding.bias)
+        x = mapped(program.flat(e, width), module.from_embedding)
         outputs = [x]
         layers: Any = zip(module.convolutions, module.shortcuts, module.residuals, strict=True)
         for convolution, widening, residual in layers:
@@ -35,15 +38,10 @@ def convolutional(program: SourceProgram, encoder: ConvolutionalEncoder, e: str)
             matrix = convolution.weight.transpose(1, 2).flatten(1) * convolution.scale  # (O, w·C)
             x = program.linear(windows, matrix, convolution.bias * convolution.scale)
             if residual:
-                start = outputs[-residual]
-                if not isinstance(widening, nn.Identity):
-                    start = program.linear(start, widening.weight.squeeze(2), widening.bias)
-                x = program.Add(x, start)
+                x = program.Add(x, mapped(outputs[-residual], widening))
             x = program.Tanh(x)
             outputs.append(x)
-        if not isinstance(module.to_embedding, nn.Identity):
-            x = program.linear(x, module.to_embedding.weight, module.to_embedding.bias)
-        return program.by_sentence(x, width)
+        return program.by_sentence(mapped(x, module.to_embedding), width)
 
     z = stack(encoder.cnn_a)
     return z, z if encoder.cnn_c is None else stack(encoder.cnn_c)

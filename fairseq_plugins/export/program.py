@@ -161,10 +161,9 @@ class Program:
         """Parts of one size, as torch's `chunk`."""
         return self.Split(x, outputs=number, axis=axis, num_outputs=number)
 
-    def columns(self, x: str, start: int | str, end: int | str, axis: int = -1) -> str:
+    def columns(self, x: str, start: int, end: int, axis: int = -1) -> str:
         """``x[..., start:end]``."""
-        ends = [each if isinstance(each, str) else [each] for each in (start, end)]
-        return self.Slice(x, *ends, [axis])
+        return self.Slice(x, [start], [end], [axis])
 
     def glu(self, x: str) -> str:
         """Half of the columns, gated by the others."""

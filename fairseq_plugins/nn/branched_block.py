@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -48,9 +48,9 @@ def fold_kappa(out: Tensor, first: Tensor, kappa: Tensor) -> tuple[Tensor, Tenso
     return out, torch.bmm(out.t().unflatten(0, (M, -1)), first.unflatten(0, (M, -1)).transpose(1, 2))
 
 
-def fold_alpha(second: Tensor, alpha: Tensor) -> Tensor:
+def fold_alpha(second: Tensor, alpha: Tensor) -> tuple[Tensor]:
     """The third of `FoldedWeights`, of the matrix W_2, (d, d_ff)."""
-    return second * alpha.repeat_interleave(second.size(1) // len(alpha))
+    return (second * alpha.repeat_interleave(second.size(1) // len(alpha)),)
 
 
 def add_block_diagonal(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
@@ -134,12 +134,15 @@ class BranchedBlock(nn.Module):
 
     linear: Callable[..., Tensor] = staticmethod(F.linear)
     add_own = staticmethod(add_block_diagonal)  # of each branch its own head's part of the inner units
+    computed: Callable[..., Any] = staticmethod(lambda compute, *weights: compute(*weights))  # what hangs on them alone
 
     def fold(self) -> FoldedWeights:
         """The weights as `forward` multiplies with them; differentiable."""
-        out, first = fold_kappa(self.out.weight, self.first.weight, self.kappa())
+        out, first = self.computed(fold_kappa, self.out.weight, self.first.weight, self.kappa())
         second = self.second.weight
-        return FoldedWeights(out, first, second if self.alpha is None else fold_alpha(second, self.alpha()))
+        if self.alpha is not None:
+            (second,) = self.computed(fold_alpha, second, self.alpha())
+        return FoldedWeights(out, first, second)
 
     def forward(self, x: Tensor, heads: Tensor) -> Tensor:
         """A layer's output, (..., d), through folded weights.

@@ -7,7 +7,7 @@ it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -51,9 +51,11 @@ class GatedConvolution(nn.Module):
         x = F.pad(x, (0, 0, 0, 0, *self.padding))
         return torch.conv_tbc(x.contiguous(), self.weight, self.bias)
 
+    linear: Callable[..., Tensor] = staticmethod(F.linear)
+
     def of_windows(self, windows: Tensor) -> Tensor:
         """Outputs of any positions, each from the w inputs that it sees, side by side: (..., wC) -> (..., D)."""
-        return F.glu(F.linear(windows, self.matrix, self.bias), dim=-1)
+        return F.glu(self.linear(windows, self.matrix, self.bias), dim=-1)
 
     @property
     def matrix(self) -> Tensor:

@@ -68,14 +68,14 @@ def parse_convolutions(text: str, option: str, may_be_empty: bool = False) -> li
     return specs
 
 
-def parse_attention(text: str, layers: int, option: str) -> list[bool]:
+def parse_attention(text: str, layers: int) -> list[bool]:
     """Read which decoder layers attend: ``True`` (all of them) or a list with one truth value per layer.
 
     Raises:
         ValueError: the text is neither, its length is not ``layers``, or no layer attends.
     """
     expected = (
-        f"{option}: expected True or a list of {layers} truth values, at least one of them True, "
+        f"--decoder-attention: expected True or a list of {layers} truth values, at least one of them True, "
         f"such as '[True] * {layers}', but got {text!r}"
     )
     flags = _parse(text, expected)

@@ -14,6 +14,8 @@ from fairseq.logging import metrics
 from fairseq_cli import generate as fairseq_generate
 from fairseq_cli import train as fairseq_train
 
+from tests.commands import hypotheses
+
 SIZES = {
     "convs2s_tiny": ["--encoder-layers", "[(16, 3)] * 2", "--decoder-layers", "[(16, 3)] * 2"],
     "weighted_transformer_tiny": ["--encoder-layers", 1, "--encoder-ffn-embed-dim", 32],
@@ -72,12 +74,8 @@ def translate(data: Path) -> Callable[..., dict[int, list[str]]]:
         fairseq_generate.main(
             parse(options.get_generation_parser(), [*words, "--max-len-b", 15, "--no-progress-bar", *more])
         )
-        found: dict[int, list[str]] = {}
-        for line in (output / "generate-test.txt").read_text().splitlines():
-            if line.startswith("H-"):
-                name, _, text = line.split("\t")
-                found.setdefault(int(name[2:]), []).append(text)
-        return found
+        found = hypotheses((output / "generate-test.txt").read_text())
+        return {number: [text for _, text in beams] for number, beams in found.items()}
 
     return translate
 

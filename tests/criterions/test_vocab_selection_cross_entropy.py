@@ -33,14 +33,6 @@ def criterion(dictionary: Dictionary, found: Candidates, epsilon: float = 0.1, a
     return VocabSelectionCrossEntropy(task, sentence_avg=average, label_smoothing=epsilon, **options)
 
 
-@pytest.fixture
-def sample(sentences: Any) -> dict[str, Any]:
-    source, target = sentences([6, 4, 1]), sentences([5, 4, 3], seed=2)
-    previous = torch.cat([torch.full_like(target[:, :1], EOS), target[:, :-1]], dim=1)
-    inputs = {"src_tokens": source, "src_lengths": source.ne(PAD).sum(dim=1), "prev_output_tokens": previous}
-    return {"net_input": inputs, "target": target, "ntokens": 12, "nsentences": 3, "id": torch.arange(3)}
-
-
 def independent(model: Any, sample: dict[str, Any], words: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """Smoothing gives each other candidate ε/(n-1), and the reference the rest."""
     target = sample["target"].flatten()

@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 from fairseq import search
-from fairseq.data import Dictionary
 from fairseq.models import BaseFairseqModel
 from fairseq.token_generation_constraints import pack_constraints
 from torch import Tensor
 
 from fairseq_plugins.generation.loop import Look
-from tests.models.test_generation import MODES
+from tests.models import test_generation
 
 LENGTHS = [9, 6, 3, 1]  # fairseq's lstm wants them to fall
 PREFIX = torch.tensor([[7, 8, 9], [10, 1, 1], [12, 2, 1], [1, 1, 1]])  # one is a whole sentence
@@ -40,7 +39,7 @@ OTHER_MODES = {
         "search": lambda d: search.LengthConstrainedBeamSearch(d, min_len_a=1, min_len_b=0, max_len_a=1, max_len_b=0),
     },
 }
-MODES = {**MODES, **OTHER_MODES}
+MODES = {**test_generation.MODES, **OTHER_MODES}
 Model = Callable[..., BaseFairseqModel]
 
 
@@ -51,16 +50,9 @@ class LateLook(Look):
         super().__init__(numbers.clone())
 
 
-def generate(kind: type, models: list[Any], dictionary: Dictionary, source: Tensor, **options: Any) -> Any:
-    """What is not the generator's is for its call."""
-    sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(dictionary.pad()).sum(dim=1)}}
-    call = {name: options.pop(name) for name in ("prefix_tokens", "constraints", "bos_token") if name in options}
-    call = {name: value.to(source.device) if torch.is_tensor(value) else value for name, value in call.items()}
-    strategy = options.pop("search", None)
-    options["search_strategy"] = strategy(dictionary) if strategy else None
-    generator = kind(models, dictionary, **{"beam_size": 4, "max_len_b": 12, **options})
-    torch.manual_seed(3)
-    return generator.generate(models, sample, **call)
+def generate(kind: type, *given: Any, **options: Any) -> Any:
+    """`test_generation.generate` with a generator of any kind."""
+    return test_generation.generate(*given, kind=kind, **options)
 
 
 def assert_same(actual: Any, expected: Any, tolerance: float) -> None:

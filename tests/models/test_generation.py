@@ -35,18 +35,17 @@ def without_state(model: Any) -> Any:
     return model
 
 
-def generate(models: list[Any], dictionary: Any, source: torch.Tensor, *, seed: int = 3, **options: Any) -> Any:
-    """fairseq's generator; what is not the generator's is for its call."""
+def generate(
+    models: list[Any], dictionary: Any, source: torch.Tensor, *, kind: type = SequenceGenerator, **options: Any
+) -> Any:
+    """What is not the generator's is for its call."""
     sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(dictionary.pad()).sum(dim=1)}}
-    call = {name: options.pop(name) for name in ("prefix_tokens", "constraints") if name in options}
+    call = {name: options.pop(name) for name in ("prefix_tokens", "constraints", "bos_token") if name in options}
+    call = {name: value.to(source.device) if torch.is_tensor(value) else value for name, value in call.items()}
     strategy = options.pop("search", None)
-    generator = SequenceGenerator(
-        models,
-        dictionary,
-        search_strategy=strategy(dictionary) if strategy else None,
-        **{"beam_size": 4, "max_len_b": 12, **options},
-    )
-    torch.manual_seed(seed)
+    options["search_strategy"] = strategy(dictionary) if strategy else None
+    generator = kind(models, dictionary, **{"beam_size": 4, "max_len_b": 12, **options})
+    torch.manual_seed(3)
     return generator.generate(models, sample, **call)
 
 

@@ -76,11 +76,11 @@ def test_where_layers_and_their_residual_connections_start() -> None:
 
 
 def test_attention_in_any_subset_of_the_layers() -> None:
-    assert parse_attention("True", 3, "--decoder-attention") == [True] * 3
-    assert parse_attention("[True, False] + [False]", 3, "--decoder-attention") == [True, False, False]
+    assert parse_attention("True", 3) == [True] * 3
+    assert parse_attention("[True, False] + [False]", 3) == [True, False, False]
 
 
 @pytest.mark.parametrize("text", ["False", "[False] * 3", "[True]", "[1, 0, 1]", "yes", "[True, None, True]"])
 def test_refuses_attention_that_does_not_fit(text: str) -> None:
     with pytest.raises(ValueError, match="--decoder-attention: expected True or a list of 3 truth values"):
-        parse_attention(text, 3, "--decoder-attention")
+        parse_attention(text, 3)

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from fairseq_plugins.backends.cpu.linear import linear
 from fairseq_plugins.backends.cpu.packing import computed
-from fairseq_plugins.nn.branched_block import BranchedBlock, FoldedWeights, add_block_diagonal, fold_alpha, fold_kappa
+from fairseq_plugins.nn.branched_block import BranchedBlock, add_block_diagonal
 
 __all__ = ["FastBranchedBlock", "add_in_place"]
 
@@ -62,15 +62,4 @@ class FastBranchedBlock(BranchedBlock):
 
     linear = staticmethod(linear)
     add_own = staticmethod(add_in_place)
-
-    def fold(self) -> FoldedWeights:
-        """As `BranchedBlock.fold`."""
-        out, first = computed(fold_kappa, self.out.weight, self.first.weight, self.kappa())
-        second = self.second.weight
-        if self.alpha is not None:
-            (second,) = computed(_fold_alpha, second, self.alpha())
-        return FoldedWeights(out, first, second)
-
-
-def _fold_alpha(second: Tensor, alpha: Tensor) -> tuple[Tensor]:
-    return (fold_alpha(second, alpha),)
+    computed = staticmethod(computed)

@@ -26,6 +26,8 @@ __all__ = ["FastGatedConvolution", "lay_out_", "step_in_pairs"]
 class FastGatedConvolution(GatedConvolution):
     """The same by whichever way is fastest: in pairs of outputs, as one product of windows, or as torch does it."""
 
+    linear = staticmethod(linear)
+
     def convolve(self, x: Tensor) -> Tensor:
         """``W * x + b``: (T, B, C) -> (T, B, 2D)."""
         if winograd.pays(x, self.kernel):
@@ -36,10 +38,6 @@ class FastGatedConvolution(GatedConvolution):
         x = F.pad(x, (0, 0, 0, 0, *self.padding))
         windows = torch.cat([x[start : start + length] for start in range(self.kernel)], dim=-1)
         return linear(windows, self.matrix, self.bias)
-
-    def of_windows(self, windows: Tensor) -> Tensor:
-        """As `GatedConvolution.of_windows`: (..., wC) -> (..., D)."""
-        return F.glu(linear(windows, self.matrix, self.bias), dim=-1)
 
 
 def lay_out_(convolution: GatedConvolution) -> None:

@@ -32,7 +32,7 @@ class ConvS2SModel(TranslationModel):
         check_dimensions(cfg)
         encoder_layers = parse_convolutions(cfg.encoder_layers, "--encoder-layers")
         decoder_layers = parse_convolutions(cfg.decoder_layers, "--decoder-layers")
-        attends = parse_attention(cfg.decoder_attention, len(decoder_layers), "--decoder-attention")
+        attends = parse_attention(cfg.decoder_attention, len(decoder_layers))
 
         def embedding(side: str, dictionary: Dictionary, max_positions: int) -> InputEmbedding:
             dim, path = getattr(cfg, f"{side}_embed_dim"), getattr(cfg, f"{side}_embed_path")

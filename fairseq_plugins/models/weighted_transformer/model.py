@@ -114,11 +114,9 @@ class WeightedTransformerModel(TranslationModel):
         if int(state_dict.get("version", self.state_version)) < self.state_version:
             raise ValueError("the checkpoint has the layers of version 1, which this code no longer has: train anew")
         version = state_dict.setdefault("branch_weights_version", self.branch_weights_version)
+        vectors = {f"{name}.weight": each for name, each in self.named_modules() if isinstance(each, SimplexVector)}
         if int(version) != int(self.branch_weights_version):
             state_dict["branch_weights_version"] = self.branch_weights_version
-            for prefix, module in self.named_modules():
-                if isinstance(module, SimplexVector):
-                    state_dict[f"{prefix}.weight"] = module.weight.detach()
-        for prefix, module in self.named_modules():
-            if isinstance(module, SimplexVector) and f"{prefix}.weight" in state_dict:
-                module.check_constraint(state_dict[f"{prefix}.weight"])
+            state_dict |= {parameter: vector.weight.detach() for parameter, vector in vectors.items()}
+        for parameter in vectors.keys() & state_dict.keys():
+            vectors[parameter].check_constraint(state_dict[parameter])
