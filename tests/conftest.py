@@ -82,15 +82,20 @@ def build(task: SimpleNamespace, device: torch.device) -> Callable[..., BaseFair
     """
 
     def build(architecture: str, seed: int = 1, enlivened: bool = True, **options: Any) -> BaseFairseqModel:
-        torch.manual_seed(seed)
-        args = Namespace(**{"arch": architecture, "max_source_positions": 64, "max_target_positions": 64, **options})
-        ARCH_CONFIG_REGISTRY[architecture](args)
-        model = ARCH_MODEL_REGISTRY[architecture].build_model(args, task)
+        _, model = random_model(architecture, task, seed, **options)
         if enlivened:
             enliven(model)
         return model.to(device).eval()
 
     return build
+
+
+def random_model(architecture: str, task: Any, /, seed: int = 1, **options: Any) -> tuple[Namespace, BaseFairseqModel]:
+    """A model of a registered architecture, this plugin's or fairseq's, as training starts, and all of its options."""
+    torch.manual_seed(seed)
+    args = Namespace(**{"arch": architecture, "max_source_positions": 64, "max_target_positions": 64, **options})
+    ARCH_CONFIG_REGISTRY[architecture](args)
+    return args, ARCH_MODEL_REGISTRY[architecture].build_model(args, task)
 
 
 def enliven(model: torch.nn.Module) -> None:

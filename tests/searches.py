@@ -6,7 +6,6 @@ import logging
 import random
 import sys
 import warnings
-from argparse import Namespace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from fairseq.data import Dictionary
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.sequence_generator import EnsembleModel, SequenceGenerator
 from torch import Tensor
 from tqdm import tqdm
@@ -23,7 +21,7 @@ from fairseq_plugins.generation import loop
 from fairseq_plugins.generation.beam_search import FastBeamSearch
 from fairseq_plugins.generation.candidates import Candidates
 from fairseq_plugins.generation.programs import Programs
-from tests.conftest import ARCHITECTURES, WORDS, enliven
+from tests.conftest import ARCHITECTURES, WORDS, enliven, random_model
 from tests.generation.fairseq_models import FAIRSEQ_MODELS, fairseq_model
 from tests.generation.searching import LateLook, assert_same
 
@@ -63,10 +61,7 @@ def model(architecture: str, seed: int, prepared: bool) -> Any:
     task = SimpleNamespace(source_dictionary=dictionary(), target_dictionary=dictionary())
     if architecture in FAIRSEQ_MODELS:
         return fairseq_model(architecture, task, seed).double()
-    torch.manual_seed(seed)
-    args = Namespace(arch=architecture, max_source_positions=64, max_target_positions=64)
-    ARCH_CONFIG_REGISTRY[architecture](args)
-    made = ARCH_MODEL_REGISTRY[architecture].build_model(args, task)
+    _, made = random_model(architecture, task, seed)
     enliven(made)
     made.double().eval()
     if prepared:

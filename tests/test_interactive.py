@@ -8,18 +8,15 @@ import io
 import re
 import subprocess
 import sys
-from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from fairseq_plugins.compat import interactive
 from tests.commands import ROOT, USER_DIR, hypotheses, run, save_model
-from tests.conftest import ARCHITECTURES, enliven
+from tests.conftest import ARCHITECTURES, enliven, random_model
 
 POSITIONS = 64
 SAME = ["w1 w2", "w1\tw2", "w1\rw2", " w1 \u2028 w2\r", "w1\u00a0w2", "\u3000w1\x0bw2\x1c"]
@@ -51,11 +48,8 @@ def checkpoint(data: Path, tmp_path_factory: pytest.TempPathFactory):
 
     @functools.cache
     def checkpoint(architecture: str) -> Path:
-        torch.manual_seed(1)
-        positions = {"max_source_positions": POSITIONS, "max_target_positions": POSITIONS}
-        args = Namespace(arch=architecture, task="translation", criterion="cross_entropy", **positions)
-        ARCH_CONFIG_REGISTRY[architecture](args)
-        model = ARCH_MODEL_REGISTRY[architecture].build_model(args, task)
+        options = {"max_source_positions": POSITIONS, "max_target_positions": POSITIONS, "criterion": "cross_entropy"}
+        args, model = random_model(architecture, task, **options, task="translation")
         enliven(model)
         return save_model(model, args, folder / f"{architecture}.pt")
 

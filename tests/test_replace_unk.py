@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import random
 import re
-from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,13 +12,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from fairseq_plugins.tools import tune_offset
 from fairseq_plugins.tools.generated import read_generated
 from fairseq_plugins.unknown_words import read_translations
 from tests.commands import QUIET, USER_DIR, hypotheses, run, save_model
+from tests.conftest import random_model
 
 EOS, PAD, UNK = 2, 1, 3
 FCONV = {f"{side}_embed_dim": 16 for side in ("encoder", "decoder", "decoder_out")}
@@ -99,12 +98,8 @@ def checkpoint(corpus: Path):
 
     @functools.cache
     def checkpoint(architecture: str) -> Path:
-        torch.manual_seed(1)
-        positions = {"max_source_positions": 64, "max_target_positions": 64}
-        args = Namespace(arch=architecture, task="translation", criterion="cross_entropy", **positions)
-        vars(args).update(MODELS[architecture])
-        ARCH_CONFIG_REGISTRY[architecture](args)
-        model = ARCH_MODEL_REGISTRY[architecture].build_model(args, task)
+        options = {**MODELS[architecture], "criterion": "cross_entropy"}
+        args, model = random_model(architecture, task, **options, task="translation")
         babble(model, len(task.target_dictionary))
         return save_model(model, args, corpus / f"{architecture}.pt")
 

@@ -23,7 +23,7 @@ from omegaconf import OmegaConf
 from fairseq_plugins.compat import hub
 from fairseq_plugins.generation.beam_search import FastBeamSearch
 from tests.commands import save_model
-from tests.conftest import enliven
+from tests.conftest import enliven, random_model
 
 FCONV = {"encoder_layers": "[(16, 3)]", "decoder_layers": "[(16, 3)]"}
 LINES = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9"]
@@ -40,12 +40,8 @@ def load(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., 
 
     @functools.cache
     def checkpoint(architecture: str, old: bool) -> str:
-        torch.manual_seed(1)
-        args = Namespace(arch=architecture, task="translation", criterion="cross_entropy")
-        vars(args).update(source_lang="src", target_lang="tgt", max_source_positions=64, max_target_positions=64)
-        vars(args).update(FCONV if architecture == "fconv" else {})
-        ARCH_CONFIG_REGISTRY[architecture](args)
-        model = ARCH_MODEL_REGISTRY[architecture].build_model(args, task)
+        options = {"source_lang": "src", "target_lang": "tgt", "criterion": "cross_entropy", "task": "translation"}
+        args, model = random_model(architecture, task, **options, **(FCONV if architecture == "fconv" else {}))
         enliven(model)
         path = save_model(model, args, folder / f"{architecture}{old}.pt")
         if not old:

@@ -70,7 +70,7 @@ def test_attention() -> None:
     def run(random: Random) -> None:
         layers = random.randint(1, 5)
         option = random.choice([text, lambda random: str(random.choices([True, False], k=layers))])(random)
-        flags = trial(option, layers, "--decoder-attention")
+        flags = trial(option, layers)
         if flags is not None:
             assert any(flags)
             assert flags == ([True] * layers if evaluated(option) is True else evaluated(option))

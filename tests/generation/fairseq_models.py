@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, BaseFairseqModel
+from fairseq.models import BaseFairseqModel
 
-from tests.conftest import EOS
+from tests.conftest import EOS, random_model
 
 FAIRSEQ_MODELS = ["fconv", "transformer_tiny", "lstm"]
 _SIZES: dict[str, dict[str, Any]] = {
@@ -27,11 +26,7 @@ _SIZES: dict[str, dict[str, Any]] = {
 
 def fairseq_model(architecture: str, task: SimpleNamespace, seed: int = 1, **options: Any) -> BaseFairseqModel:
     """In eval mode; its predictions are not uniform, and its sentences end."""
-    torch.manual_seed(seed)
-    positions = {"max_source_positions": 64, "max_target_positions": 64}
-    args = Namespace(arch=architecture, **{**positions, **_SIZES[architecture], **options})
-    ARCH_CONFIG_REGISTRY[architecture](args)
-    model = ARCH_MODEL_REGISTRY[architecture].build_model(args, task)
+    _, model = random_model(architecture, task, seed, **{**_SIZES[architecture], **options})
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "embed" in name:

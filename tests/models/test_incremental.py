@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.modules import FairseqDropout
 
 from fairseq_plugins.backends.cpu import steps
 from fairseq_plugins.generation.programs import tensors_of
+from tests.conftest import random_model
 from tests.models.stepwise import close
 from tests.operators import Operators
 
@@ -141,11 +140,9 @@ def test_attention_is_told_where_somebody_may_look(build, architecture, sentence
 
 
 def test_targets_padded_on_the_left_are_refused(task, architecture) -> None:
-    args = Namespace(max_source_positions=8, max_target_positions=8)
-    ARCH_CONFIG_REGISTRY[architecture](args)
     left = SimpleNamespace(**vars(task), cfg=SimpleNamespace(left_pad_target=True))
     with pytest.raises(ValueError, match="leave out --left-pad-target"):
-        ARCH_MODEL_REGISTRY[architecture].build_model(args, left)
+        random_model(architecture, left)
 
 
 @pytest.mark.parametrize("p", [1.5, -0.1])

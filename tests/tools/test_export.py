@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from fairseq.tasks.translation_multi_simple_epoch import TranslationMultiSimpleEpochTask
 
 from fairseq_plugins.tools import cli
 from fairseq_plugins.tools.export import about_subwords
 from tests.commands import MAIN, USER_DIR, python, run, save_model
-from tests.conftest import enliven
+from tests.conftest import enliven, random_model
 
 TEXT = "w1 w2 w3\nw4\nw19 w0 w7 w7\nnever seen\n"
 
@@ -26,12 +26,9 @@ TEXT = "w1 w2 w3\nw4\nw19 w0 w7 w7\nnever seen\n"
 def checkpoint(data: Path, path: Path, architecture: str) -> Path:
     """Of a random model."""
     task = TranslationTask.setup_task(TranslationConfig(data=str(data), source_lang="src", target_lang="tgt"))
-    torch.manual_seed(1)
-    args = Namespace(arch=architecture, task="translation", criterion="cross_entropy", data=str(data))
-    args.max_source_positions = args.max_target_positions = 32
-    args.source_lang, args.target_lang = "src", "tgt"
-    ARCH_CONFIG_REGISTRY[architecture](args)
-    model = ARCH_MODEL_REGISTRY[architecture].build_model(args, task)
+    options = {"max_source_positions": 32, "max_target_positions": 32, "source_lang": "src", "target_lang": "tgt"}
+    options |= {"data": str(data), "criterion": "cross_entropy"}
+    args, model = random_model(architecture, task, **options, task="translation")
     if architecture != "fconv_iwslt_de_en":
         enliven(model)
     return save_model(model, args, path)

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 import torch
 from fairseq import checkpoint_utils
-from fairseq.models import ARCH_CONFIG_REGISTRY
 from fairseq.models.fconv import FConvModel
 
 from fairseq_plugins.models.convs2s.from_fconv import convert_parameters
 from fairseq_plugins.tools import cli
-from tests.conftest import enliven
+from tests.conftest import enliven, random_model
 from tests.models.test_generation import assert_same, generate
 from tests.tools.test_whole_file import full_disk
 
@@ -33,10 +32,7 @@ OPTIONS = {
 
 @pytest.fixture
 def fconv(task) -> FConvModel:
-    torch.manual_seed(1)
-    args = Namespace(arch="fconv", **OPTIONS)
-    ARCH_CONFIG_REGISTRY["fconv"](args)
-    model = FConvModel.build_model(args, task)
+    _, model = random_model("fconv", task, **OPTIONS)
     enliven(model)
     for name, parameter in model.named_parameters():
         if name.endswith("weight_g"):
@@ -93,9 +89,7 @@ def test_translates_as_fairseq_does(tmp_path, data, dictionary, sentences, fconv
 @torch.no_grad()
 def test_keeps_what_fairseq_would_have_filled_in(tmp_path, data, task, capsys) -> None:
     """Options that an old checkpoint leaves out had the defaults of its architecture."""
-    args = Namespace(arch="fconv_iwslt_de_en", max_source_positions=64, max_target_positions=64)
-    ARCH_CONFIG_REGISTRY["fconv_iwslt_de_en"](args)
-    parameters = FConvModel.build_model(args, task).state_dict()
+    parameters = random_model("fconv_iwslt_de_en", task)[1].state_dict()
     old = Namespace(arch="fconv_iwslt_de_en", data=str(data), source_lang="src", target_lang="tgt", max_positions=64)
     state = {"args": old, "model": parameters, "optimizer_history": [{"criterion_name": "x", "best_loss": 4.0}]}
     torch.save({**state, "extra_state": {"epoch": 1}}, tmp_path / "old.pt")

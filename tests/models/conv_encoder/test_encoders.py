@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
-
 import pytest
 import torch
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from torch import nn
 
 from fairseq_plugins.models.conv_encoder.convolutional import Convolution
+from tests.conftest import random_model
 
 LENGTHS = [6, 3, 1]
 SMALL = {
@@ -154,9 +152,7 @@ def test_autocast(build, sentences, encoder: str) -> None:
 
 def test_initialisation(task) -> None:
     """Section 4.2: uniform within 0.05, biases zero; convolutions by their own law, which has biases."""
-    args = Namespace(max_source_positions=64, max_target_positions=64, **SMALL)
-    ARCH_CONFIG_REGISTRY["conv_encoder_iwslt_de_en"](args)
-    model = ARCH_MODEL_REGISTRY["conv_encoder_iwslt_de_en"].build_model(args, task)
+    _, model = random_model("conv_encoder_iwslt_de_en", task, **SMALL)
     for module in model.modules():
         if isinstance(module, Convolution):
             bound = module.weight[0].numel() ** -0.5 / module.scale

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from fairseq.models import ARCH_CONFIG_REGISTRY
 from fairseq.models.fconv import FConvModel
 
 from fairseq_plugins.models.convs2s.from_fconv import convert_options, convert_parameters
 from fairseq_plugins.models.convs2s.model import ConvS2SModel
-from tests.conftest import enliven
+from tests.conftest import enliven, random_model
 
 SMALL = {
     "encoder_embed_dim": 12,
@@ -31,10 +30,7 @@ def pair(task: SimpleNamespace, device: torch.device) -> Callable[..., tuple[FCo
     """``pair(option=value, ...)``: both models with the same random weights, in eval mode."""
 
     def pair(**options: Any) -> tuple[FConvModel, ConvS2SModel]:
-        torch.manual_seed(1)
-        args = Namespace(arch="fconv", max_source_positions=64, max_target_positions=64, **{**SMALL, **options})
-        ARCH_CONFIG_REGISTRY["fconv"](args)
-        theirs = FConvModel.build_model(args, task)
+        args, theirs = random_model("fconv", task, **{**SMALL, **options})
         enliven(theirs)
         parameters = theirs.state_dict()
         ours = ConvS2SModel.build_model(Namespace(**convert_options(args, parameters)), task)

@@ -6,13 +6,11 @@ The output layer's input is dropped too, and so is that of the map from the embe
 from __future__ import annotations
 
 import math
-from argparse import Namespace
 
 import pytest
-from fairseq.models import ARCH_CONFIG_REGISTRY
 from torch import nn
 
-from fairseq_plugins.models.convs2s.model import ConvS2SModel
+from tests.conftest import random_model
 
 
 @pytest.mark.parametrize(
@@ -37,9 +35,8 @@ def test_maps_behind_dropout_are_drawn_smaller(build, part: str, kept: float) ->
 @pytest.mark.parametrize("tied", [False, True])
 def test_all_biases_are_zero_at_first(task, tied: bool) -> None:
     """Also that of an output layer whose weights are the embeddings."""
-    args = Namespace(share_input_output_embed=tied, max_source_positions=8, max_target_positions=8)
-    ARCH_CONFIG_REGISTRY["convs2s_tiny"](args)
-    biases = [value for name, value in ConvS2SModel.build_model(args, task).named_parameters() if name.endswith("bias")]
+    _, model = random_model("convs2s_tiny", task, share_input_output_embed=tied)
+    biases = [value for name, value in model.named_parameters() if name.endswith("bias")]
     assert len(biases) > 10
     assert not any(bias.any() for bias in biases)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from fairseq.data import Dictionary
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
+from tests.conftest import random_model
 from tests.models import test_presets
 
 
@@ -80,11 +79,9 @@ def test_logits_are_not_taken_for_weights(build, trained: str, asked: str) -> No
 
 
 def test_different_dictionaries_are_named(dictionary: Dictionary) -> None:
-    args = Namespace(max_source_positions=8, max_target_positions=8)
-    ARCH_CONFIG_REGISTRY["weighted_transformer_tiny"](args)
     other = SimpleNamespace(source_dictionary=dictionary, target_dictionary=Dictionary())
     with pytest.raises(ValueError, match="--joined-dictionary, or use --share-embeddings decoder"):
-        ARCH_MODEL_REGISTRY["weighted_transformer_tiny"].build_model(args, other)
+        random_model("weighted_transformer_tiny", other)
 
 
 def test_autocast(build, sentences, device) -> None:
