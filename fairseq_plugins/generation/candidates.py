@@ -1,7 +1,7 @@
 """Vocabulary selection: the few target words that a batch may need (Mi et al. 2016, arXiv 1605.03209; L'Hostis et al.
 2016, arXiv 1610.00072; ConvS2S section 5.4).
 
-V target words, S source words, K translations kept for each.
+V target words, S source words, K translations at most kept for each.
 """
 
 from __future__ import annotations
@@ -99,20 +99,24 @@ def _frequent(path: Path, target: Dictionary, wanted: int) -> list[int]:
 
 
 def _translations(path: Path, source: Dictionary, target: Dictionary, per_word: int) -> Tensor:
-    """The first target words that the dictionary knows for each source word, filled up with padding: (S, K)."""
-    table = np.full((len(source), per_word), target.pad(), dtype=np.int32)
-    found = [0] * len(source)
+    """The first target words that the dictionary knows for each source word, filled up with padding.
+
+    Returns:
+        (S, the most that a source word has): the option may ask for far more than there are.
+    """
+    found: list[list[int]] = [[] for _ in range(len(source))]
     sources, targets, specials = source.indices, target.indices, target.nspecial
     for source_word, target_word, _ in _lines(path, "source target probability"):
         row = sources.get(source_word, 0)
-        column = found[row]
-        if column < per_word and row >= source.nspecial:
+        if len(found[row]) < per_word and row >= source.nspecial:
             index = targets.get(target_word, 0)
             if index >= specials:
-                table[row, column] = index
-                found[row] = column + 1
+                found[row].append(index)
     if not any(found):
         raise ValueError(f"{path} has no translation from and to words of the dictionaries: is it of other languages?")
+    table = np.full((len(source), max(map(len, found))), target.pad(), dtype=np.int32)
+    for row, words in enumerate(found):
+        table[row, : len(words)] = words
     return torch.from_numpy(table)
 
 
@@ -122,7 +126,7 @@ def _lines(path: Path, form: str) -> Iterator[list[str]]:
         raise ValueError(f"{path} does not exist: --candidates wants a folder made by `fairseq-plugins lexicon`")
     size = len(form.split())
     # Nothing but "\n" ends a line: words may hold other characters that Python would take for line ends.
-    with path.open(encoding="utf-8", newline="\n") as file:
+    with path.open(encoding="utf-8-sig", newline="\n") as file:
         try:
             for number, line in enumerate(file, 1):
                 fields = line.split(" ")

@@ -109,11 +109,16 @@ class TranslationFastTask(TranslationTask):
         """As fairseq's with the faster search, among candidates where there are any.
 
         A caller's own generator is taken as it is, and fairseq scores references with the whole vocabulary.
+
+        Raises:
+            ValueError: two options do not go together.
         """
         if getattr(args, "replace_unk", None) is None:
             self._tell_of("without --replace-unk", "attention_offset")
         if getattr(args, "score_reference", False):
             self._tell_of("with --score-reference", "candidates", "cpu_dtype", "compile_steps", "word_penalty")
+        if self.cfg.word_penalty and getattr(args, "sampling", False) and getattr(args, "sampling_topp", 0) > 0:
+            raise ValueError("--word-penalty does not go with --sampling-topp: probabilities no longer sum to one")
         extra = dict(extra_gen_cls_kwargs or {})
         if seq_gen_cls is None:
             aligns = bool(getattr(args, "print_alignment", None))  # fairseq looks only where no class is given

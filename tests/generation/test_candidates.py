@@ -89,6 +89,15 @@ def test_how_many(write: Write) -> None:
     assert candidates(write(), ["cat </s>"], per_word=1, frequent=2) == ["die", "das", "Katze"]
 
 
+def test_a_table_is_as_wide_as_the_most_that_there_is(write: Write) -> None:
+    """Which checkpoints hold, whatever was asked for."""
+    assert read(write(), per_word=10**9).translations.shape == (len(dictionary(SOURCE)), 3)
+
+
+def test_a_byte_order_mark_is_no_letter(write: Write) -> None:
+    assert candidates(write("\ufeffcat Katze 1\n"), ["cat </s>"], frequent=0) == ["Katze"]
+
+
 def test_words_without_translations(write: Write) -> None:
     """Unknown ones and special symbols, whatever the file says of them, and those that the file does not know."""
     assert candidates(write(), ["never seen rare <unk> </s>"]) == ["die"]

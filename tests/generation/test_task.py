@@ -96,6 +96,15 @@ def test_steps_of_other_models_are_not_compiled(task, dictionary, caplog) -> Non
     assert caplog.messages == ["steps are not compiled: that is for plain beam search with one model of this plugin"]
 
 
+def test_a_nucleus_of_penalised_words_is_refused(build, dictionary) -> None:
+    """Their probabilities do not sum to one; the words that are drawn from would be others."""
+    task = TranslationFastTask(TranslationFastConfig(word_penalty=-4), dictionary, dictionary)
+    models = [build(ARCHITECTURES[0])]
+    with pytest.raises(ValueError, match="--word-penalty does not go with --sampling-topp"):
+        task.build_generator(models, Namespace(beam=1, sampling=True, sampling_topp=0.5))
+    task.build_generator(models, Namespace(beam=1, sampling=True, sampling_topk=5))
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_precision_of_the_task(dictionary, precision: str) -> None:
     if not PRECISIONS[precision][1]():
