@@ -67,6 +67,8 @@ def test_a_second_call_fills_what_is_left(data: Path, tmp_path: Path) -> None:
     assert table.count("| 1 of 1 |") == 4 + 5  # the base of the other tables too
     assert "| attention-5 | not filled |  |  | 0 of 1 |" in table
     before = {name: (folder / "hydra_train.log").read_bytes() for name, _, folder in trainings(tmp_path, "convs2s")}
+    for checkpoint in tmp_path.rglob("*.pt"):
+        checkpoint.unlink()  # what has been found stays, and is of this width
     other = ablate(data, tmp_path, "convs2s", "--width", 8)
     assert other.stderr.endswith(f"\n{tmp_path} was made with width 16, not 8; choose another folder\n")
     second = ablate(data, tmp_path, "convs2s", "--tables", 4, "--seeds", 1, 2)

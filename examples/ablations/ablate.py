@@ -17,6 +17,7 @@ import shlex
 import statistics
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,13 +78,21 @@ def train(args: argparse.Namespace, cells: list[str], seed: int) -> Iterator[str
 
 
 def result(args: argparse.Namespace, cell: str, seed: int) -> Result | None:
-    """What a training has come to; None where it has not been trained to the end."""
+    """What a training has come to; None where it has not been trained to the end.
+
+    Raises:
+        ValueError: it has gone on for longer, and was not validated after so many updates.
+    """
     log = args.out / args.family / f"+cell={cell},common.seed={seed}" / "hydra_train.log"
-    lines = read_log(log) if log.exists() else []
-    # A training may have gone on for longer.
-    lines = [line for line in lines if int(line.get("valid_num_updates", args.updates + 1)) <= args.updates]
-    if all(int(line["valid_num_updates"]) < args.updates for line in lines):
+    lines = [line for line in read_log(log) if "valid_loss" in line] if log.exists() else []
+    validated = {int(line["valid_num_updates"]) for line in lines}
+    if args.updates not in validated:
+        if max(validated, default=0) > args.updates:
+            raise ValueError(
+                f"{log}: --updates may be one of {', '.join(map(str, sorted(validated)))}, where it validated"
+            )
         return None
+    lines = [line for line in lines if int(line["valid_num_updates"]) <= args.updates]
     best = min(lines, key=lambda line: float(line["valid_loss"]))
     return Result(float(best["valid_ppl"]), float(best["valid_bleu"]) if "valid_bleu" in best else None)
 
@@ -185,7 +194,8 @@ def fill(args: argparse.Namespace, cells: list[str]) -> None:
     """
     overrides = shlex.join(word for word in args.overrides if not word.startswith("hydra"))  # those of the launcher
     shared = {"data": args.data.resolve(), "width": args.width, "overrides": overrides}
-    made = (args.out / args.family).glob("*/checkpoints/*.pt")
+    validated = (log for log in (args.out / args.family).glob("*/hydra_train.log") if "valid_loss" in log.read_text())
+    made = chain(validated, (args.out / args.family).glob("*/checkpoints/*.pt"))
     refuse_other_settings(args.out / f"{args.family}.json", shared, made)
     write_configuration(args.out / "config", args.family, args.width)
     known: set[tuple[str, int]] = set()

@@ -18,7 +18,7 @@ import shlex
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -181,9 +181,11 @@ def main() -> None:
         parser.error(f"{args.data} has no test part")
     args.out.mkdir(parents=True, exist_ok=True)
     # Rates, dropouts and seeds have folders of their own.
-    shared = {"data": args.data.resolve(), "reference": args.reference.resolve(), "options": shlex.join(given)}
+    shared = {"data": args.data.resolve(), "reference": args.reference.resolve(), "tokenizer": args.tokenizer}
+    shared["options"] = shlex.join(given)
+    made = chain(args.out.glob("*/result.json"), args.out.glob("*/checkpoint*.pt"))
     try:
-        refuse_other_settings(args.out / "shared.json", shared, args.out.glob("*/checkpoint*.pt"))
+        refuse_other_settings(args.out / "shared.json", shared, made)
     except ValueError as error:
         parser.error(str(error))
 

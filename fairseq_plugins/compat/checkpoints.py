@@ -11,6 +11,7 @@ import os
 import pickle
 import re
 import tempfile
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -127,8 +128,8 @@ def load_checkpoints_safely() -> None:
             raise OSError(f"{path} is damaged and cannot be read: {error}") from None
         except Exception as error:  # there is none that a file cannot cause
             reason = f"{type(error).__name__}: {error}"
-            if isinstance(error, KeyError):  # how fairseq puts it where options are those of old versions
-                reason += ", which may be an architecture that the --user-dir of its training registers"
+            if "ARCH_MODEL_REGISTRY[" in str(traceback.extract_tb(error.__traceback__)[-1].line):
+                reason += ", an architecture that nothing here registers: it wants the --user-dir of its training"
             raise pickle.UnpicklingError(f"{path} cannot be read as a checkpoint of fairseq: {reason}") from error
 
 

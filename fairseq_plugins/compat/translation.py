@@ -71,8 +71,9 @@ def load_models() -> None:
         try:
             with filled_later() if given["strict"] else contextlib.nullcontext():
                 models, cfg, task = load(**{**given, "filenames": [filename], "state": state})
-        except KeyError:  # of fairseq's sentence on such a model
-            name = state["cfg"].model._name
+        except (KeyError, AssertionError):  # of fairseq's sentence on such a model, which also fails to be written
+            model = state["cfg"].model
+            name = getattr(model, "_name", None) or getattr(model, "arch", None)
             if name in MODEL_DATACLASS_REGISTRY or name in ARCH_MODEL_REGISTRY:
                 raise
             raise ValueError(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 
-__all__ = ["add_user_dir", "positive"]
+__all__ = ["add_user_dir", "import_user_dir", "positive"]
 
 
 def positive(text: str) -> int:
@@ -20,7 +20,7 @@ def positive(text: str) -> int:
 
 
 def add_user_dir(parser: ArgumentParser, default: Path | None = None) -> None:
-    """``--user-dir``, which fairseq's ``import_user_module`` takes."""
+    """``--user-dir``, for `import_user_dir`."""
     parser.add_argument(
         "--user-dir",
         type=_folder,
@@ -28,6 +28,20 @@ def add_user_dir(parser: ArgumentParser, default: Path | None = None) -> None:
         metavar="DIR",
         help="for an architecture of your own: the folder that registers it, as fairseq-train's --user-dir",
     )
+
+
+def import_user_dir(folder: Path | None) -> None:
+    """Import a user directory, if there is one.
+
+    Raises:
+        ValueError: something that it imports is not there, or a module of its name is.
+    """
+    from fairseq.utils import import_user_module  # noqa: PLC0415  (with torch: seconds)
+
+    try:
+        import_user_module(Namespace(user_dir=folder))
+    except ImportError as error:
+        raise ValueError(f"--user-dir {folder}: {error}") from error
 
 
 def _folder(text: str) -> Path:

@@ -15,7 +15,6 @@ from typing import Any
 
 from fairseq import checkpoint_utils
 from fairseq.tasks.translation import TranslationTask
-from fairseq.utils import import_user_module
 
 import fairseq_plugins.registration  # noqa: F401  (mends fairseq's loader, which is looked up when it is called)
 from fairseq_plugins.generation.candidates import Candidates
@@ -23,7 +22,7 @@ from fairseq_plugins.generation.config import TranslationFastConfig
 from fairseq_plugins.models.incremental import IncrementalDecoder
 from fairseq_plugins.subwords import bpe_symbol
 from fairseq_plugins.tools.any_file import blaming
-from fairseq_plugins.tools.arguments import add_user_dir
+from fairseq_plugins.tools.arguments import add_user_dir, import_user_dir
 from fairseq_plugins.tools.parallel_text import segmenter
 
 __all__ = ["add_arguments", "run"]
@@ -75,7 +74,7 @@ def run(args: Namespace) -> None:
         raise ValueError("this needs the package onnx: pip install '.[export]'")
     from fairseq_plugins.export.folder import write_folder  # noqa: PLC0415  (onnx is an extra)
 
-    import_user_module(args)
+    import_user_dir(args.user_dir)
     overrides = {"data": args.data, "source_lang": args.source_lang, "target_lang": args.target_lang}
     model, task = load(args.checkpoint, {name: str(value) for name, value in overrides.items() if value is not None})
     source, target = task.source_dictionary, task.target_dictionary

@@ -9,13 +9,12 @@ from typing import Any
 
 from fairseq import checkpoint_utils
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
-from fairseq.utils import import_user_module
 from omegaconf import OmegaConf, open_dict
 
 import fairseq_plugins.registration  # noqa: F401  (mends fairseq's loader, which is looked up when it is called)
 from fairseq_plugins.models.convs2s.from_fconv import convert_options, convert_parameters
 from fairseq_plugins.tools.any_file import blaming
-from fairseq_plugins.tools.arguments import add_user_dir
+from fairseq_plugins.tools.arguments import add_user_dir, import_user_dir
 
 __all__ = ["add_arguments", "run"]
 
@@ -39,7 +38,7 @@ def run(args: Namespace) -> None:
         raise ValueError(f"{args.input} does not exist")
     if args.output.exists():
         raise ValueError(f"{args.output} exists already")
-    import_user_module(args)
+    import_user_dir(args.user_dir)
     with blaming(args.input, "cannot be converted from fairseq's fconv"):
         converted = convert(checkpoint_utils.load_checkpoint_to_cpu(str(args.input)))
     checkpoint_utils.torch_persistent_save(converted, str(args.output))
@@ -59,7 +58,8 @@ def convert(state: dict[str, Any]) -> dict[str, Any]:
     family = ARCH_MODEL_NAME_REGISTRY.get(architecture, "unknown")
     if family != "fconv":
         raise ValueError(
-            f"the checkpoint holds {architecture!r}, of the family {family}, and not one of fairseq's fconv"
+            f"the checkpoint holds {architecture!r}, of the family {family}, and not one of fairseq's fconv; an "
+            "architecture of your own wants --user-dir"
         )
     ARCH_CONFIG_REGISTRY[architecture](options)  # old checkpoints leave out what was the architecture's default
     with open_dict(cfg):

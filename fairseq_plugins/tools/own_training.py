@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
 import sys
-from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -14,11 +14,11 @@ import torch
 from fairseq import options
 from fairseq.dataclass.configs import OptimizationConfig
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
-from fairseq.utils import import_user_module
 
 import fairseq_plugins.registration  # noqa: F401  (its architectures)
 from fairseq_plugins.compat.resuming import NOTHING_LEFT
 from fairseq_plugins.tools import parallel_text
+from fairseq_plugins.tools.arguments import import_user_dir
 from fairseq_plugins.tools.fairseq_command import ALL_SENTENCES, NO_LONG_ONES, fairseq_lines
 from fairseq_plugins.tools.plot_loss import LOG
 from fairseq_plugins.tools.training_progress import TrainingProgress
@@ -43,7 +43,11 @@ class Training:
     """
 
     def __init__(self, arch: str, save: Path, wishes: Sequence[str], user_dir: Path = USER_DIR) -> None:
-        import_user_module(Namespace(user_dir=user_dir))
+        import_user_dir(user_dir)
+        if user_dir != USER_DIR and not brings_this_plugin(user_dir):
+            raise ValueError(
+                f"--user-dir {user_dir} must import fairseq_plugins.command: it takes the place of the plugin's own"
+            )
         family = ARCH_MODEL_NAME_REGISTRY.get(arch)
         if family is None:
             raise ValueError(
@@ -59,7 +63,10 @@ class Training:
         for name, value in (needed | nothing).items():
             if found.get(name, value) != value:
                 option = f"--{name.replace('_', '-')}"
-                raise ValueError(f"--train: translations are made with {self.best}, so {option} cannot be given there")
+                instead = f"; give {option} to own-data itself" if name in ("arch", "user_dir") else ""
+                raise ValueError(
+                    f"--train: translations are made with {self.best}, so {option} cannot be given there{instead}"
+                )
         # The Weighted Transformer's own schedule has its rate from the sizes; fairseq's default is for no other one.
         if found["lr_scheduler"] != "weighted_inverse_sqrt" and found["lr"] == OptimizationConfig().lr:
             raise ValueError(f"--train: --lr-scheduler {found['lr_scheduler']} needs --lr")
@@ -110,6 +117,13 @@ class Training:
                     print(line.rpartition(" | ")[2], end="", file=sys.stderr)
         if not self.best.exists():
             raise ValueError(f"training has ended without {self.best}: by --train, it has not validated or not saved")
+
+
+def brings_this_plugin(user_dir: Path) -> bool:
+    """Whether fairseq's commands have this plugin with it: they are processes of their own."""
+    program = "import sys; from argparse import Namespace; from fairseq.utils import import_user_module as load\n"
+    program += "load(Namespace(user_dir=sys.argv[1])); sys.exit('fairseq_plugins.registration' not in sys.modules)"
+    return not subprocess.run([sys.executable, "-c", program, user_dir], capture_output=True, check=False).returncode
 
 
 def parse(words: Sequence[str], **more: Any) -> Any:

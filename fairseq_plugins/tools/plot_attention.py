@@ -13,12 +13,11 @@ from fairseq.data import Dictionary
 from fairseq.models import BaseFairseqModel
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks import FairseqTask
-from fairseq.utils import import_user_module
 from torch import Tensor
 
 import fairseq_plugins.registration  # noqa: F401  (mends fairseq's loader, which is looked up when it is called)
 from fairseq_plugins.tools.any_file import blaming
-from fairseq_plugins.tools.arguments import add_user_dir, positive
+from fairseq_plugins.tools.arguments import add_user_dir, import_user_dir, positive
 from fairseq_plugins.tools.figure import add_picture, new_figure, save
 from fairseq_plugins.tools.layer_attention import attention_by_layer
 from fairseq_plugins.tools.parallel_text import segmenter
@@ -66,7 +65,7 @@ def run(args: Namespace) -> None:
             sentence = segmenter(beside)(sentence)
         except ValueError as error:  # a file of that name, of whatever
             print(f"warning: {error}. The sentence is not segmented; see --bpe-codes.", file=sys.stderr)
-    import_user_module(args)
+    import_user_dir(args.user_dir)
     with blaming(args.path, "cannot translate"):
         load = checkpoint_utils.load_model_ensemble_and_task
         (model,), _, task = load([str(args.path)], arg_overrides={"data": args.data})

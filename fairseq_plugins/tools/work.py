@@ -13,6 +13,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from fairseq_plugins.tools.whole_file import replacing
+
 __all__ = ["refuse_other_settings", "running", "stoppable", "work_in"]
 
 GRACE = 5  # seconds that a program has to end by itself
@@ -59,9 +61,10 @@ def refuse_other_settings(record: Path, settings: Mapping[str, object], made: It
     now = {name: str(value) for name, value in settings.items()}
     before = json.loads(record.read_text(encoding="utf-8")) if record.exists() and any(made) else now
     for name, value in now.items():
-        if before[name] != value:
-            raise ValueError(f"{record.parent} was made with {name} {before[name]}, not {value}; choose another folder")
-    record.write_text(json.dumps(now), encoding="utf-8")
+        if (other := before.get(name)) != value:
+            raise ValueError(f"{record.parent} was made with {name} {other}, not {value}; choose another folder")
+    with replacing(record) as beside:
+        beside.write_text(json.dumps(now), encoding="utf-8")
 
 
 @contextmanager

@@ -74,6 +74,12 @@ def test_an_architecture_of_ones_own(tmp_path: Path) -> None:
     assert python("-c", program, mine).returncode == 0
     assert "so --user-dir cannot be given there" in python("-c", program, mine, "--user-dir", "user_dir").stderr
     assert "there is no such architecture; --user-dir" in python("-c", program, "user_dir").stderr
+    other, broken = tmp_path / "a_user_dir_of_others", tmp_path / "a_broken_user_dir"
+    for folder, line in ((other, "import fairseq"), (broken, "import no_such_module")):
+        folder.mkdir()
+        (folder / "__init__.py").write_text(line)
+    assert "must import fairseq_plugins.command" in python("-c", program, other).stderr
+    assert f"--user-dir {broken}: No module named 'no_such_module'" in python("-c", program, broken).stderr
 
 
 def call(texts: Path, out: Path) -> list[object]:

@@ -25,6 +25,18 @@ with work_in(Path(sys.argv[1])), running(["sleep", "60"]) as child:
 """
 
 
+def test_what_is_there_is_of_the_same_settings(tmp_path: Path) -> None:
+    """But where nothing is, as after a call that failed, others may be tried."""
+    record, made = tmp_path / "record.json", tmp_path / "made"
+    work.refuse_other_settings(record, {"data": tmp_path}, tmp_path.glob("made"))
+    work.refuse_other_settings(record, {"data": "b"}, tmp_path.glob("made"))
+    made.touch()
+    work.refuse_other_settings(record, {"data": "b"}, tmp_path.glob("made"))
+    for other in ({"data": "c"}, {"data": "b", "width": 1}):
+        with pytest.raises(ValueError, match=rf"^{tmp_path} was made with (data b, not c|width None, not 1); choose"):
+            work.refuse_other_settings(record, other, tmp_path.glob("made"))
+
+
 def is_there(process: int) -> bool:
     try:
         os.kill(process, 0)
