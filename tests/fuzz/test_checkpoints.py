@@ -161,7 +161,7 @@ def name(random: Random) -> str:
 def test_import_of_fconv(state: dict[str, Any], file: Path) -> None:
     new = file.with_name("new.pt")
     trial = Trial(import_fconv.run, ValueError, OSError, pickle.UnpicklingError)
-    paths = argparse.Namespace(input=file, output=new)
+    paths = argparse.Namespace(input=file, output=new, user_dir=None)
 
     def altered(options: dict[str, Any], parameters: dict[str, Any], entries: dict[str, Any]) -> bytes:
         cfg = {**state["cfg"], "model": {**state["cfg"]["model"], **options}}
