@@ -219,6 +219,18 @@ def save_model(model: torch.nn.Module, args: Namespace, path: Path) -> Path:
     return path
 
 
+def own_user_dir(folder: Path) -> Path:
+    """A user directory that registers an architecture, ``convs2s_of_mine``."""
+    mine = folder / "a_user_dir_of_mine"
+    mine.mkdir()
+    (mine / "__init__.py").write_text(
+        "from fairseq_plugins.models.convs2s.config import ConvS2SConfig\n"
+        "from fairseq_plugins.models.presets import register_presets\n"
+        "register_presets('convs2s', ConvS2SConfig, {'convs2s_of_mine': {}})\n"
+    )
+    return mine
+
+
 def hypotheses(output: str) -> dict[int, list[tuple[float, str]]]:
     """Scores and tokens of the hypotheses that fairseq-generate printed, for each sentence."""
     found: dict[int, list[tuple[float, str]]] = {}

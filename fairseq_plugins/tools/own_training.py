@@ -58,9 +58,10 @@ class Training:
         self.own += [*ALL_SENTENCES, *NO_LONG_ONES]
         self.wishes = [*wishes, "--log-format", "json"]  # what is told of the training, and its curve, come from there
         found = vars(parse(["DATA_BIN", *self.own, *self.settings(1, 1), *wishes]))
-        needed = {"arch": arch, "user_dir": str(user_dir), "save_dir": str(save), "checkpoint_suffix": ""}
-        nothing = {"no_save": False, "disable_validation": False, "source_lang": None, "target_lang": None}
-        for name, value in (needed | nothing).items():
+        needed: dict[str, Any] = {"arch": arch, "user_dir": str(user_dir), "save_dir": str(save)}
+        needed |= {"no_save": False, "disable_validation": False, "checkpoint_suffix": ""}
+        needed |= {"source_lang": None, "target_lang": None}
+        for name, value in needed.items():
             if found.get(name, value) != value:
                 option = f"--{name.replace('_', '-')}"
                 instead = f"; give {option} to own-data itself" if name in ("arch", "user_dir") else ""

@@ -17,7 +17,7 @@ from fairseq.tasks.translation_multi_simple_epoch import TranslationMultiSimpleE
 
 from fairseq_plugins.tools import cli
 from fairseq_plugins.tools.export import about_subwords
-from tests.commands import MAIN, USER_DIR, python, run, save_model
+from tests.commands import MAIN, USER_DIR, own_user_dir, python, run, save_model
 from tests.conftest import enliven, random_model
 
 TEXT = "w1 w2 w3\nw4\nw19 w0 w7 w7\nnever seen\n"
@@ -169,13 +169,7 @@ def test_an_architecture_of_ones_own(data: Path, tmp_path: Path) -> None:
     torch.save({**saved, "cfg": {"model": options, "task": {**options, "_name": "translation"}}}, path)
     with pytest.raises(SystemExit, match=r"model\.pt holds a model of the architecture convs2s_of_mine, which"):
         export(path, tmp_path / "out", "--data", data)
-    mine, picture = tmp_path / "a_user_dir_of_mine", tmp_path / "picture.svg"
-    mine.mkdir()
-    (mine / "__init__.py").write_text(
-        "from fairseq_plugins.models.convs2s.config import ConvS2SConfig\n"
-        "from fairseq_plugins.models.presets import register_presets\n"
-        "register_presets('convs2s', ConvS2SConfig, {'convs2s_of_mine': {}})\n"
-    )
+    mine, picture = own_user_dir(tmp_path), tmp_path / "picture.svg"
     for words in (
         ["export", path, tmp_path / "out", "--data", data, "--user-dir", mine],
         ["plot-attention", data, "--path", path, "--input", "w1", "--output", picture, "--user-dir", mine],

@@ -18,7 +18,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 import fairseq_plugins.registration  # noqa: F401  (registers the architectures)
 from fairseq_plugins.tools import cli, own_data, own_translations
 from fairseq_plugins.tools.work import work_in
-from tests.commands import MAIN, hypotheses, python, run
+from tests.commands import MAIN, hypotheses, own_user_dir, python, run
 
 TINY = "--encoder-layers '[(16, 3)]' --decoder-layers '[(16, 3)]' --max-epoch 2 --num-workers 0"
 TINY += " --max-source-positions 64 --max-target-positions 64"
@@ -60,13 +60,7 @@ def trained(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
 
 def test_an_architecture_of_ones_own(tmp_path: Path) -> None:
     """Its user directory is that of training and of translations, and no other one."""
-    mine = tmp_path / "a_user_dir_of_mine"
-    mine.mkdir()
-    (mine / "__init__.py").write_text(
-        "from fairseq_plugins.models.convs2s.config import ConvS2SConfig\n"
-        "from fairseq_plugins.models.presets import register_presets\n"
-        "register_presets('convs2s', ConvS2SConfig, {'convs2s_of_mine': {}})\n"
-    )
+    mine = own_user_dir(tmp_path)
     program = (
         "import sys; from pathlib import Path; from fairseq_plugins.tools.own_training import Training\n"
         "Training('convs2s_of_mine', Path('out'), sys.argv[2:], Path(sys.argv[1]))"
