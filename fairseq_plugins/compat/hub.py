@@ -39,7 +39,7 @@ NOT_IN_SEARCHING = WHOLE_BEAM | {
     "lm_path": "fairseq-generate --lm-path takes a language model",
     "lm_weight": "fairseq-generate --lm-path takes a language model",
     "sacrebleu": "fairseq-generate --sacrebleu scores translations",
-    "decoding_format": "models that refine a translation step by step are translated with by fairseq-generate",
+    "decoding_format": "it is for models that refine a translation step by step",
     "prefix_size": 'generate takes inference_step_args={"prefix_tokens": ...}',
 }
 

@@ -117,10 +117,10 @@ class TranslationFastTask(TranslationTask):
             self._tell_of("without --replace-unk", "attention_offset")
         if getattr(args, "score_reference", False):
             self._tell_of("with --score-reference", "candidates", "cpu_dtype", "compile_steps", "word_penalty")
-        if self.cfg.word_penalty and getattr(args, "sampling", False) and getattr(args, "sampling_topp", 0) > 0:
-            raise ValueError("--word-penalty does not go with --sampling-topp: probabilities no longer sum to one")
         extra = dict(extra_gen_cls_kwargs or {})
         if seq_gen_cls is None:
+            if self.cfg.word_penalty and getattr(args, "sampling", False) and getattr(args, "sampling_topp", 0) > 0:
+                raise ValueError("--word-penalty does not go with --sampling-topp: probabilities no longer sum to one")
             aligns = bool(getattr(args, "print_alignment", None))  # fairseq looks only where no class is given
             if aligns:
                 extra["print_alignment"] = args.print_alignment
