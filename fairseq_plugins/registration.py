@@ -1,6 +1,6 @@
 """Importing this mends fairseq and registers models, losses, optimizers, schedules and task; ``--user-dir`` does so.
 
-So does importing any of these, for a checkpoint may name the others.
+So does importing any of these but compat, for a checkpoint may name the others.
 """
 
 from fairseq_plugins import (  # noqa: F401  (compat mends fairseq, the others register)

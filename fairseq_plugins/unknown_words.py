@@ -16,7 +16,9 @@ from fairseq.data import Dictionary
 from fairseq.tokenizer import tokenize_line
 from torch import Tensor
 
-__all__ = ["SourceWords", "keep_source_words", "moved", "read_translations", "replace_unknown_words"]
+from fairseq_plugins.lines import decoded
+
+__all__ = ["SourceWords", "keep_source_words", "place_beside", "read_translations", "replace_unknown_words"]
 
 LONGEST_SHOWN = 100  # characters of a line in an error
 
@@ -41,10 +43,10 @@ class SourceWords(list[Any]):
         words = is_word.nonzero().squeeze(1)
         self.length = len(words)
         attended = attention[words].argmax(dim=0).tolist() if self.length else []
-        self.positions = [moved(position, offset, self.length) for position in attended]
+        self.positions = [place_beside(position, offset, self.length) for position in attended]
 
 
-def moved(position: int, offset: int, length: int) -> int:
+def place_beside(position: int, offset: int, length: int) -> int:
     """The word so many words behind another, or the sentence's first or last one where there is none."""
     return min(max(position + offset, 0), length - 1)
 
@@ -130,12 +132,9 @@ def read_translations(replace_unk: str | None) -> dict[str, str] | None:
     if replace_unk.strip() in ("", "@@"):  # fairseq's parser makes the latter of the option alone
         return {}
     translations = {}
-    with Path(replace_unk).open("rb") as lines:  # as text, a carriage return would end a line
-        for number, line in enumerate(lines, start=1):
-            try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{replace_unk}, line {number} is not UTF-8: {error}") from error
+    path = Path(replace_unk)
+    with path.open("rb") as file:
+        for number, text in enumerate(decoded(file, path), start=1):
             words = text.split()
             if len(words) != 2:
                 found = text.strip()[:LONGEST_SHOWN]

@@ -23,6 +23,7 @@ from sacrebleu import BLEU
 from torch import Tensor
 
 import fairseq_plugins.registration  # noqa: F401  (mends fairseq, registers the models)
+from fairseq_plugins.criterions.config import SequenceRiskConfig
 from fairseq_plugins.criterions.sequence_risk import SequenceRisk
 
 ALPHA, SCALE, EPSILON = 0.2, 4.0, 0.1
@@ -89,7 +90,7 @@ def main() -> None:
 
     tokens = LabelSmoothedCrossEntropyCriterion(task, sentence_avg=False, label_smoothing=EPSILON)
     options = {"risk_alpha": ALPHA, "risk_scale": SCALE, "label_smoothing": EPSILON}
-    risk = SequenceRisk(task, risk_candidates=args.candidates, **options)
+    risk = SequenceRisk(task, SequenceRiskConfig(risk_candidates=args.candidates, **options))
     forms: dict[str, Callable[[dict[str, Any]], Tensor]] = {
         "cross-entropy": lambda sample: tokens(model, sample)[0],
         "sequence_risk": lambda sample: risk(model, sample)[0],

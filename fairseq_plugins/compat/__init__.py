@@ -1,6 +1,7 @@
 """The one place that touches fairseq, torch and numpy themselves.
 
-Every patch has a probe: it asks for what it mends, never for a version, and leaves alone what is already right.
+Every patch has a probe, or says why none: it asks for what it mends, never for a version, and leaves alone what is
+already right.
 `fairseq_plugins.registration` imports this package, so ``--user-dir`` is enough to get all of them.  No function of
 fairseq is wrapped twice, so that their order is no matter but where a comment says so.
 """

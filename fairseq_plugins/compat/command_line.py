@@ -54,7 +54,7 @@ def understand_command_lines() -> None:
             args.tpu = "--tpu" in given
             if args.tpu:
                 raise ValueError("--tpu needs torch_xla, which is not installed")
-        for option in missing_in_the_task(args):
+        if (option := next(missing_in_the_task(args), None)) is not None:
             raise ValueError(
                 f"--arch {args.arch} does not go with --task {args.task}, which has no {option}: take --task "
                 "translation or translation_fast"

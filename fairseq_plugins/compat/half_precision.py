@@ -36,7 +36,7 @@ def flatten_on_gpus_only() -> None:
 
 
 def overflow_on_processors() -> None:
-    """Where a gradient overflows, as it does now and then by intention, the update's norm, zero, goes to a GPU.
+    """After an overflow, which loss scaling now and then provokes, fairseq makes the update's norm, zero, on a GPU.
 
     The probe is of the code: to ask it takes a training.
     """

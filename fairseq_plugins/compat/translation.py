@@ -86,7 +86,8 @@ def load_models() -> None:
             raise RuntimeError(f"{filename}: not of the vocabulary or the architecture asked for. {error}") from None
         # A model of several pairs of languages has a dictionary of each, and its task another one in training.
         if not isinstance(models[0], FairseqMultiModel):
-            for side in sides_of_other_words(task, (state or {}).get("extra_state")):
+            side = next(iter(sides_of_other_words(task, (state or {}).get("extra_state"))), None)
+            if side is not None:
                 raise ValueError(
                     f"{filename} was trained with other {side} words than those of this data, and would make "
                     "nonsense of them; it wants data with the dictionaries of its training"

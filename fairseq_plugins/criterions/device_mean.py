@@ -15,8 +15,8 @@ __all__ = ["log_mean"]
 def log_mean(name: str, mean: Tensor | float, weight: Tensor | float = 1, *, decimals: int) -> None:
     """Log the mean of what is given until the next log line, rounded.
 
-    fairseq's own rounding waits for the device after each update.  What begins with a line is not shown; the rounded
-    mean is derived from it, when somebody looks.
+    fairseq's own rounding waits for the device after each update.  Names that begin with an underscore are not shown;
+    the rounded mean is derived from such a one, when somebody looks.
     """
     metrics.log_scalar(f"_{name}", mean, weight)
     metrics.log_derived(name, partial(_rounded_mean, name=f"_{name}", decimals=decimals))

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from fairseq_plugins.nn.prefix_tree import PrefixTree
 
-__all__ = ["RowScores", "Rows", "called_as", "score_rows"]
+__all__ = ["RowScores", "Rows", "score_rows"]
 
 _PACKS = 4  # rows of about one length are decoded together, in so many batches
 
@@ -104,16 +103,3 @@ def _in_packs(model: Any, encoder_out: Any, rows: Rows, tokens: Tensor, wanted: 
             sums, words = F.pad(lprobs.sum(dim=2), (0, tokens.size(1) - length)), lprobs.size(2)
     order = torch.tensor([*range(references), *candidates], device=device).argsort()
     return torch.cat(scores).index_select(0, order), sums, words
-
-
-@contextmanager
-def called_as(model: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Within this context a call of the model, also through what wraps it, is a call of this function.
-
-    What wraps a model for several processes must see a call of its own, or it does not add up gradients.
-    """
-    model.forward = forward  # hides the one of the class
-    try:
-        yield
-    finally:
-        del model.forward

@@ -12,7 +12,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple, cast
+from unittest import mock
 
 import torch
 from fairseq import utils
@@ -25,7 +27,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fairseq_plugins.criterions.config import SequenceRiskConfig
-from fairseq_plugins.criterions.row_scores import Rows, RowScores, called_as, score_rows
+from fairseq_plugins.criterions.row_scores import Rows, RowScores, score_rows
 from fairseq_plugins.criterions.sentence_scores import SENTENCE_SCORES
 from fairseq_plugins.criterions.translations import Translator
 from fairseq_plugins.models.output_layer import narrowed
@@ -50,50 +52,39 @@ class SequenceRisk(FairseqCriterion):
 
     Args:
         task: a translation task.
-        risk_candidates, risk_sampling, risk_reference, risk_cost, risk_scale, risk_alpha, label_smoothing: as of
-            `fairseq_plugins.criterions.config.SequenceRiskConfig`.
+        cfg: the options.
 
     Raises:
         ValueError: a number is out of its range, or the score needs what is not installed or other letters.
     """
 
-    # fairseq finds its options by their names here.
-    def __init__(
-        self,
-        task: FairseqTask,
-        risk_candidates: int = 8,
-        risk_sampling: bool = False,
-        risk_reference: bool = False,
-        risk_cost: str = "bleu",
-        risk_scale: float = 1.0,
-        risk_alpha: float = 0.3,
-        label_smoothing: float = 0.0,
-    ) -> None:
+    def __init__(self, task: FairseqTask, cfg: SequenceRiskConfig) -> None:
         super().__init__(task)
-        if risk_candidates < 1:
-            raise ValueError(f"--risk-candidates: {risk_candidates} is below 1")
-        if risk_candidates == 1 and not risk_reference:
+        if cfg.risk_candidates < 1:
+            raise ValueError(f"--risk-candidates: {cfg.risk_candidates} is below 1")
+        if cfg.risk_candidates == 1 and not cfg.risk_reference:
             raise ValueError("--risk-candidates: 1 has no other beside it; take more, or --risk-reference")
-        if not 0 < risk_scale < math.inf:
-            raise ValueError(f"--risk-scale: {risk_scale} is not above zero")
-        for name, value in (("risk-alpha", risk_alpha), ("label-smoothing", label_smoothing)):
+        if not 0 < cfg.risk_scale < math.inf:
+            raise ValueError(f"--risk-scale: {cfg.risk_scale} is not above zero")
+        for name, value in (("risk-alpha", cfg.risk_alpha), ("label-smoothing", cfg.label_smoothing)):
             if not 0 <= value <= 1:
                 raise ValueError(f"--{name}: {value} is not from 0 to 1")
         if getattr(getattr(task, "args", None), "decoder_langtok", False):
             raise ValueError("sequence_risk does not tell a decoder its language, as --decoder-langtok wants")
         self.dictionary = task.target_dictionary
         words = self.dictionary.symbols[self.dictionary.nspecial :]
-        is_rouge = "rouge" in str(risk_cost)
+        cost = str(cfg.risk_cost)
+        is_rouge = "rouge" in cost
         if is_rouge and not sees(words):
-            raise ValueError(f"--risk-cost {risk_cost} sees only the letters a to z and digits: take chrf or bleu")
+            raise ValueError(f"--risk-cost {cost} sees only the letters a to z and digits: take chrf or bleu")
         self.bpe_symbol = bpe_symbol(words)
         # Of letters that occur in no text, as long as a word for chrF; for ROUGE, which sees no such letters, words.
         self.unknown = ("unknownofreference", "unknownoftranslation") if is_rouge else ("\ue000" * 8, "\ue001" * 8)
-        self._looks_for_words = str(risk_cost) == "bleu"
-        self.reference_too, self.scale = risk_reference, risk_scale
-        self.alpha, self.epsilon = risk_alpha, label_smoothing
-        self.score = SENTENCE_SCORES[str(risk_cost)]()
-        self.translator = Translator(task, risk_candidates, risk_sampling)
+        self._looks_for_words = cost == "bleu"
+        self.reference_too, self.scale = cfg.risk_reference, cfg.risk_scale
+        self.alpha, self.epsilon = cfg.risk_alpha, cfg.label_smoothing
+        self.score = SENTENCE_SCORES[cost]()
+        self.translator = Translator(task, cfg.risk_candidates, cfg.risk_sampling)
         self.vocabulary = getattr(task, "candidates", None)
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
@@ -164,11 +155,11 @@ class SequenceRisk(FairseqCriterion):
         words: Tensor | None = None
         narrow: AbstractContextManager[None] = nullcontext()
         if self.vocabulary is not None:
-            mask = self.vocabulary.mask(net_input["src_tokens"])
-            mask[torch.tensor([word for row in rows.tokens for word in row], device=mask.device)] = True
-            words = mask.nonzero().squeeze(1)
+            words = self.vocabulary.words(net_input["src_tokens"], torch.tensor(list(chain(*rows.tokens))))
             narrow = narrowed(inner, words)
-        with narrow, called_as(inner, partial(score_rows, inner, net_input, rows, self.padding_idx)):
+        # What wraps a model for several processes must see a call of its own, or it does not add up gradients.
+        score = partial(score_rows, inner, net_input, rows, self.padding_idx)
+        with narrow, mock.patch.object(inner, "forward", score):
             return cast(RowScores, model(words))  # without an argument, torch's wrapper for several GPUs fails
 
     def losses(self, scores: RowScores, rows: Rows, costs: Tensor, members: Tensor) -> tuple[Tensor, Tensor, Tensor]:

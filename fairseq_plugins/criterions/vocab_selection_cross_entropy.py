@@ -32,31 +32,25 @@ class VocabSelectionCrossEntropy(LabelSmoothedCrossEntropyCriterion):
     Args:
         task: `translation_fast` with ``--candidates``.
         sentence_avg, label_smoothing, ignore_prefix_size, report_accuracy: as fairseq's.
-
-    Raises:
-        ValueError: the task has no candidates.
     """
 
-    # fairseq finds its options by their names here.
-    def __init__(
-        self,
-        task: FairseqTask,
-        sentence_avg: bool,
-        label_smoothing: float,
-        ignore_prefix_size: int = 0,
-        report_accuracy: bool = False,
-    ) -> None:
-        super().__init__(task, sentence_avg, label_smoothing, ignore_prefix_size, report_accuracy)
+    @classmethod
+    def build_criterion(cls, cfg: LabelSmoothedCrossEntropyCriterionConfig, task: FairseqTask) -> Any:
+        """As fairseq's.
+
+        Raises:
+            ValueError: the task has no candidates.
+        """
         if getattr(task, "candidates", None) is None:
             raise ValueError(
                 "--criterion vocab_selection_cross_entropy needs --task translation_fast with --candidates"
             )
-        self.candidates = task.candidates
+        return super().build_criterion(cfg, task)
 
     def forward(self, model: BaseFairseqModel, sample: dict[str, Any], reduce: bool = True) -> Any:
         """As fairseq's; the number of candidates is the one thing that the host waits for."""
         target = sample["target"]
-        mask = self.candidates.mask(sample["net_input"]["src_tokens"])
+        mask = self.task.candidates.mask(sample["net_input"]["src_tokens"])
         covered = (mask[target] & target.ne(self.padding_idx)).sum()
         mask.index_fill_(0, target.flatten(), True)
         words = mask.nonzero().squeeze(1)

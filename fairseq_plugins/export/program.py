@@ -18,6 +18,8 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
+from fairseq_plugins.backends.cpu.packed import quantised
+
 __all__ = ["Program", "Weights"]
 
 OPSET = 18
@@ -184,9 +186,3 @@ class Program:
 def _described(name: str, kind: type, shape: Iterable[str | int] | None) -> onnx.ValueInfoProto:
     sizes = None if shape is None else list(shape)
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(kind)), sizes)
-
-
-def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A matrix, (O, K), in steps of the 127th part of each row's largest number, and these steps' size, (O,)."""
-    scale = weight.abs().amax(dim=1).clamp(min=torch.finfo(torch.float32).tiny) / 127
-    return (weight / scale.unsqueeze(1)).round().to(torch.int8), scale

@@ -266,7 +266,10 @@ class Translator:
 
 def main() -> None:
     parser = ArgumentParser(description=__doc__.splitlines()[0], formatter_class=ArgumentDefaultsHelpFormatter)
-    more = [("buffer", (1000, "lines that are read at once from a file")), ("threads", (CORES, "batches at a time"))]
+    more = [
+        ("buffer", (1000, "lines that are read at once from a file")),
+        ("threads", (CORES, "batches at a time; of typed lines, threads")),
+    ]
     for name, (default, text) in [*OPTIONS.items(), *more]:
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=text, metavar="N")
     parser.add_argument("--replace-unk", nargs="?", const="", metavar="FILE", help="of lines `source target`")
@@ -282,7 +285,8 @@ def main() -> None:
             raise ValueError(f"{replace}: line {wrong[0]} is not two words")
         replace = dict(filter(None, pairs))
     lines = sys.stdin.buffer if path is None else path.open("rb")
-    typed, texts, sys.stderr = lines.isatty(), decode(lines), sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
+    typed, texts = lines.isatty(), decode(lines)
     translator = Translator(Path(__file__).parent, *((threads, 1) if typed else (1, threads, sys.stderr.isatty())))
     while block := list(islice(texts, 1 if typed else max(1, buffer))):
         for found in translator.translate(block, replace, **args):

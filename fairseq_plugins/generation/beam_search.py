@@ -113,6 +113,10 @@ class FastBeamSearch(SequenceGenerator):
         source = net_input.get("src_tokens")
         if source is not None and not len(source):
             return []
+        if source is not None:  # fairseq's hub moves the batch alone
+            prefix_tokens, constraints = (
+                each if each is None else each.to(source.device) for each in (prefix_tokens, constraints)
+            )
         with self.packing.for_batch():
             words = None
             if self.candidates is not None:
@@ -194,18 +198,14 @@ class FastBeamSearch(SequenceGenerator):
     def _words(self, source: Tensor, prefix: Tensor | None, constraints: Tensor | None, bos: int | None) -> Tensor:
         """The candidates of a batch, and what is forced upon it, (V,), in the dictionary's order."""
         assert self.candidates is not None
-        mask = self.candidates.mask(source)
         first = torch.tensor(self.eos if bos is None else bos)
         constrained = None if constraints is None else constraints[:, 1:]
-        for tokens in (first, prefix, constrained, self.token_indices_to_suppress):
-            if tokens is not None:
-                mask.index_fill_(0, tokens.flatten().to(mask.device, torch.long), True)
-        words = mask.nonzero().flatten()
+        words = self.candidates.words(source, first, prefix, constrained, self.token_indices_to_suppress)
         # Sampling at its k best, other searches at twice as many words as there are beams and never at padding.
         needed = self.beam_size + 1
         if not self._is_plain():
             needed = max(2 * self.beam_size + 1, getattr(self.search, "sampling_topk", 0))
-        if len(words) < min(needed, len(mask)):
+        if len(words) < min(needed, len(self.candidates.always)):
             raise ValueError(
                 f"this search (a beam of {self.beam_size}) needs {needed} candidates and a batch has only {len(words)}"
                 ": raise --frequent-candidates"

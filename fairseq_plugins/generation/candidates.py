@@ -76,9 +76,19 @@ class Candidates:
     def mask(self, src_tokens: Tensor) -> Tensor:
         """Which target words are candidates of a batch of source words of any shape: (V,), new at each call."""
         if self.always.device != src_tokens.device:
-            self.always, self.translations = self.always.to(src_tokens.device), self.translations.to(src_tokens.device)
+            # What is asked for above comes last: another thread may ask meanwhile.
+            self.translations = self.translations.to(src_tokens.device)
+            self.always = self.always.to(src_tokens.device)
         translations = self.translations.index_select(0, src_tokens.flatten())
         return self.always.index_fill(0, translations.flatten().long(), True)
+
+    def words(self, src_tokens: Tensor, *forced: Tensor | None) -> Tensor:
+        """The candidates of a batch and words that must be among them, (V,), in the dictionary's order."""
+        mask = self.mask(src_tokens)
+        for tokens in forced:
+            if tokens is not None:
+                mask.index_fill_(0, tokens.flatten().to(mask.device, torch.long), True)
+        return mask.nonzero().squeeze(1)
 
 
 def numbers_among(tokens: Tensor, words: Tensor | None) -> Tensor:

@@ -104,7 +104,7 @@ class Programs:
                     yield captured.beams, captured.step
                 finally:
                     self._end = torch.cuda.current_stream().record_event() if source.is_cuda else None
-            else:  # where to attend to steps that may come takes long
+            else:  # on a processor, where attending to steps not yet made takes long: with room for few, which grows
                 beams = begin({"src_tokens": source, "src_lengths": None}, rules.clone(), _LENGTHS)
                 yield beams, functools.partial(beams.begin_and_step, self._step)
 

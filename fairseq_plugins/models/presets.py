@@ -15,7 +15,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.models import register_model_architecture
 from omegaconf import DictConfig
 
-__all__ = ["Options", "fill_in", "register_presets"]
+__all__ = ["Options", "fill_in", "refuse_unless_positive", "register_presets"]
 
 Options = Namespace | DictConfig  # of a model
 
@@ -41,3 +41,14 @@ def fill_in(args: Options, values: Mapping[str, Any]) -> None:
         # None, because that is how a configuration says so, and how omegaconf 2.0 answers for an option it has not.
         if getattr(args, option, None) is None:
             setattr(args, option, value)
+
+
+def refuse_unless_positive(cfg: Any, *options: str) -> None:
+    """Refuse values that are not above zero.
+
+    Raises:
+        ValueError: names the option and its value.
+    """
+    for option in options:
+        if not (value := getattr(cfg, option)) > 0:
+            raise ValueError(f"--{option.replace('_', '-')} must be positive, but it is {value}")

@@ -15,6 +15,7 @@ from fairseq.dataclass.configs import OptimizationConfig
 from fairseq.optim import FairseqOptimizer
 from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
 
+from fairseq_plugins.models.presets import refuse_unless_positive
 from fairseq_plugins.models.weighted_transformer.config import DEFAULT_SIZES
 from fairseq_plugins.optim.config import WeightedInverseSqrtConfig
 
@@ -37,9 +38,7 @@ class WeightedInverseSqrt(FairseqLRScheduler):
         super().__init__(cfg, optimizer)
         if not all("name" in group for group in optimizer.param_groups):
             raise ValueError("--lr-scheduler weighted_inverse_sqrt needs --optimizer simplex_adam")
-        for option in ("warmup_updates", "branch_warmup_updates"):
-            if getattr(cfg, option) < 1:
-                raise ValueError(f"--{option.replace('_', '-')} must be positive, but it is {getattr(cfg, option)}")
+        refuse_unless_positive(cfg, "warmup_updates", "branch_warmup_updates")
         for option in ("lr_scale", "branch_lr_scale"):
             if not 0 <= getattr(cfg, option) < math.inf:
                 raise ValueError(f"--{option.replace('_', '-')} is a factor, which {getattr(cfg, option)} cannot be")

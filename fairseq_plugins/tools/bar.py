@@ -12,7 +12,7 @@ __all__ = ["bar"]
 
 
 def bar(items: Iterable[Any] | None = None, *, desc: str, **options: Any) -> Any:
-    """``tqdm``, which tells of its beginning alone where its returns to the start of a line would fill a file."""
+    """``tqdm`` on a terminal; elsewhere one line, ``desc``, at the beginning."""
     if not sys.stderr.isatty():
         print(desc, file=sys.stderr, flush=True)
     return tqdm(items, desc=desc, disable=None, **options)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
+from fairseq_plugins.lines import decoded
 from fairseq_plugins.tools import parallel_text
-from fairseq_plugins.tools.parallel_text import decoded
 
 __all__ = ["LARGEST", "Hypothesis", "Sentence", "add_generated", "read_generated", "read_text"]
 

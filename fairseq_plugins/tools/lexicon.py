@@ -103,7 +103,7 @@ def copy_text(source: Path, target: Path, work: Path) -> tuple[int, Counter[str]
         (work / "source").open("w", encoding="utf-8") as sources,
         (work / "target").open("w", encoding="utf-8") as targets,
     ):
-        for source_words, target_words in bar(read_pairs(source, target), desc="read", unit=" pairs"):
+        for source_words, target_words in bar(read_word_pairs(source, target), desc="read", unit=" pairs"):
             print(*source_words, file=sources)
             print(*target_words, file=targets)
             frequency.update(target_words)
@@ -116,7 +116,7 @@ def copy_text(source: Path, target: Path, work: Path) -> tuple[int, Counter[str]
     return pairs, frequency
 
 
-def read_pairs(source: Path, target: Path) -> Iterator[tuple[list[str], list[str]]]:
+def read_word_pairs(source: Path, target: Path) -> Iterator[tuple[list[str], list[str]]]:
     """The words of each pair of lines, without the pairs of empty lines.
 
     Raises:
@@ -146,7 +146,7 @@ def read(path: Path) -> Iterator[list[str]]:
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
-                text = line.decode("utf-8")
+                text = line.decode("utf-8")  # with a byte order mark, which is a part of fairseq's word
             except UnicodeDecodeError as error:
                 raise ValueError(f"line {number} of {path} is not UTF-8: {error}") from error
             # fairseq ends a line at every carriage return; its lines would be other pairs than the ones aligned here.

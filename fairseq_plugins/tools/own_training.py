@@ -73,7 +73,7 @@ class Training:
             raise ValueError(f"--train: --lr-scheduler {found['lr_scheduler']} needs --lr")
 
     def settings(self, pairs: int, tokens: int) -> list[str]:
-        """Those of `training_settings` that the criterion, the optimizer and the schedule have which are wished for."""
+        """`training_settings`, without what the criterion, optimizer and schedule of --train do not know."""
         chosen = training_settings(self.family, pairs, tokens).split()
         _, unknown = parse(["DATA_BIN", *self.own, *chosen, *self.wishes], parse_known=True)
         kept, is_known = [], True

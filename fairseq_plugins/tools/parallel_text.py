@@ -27,13 +27,14 @@ from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
+from fairseq_plugins.lines import decoded
 from fairseq_plugins.long_words import segment, without_long_words
 from fairseq_plugins.tools.any_file import blaming
 from fairseq_plugins.tools.bar import bar
 from fairseq_plugins.tools.whole_file import replacing
 
 __all__ = [
-    "apply_codes", "clean", "concatenate", "decoded", "each_line", "learn_codes", "moses", "read_pairs", "read_text",
+    "apply_codes", "clean", "concatenate", "each_line", "learn_codes", "moses", "read_pairs", "read_text",
     "segmenter", "split", "writing",
 ]  # fmt: skip
 
@@ -50,19 +51,6 @@ def writing(path: Path) -> Iterator[TextIO]:
     # Only \n ends a line, here and when reading: text may hold what else Python takes for an end.
     with replacing(path) as beside, beside.open("w", encoding="utf-8", newline="\n") as file:
         yield file
-
-
-def decoded(file: Iterable[bytes], path: Path) -> Iterator[str]:
-    """The lines of a file with their ends, without a byte order mark.
-
-    Raises:
-        ValueError: one is not UTF-8.
-    """
-    for number, line in enumerate(file, start=1):
-        try:
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path}, line {number} is not UTF-8: {error}") from error
 
 
 def read_text(path: Path, language: str) -> Iterator[str]:

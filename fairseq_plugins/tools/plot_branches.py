@@ -75,7 +75,7 @@ def read(files: Sequence[Path], layer: str | None) -> tuple[list[int], dict[Vect
         for parameter, value in state["model"].items():
             match = re.fullmatch(r"(encoder|decoder)\.layers\.(\d+)\.branches\.(kappa|alpha)\.weight", parameter)
             if match and layer in (None, f"{match[1]}.{match[2]}"):
-                point = torch.softmax(value.float(), dim=0) if softmax(state) else value.float()
+                point = torch.softmax(value.float(), dim=0) if holds_logits(state) else value.float()
                 found[Vector(match[1], int(match[2]), match[3])] = point
         if not found:
             wanted = "" if layer is None else f" for layer {layer!r} (such as encoder.0 or decoder.5)"
@@ -87,8 +87,8 @@ def read(files: Sequence[Path], layer: str | None) -> tuple[list[int], dict[Vect
     }
 
 
-def softmax(state: dict[str, Any]) -> bool:
-    """Whether the checkpoint holds logits."""
+def holds_logits(state: dict[str, Any]) -> bool:
+    """Whether κ and α are softmaxes of what is learned."""
     return str(getattr(state["cfg"]["model"], "branch_constraint", "simplex")) == "softmax"
 
 

@@ -17,7 +17,7 @@ from fairseq.tokenizer import tokenize_line
 from sacrebleu.metrics.bleu import BLEU
 
 from fairseq_plugins.tools.generated import Sentence, add_generated, read_generated, read_text
-from fairseq_plugins.unknown_words import moved, read_translations
+from fairseq_plugins.unknown_words import place_beside, read_translations
 
 __all__ = ["add_arguments", "run"]
 
@@ -94,7 +94,7 @@ def replace(sentence: Sentence, source: Sequence[str], offset: int, translations
             f"the alignment of sentence {sentence.number} is not one of its {len(source)} source and {len(words)} "
             "target words: the text is to be as the model reads it, and translated without --remove-bpe"
         )
-    copied = [source[moved(position, offset, len(source))] for position in alignment]
+    copied = [source[place_beside(position, offset, len(source))] for position in alignment]
     return [
         translations.get(copy, copy) if word == _UNKNOWN else word for word, copy in zip(words, copied, strict=True)
     ]

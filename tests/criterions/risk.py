@@ -10,6 +10,7 @@ from fairseq.data import Dictionary
 from fairseq.tasks.translation import TranslationTask
 from torch import Tensor
 
+from fairseq_plugins.criterions.config import SequenceRiskConfig
 from fairseq_plugins.criterions.sequence_risk import SequenceRisk
 from fairseq_plugins.generation.candidates import Candidates
 
@@ -32,4 +33,4 @@ def translation_task(dictionary: Dictionary, **attributes: Any) -> Any:
 
 
 def criterion(dictionary: Dictionary, candidates: Candidates | None = None, **options: Any) -> SequenceRisk:
-    return SequenceRisk(translation_task(dictionary, candidates=candidates), **options)
+    return SequenceRisk(translation_task(dictionary, candidates=candidates), SequenceRiskConfig(**options))

@@ -20,6 +20,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from sacrebleu import BLEU
 from torch import Tensor
 
+from fairseq_plugins.criterions.config import SequenceRiskConfig
 from fairseq_plugins.criterions.row_scores import score_rows
 from fairseq_plugins.criterions.sequence_risk import SequenceRisk
 from fairseq_plugins.generation.beam_search import FastBeamSearch
@@ -308,7 +309,7 @@ def test_a_model_that_writes_no_word_after_the_other_is_refused(dictionary: Dict
 
 def test_a_decoder_that_is_told_its_language_is_refused(dictionary: Dictionary) -> None:
     with pytest.raises(ValueError, match="as --decoder-langtok wants"):
-        SequenceRisk(translation_task(dictionary, args=SimpleNamespace(decoder_langtok=True)))
+        SequenceRisk(translation_task(dictionary, args=SimpleNamespace(decoder_langtok=True)), SequenceRiskConfig())
 
 
 @pytest.mark.parametrize("name", ["convs2s_tiny", "weighted_transformer_tiny"])

@@ -10,6 +10,7 @@ from fairseq.data import Dictionary
 from fairseq.search import Sampling
 
 from fairseq_plugins.backends.cpu.packed import PRECISIONS
+from fairseq_plugins.criterions.config import SequenceRiskConfig
 from fairseq_plugins.criterions.sequence_risk import SequenceRisk
 from fairseq_plugins.criterions.translations import _Sampling
 from tests.criterions.risk import EOS, criterion, translation_task
@@ -50,5 +51,5 @@ def test_the_search_has_the_precision_of_the_task(
     task = translation_task(dictionary)
     task.cfg.cpu_dtype = precision
     with Operators() as operators:
-        SequenceRisk(task).translator.translate(build("convs2s_tiny"), sample)
+        SequenceRisk(task, SequenceRiskConfig()).translator.translate(build("convs2s_tiny"), sample)
     assert (operators.count("quantized.linear_dynamic") > 0) == (precision == "int8")

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 import torch
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
-from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
+from fairseq.criterions.label_smoothed_cross_entropy import (
+    LabelSmoothedCrossEntropyCriterion,
+    LabelSmoothedCrossEntropyCriterionConfig,
+)
 from fairseq.data import Dictionary
 from fairseq.logging import metrics
 from torch import Tensor
@@ -145,4 +148,4 @@ def test_a_task_without_candidates_is_refused(dictionary: Dictionary, attributes
     task = SimpleNamespace(target_dictionary=dictionary, **attributes)
     message = "vocab_selection_cross_entropy needs --task translation_fast with --candidates"
     with pytest.raises(ValueError, match=message):
-        VocabSelectionCrossEntropy(task, sentence_avg=False, label_smoothing=0.1)
+        VocabSelectionCrossEntropy.build_criterion(LabelSmoothedCrossEntropyCriterionConfig(), task)

@@ -128,7 +128,7 @@ def test_threads_are_the_cores_that_it_may_use(folder: Path) -> None:
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(allowed)})
     try:
-        assert b"batches at a time (default: 1)" in run(folder, "--help").stdout
+        assert b"of typed lines, threads (default: 1)" in b" ".join(run(folder, "--help").stdout.split())
     finally:
         os.sched_setaffinity(0, allowed)
 

@@ -62,7 +62,7 @@ def fairseq_words(path: Path) -> list[list[str]]:
 def test_parallel_text(file: Path) -> None:
     """What is read is what fairseq takes for lines and words."""
     other = file.with_suffix(".other")
-    trial = Trial(lambda: list(lexicon.read_pairs(file, other)), ValueError)
+    trial = Trial(lambda: list(lexicon.read_word_pairs(file, other)), ValueError)
 
     @fuzz
     def run(random: Random) -> None:

@@ -62,7 +62,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(x, weight, bias)
     if (packing := current_packing(weight)) is not None:
         return packing.packed(Packed, weight, bias)(x)
-    y: Tensor = _OneDNNLinear.apply(x.flatten(0, -2), weight, bias)
+    y: Tensor = _OneDNNLinear.apply(x.reshape(-1, x.size(-1)), weight, bias)
     return y if x.dim() == 2 else y.view(*x.shape[:-1], -1)  # a view could not be overwritten without copies
 
 

@@ -82,17 +82,16 @@ def _pack_int8(weight: Tensor, bias: Tensor | None) -> Product:
     """
     if not weight.isfinite().all():
         return _pack_float32(weight, bias)
-    scale = weight.abs().amax(dim=1).clamp_(min=torch.finfo(torch.float32).tiny) / 127
-    steps = (weight / scale.unsqueeze(1)).round_().to(torch.int8)
+    steps, scale = quantised(weight)
     zero = torch.zeros(len(scale), dtype=torch.long)
-    quantised = torch._make_per_channel_quantized_tensor(steps, scale.double(), zero, 0)
+    table = torch._make_per_channel_quantized_tensor(steps, scale.double(), zero, 0)
     quantized, has_vnni = torch.backends.quantized, torch.cpu._is_vnni_supported()
     with _ENGINE:
         before = quantized.engine
         # With VNNI "x86" chooses well but for wide layers and many rows, where it takes five times oneDNN's time.
         quantized.engine = "onednn" if has_vnni and weight.numel() > 2**22 else "x86"
         try:
-            packed = torch.ops.quantized.linear_prepack(quantised, bias)
+            packed = torch.ops.quantized.linear_prepack(table, bias)
         finally:
             quantized.engine = before
 
@@ -110,6 +109,12 @@ def _pack_int8(weight: Tensor, bias: Tensor | None) -> Product:
         return y
 
     return multiply
+
+
+def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A matrix, (O, K), in steps of the 127th part of each row's largest number, and these steps' size, (O,)."""
+    scale = weight.abs().amax(dim=1).clamp_(min=torch.finfo(torch.float32).tiny) / 127
+    return (weight / scale.unsqueeze(1)).round_().to(torch.int8), scale
 
 
 def _has_bfloat16() -> bool:

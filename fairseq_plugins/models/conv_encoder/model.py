@@ -13,7 +13,7 @@ from fairseq_plugins.models.conv_encoder.decoder import LSTMDecoder
 from fairseq_plugins.models.conv_encoder.lstm import LSTMEncoder
 from fairseq_plugins.models.conv_encoder.pooling import PoolingEncoder
 from fairseq_plugins.models.conv_encoder.stepwise import ConvEncoderDecoding
-from fairseq_plugins.models.presets import Options, fill_in
+from fairseq_plugins.models.presets import Options, fill_in, refuse_unless_positive
 from fairseq_plugins.models.source_encoder import SourceEncoder
 from fairseq_plugins.models.translation_model import TranslationModel
 from fairseq_plugins.nn.embedding import InputEmbedding
@@ -34,10 +34,10 @@ class ConvEncoderModel(TranslationModel):
         """As of `TranslationModel`."""
         fill_in(cfg, DEFAULTS)
         depths = ("encoder_lstm_layers", "decoder_layers")
-        for option in ("encoder_embed_dim", "encoder_hidden_size", "decoder_hidden_size", *depths, "init_range"):
-            if getattr(cfg, option) <= 0:
-                raise ValueError(f"--{option.replace('_', '-')} must be positive, but it is {getattr(cfg, option)}")
-            if option in depths and getattr(cfg, option) > MOST_LAYERS:
+        sizes = ("encoder_embed_dim", "encoder_hidden_size", "decoder_hidden_size")
+        refuse_unless_positive(cfg, *sizes, *depths, "init_range")
+        for option in depths:
+            if getattr(cfg, option) > MOST_LAYERS:
                 raise ValueError(f"--{option.replace('_', '-')} is {getattr(cfg, option)}, {MOST_LAYERS} are the most")
         encoder = _build_encoder(cfg, task.source_dictionary)
         decoder = LSTMDecoder(

@@ -6,7 +6,7 @@ from typing import Optional
 from fairseq.dataclass import FairseqDataclass
 from omegaconf import II
 
-from fairseq_plugins.models.presets import Options
+from fairseq_plugins.models.presets import Options, refuse_unless_positive
 
 __all__ = ["DEFAULT_SIZES", "ConvS2SConfig", "check_dimensions"]
 
@@ -74,9 +74,7 @@ def check_dimensions(cfg: Options) -> None:
     Raises:
         ValueError: names the options and their values.
     """
-    for option in ("encoder_embed_dim", "decoder_embed_dim", "decoder_out_embed_dim"):
-        if getattr(cfg, option) < 1:
-            raise ValueError(f"--{option.replace('_', '-')} must be positive, but it is {getattr(cfg, option)}")
+    refuse_unless_positive(cfg, "encoder_embed_dim", "decoder_embed_dim", "decoder_out_embed_dim")
     if cfg.encoder_embed_dim != cfg.decoder_embed_dim:
         # Attention compares the encoder's output with the sum of decoder state and target embedding (equation 1).
         raise ValueError(

@@ -6,7 +6,7 @@ from typing import Optional
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II
 
-from fairseq_plugins.models.presets import Options, fill_in
+from fairseq_plugins.models.presets import Options, fill_in, refuse_unless_positive
 from fairseq_plugins.nn.layer_list import MOST_LAYERS
 
 __all__ = ["BRANCH_WEIGHTS", "DEFAULT_SIZES", "WeightedTransformerConfig", "complete"]
@@ -94,9 +94,8 @@ def complete(cfg: Options) -> None:
         if not 1 <= layers <= MOST_LAYERS:
             raise ValueError(f"--{side}-layers must be positive, {MOST_LAYERS} at most, but it is {layers}")
         for name in ("encoder_embed_dim", f"{side}_ffn_embed_dim"):
+            refuse_unless_positive(cfg, name)
             size = getattr(cfg, name)
-            if size < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be positive, but it is {size}")
             if branches < 1 or size % branches:
                 raise ValueError(
                     f"--{side}-attention-heads must divide --{name.replace('_', '-')}, but {branches} does not "

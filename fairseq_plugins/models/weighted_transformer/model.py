@@ -36,7 +36,7 @@ class WeightedTransformerModel(TranslationModel):
         self, encoder: WeightedTransformerEncoder, decoder: WeightedTransformerDecoder, branch_weights: str
     ) -> None:
         super().__init__(encoder, decoder)
-        self._updates = 0
+        self._calls = 0
         # Not to be averaged: fairseq's moving average leaves out what is called a version.
         self.branch_weights_version: Tensor
         self.register_buffer("branch_weights_version", torch.tensor(BRANCH_WEIGHTS.index(branch_weights)))
@@ -88,14 +88,14 @@ class WeightedTransformerModel(TranslationModel):
     def train(self, mode: bool = True) -> WeightedTransformerModel:
         """Before validation and translation, see that κ and α are where the optimizer has to keep them.
 
-        So that a wrong optimizer shows early, also before the updates 1, 2, 4, 8 and so on: fairseq's trainer calls
-        this before each, and to look is to wait for the device.
+        So that a wrong optimizer shows early, also in the calls 1, 2, 4, 8 and so on, of which fairseq's trainer makes
+        two or more for each update: to look is to wait for the device.
 
         Raises:
             ValueError: they are not.
         """
-        self._updates += mode
-        if self.training and not (mode and self._updates & (self._updates - 1)):
+        self._calls += mode
+        if self.training and not (mode and self._calls & (self._calls - 1)):
             check_simplex(self)
         super().train(mode)
         return self

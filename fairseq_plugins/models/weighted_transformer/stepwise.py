@@ -48,7 +48,7 @@ class WeightedTransformerDecoding(StepwiseDecoding):
 
     def sight_of_past(self, beam: int) -> Sight:
         """What so many rows of each sentence look at in this step, of the steps so far."""
-        # Attending to what has not been filled costs less than steps of several shapes only where these are compiled.
+        # A fixed state attends to all that it has room for, what is not filled masked: one shape, so one program.
         steps = self.capacity if self.fixed else self.steps
         return Sight(steps * self.order.beam, self.ancestry.bias(steps, self.source.keys.dtype))
 
