@@ -192,7 +192,10 @@ def cells(page: Path, row: str) -> list[list[str]]:
 
 SPEED = ROOT / "docs" / "performance.md"
 CTRANSLATE2 = "versus CTranslate2, same precision"
-EXPORTED = "`weighted_transformer_small`, exported, versus CTranslate2"
+EXPORTED = {
+    "ConvS2S": "`convs2s`, exported, versus CTranslate2",
+    "Weighted Transformer": "`weighted_transformer_small`, exported, versus CTranslate2",
+}
 
 
 @pytest.mark.parametrize(
@@ -206,8 +209,14 @@ EXPORTED = "`weighted_transformer_small`, exported, versus CTranslate2"
             (0, 2),
         ),
         ("the same | CTranslate2", f"`convs2s` {CTRANSLATE2}", 0, (0, 2)),
-        ("newstest2014, beam 5 | CTranslate2", EXPORTED, 0, (2, 3)),
-        ("newstest2014, greedy | CTranslate2", EXPORTED, 0, (0, 1)),
+        *(
+            (f"{model}, exported, newstest2014, beam 5 | CTranslate2", row, 0, (2, 3))
+            for model, row in EXPORTED.items()
+        ),
+        *(
+            (f"{model}, exported, newstest2014, greedy | CTranslate2", row, 0, (0, 1))
+            for model, row in EXPORTED.items()
+        ),
     ],
 )
 def test_the_front_page_has_ratios_of_the_page_of_speed(
@@ -218,11 +227,14 @@ def test_the_front_page_has_ratios_of_the_page_of_speed(
 
 
 @pytest.mark.parametrize(("front", "column"), [("greedy", 2), ("beam 5", 6)])
-def test_the_front_page_has_the_memory_of_the_page_of_speed(front: str, column: int) -> None:
-    rows = ("`weighted_transformer_small`, [exported](export.md)", "CTranslate2 4.8.5, Transformer, float32")
+@pytest.mark.parametrize(
+    ("model", "name"), [("ConvS2S", "convs2s"), ("Weighted Transformer", "weighted_transformer_small")]
+)
+def test_the_front_page_has_the_memory_of_the_page_of_speed(model: str, name: str, front: str, column: int) -> None:
+    rows = (f"`{name}`, [exported](export.md)", "CTranslate2 4.8.5, Transformer, float32")
     ours, theirs = (cells(SPEED, row)[-1][column] for row in rows)
-    assert f"newstest2014, {front} | CTranslate2 |" in (front_page := (ROOT / "README.md").read_text(encoding="utf-8"))
-    assert re.search(rf"newstest2014, {front} \|.*\| {ours}, {theirs} \|", front_page)
+    front_page = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert re.search(rf"{model}, exported, newstest2014, {front} \| CTranslate2 \|.*\| {ours}, {theirs} \|", front_page)
 
 
 @pytest.mark.parametrize(
