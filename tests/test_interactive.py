@@ -91,12 +91,13 @@ def test_every_line_has_its_translation(
 
 
 def test_a_batch_may_be_shorter_than_the_model(data: Path, checkpoint) -> None:
-    """A line has to fit into --max-tokens too; constraints are no part of it."""
-    lines = "w1\n" + "w1 " * 30 + "\tw4\n"
-    options = ["--max-tokens", 20, "--buffer-size", 4, "--constraints"]
+    """A line has to fit into --max-tokens too; constraints are no part of it, and empty ones are none."""
+    lines = "w1\t\tw5\n" + "w1 " * 30 + "\tw4\n"
+    options = ["--max-tokens", 20, "--buffer-size", 4, "--constraints", "unordered"]
     result = run(*command(data, checkpoint(ARCHITECTURES[0]), *options), stdin=lines)
     found = hypotheses(result.stdout)
     assert sorted(found) == [0, 1]
+    assert "w5" in found[0][0][1].split()
     assert "w4" in found[1][0][1].split()
     assert "line 2 has 31 tokens: only the first 19 are translated" in result.stdout + result.stderr
 

@@ -69,7 +69,7 @@ WALKS = {
              f"{PREPARE}; fairseq-train DATA_BIN --user-dir user_dir --arch convs2s_iwslt_de_en --optimizer adam "
              "--max-tokens 500; ln -s checkpoints/checkpoint_best.pt CHECKPOINT"),
         Step("examples/sequence_risk/README.md", "fairseq-hydra-train"),
-        Step("examples/sequence_risk/README.md", "fairseq-generate"),
+        Step("examples/sequence_risk/findings.md", "fairseq-generate"),
     ],
     "captions": [
         Step("examples/multi30k/README.md", "python examples/multi30k/prepare.py TEXT out "),

@@ -125,7 +125,7 @@ def load_checkpoints_safely() -> None:
         except (EOFError, OSError, RuntimeError) as error:  # fairseq does not say which file has no end
             if str(path) in str(error):
                 raise
-            raise OSError(f"{path} is damaged and cannot be read: {error}") from None
+            raise OSError(f"{path} is damaged and cannot be read: {str(error) or 'it ends too early'}") from None
         except Exception as error:  # there is none that a file cannot cause
             reason = f"{type(error).__name__}: {error}"
             if "ARCH_MODEL_REGISTRY[" in str(traceback.extract_tb(error.__traceback__)[-1].line):

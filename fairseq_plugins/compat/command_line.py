@@ -25,7 +25,8 @@ def understand_command_lines() -> None:
     the second.  ``--bf16`` is taken for a wish to train on a TPU, also where there is no software for one, and fails.
     ``--task language_modeling`` with a model of translation fails inside of the options; where the task has all that
     the model takes, nothing is refused.  So does ``--tokenizer moses``, to which fairseq gives no languages but those
-    of the command line.  fairseq-validate without ``--task`` fails by KeyError: None.
+    of the command line.  fairseq-validate without ``--task`` fails by KeyError: None.  And with
+    ``--num-shards`` fairseq-generate translates the whole, whichever the shard.
     """
     parse = options.parse_args_and_arch
     answer_later = answers_help_too_early(parse)
@@ -60,6 +61,11 @@ def understand_command_lines() -> None:
                 "translation or translation_fast"
             )
         asked = vars(args)
+        if "beam" in asked and asked["num_shards"] > 1:
+            raise ValueError(
+                "--num-shards does nothing here: fairseq-generate translates one part of N with "
+                "--distributed-world-size N --distributed-rank I"
+            )
         if asked.get("tokenizer") == "moses" and None in (asked.get("source_lang", ""), asked.get("target_lang", "")):
             raise ValueError("--tokenizer moses needs --source-lang and --target-lang")
         return parsed

@@ -132,6 +132,9 @@ def with_long_lines_cut(make_batches: Callable[..., Iterator[Any]]) -> Callable[
         lines: list[str], cfg: Any, task: Any, max_positions: Any, encode_fn: Callable[[str], str]
     ) -> Iterator[Any]:
         nonlocal before
+        if cfg.generation.constraints:  # fairseq's search fails at an empty one
+            parts = (line.split("\t") for line in lines)
+            lines = ["\t".join([text, *filter(str.strip, constraints)]) for text, *constraints in parts]
         limits = [max_positions[0] if isinstance(max_positions, tuple) else max_positions, cfg.dataset.max_tokens]
         longest = min((limit for limit in limits if isinstance(limit, int)), default=None)
         tokenize = task.get_interactive_tokens_and_lengths

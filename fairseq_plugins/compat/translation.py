@@ -150,13 +150,19 @@ def takes_hard_alignments(replace: Callable[..., str]) -> bool:
 
 
 def build_generators() -> None:
-    """One wrapper of what makes them: it refuses what none does, and lets them keep what unknown words stand for."""
+    """One wrapper of what makes them: it refuses what none does, and lets them keep what unknown words stand for.
+
+    A language model has words of its own, ``dict.txt``, which fairseq takes for the target's where they are as many.
+    """
     build = FairseqTask.build_generator
     replaces = not takes_hard_alignments(utils.replace_unk)
 
     @in_place_of(FairseqTask, "build_generator")
     def build_generator(self: Any, models: Any, args: Any, *more: Any, **others: Any) -> Any:
         refuse_what_no_search_does(args)
+        language_model = (others.get("extra_gen_cls_kwargs") or {}).get("lm_model")
+        if language_model is not None and language_model.decoder.dictionary != self.target_dictionary:
+            raise ValueError("--lm-path: the language model (dict.txt) has other words than the translations")
         generator = build(self, models, args, *more, **others)
         # --score-reference comes with a generator of another kind, which translates nothing.
         if replaces and getattr(args, "replace_unk", None) is not None and not getattr(args, "score_reference", False):
@@ -171,6 +177,7 @@ def replace_unknown_words_by_attention() -> None:
     """
     if takes_hard_alignments(utils.replace_unk):
         return
+
     prepare, post_process = BaseFairseqModel.prepare_for_inference_, utils.post_process_prediction
 
     @in_place_of(BaseFairseqModel, "prepare_for_inference_")

@@ -70,6 +70,7 @@ def run(args: Namespace) -> None:
         "cfg": OmegaConf.to_container(state["cfg"], enum_to_str=True),
         "model": {**state["model"], **means},
         "last_optimizer_state": None,
+        "extra_state": {name: value for name, value in (state.get("extra_state") or {}).items() if name != "ema"},
     }
     checkpoint_utils.torch_persistent_save(averaged, str(args.output))
     print(f"{args.output}: the mean of\n" + "\n".join(f"  {path}" for path in paths))

@@ -63,7 +63,7 @@ def run(args: Namespace) -> None:
     for path in (args.checkpoint, args.bpe_codes):
         if path is not None and not path.is_file():
             raise ValueError(
-                f"{path} does not exist" + (": one checkpoint is exported, no ensemble" if ":" in str(path) else "")
+                f"there is no file {path}" + (": one checkpoint is exported, no ensemble" if ":" in str(path) else "")
             )
     if args.bpe_codes is not None:
         segmenter(args.bpe_codes)

@@ -35,7 +35,7 @@ def run(args: Namespace) -> None:
         UnpicklingError: the input is no checkpoint, or holds more than data.
     """
     if not args.input.is_file():
-        raise ValueError(f"{args.input} does not exist")
+        raise ValueError(f"there is no file {args.input}")
     if args.output.exists():
         raise ValueError(f"{args.output} exists already")
     import_user_dir(args.user_dir)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
-from fairseq.models import BaseFairseqModel
+from fairseq.models import BaseFairseqModel, FairseqEncoderDecoderModel
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks import FairseqTask
 from torch import Tensor
@@ -56,7 +56,7 @@ def run(args: Namespace) -> None:
     """
     for file in (args.path, args.bpe_codes):
         if file is not None and not file.is_file():
-            raise ValueError(f"{file} does not exist")
+            raise ValueError(f"there is no file {file}")
     sentence, beside = args.input, Path(args.data).absolute().parent / "code"
     if args.bpe_codes is not None:
         sentence = segmenter(args.bpe_codes)(sentence)
@@ -69,6 +69,8 @@ def run(args: Namespace) -> None:
     with blaming(args.path, "cannot translate"):
         load = checkpoint_utils.load_model_ensemble_and_task
         (model,), _, task = load([str(args.path)], arg_overrides={"data": args.data})
+        if not isinstance(model, FairseqEncoderDecoderModel):
+            raise ValueError(f"{args.path} holds a {type(model).__name__}, and no encoder-decoder")
         source, target, layers = translate(task, model, sentence, args.beam)
     if args.layers is not None:
         layers = choose(layers, args.layers)

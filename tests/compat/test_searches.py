@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import itertools
 import re
+from argparse import Namespace
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 from fairseq.data import Dictionary
+from fairseq.models import FairseqIncrementalDecoder, FairseqLanguageModel
 from fairseq.search import DiverseBeamSearch
 from fairseq.sequence_generator import SequenceGenerator
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from torch import Tensor
 
 from fairseq_plugins.compat import interactive, searches
@@ -118,6 +123,7 @@ def test_fairseq_generate_searches_diverse_beams(data: Path, trained: Path) -> N
     [
         ("--constraints", "--constraints: these sentences have none; fairseq-interactive reads them behind each line"),
         ("--print-step", "--print-step is for models that refine"),
+        ("--num-shards=2", "--num-shards does nothing here: fairseq-generate translates one part of N with"),
         ("--beam=0", "the beam must be a number from 1 on, not 0"),
         ("--retain-iter-history", "--retain-iter-history is for models that refine"),
     ],
@@ -133,6 +139,19 @@ def test_interactive_refuses_at_once_what_it_cannot_do(data: Path, trained: Path
     options = ["--user-dir", USER_DIR, "--path", trained.parent / "none.pt", *option.split()]
     errors = run("interactive", data, *options, succeeds=False).stderr
     assert f"ValueError: {option.removesuffix(' 1')}: fairseq-generate" in errors
+
+
+def test_a_language_model_of_other_words_is_refused(build, dictionary: Dictionary) -> None:
+    """As many of them in another order score nonsense."""
+    other = Dictionary()
+    for word in reversed(dictionary.symbols[dictionary.nspecial :]):
+        other.add_symbol(word)
+    same, mixed = (FairseqLanguageModel(FairseqIncrementalDecoder(words)) for words in (copy.copy(dictionary), other))
+    translation = TranslationTask(TranslationConfig(), dictionary, dictionary)
+    make = functools.partial(translation.build_generator, [build(ARCHITECTURES[0])], Namespace())
+    assert make(extra_gen_cls_kwargs={"lm_model": same}).lm_model is same
+    with pytest.raises(ValueError, match=r"--lm-path: the language model \(dict.txt\) has other words"):
+        make(extra_gen_cls_kwargs={"lm_model": mixed})
 
 
 def test_what_is_repaired() -> None:

@@ -67,10 +67,15 @@ def test_doubles_that_are_parameters_and_tied(data: Path, tmp_path: Path) -> Non
     paths = [tmp_path / f"{number}.pt" for number in range(3)]
     for number, path in enumerate(paths):
         tied = torch.nn.Parameter(torch.full((2,), float(number), dtype=torch.float64))
-        torch.save({**untrained(data), "model": {"one": tied, "other": tied}}, path)
+        model = {"one": tied, "other": tied}
+        torch.save({**untrained(data), "model": model, "extra_state": {"ema": model, "epoch": 1}}, path)
     cli.main(["average", *map(str, paths), "--output", str(tmp_path / "average.pt")])
-    averaged = state(tmp_path / "average.pt")["model"]
-    assert {name: value.tolist() for name, value in averaged.items()} == {"one": [1, 1], "other": [1, 1]}
+    averaged = state(tmp_path / "average.pt")
+    assert {name: value.tolist() for name, value in averaged["model"].items()} == {"one": [1, 1], "other": [1, 1]}
+    assert averaged["extra_state"].keys() == {
+        "epoch",
+        "train_iterator",
+    }  # a moving average of one training is not that of their mean
 
 
 def test_it_translates_as_the_mean_does(data: Path, trained: Path, tmp_path: Path) -> None:

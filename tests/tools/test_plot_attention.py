@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import re
+import shutil
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fairseq.models import BaseFairseqModel
+from fairseq.data import Dictionary
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import ARCH_CONFIG_REGISTRY, BaseFairseqModel
+from fairseq.tasks.language_modeling import LanguageModelingTask
 from torch import Tensor
 
 from fairseq_plugins.tools import cli
 from fairseq_plugins.tools.layer_attention import attention_by_layer
 from fairseq_plugins.tools.plot_attention import choose, draw
+from tests.commands import save_model
 from tests.compat.payloads import untrained
 from tests.conftest import ARCHITECTURES
 from tests.generation.fairseq_models import fairseq_model
@@ -138,3 +144,16 @@ def test_words_that_the_model_does_not_know(data: Path, tmp_path: Path, capsys: 
         with pytest.raises(SystemExit, match="code has no codes of subword-nmt"):
             cli.main(["plot-attention", *files, "--input", "w1", "--bpe-codes", str(tmp_path / "code")])
         capsys.readouterr()
+
+
+def test_a_language_model_is_refused(data: Path, tmp_path: Path) -> None:
+    words = Dictionary.load(shutil.copy(next(data.glob("dict.*.txt")), str(tmp_path / "dict.txt")))
+    args = Namespace(arch="transformer_lm", task="language_modeling", criterion="cross_entropy", data=str(tmp_path))
+    vars(args).update(decoder_embed_dim=8, decoder_ffn_embed_dim=8, decoder_layers=1, tokens_per_sample=16)
+    ARCH_CONFIG_REGISTRY[args.arch](args)
+    cfg = convert_namespace_to_omegaconf(args)
+    path = save_model(LanguageModelingTask(cfg.task, words).build_model(cfg.model), args, tmp_path / "lm.pt")
+    with pytest.raises(SystemExit, match=r"lm\.pt holds a TransformerLanguageModel, and no encoder-decoder"):
+        cli.main(
+            ["plot-attention", str(tmp_path), "--path", str(path), "--input", "w1", "--output", str(tmp_path / "a.png")]
+        )
