@@ -83,7 +83,7 @@ def run(args: Namespace) -> None:
     binary, (source, target) = args.output / "data-bin", languages_of(args)
     told = ["--source-lang", source, "--target-lang", target]
     decoding = [binary, *told, "--user-dir", args.user_dir, "--path", model / "checkpoint_best.pt", "--beam", 5]
-    decoding += ["--tokenizer", "moses"]
+    decoding += ["--task", "translation_fast", "--tokenizer", "moses"]
     bpe = ["--bpe", "subword_nmt", "--bpe-codes", args.output / "code"]
     if args.translate is not None:  # which several may do at a time, wherever the texts are by now
         if not (binary / f"train.{source}-{target}.{source}.idx").exists():
