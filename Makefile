@@ -82,7 +82,7 @@ format: setup  ## rewrite the code in the house's layout
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: setup  ## speed of training and decoding beside fairseq's own
+bench: setup  ## speed of training and decoding versus fairseq's own, and of the encoders of 2016
 	$(BIN)/python examples/benchmarks/generation.py
 	$(BIN)/python examples/benchmarks/training.py
 	$(BIN)/python examples/benchmarks/conv_encoder.py

@@ -29,7 +29,7 @@ from sacrebleu.metrics import BLEU, CHRF
 import fairseq_plugins.registration  # noqa: F401  (its repairs of fairseq)
 from fairseq_plugins.tools.generated import read_generated, read_text
 from fairseq_plugins.tools.parallel_text import writing
-from fairseq_plugins.tools.plot_branches import softmax
+from fairseq_plugins.tools.plot_branches import holds_logits
 from fairseq_plugins.tools.plot_loss import Point, draw, read_curve
 from fairseq_plugins.tools.work import refuse_other_settings
 
@@ -109,7 +109,7 @@ def weak_branches(checkpoint: Path) -> list[int]:
     """How many of κ and α are below a tenth of their mean, and how many there are."""
     state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))
     vectors = [value.float() for name, value in state["model"].items() if ".kappa." in name or ".alpha." in name]
-    points = [value.softmax(0) for value in vectors] if softmax(state) else vectors
+    points = [value.softmax(0) for value in vectors] if holds_logits(state) else vectors
     weights = [value * len(value) for value in points]
     flat = torch.cat(weights) if weights else torch.empty(0)
     return [int((flat < 0.1).sum()), flat.numel()]

@@ -123,7 +123,8 @@ def cuts_long_lines(make_batches: Callable[..., Iterator[Any]]) -> bool:
 def with_long_lines_cut(make_batches: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
     """The batches of a buffer of lines, those that are too long for the model or a batch without their last words.
 
-    Of each the user is told.  The task lets go of a buffer when it has been translated.
+    Of each the user is told.  Empty constraints, at which fairseq's search fails, are none.  The task lets go of a
+    buffer when it has been translated.
     """
     before = 0  # lines of earlier buffers
 
@@ -132,7 +133,7 @@ def with_long_lines_cut(make_batches: Callable[..., Iterator[Any]]) -> Callable[
         lines: list[str], cfg: Any, task: Any, max_positions: Any, encode_fn: Callable[[str], str]
     ) -> Iterator[Any]:
         nonlocal before
-        if cfg.generation.constraints:  # fairseq's search fails at an empty one
+        if cfg.generation.constraints:
             parts = (line.split("\t") for line in lines)
             lines = ["\t".join([text, *filter(str.strip, constraints)]) for text, *constraints in parts]
         limits = [max_positions[0] if isinstance(max_positions, tuple) else max_positions, cfg.dataset.max_tokens]

@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 import fairseq_plugins.registration  # noqa: F401  (mends fairseq's loader, which is looked up when it is called)
+from fairseq_plugins.tools.arguments import positive
 
 __all__ = ["add_arguments", "run"]
 
@@ -31,7 +32,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "input", nargs="+", type=Path, metavar="INPUT", help="checkpoints, or with --last the folder of a training"
     )
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="checkpoint to write")
-    parser.add_argument("--last", type=int, metavar="N", help="average the last N checkpoints of the folder")
+    parser.add_argument("--last", type=positive, metavar="N", help="average the last N checkpoints of the folder")
     parser.add_argument(
         "--updates", action="store_true", help="with --last: those of --save-interval-updates, not of epochs"
     )
@@ -64,13 +65,14 @@ def run(args: Namespace) -> None:
         for name in total:
             total[name] += state["model"][name].double()
     means = {name: (value / len(paths)).to(state["model"][name].dtype) for name, value in total.items()}
+    extra = {name: value for name, value in (state.get("extra_state") or {}).items() if not name.startswith("ema")}
     averaged = {
         **state,
         "args": None,
         "cfg": OmegaConf.to_container(state["cfg"], enum_to_str=True),
         "model": {**state["model"], **means},
         "last_optimizer_state": None,
-        "extra_state": {name: value for name, value in (state.get("extra_state") or {}).items() if name != "ema"},
+        "extra_state": extra,
     }
     checkpoint_utils.torch_persistent_save(averaged, str(args.output))
     print(f"{args.output}: the mean of\n" + "\n".join(f"  {path}" for path in paths))
@@ -84,8 +86,6 @@ def last_checkpoints(folders: Sequence[Path], count: int, updates: bool) -> list
     """
     if len(folders) != 1 or not folders[0].is_dir():
         raise ValueError("--last takes one folder")
-    if count < 1:
-        raise ValueError(f"--last is {count}; it must be at least 1")
     pattern = BY_UPDATES if updates else BY_EPOCH
     found = {int(match[1]): path for path in folders[0].iterdir() if (match := pattern.fullmatch(path.name))}
     if len(found) < count:

@@ -19,6 +19,7 @@ from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from fairseq_plugins.tools.arguments import positive
 from fairseq_plugins.tools.bar import bar
 from fairseq_plugins.tools.work import running
 
@@ -40,7 +41,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder to write the three files to")
     parser.add_argument(
         "--max-candidates",
-        type=int,
+        type=positive,
         default=100,
         metavar="K",
         help="translations that candidates.txt keeps of a source type (default: %(default)s)",
@@ -53,8 +54,6 @@ def run(args: Namespace) -> None:
     Raises:
         ValueError: eflomal is missing or fails, the text is corrupt, or the output is no folder.
     """
-    if args.max_candidates < 1:
-        raise ValueError(f"--max-candidates is {args.max_candidates}; it must be at least 1")
     if args.output.exists() and not args.output.is_dir():
         raise ValueError(f"{args.output} exists already and is no folder")
     aligner = find_aligner()

@@ -105,26 +105,25 @@ def test_the_aligner_may_be_anywhere_in_the_path(corpus: Path, aligner: Path, mo
 
 
 @pytest.mark.parametrize(
-    ("source", "target", "options", "message"),
+    ("source", "target", "message"),
     [
-        (b"a\n", b"x\ny\nz\n", [], "target has 3 lines, .*source 1: line 2 of .*target has no partner"),
-        (b"a\nb\nc", b"x\n", [], "source has 3 lines, .*target 1: line 2 of .*source has no partner"),
-        (b"a\n\n", b"x\ny\n", [], "line 2 of .*source is empty, and that of .*target is not"),
-        (b"a\nb\n", b"x\n \n", [], "line 2 of .*target is empty, and that of .*source is not"),
-        (b"a\nb\n", b"x\n\xff\n", [], "line 2 of .*target is not UTF-8"),
-        (b"a\nb\rc\n", b"x\ny\n", [], "line 2 of .*source has a carriage return inside"),
-        (b"a\n\0\n", b"x\ny\n", [], "line 2 of .*source has a NUL"),
-        (b"\n", b"\n", [], "hold no sentences"),
-        (b"a\n", b"x\n", ["--max-candidates", 0], "--max-candidates is 0; it must be at least 1"),
+        (b"a\n", b"x\ny\nz\n", "target has 3 lines, .*source 1: line 2 of .*target has no partner"),
+        (b"a\nb\nc", b"x\n", "source has 3 lines, .*target 1: line 2 of .*source has no partner"),
+        (b"a\n\n", b"x\ny\n", "line 2 of .*source is empty, and that of .*target is not"),
+        (b"a\nb\n", b"x\n \n", "line 2 of .*target is empty, and that of .*source is not"),
+        (b"a\nb\n", b"x\n\xff\n", "line 2 of .*target is not UTF-8"),
+        (b"a\nb\rc\n", b"x\ny\n", "line 2 of .*source has a carriage return inside"),
+        (b"a\n\0\n", b"x\ny\n", "line 2 of .*source has a NUL"),
+        (b"\n", b"\n", "hold no sentences"),
     ],
 )
 def test_corrupt_input_is_refused_before_anything_is_written(
-    corpus: Path, source: bytes, target: bytes, options: list[object], message: str
+    corpus: Path, source: bytes, target: bytes, message: str
 ) -> None:
     (corpus / "source").write_bytes(source)
     (corpus / "target").write_bytes(target)
     with pytest.raises(SystemExit, match=message):
-        make_lexicon(corpus, *options)
+        make_lexicon(corpus)
     assert not (corpus / "lexicon").exists()
 
 
