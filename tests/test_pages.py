@@ -44,10 +44,12 @@ WALKS = {
     "front page, Python": [
         Step("README.md", "fairseq-plugins own-data", "ln -s TEXT/train.?? ."),
         Step("README.md", "fairseq-train DATA_BIN", "ln -s OUT/data-bin DATA_BIN"),
-        Step("docs/weighted_transformer.md", "fairseq-train DATA_BIN"),
-        Step("docs/conv_encoder.md", "fairseq-train DATA_BIN"),
         Step("docs/python.md", "from fairseq_plugins", after="python script.py"),
         Step("docs/python.md", "from concurrent", after="python script.py"),
+    ],
+    "families": [
+        Step("docs/weighted_transformer.md", "fairseq-train DATA_BIN", PREPARE),
+        Step("docs/conv_encoder.md", "fairseq-train DATA_BIN"),
     ],
     "own architecture": [
         Step("docs/extending.md", "from fairseq_plugins", PREPARE,

@@ -60,20 +60,26 @@ def trained(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
 
 def test_an_architecture_of_ones_own(tmp_path: Path) -> None:
     """Its user directory is that of training and of translations, and no other one."""
-    mine = own_user_dir(tmp_path)
-    program = (
-        "import sys; from pathlib import Path; from fairseq_plugins.tools.own_training import Training\n"
-        "Training('convs2s_of_mine', Path('out'), sys.argv[2:], Path(sys.argv[1]))"
-    )
-    assert python("-c", program, mine).returncode == 0
-    assert "so --user-dir cannot be given there" in python("-c", program, mine, "--user-dir", "user_dir").stderr
-    assert "there is no such architecture; --user-dir" in python("-c", program, "user_dir").stderr
-    other, broken = tmp_path / "a_user_dir_of_others", tmp_path / "a_broken_user_dir"
+    mine, other, broken = own_user_dir(tmp_path), tmp_path / "a_user_dir_of_others", tmp_path / "a_broken_user_dir"
     for folder, line in ((other, "import fairseq"), (broken, "import no_such_module")):
         folder.mkdir()
         (folder / "__init__.py").write_text(line)
-    assert "must import fairseq_plugins.command" in python("-c", program, other).stderr
-    assert f"--user-dir {broken}: No module named 'no_such_module'" in python("-c", program, broken).stderr
+    program = (
+        "import sys; from pathlib import Path; from fairseq_plugins.tools.own_training import Training\n"
+        "for user_dir, *wishes in map(str.split, sys.argv[1:]):\n"
+        "    try: print(Training('convs2s_of_mine', Path('out'), wishes, Path(user_dir)).family)\n"
+        "    except ValueError as error: print(error)"
+    )
+    result = python("-c", program, "user_dir", other, broken, f"{mine} --user-dir user_dir", mine)
+    told = (
+        "there is no such architecture; --user-dir",
+        "must import fairseq_plugins.command",
+        f"--user-dir {broken}: No module named 'no_such_module'",
+        "so --user-dir cannot be given there",
+        "convs2s",
+    )
+    for line, message in zip(result.stdout.splitlines(), told, strict=True):
+        assert message in line
 
 
 def call(texts: Path, out: Path) -> list[object]:
