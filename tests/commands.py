@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import io
 import logging
 import multiprocessing
 import os
 import random
 import resource
+import runpy
 import socket
 import subprocess
 import sys
@@ -15,10 +17,12 @@ import tempfile
 import warnings
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import numpy
+import pytest
 import torch
 from fairseq import trainer
 
@@ -149,6 +153,20 @@ def python(*arguments: object, stdin: str | None = None) -> subprocess.Completed
         text=True,
         check=False,
     )
+
+
+def script(path: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    """Run an example's script in this process, which has imported fairseq."""
+    output, errors, status = io.StringIO(), io.StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(errors):
+        patch.setattr(sys, "argv", [str(path), *map(str, words)])
+        patch.syspath_prepend(path.parent)
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else int(end.code is not None)
+            print(end.code if isinstance(end.code, str) else "", file=errors)
+    return subprocess.CompletedProcess(words, status, output.getvalue(), errors.getvalue())
 
 
 def make_data(folder: Path) -> Path:

@@ -14,7 +14,7 @@ from fairseq import checkpoint_utils
 from omegaconf import OmegaConf
 
 from fairseq_plugins.tools.work import work_in
-from tests.commands import ROOT, python
+from tests.commands import ROOT, script
 
 ABLATIONS = ROOT / "examples" / "ablations"
 UPDATES = 2
@@ -24,8 +24,8 @@ BLEU = ["+task.eval_bleu=true", """+task.eval_bleu_args='{"beam": 1, "max_len_b"
 def ablate(
     data: Path, out: Path, family: str, *options: object, overrides: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
-    command = [ABLATIONS / "ablate.py", family, out, "--data", data, "--updates", UPDATES, "--width", 16, *options]
-    return python(*command, "--", "dataset.max_tokens=400", *BLEU, *overrides)
+    words = [family, out, "--data", data, "--updates", UPDATES, "--width", 16, *options]
+    return script(ABLATIONS / "ablate.py", *words, "--", "dataset.max_tokens=400", *BLEU, *overrides)
 
 
 def trainings(out: Path, family: str) -> Iterator[tuple[str, list[dict], Path]]:
@@ -70,7 +70,7 @@ def test_a_second_call_fills_what_is_left(data: Path, tmp_path: Path) -> None:
     for checkpoint in tmp_path.rglob("*.pt"):
         checkpoint.unlink()  # what has been found stays, and is of this width
     other = ablate(data, tmp_path, "convs2s", "--width", 8)
-    assert other.stderr.endswith(f"\n{tmp_path} was made with width 16, not 8; choose another folder\n")
+    assert other.stderr.endswith(f"{tmp_path} was made with width 16, not 8; choose another folder\n")
     second = ablate(data, tmp_path, "convs2s", "--tables", 4, "--seeds", 1, 2)
     assert second.returncode == 0, second.stderr[-4000:]
     assert "no-positions,common.seed=2" not in before

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.commands import ROOT, python
+from tests.commands import ROOT, script
 
 FOLDER = ROOT / "examples" / "architectures"
 PICTURES = ["convs2s", "weighted_transformer", "conv_encoder"]
@@ -103,6 +103,6 @@ def test_others_are_refused(draw: Callable[[str], Any], architecture: str, compl
 
 
 def test_the_script_writes_a_picture(tmp_path: Path) -> None:
-    result = python(FOLDER / "draw.py", "conv_encoder_tiny", tmp_path / "picture.png")
+    result = script(FOLDER / "draw.py", "conv_encoder_tiny", tmp_path / "picture.png")
     assert result.returncode == 0, result.stderr[-3000:]
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")

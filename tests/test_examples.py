@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import runpy
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.commands import ROOT
+from tests.commands import ROOT, script
 
 # Those of a benchmark's contestant are started by the benchmark.
 SCRIPTS = [
@@ -20,14 +18,11 @@ SCRIPTS = [
 ]
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_help(script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", [str(script), "--help"])
-    monkeypatch.syspath_prepend(script.parent)
-    with pytest.raises(SystemExit) as end:
-        runpy.run_path(str(script), run_name="__main__")
-    assert end.value.code == 0
-    assert capsys.readouterr().out.startswith(f"usage: {script.name} ")
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_help(path: Path) -> None:
+    result = script(path, "--help")
+    assert result.returncode == 0
+    assert result.stdout.startswith(f"usage: {path.name} ")
 
 
 def test_the_quickstart_removes_nothing_of_others(tmp_path: Path) -> None:

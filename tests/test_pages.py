@@ -43,18 +43,16 @@ PREPARE = "python examples/multi30k/prepare.py TEXT PREPARED --merges 50; ln -s 
 WALKS = {
     "front page, Python": [
         Step("README.md", "fairseq-plugins own-data", "ln -s TEXT/train.?? ."),
-        Step("README.md", "fairseq-train DATA_BIN", "ln -s OUT/data-bin DATA_BIN"),
         Step("docs/python.md", "from fairseq_plugins", after="python script.py"),
+        Step("docs/extending.md", "from fairseq_plugins", "ln -s OUT/data-bin DATA_BIN",
+             after="mkdir mine; mv script.py mine/__init__.py; fairseq-train DATA_BIN --user-dir mine "
+             "--arch convs2s_my_corpus --optimizer adam --max-tokens 500"),
         Step("docs/python.md", "from concurrent", after="python script.py"),
     ],
     "families": [
-        Step("docs/weighted_transformer.md", "fairseq-train DATA_BIN", PREPARE),
+        Step("README.md", "fairseq-train DATA_BIN", PREPARE),
+        Step("docs/weighted_transformer.md", "fairseq-train DATA_BIN"),
         Step("docs/conv_encoder.md", "fairseq-train DATA_BIN"),
-    ],
-    "own architecture": [
-        Step("docs/extending.md", "from fairseq_plugins", PREPARE,
-             after="mkdir mine; mv script.py mine/__init__.py; fairseq-train DATA_BIN --user-dir mine "
-             "--arch convs2s_my_corpus --optimizer adam --max-tokens 500"),
     ],
     "vocabulary": [
         Step("docs/vocabulary.md", "fairseq-plugins lexicon", f"{PREPARE}; cp PREPARED/train.?? .",
@@ -119,7 +117,7 @@ WALKS = {
              {"--print-alignment": "--print-alignment --unkpen -99", "offset N": "offset 1", "=W": "=0.2"}),
     ],
 }  # fmt: skip
-FAST = {"front page, Python", "own architecture"}
+FAST = {"front page, Python"}
 NEED_INT8 = {"from concurrent"}  # the last step of its walk
 NEED_EFLOMAL = {"vocabulary", "captions", "quickstart", "papers, words", "papers, decoding"}
 

@@ -6,7 +6,7 @@ import csv
 
 import pytest
 
-from tests.commands import ROOT, python
+from tests.commands import ROOT, script
 
 Variances = dict[tuple[str, str], list[tuple[float, float]]]
 
@@ -18,7 +18,7 @@ PLAIN = "encoder without residual connections"
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Variances:
     """For each stack and variant the variances of activations and gradients from its input up, in narrow layers."""
     folder = tmp_path_factory.mktemp("variance")
-    result = python(ROOT / "examples" / "variance" / "measure.py", folder, "--width", 64, "--length", 120)
+    result = script(ROOT / "examples" / "variance" / "measure.py", folder, "--width", 64, "--length", 120)
     assert result.returncode == 0, result.stderr[-3000:]
     assert (folder / "variance.png").read_bytes().startswith(b"\x89PNG")
     found: Variances = {}

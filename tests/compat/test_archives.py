@@ -148,8 +148,3 @@ def test_in_a_folder_that_nobody_may_write(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(tempfile, "mkdtemp", refuse)
     assert sorted(unpacked(path)) == ["model.pt"]
     assert [*tmp_path.iterdir()] == [path]
-
-
-def test_what_is_not_there_is_named() -> None:
-    with pytest.raises(FileNotFoundError, match="'nowhere' is no folder, archive or known model"):
-        file_utils.load_archive_file("nowhere")

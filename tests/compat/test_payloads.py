@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,8 @@ import torch
 from fairseq.data import FastaDataset
 from fairseq.data.audio.data_cfg import S2TDataConfig
 
-from tests import commands
-from tests.commands import ROOT, USER_DIR
+from tests.commands import ROOT, USER_DIR, run
 from tests.compat.payloads import Payload, code, untrained
-
-run = partial(commands.run, anew=True)  # as users start it, whatever is guarded by `__main__`
 
 COMMON = ["--user-dir", USER_DIR, "--cpu"]
 COMMANDS = {
@@ -72,7 +68,8 @@ def test_a_criterion_from_a_checkpoint_is_not_evaluated(state, words: Path, trac
     ctc = {"_name": "ctc", "zero_infinity": False, "sentence_avg": True, "post_process": "letter"}
     cfg = {**state["cfg"], "criterion": {**ctc, "wer_args": code(trace)}}
     torch.save({**state, "cfg": cfg}, tmp_path / "evil.pt")
-    failed = run("validate", words, *COMMON, *COMMANDS["validate"], tmp_path / "evil.pt", succeeds=False)
+    command = [words, *COMMON, *COMMANDS["validate"], tmp_path / "evil.pt"]
+    failed = run("validate", *command, succeeds=False, anew=True)  # its module is `__main__` where users start it
     assert "ValueError: not a literal, and nothing else is read: \"__import__('os')" in failed.stderr
     assert not trace.exists()
 
@@ -80,7 +77,7 @@ def test_a_criterion_from_a_checkpoint_is_not_evaluated(state, words: Path, trac
 @pytest.mark.parametrize("command", ["validate", "eval_lm"])
 def test_overrides_of_a_model_are_not_evaluated(command: str, words: Path, trace: Path) -> None:
     more = [*COMMANDS[command], "nowhere.pt", "--model-overrides", code(trace)]
-    assert "not a literal" in run(command, words, *COMMON, *more, succeeds=False).stderr
+    assert "not a literal" in run(command, words, *COMMON, *more, succeeds=False, anew=True).stderr
     assert not trace.exists()
 
 
@@ -122,7 +119,7 @@ def unchecked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_fairseq_that_checks_nothing_loads_data(unchecked: Path, state, words: Path, tmp_path: Path) -> None:
     torch.save(state, tmp_path / "model.pt")
-    done = run("generate", words, *COMMON, *COMMANDS["generate"], tmp_path / "model.pt", path=unchecked)
+    done = run("generate", words, *COMMON, *COMMANDS["generate"], tmp_path / "model.pt", path=unchecked, anew=True)
     assert "Generate test with beam=5: BLEU4" in done.stdout
 
 

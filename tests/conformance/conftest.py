@@ -70,7 +70,8 @@ def translate(data: Path) -> Callable[..., dict[int, list[str]]]:
 
     def translate(save: Path, *more: object) -> dict[int, list[str]]:
         output = save / "output"
-        words = [data, "--path", save / "checkpoint_last.pt", "--batch-size", 8, "--results-path", output]
+        words = [data, "--path", save / "checkpoint_last.pt", "--batch-size", 8, "--num-workers", 0]
+        words += ["--results-path", output]
         fairseq_generate.main(
             parse(options.get_generation_parser(), [*words, "--max-len-b", 15, "--no-progress-bar", *more])
         )

@@ -20,7 +20,13 @@ _SIZES: dict[str, dict[str, Any]] = {
         "decoder_layers": "[(16, 3)] * 2",
     },
     "transformer_tiny": {},
-    "lstm": {"encoder_embed_dim": 12, "encoder_hidden_size": 12, "criterion": "cross_entropy"},
+    "lstm": {
+        "encoder_embed_dim": 12,
+        "encoder_hidden_size": 12,
+        "decoder_embed_dim": 32,
+        "decoder_out_embed_dim": 32,
+        "criterion": "cross_entropy",
+    },
 }
 
 

@@ -44,8 +44,3 @@ def test_values(parser: ArgumentParser) -> None:
     assert [getattr(said, name) for name in DEFAULTS] == values
     with pytest.raises(SystemExit):
         parser.parse_args(["data", "--cpu-dtype", "float16"])
-
-
-def test_each_says_what_it_is_for(parser: ArgumentParser) -> None:
-    helps = {action.dest: action.help for action in parser._actions}
-    assert [name for name in DEFAULTS if not helps[name]] == []

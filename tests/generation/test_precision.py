@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from itertools import chain
 
 import pytest
@@ -59,18 +60,17 @@ WEIGHTED = {
 @torch.no_grad()
 def test_weights_that_are_folded(build, dictionary, sentences, weights: str) -> None:
     """Of a model that is trained, and of its copy, which is not, with one packing: each of them is what it is."""
-    trained = build("weighted_transformer_tiny", 1, **WEIGHTED[weights])
-    kept, other = copy.deepcopy(trained), build("weighted_transformer_tiny", 2, **WEIGHTED[weights])
-    source, packing = sentences([5, 3]), Packing()
-    generate(FastBeamSearch, [trained], dictionary, source, packing=packing, max_len_b=4)
+    options = {"encoder_layers": 1, "decoder_layers": 1, **WEIGHTED[weights]}
+    trained, other = (build("weighted_transformer_tiny", seed, **options) for seed in (1, 2))
+    kept, packing = copy.deepcopy(trained), Packing()
+    search = functools.partial(generate, FastBeamSearch, dictionary=dictionary, source=sentences([5, 3]), max_len_b=4)
+    search([trained], packing=packing)
+    first = search([kept], packing=Packing())
     for name, parameter in trained.named_parameters():
         parameter.data.copy_(other.get_parameter(name).data)
-        for model in (kept, trained):  # the copy first, which finds what its original has left
-            actual, expected = (
-                generate(FastBeamSearch, [model], dictionary, source, packing=each, max_len_b=4)
-                for each in (packing, Packing())
-            )
-            assert_same(actual, expected, tolerance=0)
+        # The copy first, which finds what its original has left.
+        assert_same(search([kept], packing=packing), first, tolerance=0)
+        assert_same(search([trained], packing=packing), search([trained], packing=Packing()), tolerance=0)
 
 
 @torch.no_grad()

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fairseq_plugins.tools import own_training
 from fairseq_plugins.tools.plot_loss import read_curve
+from tests.commands import run
 from tests.tools.test_own_data import TINY
+
+
+@pytest.fixture(autouse=True)
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """fairseq is not imported again for each training."""
+
+    def lines(command: str, *words: object) -> Iterator[str]:
+        result = run(command, *words)
+        yield from (result.stdout + result.stderr).splitlines(keepends=True)
+
+    monkeypatch.setattr(own_training, "fairseq_lines", lines)
 
 
 @pytest.mark.parametrize(
