@@ -50,6 +50,19 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_resuming_is_not_having_stopped(data: Path, trained: Path, tmp_path: Path) -> None:
+    """Parameters and schedule; the latter has started to anneal by the time of the stop."""
+    for epochs in (2, 4):
+        train(data, tmp_path, *BLEU, *SAME_AFTER_RESUME, "--max-epoch", epochs)
+    straight, resumed = (
+        checkpoint_utils.load_checkpoint_to_cpu(str(folder / "checkpoint_last.pt")) for folder in (trained, tmp_path)
+    )
+    for name, value in straight["model"].items():
+        torch.testing.assert_close(resumed["model"][name], value, msg=lambda text, name=name: f"{name}: {text}")
+    history = [state["optimizer_history"][-1]["lr_scheduler_state"] for state in (straight, resumed)]
+    assert history[0] == history[1]
+
+
 @pytest.fixture(scope="module")
 def generated(data: Path, trained: Path) -> dict[int, list[tuple[float, str]]]:
     checkpoint = trained / "checkpoint_best.pt"

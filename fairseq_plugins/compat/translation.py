@@ -85,13 +85,12 @@ def load_models() -> None:
                 raise
             raise RuntimeError(f"{filename}: not of the vocabulary or the architecture asked for. {error}") from None
         # A model of several pairs of languages has a dictionary of each, and its task another one in training.
-        if not isinstance(models[0], FairseqMultiModel):
-            side = next(iter(sides_of_other_words(task, (state or {}).get("extra_state"))), None)
-            if side is not None:
-                raise ValueError(
-                    f"{filename} was trained with other {side} words than those of this data, and would make "
-                    "nonsense of them; it wants data with the dictionaries of its training"
-                )
+        extra_state = (state or {}).get("extra_state")
+        if not isinstance(models[0], FairseqMultiModel) and (sides := sides_of_other_words(task, extra_state)):
+            raise ValueError(
+                f"{filename} was trained with other {sides[0]} words than those of this data, and would make "
+                "nonsense of them; it wants data with the dictionaries of its training"
+            )
         return models, cfg, task
 
     @in_place_of(checkpoint_utils, "load_model_ensemble_and_task")
@@ -177,7 +176,6 @@ def replace_unknown_words_by_attention() -> None:
     """
     if takes_hard_alignments(utils.replace_unk):
         return
-
     prepare, post_process = BaseFairseqModel.prepare_for_inference_, utils.post_process_prediction
 
     @in_place_of(BaseFairseqModel, "prepare_for_inference_")

@@ -73,10 +73,8 @@ def test_doubles_that_are_parameters_and_tied(data: Path, tmp_path: Path) -> Non
     cli.main(["average", *map(str, paths), "--output", str(tmp_path / "average.pt")])
     averaged = state(tmp_path / "average.pt")
     assert {name: value.tolist() for name, value in averaged["model"].items()} == {"one": [1, 1], "other": [1, 1]}
-    assert averaged["extra_state"].keys() == {
-        "epoch",
-        "train_iterator",
-    }  # a moving average of one training is not that of their mean
+    # A moving average of one training is not that of their mean.
+    assert averaged["extra_state"].keys() == {"epoch", "train_iterator"}
 
 
 def test_it_translates_as_the_mean_does(data: Path, trained: Path, tmp_path: Path) -> None:
@@ -151,6 +149,12 @@ def test_wrong_options_get_a_clear_error(trained: Path, tmp_path: Path, argument
     with pytest.raises(SystemExit, match="average: error: ") as ended:
         cli.main(["average", str(trained), *arguments, "--output", str(tmp_path / "average.pt")])
     assert message in str(ended.value)
+
+
+def test_the_last_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["average", str(tmp_path), "--last", "0", "--output", str(tmp_path / "average.pt")])
+    assert "--last: expected a number from 1 on, got '0'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("model", [None, "text", [], {}, "???", {"_name": "???"}])

@@ -107,7 +107,7 @@ def fails(*arguments: object) -> str:
 
 
 def test_refuses_what_it_cannot_convert(tmp_path, data, fconv) -> None:
-    assert "there is no file" in fails(tmp_path / "nowhere.pt", tmp_path / "new.pt")
+    assert f"there is no file {tmp_path / 'nowhere.pt'}" in fails(tmp_path / "nowhere.pt", tmp_path / "new.pt")
 
     checkpoint = save(tmp_path / "old.pt", fconv.state_dict(), data)
     assert "old.pt exists already" in fails(checkpoint, checkpoint)

@@ -127,6 +127,12 @@ def test_corrupt_input_is_refused_before_anything_is_written(
     assert not (corpus / "lexicon").exists()
 
 
+def test_no_candidates_are_refused(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        make_lexicon(corpus, "--max-candidates", 0)
+    assert "--max-candidates: expected a number from 1 on, got '0'" in capsys.readouterr().err
+
+
 def test_a_file_in_the_place_of_the_folder_is_kept(corpus: Path) -> None:
     (corpus / "lexicon").write_text("precious")
     with pytest.raises(SystemExit, match="lexicon exists already and is no folder"):

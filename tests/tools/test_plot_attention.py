@@ -127,7 +127,7 @@ def test_words_that_the_model_does_not_know(data: Path, tmp_path: Path, capsys: 
     files = [str(tmp_path / "bin"), "--path", str(tmp_path / "model.pt"), "--output", str(tmp_path / "picture.svg")]
     cli.main(["plot-attention", *files, "--input", "w1 dog w2 cat"])
     printed = capsys.readouterr()
-    assert "warning: the model does not know dog cat. Was the text" in printed.err
+    assert re.search(r"^warning: the model does not know dog cat\. Was the text", printed.err, flags=re.MULTILINE)
     (tmp_path / "code").write_text("#version: 0.2\n1 2</w>\n")
     cli.main(["plot-attention", *files, "--input", "w1"])
     printed = capsys.readouterr()

@@ -45,6 +45,13 @@ def test_it_is_a_linear_map(products: Callable[[], int], shape: tuple[int, ...],
 
 
 @onednn
+def test_of_one_vector(products: Callable[[], int]) -> None:
+    x, w = torch.randn(2048), torch.randn(1024, 2048)
+    torch.testing.assert_close(linear(x, w), F.linear(x, w), rtol=1e-4, atol=1e-4)
+    assert products() == 1
+
+
+@onednn
 def test_gradients_that_nobody_wants_are_not_computed(products: Callable[[], int]) -> None:
     made = FastLinear(96, 128)
     made(torch.randn(256, 96)).sum().backward()
