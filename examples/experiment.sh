@@ -16,7 +16,7 @@ experiment=$(basename "$here")
 if [ $# -lt 2 ] || [ ! -f "$here/$1.yaml" ] || [[ $2 = -* ]]; then
     sed -n '3,10s/^# \{0,1\}//p' "$here/../experiment.sh"
     sed -n '3,/^source/s/^# //p' "$0"
-    echo "RECIPE is one of: $(cd "$here" && echo *.yaml | sed 's/\.yaml//g')"
+    echo "RECIPE is one of: $(cd "$here" && LC_ALL=C && echo *.yaml | sed 's/\.yaml//g')"
     exit 2
 fi >&2
 recipe=$1

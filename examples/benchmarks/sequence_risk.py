@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from fairseq import checkpoint_utils
+from fairseq import checkpoint_utils, utils
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion, label_smoothed_nll_loss
 from fairseq.data import data_utils
 from fairseq.sequence_generator import SequenceGenerator
@@ -48,13 +48,13 @@ def plain(task: Any, count: int, model: Any, sample: dict[str, Any]) -> Tensor:
     tokens = [hypothesis["tokens"] for hypotheses in found for hypothesis in hypotheses]
     collate = partial(data_utils.collate_tokens, tokens, dictionary.pad(), dictionary.eos())
     target, previous = collate(), collate(move_eos_to_beginning=True)
-    rows = torch.arange(len(found)).repeat_interleave(count)
+    rows = torch.arange(len(found), device=target.device).repeat_interleave(count)
     logits = model(inputs["src_tokens"][rows], inputs["src_lengths"][rows], previous)
     lprobs = model.get_normalized_probs(logits, log_probs=True).gather(2, target.unsqueeze(2)).squeeze(2)
     real = target != dictionary.pad()
     means = (lprobs * real).sum(dim=1) / real.sum(dim=1)
     p = (SCALE * means.view(-1, count)).softmax(dim=1)
-    risk = (p * torch.tensor(costs).view(-1, count)).sum()
+    risk = (p * torch.tensor(costs, device=p.device).view(-1, count)).sum()
 
     lprobs = model.get_normalized_probs(model(**inputs), log_probs=True)
     losses, _ = label_smoothed_nll_loss(lprobs, sample["target"], EPSILON, dictionary.pad(), reduce=False)
@@ -66,6 +66,8 @@ def seconds(update: Callable[[], Tensor], model: Any) -> float:
     """Of a forward and backward pass."""
     start = time.perf_counter()
     update().backward()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
     passed = time.perf_counter() - start
     model.zero_grad()
     return passed
@@ -81,12 +83,15 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=6, help="default: %(default)s")
     parser.add_argument("--max-tokens", type=int, default=1500, help="words of a batch (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="default: %(default)s")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([args.checkpoint], {"data": args.data})
     task.load_dataset("train")
     batches = task.get_batch_iterator(task.dataset("train"), max_tokens=args.max_tokens, seed=1).next_epoch_itr()
     samples = [sample for sample, _ in zip(batches, range(args.batches + 1), strict=False)]
+    model.to(args.device)
+    samples = utils.apply_to_sample(lambda tensor: tensor.to(args.device), samples)
 
     tokens = LabelSmoothedCrossEntropyCriterion(task, sentence_avg=False, label_smoothing=EPSILON)
     options = {"risk_alpha": ALPHA, "risk_scale": SCALE, "label_smoothing": EPSILON}

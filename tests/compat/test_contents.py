@@ -316,4 +316,4 @@ def test_the_home_of_the_user_gets_no_folder(data: Path, tmp_path: Path) -> None
         options = ["--user-dir", USER_DIR, "--arch", "transformer_tiny", "--optimizer", "sgd", "--max-tokens", 500]
         failed = run(data, *options, "--max-update", 1, "--save-dir", "${oc.env:HOME}/made", succeeds=False)
     assert "save_dir is '${oc.env:HOME}/made'" in failed.stderr
-    assert not list(tmp_path.iterdir())
+    assert {each.name for each in tmp_path.iterdir()} <= {".nv"}  # which the driver of a GPU makes

@@ -96,7 +96,7 @@ def test_sentences_together_find_what_each_finds_alone(kind, architecture: str, 
         return [[hypo["tokens"].tolist() for hypo in beams] for beams in found]
 
     eos = dictionary.eos()
-    together = generate(source, id=torch.tensor([7, 30, 1]))
+    together = generate(source, id=torch.tensor([7, 30, 1], device=source.device))
     assert together == [generate(row[row.ne(dictionary.pad())].unsqueeze(0))[0] for row in source]
     assert len({tuple(map(tuple, beams)) for beams in together}) > 1
     assert all(tokens.index(eos) == len(tokens) - 1 for beams in together for tokens in beams)

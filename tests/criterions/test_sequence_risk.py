@@ -256,9 +256,11 @@ def test_what_is_logged(models: list[Any], sample: Any, dictionary: Dictionary) 
     assert SequenceRisk.logging_outputs_can_be_summed()
 
 
-def test_targets_padded_on_the_left(task: SimpleNamespace, sample: Any, dictionary: Dictionary) -> None:
+def test_targets_padded_on_the_left(
+    task: SimpleNamespace, sample: Any, dictionary: Dictionary, device: torch.device
+) -> None:
     """Which this plugin's own models refuse; the word in front of the first is then no padding."""
-    model, found = fairseq_model("transformer_tiny", task).eval(), criterion(dictionary, risk_candidates=3)
+    model, found = fairseq_model("transformer_tiny", task).to(device).eval(), criterion(dictionary, risk_candidates=3)
     losses = [float(found(model, sample)[0])]
     for tensors, name in ((sample, "target"), (sample["net_input"], "prev_output_tokens")):
         rows = tensors[name]

@@ -1,20 +1,38 @@
-"""``--fp16`` without a GPU."""
+"""Training on a processor, in half precision and beside a GPU."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, cast
 from unittest import mock
 
 import torch
+from fairseq import utils
 from fairseq.optim import FP16Optimizer
 from fairseq.trainer import Trainer
 from torch import Tensor
 
 from fairseq_plugins.compat.wrapping import in_place_of
 
-__all__ = ["flatten_on_gpus_only", "overflow_on_processors"]
+__all__ = ["clip_gradients_where_they_are", "flatten_on_gpus_only", "overflow_on_processors"]
+
+
+def clip_gradients_where_they_are() -> None:
+    """With ``--cpu`` fairseq moves the gradients' norm to a GPU if there is one, and then cannot clip by it.
+
+    The probe is of the code: to ask it takes a GPU.
+    """
+    clip = utils.clip_grad_norm_
+    if "current_device()" not in inspect.getsource(clip):
+        return
+
+    @in_place_of(utils, "clip_grad_norm_")
+    def clip_grad_norm_(params: Any, *args: Any, **kwargs: Any) -> Tensor:
+        params = [params] if isinstance(params, Tensor) else list(params)
+        with nullcontext() if any(each.is_cuda for each in params) else mock.patch("torch.cuda.is_available", bool):
+            return cast(Tensor, clip(params, *args, **kwargs))
 
 
 def flatten_on_gpus_only() -> None:

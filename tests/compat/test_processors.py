@@ -1,4 +1,4 @@
-"""``--bf16`` and ``--fp16`` on a processor."""
+"""Training on a processor: ``--bf16``, ``--fp16``, and beside a GPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fairseq import options
+from fairseq import options, utils
 
 from fairseq_plugins.compat import command_line
 from tests.commands import MODEL, QUIET, SIZES, TRAINING, USER_DIR, run
@@ -47,6 +47,18 @@ def test_an_overflow_skips_an_update(data: Path, tmp_path: Path) -> None:
     command = [data, "--user-dir", USER_DIR, "--arch", "convs2s", *MODEL, *SIZES, *TRAINING, *QUIET, "--cpu"]
     output = run("train", *command, "--max-epoch", 1, "--save-dir", tmp_path, "--fp16", "--fp16-init-scale", 2**40)
     assert "gradient overflow detected, ignoring gradient" in output.stdout + output.stderr
+
+
+def test_gradients_are_clipped_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is no GPU is asked for where a tensor is to be moved to it."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: "meta")
+    parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    for parameter in parameters:
+        parameter.grad = torch.tensor([3.0, 4.0])
+    assert float(utils.clip_grad_norm_(iter(parameters), 1.0)) == pytest.approx(50**0.5)
+    assert torch.stack([each.grad for each in parameters]).norm() == pytest.approx(1, rel=1e-5)
+    assert torch.cuda.is_available()
 
 
 def test_a_tpu_wants_its_software(data: Path) -> None:

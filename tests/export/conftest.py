@@ -1,0 +1,11 @@
+"""What is exported is so from a checkpoint, on a processor."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    return torch.device("cpu")
