@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from typing import Any
 
@@ -66,10 +67,13 @@ def test_forced_words(build, architecture, sentences, dictionary, dtype: torch.d
             # Of the first hypothesis of each sentence, whose words are forced.
             scores, attention = (part[:STEPS].double() for part in found)
             first = attention[:, : len(lengths) * BEAM : BEAM, : source.size(1)]
-            results.append([scores[:, : len(lengths), 0].diff(dim=0), first])
+            results.append([scores[:, : len(lengths), :1].diff(dim=0), first])
         for mine, theirs, expected in zip(*results, strict=True):
-            # In a single step an H100 was seen to round up to three times as much as without a graph.
-            assert (mine - expected).norm() <= 4 * (theirs - expected).norm() + 1e-6 * expected.norm()
+            mine, theirs = ((each - expected).norm(dim=-1) for each in (mine, theirs))
+            least = 1e-7 * expected.norm()
+            # Where attention is the difference of large numbers, either may round ten times as much as the other.
+            assert mine.norm() <= 16 * theirs.norm() + 10 * least
+            assert (mine + least).log().mean() <= (theirs + least).log().mean() + math.log(4)
     with programs.batch(model, search.begin, source, rules) as (_, step):
         graphs, kernels = launches(step)
     assert (graphs, kernels) == (1, 0)
