@@ -18,7 +18,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
-from fairseq_plugins.backends.cpu.packed import quantised
+from fairseq_plugins.backends.cpu.products import quantised
 
 __all__ = ["Program", "Weights"]
 

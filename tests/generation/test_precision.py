@@ -9,8 +9,8 @@ from itertools import chain
 import pytest
 import torch
 
-from fairseq_plugins.backends.cpu.packed import PRECISIONS
 from fairseq_plugins.backends.cpu.packing import Packing
+from fairseq_plugins.backends.cpu.products import PRECISIONS
 from fairseq_plugins.generation.beam_search import FastBeamSearch
 from tests.generation.searching import LENGTHS, assert_same, generate
 from tests.operators import Operators

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_plugins.backends.cpu import winograd
-from fairseq_plugins.backends.cpu.packed import has_onednn
 from fairseq_plugins.backends.cpu.packing import Packing
+from fairseq_plugins.backends.cpu.products import has_onednn
 
 BEAM = 3
 ROOT_OF_LENGTH = 1

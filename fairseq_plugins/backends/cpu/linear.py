@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from fairseq_plugins.backends.cpu.packed import Packed, can_pack
 from fairseq_plugins.backends.cpu.packing import current_packing
+from fairseq_plugins.backends.cpu.products import Packed, can_pack
 from fairseq_plugins.nn.selected_rows import LINEAR_MAPS, SelectedRows
 
 __all__ = ["FastLinear", "FastSelectedRows", "linear", "onednn_is_faster", "prefers_onednn"]

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_plugins.backends.cpu.packed import PRECISIONS, Packed, can_pack
+from fairseq_plugins.backends.cpu.products import PRECISIONS, Packed, can_pack
 
 __all__ = ["BatchPacking", "Packing", "computed", "current_packing", "pack"]
 
@@ -40,7 +40,7 @@ class Packing:
     that is lost in the rounding of a row's sum.  What a batch does not use is forgotten.
 
     Args:
-        precision: one of `packed.PRECISIONS`; where the processor has no instructions for it, it is float32, with a
+        precision: one of `products.PRECISIONS`; where the processor has no instructions for it, it is float32, with a
             warning.
     """
 
@@ -93,7 +93,7 @@ class BatchPacking:
         """``pack(weight, bias, precision)`` with the weight, (O, K), and bias, (O,) or None, as they are in this batch.
 
         Args:
-            pack: `packed.Packed`, or what packs in other ways.
+            pack: `products.Packed`, or what packs in other ways.
         """
         key = pack, self._fingerprint(weight), None if bias is None else self._fingerprint(bias)
         return self._keep(key, lambda: pack(weight, bias, self.precision))

@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fairseq_plugins.backends.cpu.linear import prefers_onednn
-from fairseq_plugins.backends.cpu.packed import Packed, can_pack
 from fairseq_plugins.backends.cpu.packing import BatchPacking, current_packing
+from fairseq_plugins.backends.cpu.products import Packed, can_pack
 
 __all__ = ["NARROWEST_PACKED", "convolve", "packed_products", "packing_for", "pays", "sums_of_weights", "sums_pay"]
 

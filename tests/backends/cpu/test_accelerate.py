@@ -135,5 +135,5 @@ def test_equations_know_no_processor(room: str) -> None:
 
 
 def test_a_room_may_be_imported_first() -> None:
-    code = "import fairseq_plugins.backends.cpu.packed; from fairseq_plugins.models.translation_model import *"
+    code = "import fairseq_plugins.backends.cpu.products; from fairseq_plugins.models.translation_model import *"
     subprocess.run([sys.executable, "-c", f"{code}; assert len(TranslationModel.backends) == 1"], check=True)

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 
 from fairseq_plugins.backends.cpu import winograd
 from fairseq_plugins.backends.cpu.convolution import lay_out_, step_in_pairs
-from fairseq_plugins.backends.cpu.packed import has_onednn
 from fairseq_plugins.backends.cpu.packing import Packing, pack
+from fairseq_plugins.backends.cpu.products import has_onednn
 from fairseq_plugins.models.convs2s.stepwise import StepConvolution
 from fairseq_plugins.nn.decoder_state import RowOrder, Window
 from fairseq_plugins.nn.gated_convolution import GatedConvolution

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from fairseq_plugins.backends.cpu.convolution import FastGatedConvolution
 from fairseq_plugins.backends.cpu.linear import FastLinear, linear, onednn_is_faster
-from fairseq_plugins.backends.cpu.packed import has_onednn
+from fairseq_plugins.backends.cpu.products import has_onednn
 from tests.operators import Operators
 
 onednn = pytest.mark.skipif(not has_onednn(), reason="this torch has no oneDNN")

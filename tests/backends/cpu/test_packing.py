@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 
 from fairseq_plugins.backends.cpu.linear import linear
-from fairseq_plugins.backends.cpu.packed import PRECISIONS, Packed, has_onednn
 from fairseq_plugins.backends.cpu.packing import Packing, computed, current_packing, pack
+from fairseq_plugins.backends.cpu.products import PRECISIONS, Packed, has_onednn
 from tests.operators import Operators
 
 pytestmark = pytest.mark.skipif(not has_onednn(), reason="this torch cannot pack")

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fairseq_plugins.backends.cpu import winograd
 from fairseq_plugins.backends.cpu.convolution import FastGatedConvolution, lay_out_
-from fairseq_plugins.backends.cpu.packed import PRECISIONS, has_onednn
 from fairseq_plugins.backends.cpu.packing import Packing
+from fairseq_plugins.backends.cpu.products import PRECISIONS, has_onednn
 from fairseq_plugins.nn.gated_convolution import GatedConvolution
 from fairseq_plugins.nn.weight_norm import without_weight_norm
 from tests.operators import Operators
