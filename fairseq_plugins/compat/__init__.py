@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from fairseq_plugins.compat import (
     archives,
+    batches,
     checkpoints,
     command_line,
     contents,
@@ -19,11 +20,10 @@ from fairseq_plugins.compat import (
     misfits,
     options,
     processors,
+    records,
     resuming,
     saving,
     searches,
-    trainer,
-    training,
     translation,
 )
 
@@ -43,6 +43,10 @@ SAFETY: tuple[Repair, ...] = (
 
 # What is kind to users of fairseq, whose models these may be or others.
 KINDNESS: tuple[Repair, ...] = (
+    batches.keep_the_batches_on_resume,
+    batches.restore_numpy_compat,
+    batches.find_buckets_with_numpy_2,
+    batches.keep_the_last_batch,
     command_line.understand_command_lines,
     distributed.follow_torchrun,
     distributed.gather_on_processors,
@@ -59,20 +63,16 @@ KINDNESS: tuple[Repair, ...] = (
     interactive.translate_every_line,
     misfits.refuse_adaptive_loss_of_a_full_softmax,
     misfits.refuse_models_of_one_pair_of_languages,
+    options.read_numbers_of_manual_schedules,  # behind read_options_without_eval, by which it reads the numbers
     processors.clip_gradients_where_they_are,
     processors.flatten_on_gpus_only,
     processors.overflow_on_processors,
+    records.ask_what_was_trained,
     resuming.begin_where_training_stopped,
     saving.save_checkpoints_whole,
     saving.copy_checkpoints_whole,
     searches.count_groups_by_their_place_in_the_batch,
     searches.refuse_without_constraints,
-    trainer.ask_what_was_trained,
-    training.keep_the_batches_on_resume,
-    training.read_numbers_of_manual_schedules,  # behind read_options_without_eval, by which it reads the numbers
-    training.restore_numpy_compat,
-    training.find_buckets_with_numpy_2,
-    training.keep_the_last_batch,
     translation.load_models,
     translation.use_no_fused_encoder_layer,
     translation.block_repeated_ngrams,

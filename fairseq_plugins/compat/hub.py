@@ -49,8 +49,7 @@ READ = ("task", "model", "generation", "dataset", "tokenizer", "bpe")
 
 def options_of(task: str | None) -> set[str]:
     """What the task of that name has; nothing where it takes its options in fairseq's old way."""
-    config = TASK_DATACLASS_REGISTRY.get(task)
-    return set(config.__dataclass_fields__) if config else set()
+    return set(getattr(TASK_DATACLASS_REGISTRY.get(task), "__dataclass_fields__", ()))
 
 
 def tasks_with(option: str) -> str:

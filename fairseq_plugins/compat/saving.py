@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import glob
 import os
 import re
@@ -44,7 +43,7 @@ def name_beside(path: str) -> str:
 
 
 @contextlib.contextmanager
-def replacing(path: str) -> Iterator[str]:
+def replacing_checkpoint(path: str) -> Iterator[str]:
     """A file beside ``path`` that takes its place when it is written, and is gone when it could not be.
 
     Raises:
@@ -107,7 +106,7 @@ def save_checkpoints_whole() -> None:
         if async_write or not PathManager.supports_rename(filename):
             save(obj, filename, async_write)
             return
-        with replacing(filename) as beside, open(beside, "wb") as file:  # noqa: PTH123  (fairseq has names, not paths)
+        with replacing_checkpoint(filename) as beside, open(beside, "wb") as file:  # noqa: PTH123  (fairseq has names, not paths)
             torch.save(obj, file)
 
 
@@ -128,11 +127,9 @@ def copy_checkpoints_whole() -> None:
     if not copies_into_the_old_file(copy):
         return
 
-    @functools.wraps(copy)
+    @in_place_of(PathManager, "copy")
     def copy_and_rename(src_path: str, dst_path: str, overwrite: bool = False) -> Any:
         if not (overwrite and PathManager.supports_rename(dst_path)):
             return copy(src_path, dst_path, overwrite)
-        with replacing(dst_path) as beside:
+        with replacing_checkpoint(dst_path) as beside:
             return copy(src_path, beside, overwrite)
-
-    PathManager.copy = staticmethod(copy_and_rename)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from fairseq.data import Dictionary
 
-from fairseq_plugins import exported
 from fairseq_plugins.export.model import write_programs
 from fairseq_plugins.generation.candidates import Candidates
 
@@ -79,7 +78,7 @@ def write_folder(
     (folder / "config.json").write_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     sums = (f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(folder.iterdir()))
     (folder / "SHA256SUMS").write_text("".join(sums), encoding="utf-8")
-    shutil.copyfile(Path(exported.__file__).with_name("translate.py"), folder / "translate.py")
+    shutil.copyfile(Path(__file__).with_name("translate.py"), folder / "translate.py")
     packages = ["numpy", "onnxruntime", *(["subword-nmt"] if codes else []), *(["sacremoses"] if languages else [])]
     family = type(model).__name__.removesuffix("Model")
     (folder / "README.md").write_text(_README.format(family=family, packages=" ".join(packages)), encoding="utf-8")

@@ -113,7 +113,7 @@ def _embed(program: Program, embedding: InputEmbedding, words: str, first: Any, 
     if embedding.scale != 1:
         x = program.Mul(x, embedding.scale)
     if embedding.positional:
-        table = embedding._rows()[embedding.padding_idx + 1 :]
+        table = embedding.position_rows()[embedding.padding_idx + 1 :]
         x = program.Add(x, program.Slice(table, first, end, [0]))
     return x
 

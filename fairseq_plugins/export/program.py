@@ -67,6 +67,8 @@ class Program:
         weights: the model's.
     """
 
+    shape: str  # what `by_sentence` makes of rows, (B, T)
+
     def __init__(self, weights: Weights) -> None:
         self.weights = weights
         self._nodes: list[onnx.NodeProto] = []
@@ -166,6 +168,14 @@ class Program:
     def columns(self, x: str, start: int, end: int, axis: int = -1) -> str:
         """``x[..., start:end]``."""
         return self.Slice(x, [start], [end], [axis])
+
+    def by_sentence(self, x: str, *sizes: int) -> str:
+        """(N, ...) -> (B, T, ...), with T words or hypotheses of each sentence."""
+        return self.Reshape(x, self.Concat(self.shape, list(sizes), axis=0))
+
+    def heads(self, x: str, heads: int, width: int, *, columns: bool = False) -> str:
+        """(N, h·v) -> (B, h, T, v), or (B, h, v, T) as columns."""
+        return self.Transpose(self.by_sentence(x, heads, width), perm=[0, 2, 3, 1] if columns else [0, 2, 1, 3])
 
     def glu(self, x: str) -> str:
         """Half of the columns, gated by the others."""

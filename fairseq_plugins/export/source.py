@@ -6,6 +6,7 @@ B sentences, padded on the right to S words, N = B·S.
 from __future__ import annotations
 
 import numpy as np
+from onnx import TensorProto
 
 from fairseq_plugins.export.program import Program, Weights
 
@@ -27,8 +28,8 @@ class SourceProgram(Program):
         is_token = self.Not(self.Equal(self.words, pad))  # (B, S)
         self.shape = self.Shape(self.words)
         _, self.length = self.chunks(self.shape, 2, axis=0)
-        self.mask = self.Unsqueeze(self.Cast(is_token, to=1), [2])  # (B, S, 1)
-        self.lengths = self.ReduceSum(self.Cast(is_token, to=6), [1], keepdims=0)  # (B,), as LSTMs want it
+        self.mask = self.Unsqueeze(self.Cast(is_token, to=TensorProto.FLOAT), [2])  # (B, S, 1)
+        self.lengths = self.ReduceSum(self.Cast(is_token, to=TensorProto.INT32), [1], keepdims=0)  # (B,), for LSTMs
         self.bias = self._bias(is_token)  # added to scores of attention, (B, 1, S)
         self.only_words = self._bias(self.And(is_token, self.Not(self.Equal(self.words, eos))))
 
@@ -39,17 +40,9 @@ class SourceProgram(Program):
         """(B, S, width) -> (N, width)."""
         return self.Reshape(x, [-1, width])
 
-    def by_sentence(self, x: str, *sizes: int) -> str:
-        """(N, ...) -> (B, S, ...)."""
-        return self.Reshape(x, self.Concat(self.shape, list(sizes), axis=0))
-
     def transposed(self, x: str) -> str:
         """(B, S, width) -> (B, width, S), or back."""
         return self.Transpose(x, perm=[0, 2, 1])
-
-    def heads(self, x: str, heads: int, width: int, *, columns: bool = False) -> str:
-        """(N, h·v) -> (B, h, S, v), or (B, h, v, S) as columns."""
-        return self.Transpose(self.by_sentence(x, heads, width), perm=[0, 2, 3, 1] if columns else [0, 2, 1, 3])
 
     def windows(self, x: str, width: int, padding: tuple[int, int]) -> str:
         """Each input beside its neighbours, zeros outside the sentence: (N, width) -> (N, w·width)."""

@@ -34,7 +34,7 @@ class StepProgram(Program):
         self.position = self.input("position", np.int64, [1])
         given = [self.input(f"source{n}", np.float32, sizes) for n, sizes in enumerate(sources)]
         *self.sources, self.only_words = given
-        self.sentences, _ = self.Split(self.Shape(self.sources[0]), [1, len(sources[0]) - 1], outputs=2)
+        self.shape = self.Concat(self.columns(self.Shape(self.sources[0]), 0, 1), [-1], axis=0)  # (B, k)
         self.states: list[int] = []
         self._attending = 0  # layers so far that attend to earlier steps
         self._order = ""
@@ -70,11 +70,3 @@ class StepProgram(Program):
         a = self.Softmax(scores, axis=3)
         old = self.MatMul(self.columns(a, 0, -1), past_values)
         return self.Add(old, self.Mul(self.columns(a, -1, np.iinfo(np.int64).max), value))
-
-    def by_sentence(self, x: str, *sizes: int) -> str:
-        """(R, ...) -> (B, k, ...)."""
-        return self.Reshape(x, self.Concat(self.sentences, [-1, *sizes], axis=0))
-
-    def heads(self, x: str, heads: int, width: int) -> str:
-        """(R, h·v) -> (B, h, k, v)."""
-        return self.Transpose(self.by_sentence(x, heads, width), perm=[0, 2, 1, 3])

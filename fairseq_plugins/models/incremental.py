@@ -16,7 +16,7 @@ from fairseq.data import Dictionary
 from fairseq.models import FairseqIncrementalDecoder
 from torch import Tensor, nn
 
-from fairseq_plugins.models.exporting import NoTorchScript
+from fairseq_plugins.models.no_torch_script import NoTorchScript
 from fairseq_plugins.nn.decoder_state import KeptSentences, RowOrder
 from fairseq_plugins.nn.embedding import InputEmbedding
 from fairseq_plugins.nn.selected_rows import SelectedRows

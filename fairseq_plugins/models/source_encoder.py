@@ -8,7 +8,7 @@ from fairseq.data import Dictionary
 from fairseq.models import FairseqEncoder
 from torch import Tensor
 
-from fairseq_plugins.models.exporting import NoTorchScript
+from fairseq_plugins.models.no_torch_script import NoTorchScript
 from fairseq_plugins.nn.embedding import InputEmbedding
 from fairseq_plugins.nn.source import Source
 

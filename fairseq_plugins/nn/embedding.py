@@ -56,7 +56,7 @@ class InputEmbedding(nn.Module):
             if tokens.size(1) > self.max_positions:
                 # Batches may be padded beyond their longest sentence, so count before refusing.
                 self.check_length(int(tokens.ne(self.padding_idx).sum(dim=1).max()))
-            x = x + F.embedding(utils.make_positions(tokens, self.padding_idx), self._rows(), self.padding_idx)
+            x = x + F.embedding(utils.make_positions(tokens, self.padding_idx), self.position_rows(), self.padding_idx)
         return self.dropout(x)
 
     def step(self, tokens: Tensor, position: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ class InputEmbedding(nn.Module):
         """
         x = self._embed_words(tokens)
         if self.positional:
-            x = x + self._rows().index_select(0, position + (self.padding_idx + 1))
+            x = x + self.position_rows().index_select(0, position + (self.padding_idx + 1))
         return self.dropout(x)
 
     def check_length(self, length: int) -> None:
@@ -82,7 +82,8 @@ class InputEmbedding(nn.Module):
         x: Tensor = self.words(tokens)
         return x if self.scale == 1.0 else x * self.scale
 
-    def _rows(self) -> Tensor:
+    def position_rows(self) -> Tensor:
+        """The table of positions, (rows, f), in which position p has the row ``padding_idx + 1 + p``."""
         return self.table if self.positions is None else self.positions.weight
 
 

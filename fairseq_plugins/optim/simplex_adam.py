@@ -113,9 +113,7 @@ class SimplexAdam(Adam):
         gradient = parameter.grad.float()  # type: ignore[union-attr]
         if self.tangent:
             gradient = gradient - gradient.mean()
-        square = gradient.square()
-        if self.tangent:
-            square = square.mean()
+        square = gradient.square().mean() if self.tangent else gradient.square()
         state = self.state[parameter]
         if not state:
             state["step"] = 0

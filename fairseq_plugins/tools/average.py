@@ -27,7 +27,6 @@ BY_EPOCH, BY_UPDATES = re.compile(r"checkpoint(\d+)\.pt"), re.compile(r"checkpoi
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The command's arguments."""
     parser.add_argument(
         "input", nargs="+", type=Path, metavar="INPUT", help="checkpoints, or with --last the folder of a training"
     )
@@ -53,12 +52,10 @@ def run(args: Namespace) -> None:
     if args.last is None and args.updates:
         raise ValueError("--updates goes with --last")
     paths = args.input if args.last is None else last_checkpoints(args.input, args.last, args.updates)
-    state = load(paths[0])
-    first = state
-    total: dict[str, Tensor] = {}
-    for name, value in state["model"].items():
-        if is_averaged(name, value):
-            total[name] = value.to(torch.float64, copy=True)  # a precision that survives a sum
+    first = state = load(paths[0])
+    total = {  # in a precision that survives a sum
+        name: value.to(torch.float64, copy=True) for name, value in state["model"].items() if is_averaged(name, value)
+    }
     for path in paths[1:]:
         state = load(path)
         check_same_model(paths[0], first, path, state)

@@ -35,7 +35,7 @@ COMMANDS = {
 
 
 def find(name: str) -> ModuleType:
-    """The module of a command."""
+    """The module of a command, which has ``add_arguments(parser)`` and ``run(args)``."""
     # fairseq's text_to_speech logs when it is imported that it wants tensorboardX.
     logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
     return importlib.import_module(f"fairseq_plugins.tools.{name.replace('-', '_')}")

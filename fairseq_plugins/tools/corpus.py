@@ -147,8 +147,7 @@ def tokenise(corpus: Corpus, part: str, tmp: Path, orig: Path, workers: int) -> 
             path = pair[side].place(orig)
             lines = bar(parallel_text.read_text(path, language), desc=f"tokenise {path.name}", unit=" lines")
             with parallel_text.writing(output) as file:
-                for line in parallel_text.each_line(make, lines, workers):
-                    file.write(line + "\n")
+                file.writelines(f"{line}\n" for line in parallel_text.each_line(make, lines, workers))
         if part.startswith("test"):
             parallel_text.concatenate(outputs, tmp / f"{part}.{language}", language)
 

@@ -29,7 +29,6 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The command's arguments."""
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="of a model of this plugin")
     parser.add_argument("output", type=Path, metavar="OUT", help="folder to write, which does not exist")
     parser.add_argument(

@@ -16,7 +16,6 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The command's arguments."""
     add_generated(parser, "fairseq-generate or fairseq-interactive")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="list to write")
     parser.add_argument(

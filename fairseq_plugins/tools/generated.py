@@ -18,7 +18,7 @@ from pathlib import Path
 from fairseq_plugins.lines import decoded
 from fairseq_plugins.tools import parallel_text
 
-__all__ = ["LARGEST", "Hypothesis", "Sentence", "add_generated", "read_generated", "read_text"]
+__all__ = ["LARGEST", "Hypothesis", "Sentence", "add_generated", "lines_of", "read_generated"]
 
 LARGEST = 10  # length penalty; powers of lengths have limits
 
@@ -91,7 +91,7 @@ def read_generated(paths: Iterable[Path]) -> list[Sentence]:
     return [found[number] for number in sorted(found)]
 
 
-def read_text(path: Path, sentences: Sequence[Sentence]) -> list[str]:
+def lines_of(path: Path, sentences: Sequence[Sentence]) -> list[str]:
     """The lines of a file.
 
     Raises:

@@ -20,7 +20,6 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The command's arguments."""
     parser.add_argument("input", type=Path, metavar="IN.pt", help="checkpoint of a fairseq fconv model, of any age")
     parser.add_argument("output", type=Path, metavar="OUT.pt", help="where to write the convs2s checkpoint")
     add_user_dir(parser)

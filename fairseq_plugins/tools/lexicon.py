@@ -29,7 +29,6 @@ LONGEST = 1023  # words; eflomal takes a longer sentence for an empty one
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The command's arguments."""
     parser.add_argument(
         "--source",
         type=Path,

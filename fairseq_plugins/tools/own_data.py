@@ -37,7 +37,6 @@ FINISHED = "finished"  # beside the checkpoints, with the options of --train
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The command's arguments."""
     parser.add_argument(
         "source", type=Path, metavar="SOURCE", help="text, a sentence a line (train.en), or a folder of such files (en)"
     )

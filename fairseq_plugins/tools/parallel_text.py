@@ -1,4 +1,4 @@
-"""From parallel text to fairseq's binary data: reading, tokens, cleaning, subwords.
+"""From parallel text to subwords: reading, tokens, cleaning, merges.
 
 Every file gets its name when it is whole, so that what was interrupted is repeated and what is finished is not.
 """
@@ -234,5 +234,4 @@ def apply_codes(codes: Path, path: Path, output: Path, workers: int) -> None:
     """Segment a tokenised file."""
     with path.open(encoding="utf-8", newline="\n") as lines, writing(output) as file:
         stripped = (line.rstrip("\n") for line in bar(lines, desc=f"segment {output.name}", unit=" lines"))
-        for line in each_line(partial(segmenter, codes), stripped, workers):
-            file.write(line + "\n")
+        file.writelines(f"{line}\n" for line in each_line(partial(segmenter, codes), stripped, workers))

@@ -28,7 +28,6 @@ LARGEST = 20  # inches of a picture, each of 150 dots
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The command's arguments."""
     parser.add_argument("data", metavar="DATA_BIN", help="folder with the dictionaries that fairseq-preprocess wrote")
     parser.add_argument("--path", type=Path, required=True, metavar="FILE", help="checkpoint of the model")
     parser.add_argument("--input", required=True, metavar="TEXT", help="source sentence, tokenised as for training")

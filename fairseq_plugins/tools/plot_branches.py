@@ -22,7 +22,6 @@ _GREEK = {"kappa": "κ", "alpha": "α"}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The command's arguments."""
     parser.add_argument(
         "checkpoints",
         nargs="+",

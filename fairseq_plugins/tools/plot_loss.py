@@ -35,7 +35,6 @@ class Point(NamedTuple):
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The command's arguments."""
     parser.add_argument(
         "logs",
         nargs="*",

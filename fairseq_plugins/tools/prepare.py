@@ -13,8 +13,8 @@ from itertools import groupby
 from pathlib import Path
 
 from fairseq_plugins.tools.arguments import positive
-from fairseq_plugins.tools.corpora import CORPORA
 from fairseq_plugins.tools.corpus import Corpus, prepare
+from fairseq_plugins.tools.experiments import CORPORA
 from fairseq_plugins.tools.work import work_in
 
 __all__ = ["add_arguments", "run", "write_miniature"]
@@ -23,7 +23,6 @@ LARGEST_MINIATURE_BPE = 30  # merges
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The command's arguments."""
     parser.add_argument("experiment", choices=sorted(CORPORA), help="folder of examples/")
     parser.add_argument("output", type=Path, metavar="OUT", help="folder for everything that is made")
     parser.add_argument(

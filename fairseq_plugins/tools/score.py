@@ -18,7 +18,7 @@ from sacremoses import MosesDetokenizer
 
 from fairseq_plugins.rouge import rouge_scorer, sees
 from fairseq_plugins.tools.arguments import positive
-from fairseq_plugins.tools.generated import Hypothesis, read_generated, read_text
+from fairseq_plugins.tools.generated import Hypothesis, lines_of, read_generated
 
 __all__ = ["TOKENIZERS", "add_arguments", "run"]
 
@@ -27,7 +27,6 @@ TOKENIZERS = ("13a", "intl", "zh", "char", "none")  # sacreBLEU's others need mo
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The command's arguments."""
     parser.add_argument(
         "--generated",
         nargs="+",
@@ -70,8 +69,8 @@ def run(args: Namespace) -> None:
     found: dict[str, list[float]] = {}
     for paths in args.generated:
         sentences = read_generated(paths)
-        references = [read_text(path, sentences) for path in args.reference]
-        tokens = None if args.tokenised is None else read_text(args.tokenised, sentences)
+        references = [lines_of(path, sentences) for path in args.reference]
+        tokens = None if args.tokenised is None else lines_of(args.tokenised, sentences)
         best = [sentence.hypotheses[0] for sentence in sentences]
         if args.detokenise:
             moses = MosesDetokenizer(args.detokenise)

@@ -16,14 +16,13 @@ from pathlib import Path
 
 from sacrebleu.metrics.bleu import BLEU
 
-from fairseq_plugins.tools.generated import LARGEST, Sentence, add_generated, read_generated, read_text
+from fairseq_plugins.tools.generated import LARGEST, Sentence, add_generated, lines_of, read_generated
 from fairseq_plugins.tools.score import TOKENIZERS
 
 __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The command's arguments."""
     add_generated(parser, "fairseq-generate --nbest K")
     parser.add_argument(
         "--reference",
@@ -75,7 +74,7 @@ def run(args: Namespace) -> None:
     if args.reference is None:
         references, tokenizer = printed_references(sentences, args.tokenize)
     else:
-        references, tokenizer = read_text(args.reference, sentences), args.tokenize or "13a"
+        references, tokenizer = lines_of(args.reference, sentences), args.tokenize or "13a"
     metric = BLEU(tokenize=tokenizer, references=[references], force=True)
     bleu = {}
     print("alpha  penalty    BLEU  length")

@@ -16,7 +16,7 @@ from fairseq.data import Dictionary
 from fairseq.tokenizer import tokenize_line
 from sacrebleu.metrics.bleu import BLEU
 
-from fairseq_plugins.tools.generated import Sentence, add_generated, read_generated, read_text
+from fairseq_plugins.tools.generated import Sentence, add_generated, lines_of, read_generated
 from fairseq_plugins.unknown_words import place_beside, read_translations
 
 __all__ = ["add_arguments", "run"]
@@ -25,7 +25,6 @@ _UNKNOWN = Dictionary().unk_string()
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The command's arguments."""
     add_generated(parser, "fairseq-generate --print-alignment, without --replace-unk")
     for side, text in (("source", "what was translated"), ("reference", "its right translations")):
         words = f"{text}, in the words of the model's text, one sentence per line"
@@ -53,7 +52,7 @@ def run(args: Namespace) -> None:
     """
     sentences = read_generated(args.generated)
     sources, references = (
-        [tokenize_line(line) for line in read_text(path, sentences)] for path in (args.source, args.reference)
+        [tokenize_line(line) for line in lines_of(path, sentences)] for path in (args.source, args.reference)
     )
     translations = read_translations(args.dictionary) or {}
     unknown = sum(translation(sentence).count(_UNKNOWN) for sentence in sentences)

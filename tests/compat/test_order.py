@@ -9,7 +9,7 @@ from types import FunctionType, MethodType, ModuleType
 import pytest
 
 from fairseq_plugins import compat
-from fairseq_plugins.compat import distributed, hub, options, saving, searches, training, translation
+from fairseq_plugins.compat import batches, distributed, hub, options, saving, searches, translation
 
 
 def wrappers(function: object) -> list[str]:
@@ -58,19 +58,19 @@ def test_all_repairs_are_in_the_table() -> None:
 @pytest.mark.parametrize(
     "repair",
     [
+        batches.find_buckets_with_numpy_2,
+        batches.keep_the_batches_on_resume,
+        batches.keep_the_last_batch,
         distributed.follow_torchrun,
         distributed.validate_what_there_is,
         hub.copy_the_state_of_tasks,
         hub.take_the_task_asked_for,
+        options.read_numbers_of_manual_schedules,
         options.refuse_references,
         saving.copy_checkpoints_whole,
         saving.save_checkpoints_whole,
         searches.count_groups_by_their_place_in_the_batch,
         searches.refuse_without_constraints,
-        training.find_buckets_with_numpy_2,
-        training.keep_the_batches_on_resume,
-        training.keep_the_last_batch,
-        training.read_numbers_of_manual_schedules,
         translation.block_repeated_ngrams,
     ],
 )

@@ -18,7 +18,8 @@ from fairseq.dataclass.configs import CheckpointConfig
 from fairseq.optim.lr_scheduler.manual_lr_scheduler import ManualSchedule
 from fairseq.tasks import FairseqTask
 
-from fairseq_plugins.compat import resuming, training
+from fairseq_plugins.compat import resuming
+from fairseq_plugins.compat.options import reads_numbers
 from tests import faults
 
 
@@ -157,5 +158,5 @@ def test_manual_schedules_read_numbers() -> None:
     for text in ("[1]", "{1", "{'a': 1}", "exit()"):
         with pytest.raises(ValueError):  # noqa: PT011  (of Python's and the literal's)
             parse(text)
-    assert training.reads_numbers(ManualSchedule.parse_manuallr_args)
-    assert not training.reads_numbers(inspect.unwrap(ManualSchedule.parse_manuallr_args))
+    assert reads_numbers(ManualSchedule.parse_manuallr_args)
+    assert not reads_numbers(inspect.unwrap(ManualSchedule.parse_manuallr_args))

@@ -11,7 +11,7 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 
-from fairseq_plugins.exported import translate
+from fairseq_plugins.export import translate
 from fairseq_plugins.generation.candidates import Candidates
 from tests.conftest import WORDS
 from tests.export.exporting import assert_same, export, lines_of, search

@@ -23,7 +23,7 @@ from fairseq.data import Dictionary
 from fairseq.data.encoders.moses_tokenizer import MosesTokenizer, MosesTokenizerConfig
 from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE, SubwordNMTBPEConfig
 
-from fairseq_plugins.exported import translate
+from fairseq_plugins.export import translate
 from fairseq_plugins.generation.candidates import Candidates
 from tests.export.exporting import export
 from tests.searches import model

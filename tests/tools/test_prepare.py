@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from fairseq_plugins.tools import cli, corpus
-from fairseq_plugins.tools.corpora import CORPORA
 from fairseq_plugins.tools.corpus import Corpus, prepare
+from fairseq_plugins.tools.experiments import CORPORA
 from fairseq_plugins.tools.originals import fetch, text
 from tests.tools.conftest import Server, url
 

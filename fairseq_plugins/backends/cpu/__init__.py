@@ -3,7 +3,7 @@
 | file | what it holds | plain twin |
 |---|---|---|
 | `linear` | products through oneDNN, where that is faster than MKL | `torch.nn.Linear` |
-| `packed`, `packing` | weights laid out for products without gradients, in three precisions, and how long they are kept | `torch.nn.functional.linear` |
+| `products`, `packing` | weights laid out for products without gradients, in three precisions, and how long they are kept | `torch.nn.functional.linear` |
 | `convolution`, `winograd` | convolutions as products of windows, or in pairs of outputs | `nn.gated_convolution` |
 | `branches` | folded weights that are kept, products into their places | `nn.branched_block` |
 | `bags` | values that are added up where they lie | `nn.attention.Sight` |

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fairseq_plugins.backends.cpu.packing import current_packing
-from fairseq_plugins.backends.cpu.products import Packed, can_pack
+from fairseq_plugins.backends.cpu.products import Packed, can_pack, onednn_product
 from fairseq_plugins.nn.selected_rows import LINEAR_MAPS, SelectedRows
 
 __all__ = ["FastLinear", "FastSelectedRows", "linear", "onednn_is_faster", "prefers_onednn"]
@@ -75,7 +75,7 @@ class _OneDNNLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return _onednn(x, weight, bias)
+        return onednn_product(x, weight, bias)
 
     @staticmethod
     @once_differentiable
@@ -83,7 +83,7 @@ class _OneDNNLinear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         for_x, for_weight, for_bias = ctx.needs_input_grad
         return (
-            _onednn(grad, weight.t()) if for_x else None,
+            onednn_product(grad, weight.t()) if for_x else None,
             _product_laid_out_as(weight, grad, x) if for_weight else None,
             grad.sum(dim=0) if for_bias else None,
         )
@@ -91,12 +91,7 @@ class _OneDNNLinear(torch.autograd.Function):
 
 def _product_laid_out_as(weight: Tensor, grad: Tensor, x: Tensor) -> Tensor:
     """``gradᵀ x``, (O, K), in the weight's order in memory, into which its gradient would have to be copied."""
-    return _onednn(grad.t(), x.t()) if weight.is_contiguous() else _onednn(x.t(), grad.t()).t()
-
-
-def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return y
+    return onednn_product(grad.t(), x.t()) if weight.is_contiguous() else onednn_product(x.t(), grad.t()).t()
 
 
 @functools.cache

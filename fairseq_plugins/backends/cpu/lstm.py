@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_plugins.backends.cpu.linear import linear
-from fairseq_plugins.backends.cpu.packing import pack
+from fairseq_plugins.backends.cpu.packing import map_of
 from fairseq_plugins.models.conv_encoder.convolutional import Convolution
 from fairseq_plugins.nn.attentive_lstm import AttentiveLSTM
 
@@ -21,7 +21,7 @@ class FastAttentiveLSTM(AttentiveLSTM):
 
     def map_of(self, weight: Tensor, rows: int) -> Callable[[Tensor], Tensor]:
         """As `AttentiveLSTM.map_of`."""
-        return pack(weight, None, rows)
+        return map_of(weight, None, rows)
 
 
 class FastConvolution(Convolution):

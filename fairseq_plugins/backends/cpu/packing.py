@@ -19,14 +19,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_plugins.backends.cpu.products import PRECISIONS, Packed, can_pack
+from fairseq_plugins.backends.cpu.products import PRECISIONS, Packed, can_pack, onednn_product
 
-__all__ = ["BatchPacking", "Packing", "computed", "current_packing", "pack"]
+__all__ = ["BatchPacking", "Packing", "computed", "current_packing", "map_of"]
 
 logger = logging.getLogger(__name__)
 
 _Kept = TypeVar("_Kept")
-_Pack = Callable[[Tensor, Tensor | None, str], _Kept]
+_Make = Callable[[Tensor, Tensor | None, str], _Kept]
 _Tensors = TypeVar("_Tensors", bound=tuple[Tensor, ...])
 
 _CURRENT: ContextVar[BatchPacking | None] = ContextVar("packing", default=None)
@@ -89,14 +89,14 @@ class BatchPacking:
         # With the weights themselves, so that no other tensor gets the same id.
         self._fingerprints: dict[int, tuple[Tensor, object]] = {}
 
-    def packed(self, pack: _Pack[_Kept], weight: Tensor, bias: Tensor | None) -> _Kept:
-        """``pack(weight, bias, precision)`` with the weight, (O, K), and bias, (O,) or None, as they are in this batch.
+    def packed(self, make: _Make[_Kept], weight: Tensor, bias: Tensor | None) -> _Kept:
+        """``make(weight, bias, precision)`` with the weight, (O, K), and bias, (O,) or None, as they are in this batch.
 
         Args:
-            pack: `products.Packed`, or what packs in other ways.
+            make: `products.Packed`, or what packs in other ways.
         """
-        key = pack, self._fingerprint(weight), None if bias is None else self._fingerprint(bias)
-        return self._keep(key, lambda: pack(weight, bias, self.precision))
+        key = make, self._fingerprint(weight), None if bias is None else self._fingerprint(bias)
+        return self._keep(key, lambda: make(weight, bias, self.precision))
 
     def computed(self, compute: Callable[..., _Tensors], *weights: Tensor) -> _Tensors:
         """``compute(*weights)``: new tensors, which hang on nothing else and which nobody overwrites."""
@@ -117,7 +117,7 @@ class BatchPacking:
         return found[1]
 
 
-def pack(weight: Tensor, bias: Tensor | None, rows: int) -> Callable[[Tensor], Tensor]:
+def map_of(weight: Tensor, bias: Tensor | None, rows: int) -> Callable[[Tensor], Tensor]:
     """The map ``x -> x Wᵀ + b``, for many calls without gradients, with the weight as it is now.
 
     Args:
@@ -155,8 +155,7 @@ def _fingerprint(weight: Tensor) -> object:
     if weight.dim() == 1:
         return weight.numpy().tobytes()
     rows = weight if weight.is_contiguous() else weight.t()
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(_probe(rows.size(1)), rows, None, "none", [], "")
-    return weight.shape, weight.stride(), product.numpy().tobytes()
+    return weight.shape, weight.stride(), onednn_product(_probe(rows.size(1)), rows).numpy().tobytes()
 
 
 @functools.cache

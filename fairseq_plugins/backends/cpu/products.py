@@ -63,14 +63,14 @@ _OPERATORS.impl("packed_linear", lambda x, _, outputs: x.new_empty(*x.shape[:-1]
 
 def _pack_float32(weight: Tensor, bias: Tensor | None) -> Product:
     packed = torch.ops.mkldnn._reorder_linear_weight(weight)
-    return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    return lambda x: onednn_product(x, packed, bias)
 
 
 def _pack_bfloat16(weight: Tensor, bias: Tensor | None) -> Product:
     """Inputs and outputs are rounded to bfloat16, sums are in float32."""
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.bfloat16())
     low = None if bias is None else bias.bfloat16()
-    return lambda x: torch.ops.mkldnn._linear_pointwise(x.bfloat16(), packed, low, "none", [], "").float()
+    return lambda x: onednn_product(x.bfloat16(), packed, low).float()
 
 
 def _pack_int8(weight: Tensor, bias: Tensor | None) -> Product:
@@ -141,6 +141,12 @@ def can_pack(weight: Tensor) -> bool:
         and not torch.compiler.is_compiling()
         and has_onednn()
     )
+
+
+def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x Wᵀ + b`` through oneDNN, with a plain weight or one that is packed."""
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return y
 
 
 @functools.cache

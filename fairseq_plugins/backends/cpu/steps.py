@@ -10,7 +10,7 @@ from torch import Tensor
 from fairseq_plugins.backends.cpu.bags import SightByBags, bags
 from fairseq_plugins.backends.cpu.convolution import step_in_pairs
 from fairseq_plugins.backends.cpu.linear import linear
-from fairseq_plugins.backends.cpu.packing import pack
+from fairseq_plugins.backends.cpu.packing import map_of
 from fairseq_plugins.models.conv_encoder.stepwise import ConvEncoderDecoding
 from fairseq_plugins.models.convs2s.stepwise import ConvS2SDecoding, StepConvolution
 from fairseq_plugins.models.incremental import StepwiseDecoding
@@ -27,7 +27,7 @@ class _WithPackedWeights(StepwiseDecoding):
     linear = staticmethod(linear)
 
     def map_of(self, weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-        return pack(weight, bias, self.order.rows)
+        return map_of(weight, bias, self.order.rows)
 
 
 class FastConvEncoderDecoding(_WithPackedWeights, ConvEncoderDecoding):

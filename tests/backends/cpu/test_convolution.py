@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from fairseq_plugins.backends.cpu import winograd
 from fairseq_plugins.backends.cpu.convolution import lay_out_, step_in_pairs
-from fairseq_plugins.backends.cpu.packing import Packing, pack
+from fairseq_plugins.backends.cpu.packing import Packing, map_of
 from fairseq_plugins.backends.cpu.products import has_onednn
 from fairseq_plugins.models.convs2s.stepwise import StepConvolution
 from fairseq_plugins.nn.decoder_state import RowOrder, Window
@@ -31,7 +31,7 @@ def convolution(width: int, kernel: int = 3) -> GatedConvolution:
 
 def step_convolution(made: GatedConvolution, rows: int) -> StepConvolution:
     kernel, dim, _ = made.weight.shape
-    plain = StepConvolution(pack(made.matrix, made.bias, rows), Window(rows, kernel, dim, like=made.weight))
+    plain = StepConvolution(map_of(made.matrix, made.bias, rows), Window(rows, kernel, dim, like=made.weight))
     return step_in_pairs(made, rows) or plain
 
 

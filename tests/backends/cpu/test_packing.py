@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from fairseq_plugins.backends.cpu.linear import linear
-from fairseq_plugins.backends.cpu.packing import Packing, computed, current_packing, pack
+from fairseq_plugins.backends.cpu.packing import Packing, computed, current_packing, map_of
 from fairseq_plugins.backends.cpu.products import PRECISIONS, Packed, has_onednn
 from tests.operators import Operators
 
@@ -43,7 +43,7 @@ def test_errors_are_those_of_the_precision(precision: str, rows: int) -> None:
     steps += F.linear(x.abs() + step, weight.abs().amax(1, keepdim=True).expand(-1, 64)) / 127
     bound = {"float32": products * 64 * 2**-23, "bfloat16": products * 3 * 2**-8, "int8": steps}[precision]
     with Packing(precision).for_batch():
-        y = pack(weight, bias, rows)(x)
+        y = map_of(weight, bias, rows)(x)
     assert y.dtype == torch.float32
     assert ((y - exact).abs() <= bound).all()
     if precision != "float32":
@@ -87,12 +87,12 @@ def test_a_weight_that_changes_is_packed_again(precision: str, change: str) -> N
     module.load_state_dict(dict(zip(("weight", "bias"), layer(), strict=True)))
     packing = Packing(precision)
     with packing.for_batch():
-        before = pack(module.weight, module.bias, 5)(x)
+        before = map_of(module.weight, module.bias, 5)(x)
     CHANGES[change](module)
     with packing.for_batch():
-        after = pack(module.weight, module.bias, 5)(x)
+        after = map_of(module.weight, module.bias, 5)(x)
     with Packing(precision).for_batch():
-        anew = pack(module.weight, module.bias, 5)(x)
+        anew = map_of(module.weight, module.bias, 5)(x)
     assert torch.equal(after, anew)
     assert not torch.equal(after, before)
 
@@ -104,8 +104,8 @@ def test_what_is_packed_is_kept_as_long_as_it_is_used() -> None:
     for weights in [[weight], [weight], [weight, other], [other], [other], [weight, other]]:
         with packing.for_batch(), Operators() as operators:
             for each in weights:
-                pack(each, bias, 5)
-                pack(each.clone(), bias, 5)
+                map_of(each, bias, 5)
+                map_of(each.clone(), bias, 5)
         packed.append(operators.count(PACKS))
     assert packed == [1, 0, 1, 0, 0, 1]
 
@@ -125,7 +125,7 @@ def test_what_is_computed_of_weights(change: str | None) -> None:
         with packing.for_batch(), Operators() as operators:
             for _ in range(2):
                 weight, bias = computed(doubled, module.weight, module.bias)
-                results.append(pack(weight, bias, 5)(x))
+                results.append(map_of(weight, bias, 5)(x))
         torch.testing.assert_close(results[-1], 2 * F.linear(x, module.weight, module.bias), rtol=1e-4, atol=1e-4)
         if change is not None:
             CHANGES[change](module)
@@ -158,7 +158,7 @@ def test_a_weight_and_its_transpose_are_two() -> None:
     weight, x, packing = torch.randn(64, 64), torch.randn(5, 64), Packing()
     with packing.for_batch():
         for each in (weight, weight.t(), weight.t().contiguous()):
-            torch.testing.assert_close(pack(each, None, 5)(x), F.linear(x, each))
+            torch.testing.assert_close(map_of(each, None, 5)(x), F.linear(x, each))
 
 
 @torch.no_grad()
@@ -177,7 +177,7 @@ def test_a_weight_is_looked_at_once_in_a_batch() -> None:
 def test_to_look_at_a_weight_draws_no_random_numbers() -> None:
     weight, before = torch.randn(96, 67), torch.get_rng_state()
     with Packing().for_batch():
-        pack(weight, None, 5)
+        map_of(weight, None, 5)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -213,7 +213,7 @@ def test_without_the_instructions_it_is_float32(precision: str, monkeypatch, cap
     assert f"no fast {precision} products: float32 is used" in caplog.text
     (weight, bias), x = layer(), torch.randn(5, 64)
     with packing.for_batch():
-        torch.testing.assert_close(pack(weight, bias, 5)(x), F.linear(x, weight, bias))
+        torch.testing.assert_close(map_of(weight, bias, 5)(x), F.linear(x, weight, bias))
 
 
 @pytest.mark.parametrize("precision", SUPPORTED)
@@ -232,10 +232,10 @@ def test_a_precision_that_changes_nothing_is_told_once(precision: str, caplog) -
 def test_a_copy_packs_for_itself(precision: str, copied: Callable[[Packing], Packing]) -> None:
     (weight, bias), x, packing = layer(), torch.randn(5, 64), Packing(precision)
     with packing.for_batch():
-        expected = pack(weight, bias, 5)(x)
+        expected = map_of(weight, bias, 5)(x)
     packing = copied(packing)
     with packing.for_batch(), Operators() as operators:
-        assert torch.equal(pack(weight, bias, 5)(x), expected)
+        assert torch.equal(map_of(weight, bias, 5)(x), expected)
     assert operators.count(PACKS) + operators.count("quantized.linear_prepack") == 1
 
 
@@ -252,8 +252,8 @@ def test_what_is_not_finite_is_seen_and_stays_where_it_is(precision: str, broken
     spoilt[1, 2, 7] = broken
     spoilt_weight[3, 4] = broken
     with Packing(precision).for_batch():
-        expected, actual = (pack(weight, None, 10)(each) for each in (whole, spoilt))
-        of_weight = pack(spoilt_weight, None, 10)(x)
+        expected, actual = (map_of(weight, None, 10)(each) for each in (whole, spoilt))
+        of_weight = map_of(spoilt_weight, None, 10)(x)
     torch.testing.assert_close(actual[1, 2], F.linear(spoilt, weight)[1, 2], equal_nan=True)
     actual[1, 2] = expected[1, 2]
     torch.testing.assert_close(actual, expected)

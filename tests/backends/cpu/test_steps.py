@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fairseq_plugins.backends.cpu.packing import pack
+from fairseq_plugins.backends.cpu.packing import map_of
 from tests.operators import Operators
 
 
@@ -18,7 +18,7 @@ def test_equals_linear(dtype: torch.dtype, rows: int, contiguous: bool) -> None:
     torch.manual_seed(1)
     weight = torch.randn(33, 48, dtype=dtype) if contiguous else torch.randn(48, 33, dtype=dtype).t()
     bias = torch.randn(33, dtype=dtype)
-    apply = pack(weight, bias, rows)
+    apply = map_of(weight, bias, rows)
     for fewer in {rows, max(1, rows // 2), 1}:
         x = torch.randn(fewer, 48, dtype=dtype)
         torch.testing.assert_close(apply(x), F.linear(x, weight, bias))
@@ -37,7 +37,7 @@ def test_what_is_packed(dtype: torch.dtype, rows: int, packed: int) -> None:
     """Once when the map is made; a call then is one product with the packed weight."""
     weight, bias, x = torch.randn(33, 48, dtype=dtype), torch.randn(33, dtype=dtype), torch.randn(rows, 48, dtype=dtype)
     with Operators() as making:
-        apply = pack(weight, bias, rows)
+        apply = map_of(weight, bias, rows)
     with Operators() as calling:
         apply(x)
     assert making.count("mkldnn._reorder_linear_weight") == packed

@@ -1,8 +1,7 @@
-"""What fairseq's data sets and schedules do between epochs and versions."""
+"""What fairseq's data sets and batches do between epochs and versions."""
 
 from __future__ import annotations
 
-import functools
 import inspect
 import logging
 from collections.abc import Callable
@@ -12,17 +11,14 @@ from typing import Any
 import numpy as np
 from fairseq.data import FairseqDataset, bucket_pad_length_dataset, data_utils
 from fairseq.data.audio import raw_audio_dataset
-from fairseq.optim.lr_scheduler.manual_lr_scheduler import ManualSchedule
 from fairseq.tasks import FairseqTask
 
 from fairseq_plugins.compat.wrapping import in_place_of
-from fairseq_plugins.nn.literal import literal
 
 __all__ = [
     "find_buckets_with_numpy_2",
     "keep_the_batches_on_resume",
     "keep_the_last_batch",
-    "read_numbers_of_manual_schedules",
     "restore_numpy_compat",
 ]
 
@@ -78,29 +74,6 @@ def keep_the_batches_on_resume() -> None:
         return epoch_itr
 
 
-def reads_numbers(parse: Callable[..., dict[int, float]]) -> bool:
-    """Probe: whether ``parse`` takes a number for an update."""
-    try:
-        return parse(None, "{1: 0.5}") == {1: 0.5}
-    except TypeError:
-        return False
-
-
-def read_numbers_of_manual_schedules() -> None:
-    """``--lr-scheduler manual`` takes ``--update2lr "{'1': 0.1}"``, also ``'1-5'`` and ``'1,5'``, and fails at
-    ``{1: 0.1}``.
-    """
-    parse = ManualSchedule.parse_manuallr_args
-    if reads_numbers(parse):
-        return
-
-    @in_place_of(ManualSchedule, "parse_manuallr_args")
-    def parse_manuallr_args(self: Any, lr_args_str: str) -> dict[int, float]:
-        read = literal(lr_args_str)
-        named = {str(key): value for key, value in read.items()} if isinstance(read, dict) else read
-        return parse(self, str(named))
-
-
 def restore_numpy_compat() -> None:
     """fairseq's data sets ask for ``np.compat.long`` (language models, ``--num-batch-buckets``), gone from NumPy 2."""
     if not hasattr(np, "compat"):
@@ -123,12 +96,11 @@ def find_buckets_with_numpy_2() -> None:
     if finds_buckets():
         return
 
-    @functools.wraps(data_utils.get_buckets)
     def get_buckets(sizes: Any, num_buckets: int) -> Any:
         return np.unique(np.percentile(sizes, np.linspace(0, 100, num_buckets + 1), method="lower")[1:])
 
     for module in (data_utils, bucket_pad_length_dataset, raw_audio_dataset):
-        module.get_buckets = get_buckets
+        in_place_of(module, "get_buckets")(get_buckets)
 
 
 def keeps_the_last_batch() -> bool:

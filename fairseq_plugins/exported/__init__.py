@@ -1,1 +1,0 @@
-"""What is copied into the folder of an exported model, and never imported here."""
