@@ -14,7 +14,7 @@ from fairseq.trainer import Trainer
 from fairseq_plugins.compat.resuming import lost_patience
 from fairseq_plugins.compat.wrapping import in_place_of
 
-__all__ = ["ask_what_was_trained", "sides_of_other_words"]
+__all__ = ["architecture", "ask_what_was_trained", "sides_of_other_words"]
 
 logger = logging.getLogger(__name__)
 
@@ -59,9 +59,14 @@ def misfit(filename: str, options: Any, reason: str) -> str:
     )
 
 
+def architecture(options: Any) -> Any:
+    """Its name, in whichever of fairseq's two ways a model's options have it, or None."""
+    return getattr(options, "arch", None) or getattr(options, "_name", None)
+
+
 def family(options: Any) -> str:
     """As the models of an architecture are called."""
-    name = getattr(options, "arch", None) or options._name
+    name = architecture(options)
     return str(ARCH_MODEL_NAME_REGISTRY.get(name, name))
 
 

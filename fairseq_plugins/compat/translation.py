@@ -21,7 +21,7 @@ from fairseq.tasks import FairseqTask
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from fairseq_plugins.compat.records import sides_of_other_words
+from fairseq_plugins.compat.records import architecture, sides_of_other_words
 from fairseq_plugins.compat.searches import refuse_what_no_search_does
 from fairseq_plugins.compat.wrapping import in_place_of
 from fairseq_plugins.nn.unfilled import filled_later
@@ -72,8 +72,7 @@ def load_models() -> None:
             with filled_later() if given["strict"] else contextlib.nullcontext():
                 models, cfg, task = load(**{**given, "filenames": [filename], "state": state})
         except (KeyError, AssertionError):  # of fairseq's sentence on such a model, which also fails to be written
-            model = state["cfg"].model
-            name = getattr(model, "_name", None) or getattr(model, "arch", None)
+            name = architecture(state["cfg"].model)
             if name in MODEL_DATACLASS_REGISTRY or name in ARCH_MODEL_REGISTRY:
                 raise
             raise ValueError(

@@ -12,6 +12,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
 from omegaconf import OmegaConf, open_dict
 
 import fairseq_plugins.registration  # noqa: F401  (mends fairseq's loader, which is looked up when it is called)
+from fairseq_plugins.compat.records import architecture
 from fairseq_plugins.models.convs2s.from_fconv import convert_options, convert_parameters
 from fairseq_plugins.tools.any_file import blaming
 from fairseq_plugins.tools.arguments import add_user_dir, import_user_dir
@@ -53,14 +54,14 @@ def convert(state: dict[str, Any]) -> dict[str, Any]:
     """
     cfg = state["cfg"]
     options = cfg.model
-    architecture = getattr(options, "arch", None) or getattr(options, "_name", None)
-    family = ARCH_MODEL_NAME_REGISTRY.get(architecture, "unknown")
+    name = architecture(options)
+    family = ARCH_MODEL_NAME_REGISTRY.get(name, "unknown")
     if family != "fconv":
         raise ValueError(
-            f"the checkpoint holds {architecture!r}, of the family {family}, and not one of fairseq's fconv; an "
+            f"the checkpoint holds {name!r}, of the family {family}, and not one of fairseq's fconv; an "
             "architecture of your own wants --user-dir"
         )
-    ARCH_CONFIG_REGISTRY[architecture](options)  # old checkpoints leave out what was the architecture's default
+    ARCH_CONFIG_REGISTRY[name](options)  # old checkpoints leave out what was the architecture's default
     with open_dict(cfg):
         cfg.model = convert_options(options, state["model"])
     return {
