@@ -7,6 +7,7 @@ V target words, S source words, K translations at most kept for each.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -98,14 +99,14 @@ def numbers_among(tokens: Tensor, words: Tensor | None) -> Tensor:
 
 def _frequent(path: Path, target: Dictionary, wanted: int) -> list[int]:
     """The first ``wanted`` words of the file that the dictionary knows."""
-    words: list[int] = []
+    words: dict[int, None] = {}  # a set in order
     for word, _ in _lines(path, "target count"):
         if len(words) == wanted:
             break
         index = target.indices.get(word, 0)
         if index >= target.nspecial:
-            words.append(index)
-    return words
+            words[index] = None
+    return list(words)
 
 
 def _translations(path: Path, source: Dictionary, target: Dictionary, per_word: int) -> Tensor:
@@ -120,7 +121,7 @@ def _translations(path: Path, source: Dictionary, target: Dictionary, per_word: 
         row = sources.get(source_word, 0)
         if len(found[row]) < per_word and row >= source.nspecial:
             index = targets.get(target_word, 0)
-            if index >= specials:
+            if index >= specials and index not in found[row]:
                 found[row].append(index)
     if not any(found):
         raise ValueError(f"{path} has no translation from and to words of the dictionaries: is it of other languages?")
@@ -131,25 +132,29 @@ def _translations(path: Path, source: Dictionary, target: Dictionary, per_word: 
 
 
 def _lines(path: Path, form: str) -> Iterator[list[str]]:
-    """The fields of each line; ``form`` names them, and the last is a number."""
+    """The fields of each line; ``form`` names them, and the last is a number, of each source word the largest first."""
     if not path.is_file():
         raise ValueError(f"{path} does not exist: --candidates wants a folder made by `fairseq-plugins lexicon`")
-    size = len(form.split())
+    names, before = form.split(), dict[str, float]()
     # Nothing but "\n" ends a line: words may hold other characters that Python would take for line ends.
     with path.open(encoding="utf-8-sig", newline="\n") as file:
         try:
             for number, line in enumerate(file, 1):
                 fields = line.split(" ")
-                if len(fields) != size or not _is_number(fields[-1]):
+                if len(fields) != len(names) or not math.isfinite(value := _number(fields[-1])):
                     raise ValueError(f"{path}, line {number}: expected `{form}`, found {line[:100]!r}")
+                word = fields[0] if len(names) > 2 else ""
+                if value > before.get(word, math.inf):
+                    raise ValueError(f"{path}, line {number}: {names[-1]} {value:g} stands behind {before[word]:g}")
+                before[word] = value
                 yield fields
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is not UTF-8 text: {error}") from error
 
 
-def _is_number(text: str) -> bool:
+def _number(text: str) -> float:
+    """NaN where it is none."""
     try:
-        float(text)
+        return float(text)
     except ValueError:
-        return False
-    return True
+        return math.nan

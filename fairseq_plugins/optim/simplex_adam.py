@@ -12,6 +12,7 @@ what tells them apart; the second way does not see it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -25,6 +26,8 @@ from fairseq_plugins.nn.simplex import SIMPLEX, SOFTMAX, project_onto_simplex
 from fairseq_plugins.optim.config import SimplexAdamConfig
 
 __all__ = ["FairseqSimplexAdam", "SimplexAdam"]
+
+logger = logging.getLogger(__name__)
 
 
 @register_optimizer("simplex_adam", dataclass=SimplexAdamConfig)
@@ -45,6 +48,8 @@ class FairseqSimplexAdam(FairseqAdam):
         for parameter in params:
             group = getattr(parameter, "param_group", None)
             groups[group if group in groups else "network"].append(parameter)
+        if str(cfg.branch_step) == "tangent" and not groups[SIMPLEX]:
+            logger.warning("--branch-step tangent does nothing without branch weights on the simplex")
         self._optimizer = SimplexAdam(
             [{"params": members, "name": name} for name, members in groups.items() if members], **self.optimizer_config
         )

@@ -108,6 +108,11 @@ def test_a_source_word_may_come_back(write: Write) -> None:
     assert candidates(folder, ["the </s>"], frequent=0) == ["die", "das"]
 
 
+def test_a_word_counts_once(write: Write) -> None:
+    folder = write("the das 0.5\nthe das 0.5\nthe die 0.4\n", "Haus 3\nHaus 3\nKatze 2\nKater 1\n")
+    assert candidates(folder, ["the </s>"], frequent=2) == ["die", "das", "Haus", "Katze"]
+
+
 def test_odd_words(tmp_path: Path) -> None:
     """With characters that Python takes for white space or for the end of a line; the last line has no end."""
     words = ["a\u2028b", "c\x85d", "e\u00a0f", "g\rh"]
@@ -164,6 +169,12 @@ def test_masks_are_where_the_source_is(write: Write, devices: tuple[str, ...]) -
         ({"candidates": "the\tdas\t0.5\n"}, "candidates.txt, line 1: "),
         ({"candidates": "the das Haus 0.5\n"}, "candidates.txt, line 1: "),
         ({"candidates": "the das much\n"}, "candidates.txt, line 1: "),
+        ({"candidates": "the das nan\n"}, "candidates.txt, line 1: "),
+        (
+            {"candidates": "the das 0.4\ncat Katze 0.9\nthe die 0.5\n"},
+            "candidates.txt, line 3: probability 0.5 stands behind 0.4",
+        ),
+        ({"frequent": "die 1\ndas 2\n"}, "frequent.txt, line 2: count 2 stands behind 1"),
         ({"frequent": "die 1\ndas\n"}, "frequent.txt, line 2: expected `target count`"),
         ({"candidates": "das the 0.5\nHaus house 0.5\n"}, "is it of other languages"),
         ({"candidates": ""}, "is it of other languages"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from fairseq.data import Dictionary
 from fairseq.models import register_model
 from fairseq.tasks import FairseqTask
@@ -21,6 +23,19 @@ from fairseq_plugins.nn.layer_list import MOST_LAYERS, ConvolutionSpec, parse_co
 
 __all__ = ["ConvEncoderModel"]
 
+logger = logging.getLogger(__name__)
+
+# Options, and the types of encoder that they are for; not those of layers, which a preset may have for another type.
+_OF_TYPES = {
+    "no_residual": ("convolutional",),
+    "single_stack": ("convolutional",),
+    "no_encoder_positional_embeddings": ("convolutional", "pooling"),
+    "pooling_width": ("pooling",),
+    "encoder_hidden_size": ("lstm", "bilstm"),
+    "encoder_lstm_layers": ("lstm", "bilstm"),
+    "encoder_lstm_positional_embeddings": ("lstm", "bilstm"),
+}
+
 
 @register_model("conv_encoder", dataclass=ConvEncoderConfig)
 class ConvEncoderModel(TranslationModel):
@@ -39,6 +54,10 @@ class ConvEncoderModel(TranslationModel):
         for option in depths:
             if getattr(cfg, option) > MOST_LAYERS:
                 raise ValueError(f"--{option.replace('_', '-')} is {getattr(cfg, option)}, {MOST_LAYERS} are the most")
+        for option, types in _OF_TYPES.items():
+            default = DEFAULTS.get(option, getattr(ConvEncoderConfig, option))
+            if cfg.encoder_type not in types and getattr(cfg, option) != default:
+                logger.warning(f"--{option.replace('_', '-')} does nothing with --encoder-type {cfg.encoder_type}")
         encoder = _build_encoder(cfg, task.source_dictionary)
         decoder = LSTMDecoder(
             task.target_dictionary,
