@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import io
+import json
 import logging
 import multiprocessing
 import os
 import random
+import re
 import resource
 import runpy
 import socket
@@ -16,8 +18,8 @@ import sys
 import tempfile
 import warnings
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -205,13 +207,30 @@ def one_of_two() -> list[str]:
     return [*words, "--distributed-init-method", place, "--distributed-rank"]
 
 
-def train_two_processes_and_one(
+def shown(output: str, part: str) -> list[dict[str, Any]]:
+    """What was logged in JSON, whichever way loggers write their names."""
+    pattern = rf'\b{part}\b\W+(?:INFO\W+)?(\{{".*\}})$'
+    return [json.loads(found) for found in re.findall(pattern, output, re.MULTILINE)]
+
+
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """No file may have more bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def train_two_processes_as_one(
     folder: Path, *options: object, backend: str = "legacy_ddp"
-) -> tuple[list[str], list[dict[str, torch.Tensor]]]:
-    """Train with two processes, and with one that has twice the update frequency, all at the same time.
+) -> tuple[str, str, dict[str, torch.Tensor]]:
+    """Train with two processes, and with one that has twice the update frequency; all end with the same parameters.
 
     Returns:
-        for the two ranks and the single process, what it printed and the parameters that it ended with.
+        what the first of two and the single process printed, and the parameters.
     """
     parallel = ["--ddp-backend", backend, *one_of_two()]
     processes = []
@@ -227,7 +246,11 @@ def train_two_processes_and_one(
     outputs = [(folder / f"{number}.log").read_text() for number in range(3)]
     for process, output in zip(processes, outputs, strict=True):
         assert process.exitcode == 0, output[-4000:]
-    return outputs, [torch.load(folder / f"{number}.pt") for number in range(3)]
+    first, second, single = (torch.load(folder / f"{number}.pt") for number in range(3))
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+        torch.testing.assert_close(value, single[name], rtol=1e-4, atol=1e-5)
+    return outputs[0], outputs[2], first
 
 
 def save_model(model: torch.nn.Module, args: Namespace, path: Path) -> Path:

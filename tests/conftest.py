@@ -15,6 +15,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, BaseFairse
 
 import fairseq_plugins.registration  # noqa: F401  (registers the architectures)
 from tests.commands import make_data
+from tests.compat.payloads import untrained
 
 ARCHITECTURES = ["convs2s_tiny", "weighted_transformer_tiny", "conv_encoder_tiny"]  # the smallest of each family
 WORDS = 40
@@ -58,6 +59,11 @@ def architecture(request: pytest.FixtureRequest) -> str:
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small corpus in fairseq's binary form."""
     return make_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def state(data: Path) -> dict[str, Any]:
+    return untrained(data)
 
 
 @pytest.fixture(scope="session")

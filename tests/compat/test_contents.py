@@ -25,16 +25,11 @@ from fairseq_plugins.compat.contents import check, contents, takes_any_state
 from fairseq_plugins.tools import cli
 from tests import commands
 from tests.commands import USER_DIR
-from tests.compat.payloads import Pickled, untrained
+from tests.compat.payloads import Pickled
 
 NAME = "encoder.embed_tokens.weight"
 WORD = "a-word-of-the-environment"
 run = partial(commands.run, "train")
-
-
-@pytest.fixture(scope="module")
-def state(data: Path) -> dict[str, Any]:
-    return untrained(data)
 
 
 @pytest.fixture(autouse=True)

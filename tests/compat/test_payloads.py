@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import fairseq
 import pytest
@@ -16,7 +15,7 @@ from fairseq.data import FastaDataset
 from fairseq.data.audio.data_cfg import S2TDataConfig
 
 from tests.commands import ROOT, USER_DIR, run
-from tests.compat.payloads import Payload, code, untrained
+from tests.compat.payloads import Payload, code
 
 COMMON = ["--user-dir", USER_DIR, "--cpu"]
 COMMANDS = {
@@ -26,11 +25,6 @@ COMMANDS = {
     "eval_lm": ["--max-tokens", 500, "--path"],
     "train": ["--arch", "transformer_tiny", "--optimizer", "sgd", "--max-tokens", 500, "--no-save", "--restore-file"],
 }
-
-
-@pytest.fixture(scope="module")
-def state(data: Path) -> dict[str, Any]:
-    return untrained(data)
 
 
 @pytest.fixture(scope="module")

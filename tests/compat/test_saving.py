@@ -17,7 +17,7 @@ from fairseq.file_io import PathManager
 
 from fairseq_plugins.compat.resuming import newest_whole_checkpoint
 from tests import faults
-from tests.commands import USER_DIR, run
+from tests.commands import USER_DIR, full_disk, run
 
 
 def options(data: Path, updates: int, architecture: str = "convs2s_tiny") -> list[object]:
@@ -60,12 +60,9 @@ def updates(state: dict) -> int:
 
 
 @pytest.fixture
-def full_disk() -> Iterator[None]:
-    """Files of this process end at 100 000 bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+def _full_disk() -> Iterator[None]:
+    with full_disk(100_000):
+        yield
 
 
 def test_a_full_disk_stops_training_and_nothing_else(data: Path, save: Path) -> None:
@@ -90,12 +87,12 @@ def test_a_copy_that_fails_names_what_training_goes_on_from(save: Path, request:
     (save / "checkpoint_last.pt").unlink()
     newest = save / "checkpoint_1_6.pt"
     os.utime(newest)
-    request.getfixturevalue("full_disk")
+    request.getfixturevalue("_full_disk")
     with pytest.raises(OSError, match=rf"\. Started again, .* goes on from {newest}$"):
         PathManager.copy(str(newest), str(save / "checkpoint_last.pt"), overwrite=True)
 
 
-@pytest.mark.usefixtures("full_disk")
+@pytest.mark.usefixtures("_full_disk")
 def test_nothing_is_left_of_what_could_not_be_written(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint_last.pt"
     path.write_text("before")
@@ -179,7 +176,7 @@ def test_a_failed_copy_leaves_what_was_there(tmp_path: Path, request: pytest.Fix
     path, source = tmp_path / "checkpoint_last.pt", tmp_path / "checkpoint1.pt"
     path.write_text("before")
     source.write_bytes(bytes(200_000))
-    request.getfixturevalue("full_disk")
+    request.getfixturevalue("_full_disk")
     with pytest.raises(OSError, match=r"checkpoint_last\.pt was not written: \[Errno 27\]"):
         PathManager.copy(str(source), str(path), overwrite=True)
     assert path.read_text() == "before"

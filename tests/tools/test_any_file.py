@@ -12,7 +12,6 @@ import torch
 
 from fairseq_plugins.tools import cli
 from fairseq_plugins.tools.any_file import blaming
-from tests.compat.payloads import untrained
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), AssertionError(), UnicodeDecodeError("utf-8", b"x", 0, 1, "bad")])
@@ -28,11 +27,6 @@ def test_what_names_no_file_gets_its_name(error: Exception) -> None:
 def test_what_names_it_stays(error: BaseException) -> None:
     with pytest.raises(type(error), match=f"^{error}$"), blaming(Path("a.txt"), "cannot be read"):
         raise error
-
-
-@pytest.fixture(scope="module")
-def state(data: Path) -> dict[str, Any]:
-    return untrained(data)
 
 
 def with_options(part: str, **options: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:

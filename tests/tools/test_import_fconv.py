@@ -15,9 +15,9 @@ from fairseq.models.fconv import FConvModel
 
 from fairseq_plugins.models.convs2s.from_fconv import convert_parameters
 from fairseq_plugins.tools import cli
+from tests.commands import full_disk
 from tests.conftest import enliven, random_model
 from tests.models.test_generation import assert_same, generate
-from tests.tools.test_whole_file import full_disk
 
 OPTIONS = {
     "encoder_layers": "[(16, 3)] * 2 + [(24, 3)]",

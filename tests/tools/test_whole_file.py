@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import os
-import resource
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from fairseq_plugins.tools import cli
 from fairseq_plugins.tools.parallel_text import writing
+from tests.commands import full_disk
 from tests.tools.test_export_nbest import GENERATED
 from tests.tools.test_plot_loss import log, valid
-
-
-@contextmanager
-def full_disk(size: int) -> Iterator[None]:
-    """No file may have more bytes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("name", ["picture.png", "picture.svg", "picture.pdf", "list"])
