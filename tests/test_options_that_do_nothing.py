@@ -55,9 +55,9 @@ def test_options_of_a_search(data: Path, trained: tuple[Path, str], options: lis
 @pytest.mark.parametrize(
     ("encoder_type", "options", "expected"),
     [
-        ("pooling", ["--no-residual", "--encoder-hidden-size", 7], ["--no-residual", "--encoder-hidden-size"]),
+        ("pooling", ["--no-residual", "--pooling-width", 3, "--single-stack"], ["--no-residual", "--single-stack"]),
         ("bilstm", ["--pooling-width", 3, "--encoder-hidden-size", 7], ["--pooling-width"]),
-        ("convolutional", ["--no-residual", "--single-stack"], []),
+        ("convolutional", ["--no-residual", "--single-stack", "--encoder-hidden-size", 7], []),
         ("pooling", [], []),
     ],
 )

@@ -24,7 +24,7 @@ from fairseq.models.fconv import FConvModel
 from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
 
-from fairseq_plugins.backends.cpu.packing import pack
+from fairseq_plugins.backends.cpu.packing import map_of
 from fairseq_plugins.compat.memory import keep_memory
 from fairseq_plugins.models.convs2s.from_fconv import convert_options, convert_parameters
 from fairseq_plugins.models.convs2s.model import ConvS2SModel
@@ -177,7 +177,7 @@ def product_rate(rows: int, device: str) -> float:
     """Floating-point operations in a second of such rows with a packed matrix of 1536 x 1024."""
     weight, x = torch.randn(1024, 1536, device=device), torch.randn(rows, 1536, device=device)
     with torch.no_grad():
-        product = pack(weight, None, rows)
+        product = map_of(weight, None, rows)
         each = 1 if device == "cpu" else 100  # the start of one product would take longer than itself
         seconds, _ = take_turns({"": lambda: [product(x) for _ in range(each)]}, rounds=50)
     return 2 * weight.numel() * rows * each / statistics.median(seconds[""])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sacrebleu.metrics import BLEU, CHRF
 
-from fairseq_plugins.tools.generated import read_generated, read_text
+from fairseq_plugins.tools.generated import lines_of, read_generated
 
 MIN_BLEU, MIN_EXACT = 95, 90
 SHOWN = 10
@@ -28,7 +28,7 @@ def main() -> None:
 
     try:
         sentences = read_generated([args.generated])
-        sources, references = (read_text(args.text / f"test.{language}", sentences) for language in ("en", "de"))
+        sources, references = (lines_of(args.text / f"test.{language}", sentences) for language in ("en", "de"))
     except (OSError, ValueError) as error:
         sys.exit(str(error))
     translations = [sentence.hypotheses[0].text for sentence in sentences]

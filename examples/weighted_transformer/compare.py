@@ -27,7 +27,7 @@ from fairseq import checkpoint_utils
 from sacrebleu.metrics import BLEU, CHRF
 
 import fairseq_plugins.registration  # noqa: F401  (its repairs of fairseq)
-from fairseq_plugins.tools.generated import read_generated, read_text
+from fairseq_plugins.tools.generated import lines_of, read_generated
 from fairseq_plugins.tools.parallel_text import writing
 from fairseq_plugins.tools.plot_branches import holds_logits
 from fairseq_plugins.tools.plot_loss import Point, draw, read_curve
@@ -101,7 +101,7 @@ def run(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
 def score(generated: Path, reference: Path) -> dict[str, float]:
     """BLEU and chrF of what fairseq-generate wrote."""
     sentences = read_generated([generated])
-    texts, expected = [each.hypotheses[0].text for each in sentences], [read_text(reference, sentences)]
+    texts, expected = [each.hypotheses[0].text for each in sentences], [lines_of(reference, sentences)]
     return {"bleu": BLEU().corpus_score(texts, expected).score, "chrf": CHRF().corpus_score(texts, expected).score}
 
 

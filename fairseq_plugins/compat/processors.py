@@ -31,7 +31,8 @@ def clip_gradients_where_they_are() -> None:
     @in_place_of(utils, "clip_grad_norm_")
     def clip_grad_norm_(params: Any, *args: Any, **kwargs: Any) -> Tensor:
         params = [params] if isinstance(params, Tensor) else list(params)
-        with nullcontext() if any(each.is_cuda for each in params) else mock.patch("torch.cuda.is_available", bool):
+        is_on_gpu = any(getattr(each, "is_cuda", False) for each in params)  # there may be None
+        with nullcontext() if is_on_gpu else mock.patch("torch.cuda.is_available", bool):
             return cast(Tensor, clip(params, *args, **kwargs))
 
 

@@ -101,10 +101,8 @@ def _frequent(path: Path, target: Dictionary, wanted: int) -> list[int]:
     """The first ``wanted`` words of the file that the dictionary knows."""
     words: dict[int, None] = {}  # a set in order
     for word, _ in _lines(path, "target count"):
-        if len(words) == wanted:
-            break
         index = target.indices.get(word, 0)
-        if index >= target.nspecial:
+        if len(words) < wanted and index >= target.nspecial:
             words[index] = None
     return list(words)
 
@@ -145,7 +143,10 @@ def _lines(path: Path, form: str) -> Iterator[list[str]]:
                     raise ValueError(f"{path}, line {number}: expected `{form}`, found {line[:100]!r}")
                 word = fields[0] if len(names) > 2 else ""
                 if value > before.get(word, math.inf):
-                    raise ValueError(f"{path}, line {number}: {names[-1]} {value:g} stands behind {before[word]:g}")
+                    raise ValueError(
+                        f"{path}, line {number}: {line.strip()[:100]!r} stands behind a smaller {names[-1]}"
+                        f"{f' of {word!r}' if word else ''}; the largest must come first"
+                    )
                 before[word] = value
                 yield fields
         except UnicodeDecodeError as error:

@@ -144,8 +144,6 @@ def test_gradient_of_the_expected_cost(
 
     if any(isinstance(model, kind) for kind in (FConvModel, TransformerModel, LSTMModel)):
         return  # parts of them compute in float32
-    if loss.is_cuda and has_weight_norm(model):
-        return  # whose norms torch takes in float32 there
     generator = torch.Generator(device=loss.device).manual_seed(1)
     parameters = list(model.decoder.parameters())  # encoders scale their gradients (ConvS2S section 3.4)
     directions = [torch.randn(p.shape, dtype=p.dtype, device=p.device, generator=generator) for p in parameters]
@@ -156,7 +154,8 @@ def test_gradient_of_the_expected_cost(
             for parameter, direction in zip(parameters, directions, strict=True):
                 parameter.add_(sign * direction)
             values.append(found(model, sample)[0])
-    torch.testing.assert_close((values[0] - values[1]) / (2 * step), slope, rtol=1e-4, atol=1e-8)
+    rtol = 1e-2 if loss.is_cuda and has_weight_norm(model) else 1e-4  # torch's norms are in float32 there
+    torch.testing.assert_close((values[0] - values[1]) / (2 * step), slope, rtol=rtol, atol=1e-8)
 
 
 def test_the_reference_is_one_more(models: list[Any], sample: Any, dictionary: Dictionary) -> None:

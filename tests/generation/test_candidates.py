@@ -172,9 +172,9 @@ def test_masks_are_where_the_source_is(write: Write, devices: tuple[str, ...]) -
         ({"candidates": "the das nan\n"}, "candidates.txt, line 1: "),
         (
             {"candidates": "the das 0.4\ncat Katze 0.9\nthe die 0.5\n"},
-            "candidates.txt, line 3: probability 0.5 stands behind 0.4",
+            r"candidates.txt, line 3: 'the die 0.5' stands behind a smaller probability of 'the'; the largest must",
         ),
-        ({"frequent": "die 1\ndas 2\n"}, "frequent.txt, line 2: count 2 stands behind 1"),
+        ({"frequent": "die 1\n" * 9 + "das 2\n"}, "frequent.txt, line 10: 'das 2' stands behind a smaller count; the"),
         ({"frequent": "die 1\ndas\n"}, "frequent.txt, line 2: expected `target count`"),
         ({"candidates": "das the 0.5\nHaus house 0.5\n"}, "is it of other languages"),
         ({"candidates": ""}, "is it of other languages"),

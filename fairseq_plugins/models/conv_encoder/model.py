@@ -25,14 +25,12 @@ __all__ = ["ConvEncoderModel"]
 
 logger = logging.getLogger(__name__)
 
-# Options, and the types of encoder that they are for; not those of layers, which a preset may have for another type.
+# Options, and the types of encoder that they are for; not sizes, which one may give for all types.
 _OF_TYPES = {
     "no_residual": ("convolutional",),
     "single_stack": ("convolutional",),
     "no_encoder_positional_embeddings": ("convolutional", "pooling"),
     "pooling_width": ("pooling",),
-    "encoder_hidden_size": ("lstm", "bilstm"),
-    "encoder_lstm_layers": ("lstm", "bilstm"),
     "encoder_lstm_positional_embeddings": ("lstm", "bilstm"),
 }
 
@@ -55,8 +53,7 @@ class ConvEncoderModel(TranslationModel):
             if getattr(cfg, option) > MOST_LAYERS:
                 raise ValueError(f"--{option.replace('_', '-')} is {getattr(cfg, option)}, {MOST_LAYERS} are the most")
         for option, types in _OF_TYPES.items():
-            default = DEFAULTS.get(option, getattr(ConvEncoderConfig, option))
-            if cfg.encoder_type not in types and getattr(cfg, option) != default:
+            if cfg.encoder_type not in types and getattr(cfg, option) != getattr(ConvEncoderConfig, option):
                 logger.warning(f"--{option.replace('_', '-')} does nothing with --encoder-type {cfg.encoder_type}")
         encoder = _build_encoder(cfg, task.source_dictionary)
         decoder = LSTMDecoder(

@@ -40,10 +40,10 @@ def test_it_computes_the_equations(gating_topk: int | None) -> None:
 
 
 @torch.no_grad()
-def test_a_gate_is_never_rounded(build) -> None:
+def test_a_gate_is_never_rounded(build, device) -> None:
     """It decides which branches a token gets; so many tokens are multiplied in int8 elsewhere."""
     gate = build("weighted_transformer_tiny", branch_gating_topk=1).encoder.layers[0].branches.gate
-    x = torch.randn(2**15, gate.projection.in_features)
+    x = torch.randn(2**15, gate.projection.in_features, device=device)
     expected = gate(x)
     with Packing("int8").for_batch():
         assert torch.equal(gate(x), expected)
