@@ -113,19 +113,19 @@ def _translations(path: Path, source: Dictionary, target: Dictionary, per_word: 
     Returns:
         (S, the most that a source word has): the option may ask for far more than there are.
     """
-    found: list[list[int]] = [[] for _ in range(len(source))]
+    found: list[dict[int, None]] = [{} for _ in range(len(source))]  # sets in order
     sources, targets, specials = source.indices, target.indices, target.nspecial
     for source_word, target_word, _ in _lines(path, "source target probability"):
         row = sources.get(source_word, 0)
         if len(found[row]) < per_word and row >= source.nspecial:
             index = targets.get(target_word, 0)
-            if index >= specials and index not in found[row]:
-                found[row].append(index)
+            if index >= specials:
+                found[row][index] = None
     if not any(found):
         raise ValueError(f"{path} has no translation from and to words of the dictionaries: is it of other languages?")
     table = np.full((len(source), max(map(len, found))), target.pad(), dtype=np.int32)
     for row, words in enumerate(found):
-        table[row, : len(words)] = words
+        table[row, : len(words)] = list(words)
     return torch.from_numpy(table)
 
 
