@@ -63,6 +63,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def state(data: Path) -> dict[str, Any]:
+    """A checkpoint of one of fairseq's models, not yet trained."""
     return untrained(data)
 
 

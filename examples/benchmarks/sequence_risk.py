@@ -83,7 +83,8 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=6, help="default: %(default)s")
     parser.add_argument("--max-tokens", type=int, default=1500, help="words of a batch (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="default: %(default)s")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    devices = ["cpu", *["cuda"] * torch.cuda.is_available()]
+    parser.add_argument("--device", choices=devices, default="cpu", help="where the model is (default: %(default)s)")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([args.checkpoint], {"data": args.data})

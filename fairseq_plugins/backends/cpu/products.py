@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["PRECISIONS", "Packed", "can_pack", "has_onednn"]
+__all__ = ["PRECISIONS", "Packed", "can_pack", "has_onednn", "onednn_product", "quantised"]
 
 Product = Callable[[Tensor], Tensor]
 Pack = Callable[[Tensor, Tensor | None], Product]
