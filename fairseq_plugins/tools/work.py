@@ -92,7 +92,7 @@ def running(call: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[st
         with _handled_by(lambda number, _: early.append(number)):
             # Of what is open here it gets what is marked for it: a lock.
             process = stack.enter_context(subprocess.Popen(call, text=True, close_fds=False, **options))
-        stack.push(lambda error, *_: _end(process) if error else None)
+            stack.push(lambda error, *_: _end(process) if error else None)
         for number in early:
             signal.raise_signal(number)
         yield process
@@ -116,12 +116,9 @@ def _end(process: subprocess.Popen[str]) -> None:
 @contextmanager
 def _handled_by(handler: Callable[[int, Any], None]) -> Iterator[None]:
     """The signals that would end this process, but for those that are ignored, or not Python's to set back."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    changed = [number for number, old in before.items() if old not in (signal.SIG_IGN, None)]
-    try:
-        for number in changed:
-            signal.signal(number, handler)
+    with ExitStack() as before:  # which sets all of them back, even where a stop comes between two
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if (old := signal.getsignal(number)) not in (signal.SIG_IGN, None):
+                before.callback(signal.signal, number, old)
+                signal.signal(number, handler)
         yield
-    finally:
-        for number in changed:
-            signal.signal(number, before[number])

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
@@ -90,6 +95,45 @@ def test_a_stop_in_the_middle_of_a_start(tmp_path: Path) -> None:
     finally:
         signal.signal(signal.SIGTERM, before)
     assert not is_there(int((tmp_path / "child").read_text()))
+
+
+def test_a_stop_at_any_line_of_a_start() -> None:
+    """What has been started is ended, and signals are handled as before, wherever in work.py the stop comes."""
+    stops: list[int] = []
+
+    def trace(frame: FrameType, event: str, _: object) -> Callable[..., object] | None:
+        nonlocal steps
+        if frame.f_code.co_filename != work.__file__:
+            return None
+        if event == "line":
+            steps -= 1
+            if steps == 0:
+                stops.append(frame.f_lineno)
+                signal.raise_signal(signal.SIGINT)
+        return trace
+
+    def handlers() -> list[object]:
+        return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+
+    children = Path(f"/proc/self/task/{threading.get_native_id()}/children")
+    outer, tracer = signal.signal(signal.SIGINT, signal.default_int_handler), sys.gettrace()
+    before = handlers(), children.read_text()
+    try:
+        for step in itertools.count(1):
+            steps = step
+            sys.settrace(trace)
+            with suppress(KeyboardInterrupt), running(["sleep", "60"]):
+                sys.settrace(tracer)
+                if steps > 0:  # it has begun without a stop
+                    raise KeyboardInterrupt
+            sys.settrace(tracer)
+            assert (handlers(), children.read_text()) == before, stops[-1]
+            if steps > 0:
+                break
+    finally:
+        sys.settrace(tracer)
+        signal.signal(signal.SIGINT, outer)
+    assert len(set(stops)) >= 10
 
 
 def test_what_is_ignored_stays_so() -> None:
