@@ -33,7 +33,7 @@ def name_beside(path: str) -> str:
     """A name for this process alone; what killed processes of this machine have left under theirs is removed."""
     before, after = f"{path}.{os.uname().nodename}-", ".tmp"
     for left in glob.glob(f"{glob.escape(before)}*{after}"):  # noqa: PTH207  (fairseq has names, not paths)
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, OverflowError):
             try:
                 os.kill(int(left[len(before) : -len(after)]), 0)
             except ProcessLookupError:

@@ -16,6 +16,8 @@ import torch
 from fairseq.data import Dictionary
 from torch import Tensor
 
+from fairseq_plugins.lines import decoded
+
 __all__ = ["Candidates", "numbers_among"]
 
 logger = logging.getLogger(__name__)
@@ -134,23 +136,19 @@ def _lines(path: Path, form: str) -> Iterator[list[str]]:
     if not path.is_file():
         raise ValueError(f"{path} does not exist: --candidates wants a folder made by `fairseq-plugins lexicon`")
     names, before = form.split(), dict[str, float]()
-    # Nothing but "\n" ends a line: words may hold other characters that Python would take for line ends.
-    with path.open(encoding="utf-8-sig", newline="\n") as file:
-        try:
-            for number, line in enumerate(file, 1):
-                fields = line.split(" ")
-                if len(fields) != len(names) or not math.isfinite(value := _number(fields[-1])):
-                    raise ValueError(f"{path}, line {number}: expected `{form}`, found {line[:100]!r}")
-                word = fields[0] if len(names) > 2 else ""
-                if value > before.get(word, math.inf):
-                    raise ValueError(
-                        f"{path}, line {number}: {line.strip()[:100]!r} stands behind a smaller {names[-1]}"
-                        f"{f' of {word!r}' if word else ''}; the largest must come first"
-                    )
-                before[word] = value
-                yield fields
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path} is not UTF-8 text: {error}") from error
+    with path.open("rb") as file:
+        for number, line in enumerate(decoded(file, path), 1):
+            fields = line.split(" ")
+            if len(fields) != len(names) or not math.isfinite(value := _number(fields[-1])):
+                raise ValueError(f"{path}, line {number}: expected `{form}`, found {line[:100]!r}")
+            word = fields[0] if len(names) > 2 else ""
+            if value > before.get(word, math.inf):
+                raise ValueError(
+                    f"{path}, line {number}: {line.strip()[:100]!r} stands behind a smaller {names[-1]}"
+                    f"{f' of {word!r}' if word else ''}; the largest must come first"
+                )
+            before[word] = value
+            yield fields
 
 
 def _number(text: str) -> float:

@@ -30,7 +30,7 @@ class TranslationFastTask(TranslationTask):
 
     With ``--candidates`` it translates with the words that a batch may need.  Training uses them with the criterion
     `vocab_selection_cross_entropy`; translating does with any model, also with one that was trained on the whole
-    vocabulary.  Checkpoints hold the candidates, for where the folder is gone.
+    vocabulary.  Checkpoints hold the candidates, for translating where the folder is gone.
 
     Raises:
         ValueError: the folder of ``--candidates`` is not as `Candidates.read` wants it, or the word penalty not finite.

@@ -75,7 +75,9 @@ class Training:
     def settings(self, pairs: int, tokens: int) -> list[str]:
         """`training_settings`, without what the criterion, optimizer and schedule of --train do not know."""
         chosen = training_settings(self.family, pairs, tokens).split()
-        _, unknown = parse(["DATA_BIN", *self.own, *chosen, *self.wishes], parse_known=True)
+        wished, unknown = parse(["DATA_BIN", *self.own, *chosen, *self.wishes], parse_known=True)
+        if torch.cuda.is_available() and not (wished.amp or wished.bf16 or wished.cpu):
+            chosen.append("--fp16")
         kept, is_known = [], True
         for word in chosen:
             if word.startswith("--"):
@@ -165,12 +167,10 @@ def training_settings(family: str, pairs: int, tokens: int) -> str:
     if family == "weighted_transformer":
         settings += " --criterion weighted_label_smoothed_cross_entropy --optimizer simplex_adam"
         settings += f" --lr-scheduler weighted_inverse_sqrt --warmup-updates {warmup}"
-        settings += f" --branch-lr-scale 0.1 --branch-warmup-updates {warmup // 10}"
+        settings += f" --branch-lr-scale 0.1 --branch-warmup-updates {warmup // 10} --fp16-no-flatten-grads"
     else:
         settings += " --criterion label_smoothed_cross_entropy --optimizer adam --adam-betas (0.9,0.98)"
         settings += f" --lr {0.04 / warmup**0.5:.2g} --lr-scheduler inverse_sqrt --warmup-updates {warmup}"
-    if torch.cuda.is_available():
-        settings += " --fp16 --fp16-no-flatten-grads" if family == "weighted_transformer" else " --fp16"
     if epoch > 5000:  # what is lost by a stop
         settings += " --save-interval-updates 5000 --keep-interval-updates 1"
     settings += f" --patience {PATIENCE} --no-epoch-checkpoints"

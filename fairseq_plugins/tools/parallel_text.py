@@ -10,7 +10,7 @@ import os
 import re
 import signal
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
@@ -210,12 +210,20 @@ def split(pairs: Iterable[Pair], every: int | None, outputs: dict[str, tuple[Pat
                 file.write(line + "\n")
 
 
-def learn_codes(paths: Iterable[Path], merges: int, output: Path) -> None:
-    """One BPE (Sennrich et al. 2016) of all files together."""
+def learn_codes(paths: Sequence[Path], merges: int, output: Path) -> None:
+    """One BPE (Sennrich et al. 2016) of all files together.
+
+    Raises:
+        ValueError: no word of theirs has two letters.
+    """
     with ExitStack() as stack, writing(output) as file:
         texts = [stack.enter_context(path.open(encoding="utf-8", newline="\n")) for path in paths]
         lines = bar(chain(*texts), desc="count words", unit=" lines")
-        learn_bpe((without_long_words(line) for line in lines), file, merges)
+        try:
+            learn_bpe((without_long_words(line) for line in lines), file, merges)
+        except ValueError as error:  # subword-nmt's, of the most frequent of no pairs
+            names = " and ".join(map(str, paths))
+            raise ValueError(f"{names} have no word of two letters, so there is no BPE to learn") from error
 
 
 def segmenter(codes: Path) -> Line:

@@ -189,7 +189,7 @@ def test_malformed(write: Write, files: dict[str, str], message: str) -> None:
 def test_not_text(write: Write) -> None:
     folder = write()
     (folder / "candidates.txt").write_bytes(b"the das 1\n\xff\xfe 1\n")
-    with pytest.raises(ValueError, match=r"candidates.txt is not UTF-8 text: "):
+    with pytest.raises(ValueError, match=r"candidates.txt, line 2 is not UTF-8: "):
         read(folder)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from fairseq_plugins.tools import own_training
 from fairseq_plugins.tools.plot_loss import read_curve
@@ -99,6 +100,28 @@ def test_the_parts_of_a_training_may_be_others(wishes: str, left_out: set[str], 
     kept = own_training.Training("convs2s_tiny", tmp_path, shlex.split(wishes)).settings(9, 9)
     assert {word for word in chosen if word.startswith("--")} - {*kept} == left_out
     assert own_training.Training("convs2s_tiny", tmp_path, ["--lr", "1"]).settings(9, 9) == chosen
+
+
+@pytest.mark.parametrize(
+    ("wishes", "precision"),
+    [
+        ("", "fp16"),
+        ("--memory-efficient-fp16", "fp16"),
+        ("--bf16", "bf16"),
+        ("--memory-efficient-bf16", "bf16"),
+        ("--amp", "amp"),
+        ("--cpu", "cpu"),
+    ],
+)
+def test_half_precision_is_for_a_gpu_and_no_other_wish(
+    wishes: str, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As fairseq takes the options; it ends with an error where two precisions are asked for."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    training = own_training.Training("weighted_transformer_tiny", tmp_path, wishes.split())
+    chosen = own_training.parse(["DATA_BIN", *training.own, *training.settings(9, 9), *training.wishes])
+    assert [name for name in ("fp16", "bf16", "amp", "cpu") if getattr(chosen, name)] == [precision]
+    assert chosen.fp16_no_flatten_grads
 
 
 def test_another_schedule_needs_a_rate(tmp_path: Path) -> None:

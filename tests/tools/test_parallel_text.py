@@ -123,3 +123,10 @@ def test_sides_of_different_length_are_named(tmp_path: Path) -> None:
     (tmp_path / "b").write_text("1\n")
     with pytest.raises(ValueError, match="b ends before line 2 of "):
         list(parallel_text.read_pairs(tmp_path / "a", tmp_path / "b"))
+
+
+def test_letters_have_no_bpe(tmp_path: Path) -> None:
+    (tmp_path / "letters").write_text("a b c\nb\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"letters and .*letters have no word of two letters, so there is no BPE"):
+        parallel_text.learn_codes([tmp_path / "letters"] * 2, 9, tmp_path / "codes")
+    assert not (tmp_path / "codes").exists()
