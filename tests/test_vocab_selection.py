@@ -121,7 +121,7 @@ def test_generate(data: Path, trained: tuple[Path, str], selection: list[object]
     assert_only_candidates(data, found)
     plain, fast = (generate(data, path, "--task", task) for task in ("translation", "translation_fast"))
     assert plain != found
-    assert_near(fast, plain, 2e-5)  # rounding hangs on the number of rows, of which a first step has fewer
+    assert_near(fast, plain, 2e-5)  # rounding depends on the number of rows, of which a first step has fewer
     assert {number: [text for _, text in beams] for number, beams in fast.items()} == {
         number: [text for _, text in beams] for number, beams in plain.items()
     }

@@ -48,7 +48,7 @@ class SequenceRisk(FairseqCriterion):
 
     Logged are the means over sentences of ``risk``, ``best`` and ``oracle``: the expected cost, that of the model's
     best translation, and the lowest; how many ``translations`` were scored; and in seconds for each batch ``search``,
-    and ``scoring`` with the costs, without the backward pass.
+    and ``scoring`` with the costs, without the backward pass (on a GPU until it is queued).
 
     Args:
         task: a translation task.

@@ -10,10 +10,10 @@ from fairseq.criterions.label_smoothed_cross_entropy import (
     LabelSmoothedCrossEntropyCriterion,
     LabelSmoothedCrossEntropyCriterionConfig,
 )
+from fairseq.logging import metrics
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask
 
-from fairseq_plugins.criterions.device_mean import log_mean
 from fairseq_plugins.models.output_layer import narrowed
 
 __all__ = ["VocabSelectionCrossEntropy"]
@@ -69,5 +69,5 @@ class VocabSelectionCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             name: sum(log.get(name, 0) for log in logging_outputs)
             for name in ("candidates", "batches", "covered", "ntokens")
         }
-        log_mean("candidates", total["candidates"] / total["batches"], total["batches"], decimals=2)
-        log_mean("coverage", 100 * total["covered"] / total["ntokens"], total["ntokens"], decimals=2)
+        metrics.log_scalar("candidates", total["candidates"] / total["batches"], total["batches"], round=2)
+        metrics.log_scalar("coverage", 100 * total["covered"] / total["ntokens"], total["ntokens"], round=2)

@@ -11,11 +11,11 @@ from fairseq.criterions.label_smoothed_cross_entropy import (
     LabelSmoothedCrossEntropyCriterion,
     LabelSmoothedCrossEntropyCriterionConfig,
 )
+from fairseq.logging import metrics
 from fairseq.models import BaseFairseqModel
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fairseq_plugins.criterions.device_mean import log_mean
 from fairseq_plugins.nn.simplex import SimplexVector
 
 __all__ = ["WeightedLabelSmoothedCrossEntropy"]
@@ -44,7 +44,7 @@ class WeightedLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             return
         forwards = sum(log["forwards"] for log in logging_outputs)
         for name in (name for name in logging_outputs[0] if name.startswith(("kappa", "alpha"))):
-            log_mean(name, sum(log[name] for log in logging_outputs) / forwards, decimals=3)
+            metrics.log_scalar(name, sum(log[name] for log in logging_outputs) / forwards, round=3)
 
 
 @torch.no_grad()

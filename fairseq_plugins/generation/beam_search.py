@@ -22,7 +22,7 @@ from torch import Tensor
 from fairseq_plugins.backends.cpu.packing import Packing
 from fairseq_plugins.generation.beams import Beams
 from fairseq_plugins.generation.candidates import Candidates, numbers_among
-from fairseq_plugins.generation.ensemble import Ensemble, OtherDecoding
+from fairseq_plugins.generation.ensemble import Ensemble, FairseqDecoding
 from fairseq_plugins.generation.loop import search_to_the_end
 from fairseq_plugins.generation.programs import Programs
 from fairseq_plugins.generation.rules import Rules
@@ -173,7 +173,7 @@ class FastBeamSearch(SequenceGenerator):
             return Beams(decoding, rules, rows or k, fixed=fixed, attends=attends, in_place=in_place)
         if rules.words is not None:
             model = among(model, rules.words)
-        return Beams(OtherDecoding(model, encoded, source, k), rules, rows=k)
+        return Beams(FairseqDecoding(model, encoded, source, k), rules, rows=k)
 
     def _search_of_fairseq(
         self, words: Tensor, sample: dict[str, Any], prefix: Tensor | None, constraints: Tensor | None, bos: int | None

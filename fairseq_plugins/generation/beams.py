@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from fairseq_plugins.generation.best_words import best_words
-from fairseq_plugins.generation.ensemble import OtherDecoding, penalise_words
+from fairseq_plugins.generation.ensemble import FairseqDecoding, penalise_words
 from fairseq_plugins.generation.rules import Rules
 from fairseq_plugins.models.incremental import StepwiseDecoding
-from fairseq_plugins.nn.decoder_state import KeptSentences, go_on
+from fairseq_plugins.nn.decoder_state import KeptSentences, update_state
 
 __all__ = ["Beams"]
 
@@ -40,7 +40,7 @@ class Beams:
 
     def __init__(
         self,
-        decoding: StepwiseDecoding | OtherDecoding,
+        decoding: StepwiseDecoding | FairseqDecoding,
         rules: Rules,
         rows: int,
         *,
@@ -86,7 +86,7 @@ class Beams:
         self.scores.index_put_(at, torch.cat([totals, ended], dim=1))
         first = torch.arange(0, len(self.tokens), self.totals.size(1), device=tokens.device).unsqueeze(1)
         count = self.count + ends[:, :k].sum(dim=1)
-        go_on(self, tokens=tokens.flatten(), order=(first + continued).flatten(), totals=totals, count=count)
+        update_state(self, tokens=tokens.flatten(), order=(first + continued).flatten(), totals=totals, count=count)
         self.position.add_(1)
 
     @property

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fairseq_plugins.nn.decoder_state import KeptSentences
 
-__all__ = ["Ensemble", "OtherDecoding", "penalise_words"]
+__all__ = ["Ensemble", "FairseqDecoding", "penalise_words"]
 
 
 class Ensemble(EnsembleModelWithAlignment):
@@ -48,7 +48,7 @@ def penalise_words(lprobs: Tensor, penalty: float, eos: int) -> None:
         lprobs += penalty * (torch.arange(lprobs.size(1), device=lprobs.device) != eos)
 
 
-class OtherDecoding:
+class FairseqDecoding:
     """A decoder of fairseq's in the middle of a batch; it wants all words so far, and the source once for each row.
 
     Args:

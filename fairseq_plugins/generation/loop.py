@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fairseq_plugins.generation.beams import Beams
 
-__all__ = ["Look", "search_to_the_end", "steps_between_looks"]
+__all__ = ["HostCopy", "search_to_the_end", "steps_between_looks"]
 
 
 def search_to_the_end(beams: Beams, step: Callable[[], None], sentences: int, steps: int) -> int:
@@ -30,7 +30,7 @@ def search_to_the_end(beams: Beams, step: Callable[[], None], sentences: int, st
     for number in range(1, steps):
         step()
         if number % every == 0:
-            look = Look(beams.finished[:sentences])
+            look = HostCopy(beams.finished[:sentences])
         if look is not None and number % every == late:
             finished = look.result()
             if all(finished):
@@ -48,7 +48,7 @@ def steps_between_looks(device: torch.device) -> int:
     return 1 if device.type == "cpu" else 4
 
 
-class Look:
+class HostCopy:
     """Numbers of a device as they are now, which the host reads later; neither waits for the other until then.
 
     Args:

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["Ancestry", "KeptSentences", "Past", "RowOrder", "Window", "go_on", "moved"]
+__all__ = ["Ancestry", "KeptSentences", "Past", "RowOrder", "Window", "moved", "update_state"]
 
 _NOBODY = -1
 _BROKEN = "rows may change places only within their sentence, and sentences only when others leave"
@@ -41,7 +41,7 @@ def moved(state: Tensor, order: Tensor) -> Tensor:
     return state.index_select(0, order)
 
 
-def go_on(state: Any, **parts: Tensor) -> None:
+def update_state(state: Any, **parts: Tensor) -> None:
     """Give parts of a state their next values, which are written to their places in memory where it is ``fixed``."""
     for name, value in parts.items():
         if state.fixed:
@@ -154,7 +154,7 @@ class Window:
         """
         past = self.past if order is None else moved(self.past, order)
         window = torch.cat([past, x], dim=1)
-        go_on(self, past=window[:, x.size(1) :])
+        update_state(self, past=window[:, x.size(1) :])
         return window
 
 
@@ -189,7 +189,7 @@ class Ancestry:
             the places of the step's keys among the k·capacity keys of a sentence, (beam,).
         """
         if order is not None:
-            go_on(self, table=moved(self.table.flatten(0, 1), order).view(-1, beam, self.table.size(2)))
+            update_state(self, table=moved(self.table.flatten(0, 1), order).view(-1, beam, self.table.size(2)))
         own = self.own.narrow(0, 0, beam)
         self.table.index_copy_(2, position, own.view(beam, 1).expand(len(self.table), -1, 1))
         return position * len(self.own) + own

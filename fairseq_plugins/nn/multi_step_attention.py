@@ -50,15 +50,6 @@ class MultiStepAttention(nn.Module):
         c = torch.bmm(a, source.values) * source.sqrt_lengths
         return (h + self.out_projection(c)) * SQRT_HALF, a
 
-    def projecting_pays(self, source_length: int) -> bool:
-        """Whether steps with `ProjectedAttention` are cheaper.
-
-        Per row and step it saves the projections, 2·C·f, and compares and averages in C instead of f dimensions,
-        2·S·(C - f) more.  Its set-up multiplies as much as the projections of S rows, but in one product.
-        """
-        embed_dim, dim = self.in_projection.out_features, self.in_projection.in_features
-        return source_length * (dim - embed_dim) < dim * embed_dim
-
 
 class ProjectedAttention:
     """The same attention with both projections moved to the source, where they are computed once per sentence.

@@ -8,7 +8,7 @@ import sys
 import pytest
 from sacrebleu import BLEU, CHRF
 
-from fairseq_plugins.criterions.sentence_scores import SENTENCE_SCORES, sentence_bleu
+from fairseq_plugins.criterions.sentence_scores import SENTENCE_SCORES
 
 PAIRS = [
     ("a dog runs", "a dog runs"),
@@ -34,13 +34,13 @@ def random_pairs() -> list[tuple[str, str]]:
 def test_bleu(hypothesis: str, reference: str) -> None:
     metric = BLEU(smooth_method="add-k", smooth_value=1, tokenize="none")
     expected = metric.corpus_score([hypothesis], [[reference]]).score / 100
-    assert sentence_bleu(reference)(hypothesis) == pytest.approx(expected, abs=1e-12)
+    assert SENTENCE_SCORES["bleu"]()(reference)(hypothesis) == pytest.approx(expected, abs=1e-12)
 
 
 def test_bleu_of_counts() -> None:
     """4 of 5 words; of pairs (2+1)/(4+1), of threes 2/4, of fours (0+1)/(2+1); one word too short."""
     expected = (4 / 5 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25 * 2.718281828459045 ** (1 - 6 / 5)
-    assert sentence_bleu("a b c x d y")("a b c d e") == pytest.approx(expected)
+    assert SENTENCE_SCORES["bleu"]()("a b c x d y")("a b c d e") == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("hypothesis", "reference"), PAIRS)

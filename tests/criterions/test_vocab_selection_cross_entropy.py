@@ -124,23 +124,7 @@ def test_what_is_logged(build: Any, dictionary: Dictionary, device: torch.device
         nll = sum(float(log["nll_loss"]) for log in logs) / 9 / math.log(2)
         assert float(values["nll_loss"]) == pytest.approx(nll, abs=1e-3)
         assert values["ppl"] == pytest.approx(2**nll, abs=0.1)
-        assert not any(name.startswith("_") for name in values)
     assert VocabSelectionCrossEntropy.logging_outputs_can_be_summed()
-
-
-def test_an_update_does_not_wait_for_the_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
-    """fairseq reads its meters after each update; not one value more goes to the host than with its own criterion."""
-    log = {"loss": torch.tensor(8.0), "nll_loss": torch.tensor(6.0), "ntokens": 4, "nsentences": 1, "sample_size": 4}
-    log.update(candidates=9, batches=1, covered=torch.tensor(3))
-    item, counts = Tensor.item, []
-    for kind in (LabelSmoothedCrossEntropyCriterion, VocabSelectionCrossEntropy):
-        calls: list[Tensor] = []
-        with monkeypatch.context() as patch, metrics.aggregate(new_root=True) as shown:
-            patch.setattr(Tensor, "item", lambda tensor, calls=calls: calls.append(tensor) or item(tensor))
-            kind.reduce_metrics([log])
-            shown.get_smoothed_values()
-        counts.append(len(calls))
-    assert counts[0] == counts[1]
 
 
 @pytest.mark.parametrize("attributes", [{}, {"candidates": None}])

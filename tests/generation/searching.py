@@ -13,7 +13,7 @@ from fairseq.models import BaseFairseqModel
 from fairseq.token_generation_constraints import pack_constraints
 from torch import Tensor
 
-from fairseq_plugins.generation.loop import Look
+from fairseq_plugins.generation.loop import HostCopy
 from tests.models import test_generation
 
 LENGTHS = [9, 6, 3, 1]  # fairseq's lstm wants them to fall
@@ -43,7 +43,7 @@ MODES = {**test_generation.MODES, **OTHER_MODES}
 Model = Callable[..., BaseFairseqModel]
 
 
-class LateLook(Look):
+class LateCopy(HostCopy):
     """A pretended GPU's: the numbers of its own moment, though they are read later."""
 
     def __init__(self, numbers: Tensor) -> None:

@@ -23,7 +23,7 @@ from fairseq_plugins.generation.rules import Rules
 from fairseq_plugins.models.incremental import StepwiseDecoding
 from tests.conftest import ARCHITECTURES
 from tests.generation.fairseq_models import fairseq_model
-from tests.generation.searching import LENGTHS, MODES, LateLook, Model, assert_same, generate
+from tests.generation.searching import LENGTHS, MODES, LateCopy, Model, assert_same, generate
 from tests.models.test_generation import without_state
 
 # Each hypothesis brings twice as many words as there are hypotheses: of 44.
@@ -41,7 +41,7 @@ def test_the_fast_search(model: Model, dictionary, sentences, mode: str) -> None
 @pytest.mark.parametrize("beam", [1, 4])
 @pytest.mark.usefixtures("steps_of_convolutions")
 def test_in_single_precision(model: Model, dictionary, sentences, beam: int) -> None:
-    """With packed products, also of a second batch, and rounding that hangs on the number of rows."""
+    """With packed products, also of a second batch, and rounding that depends on the number of rows."""
     source, options = sentences(LENGTHS, left_pad=True), {"beam_size": beam, "packing": Packing()}
     for _ in range(2):
         actual = generate(FastBeamSearch, [model().float()], dictionary, source, **options)
@@ -189,13 +189,13 @@ def test_a_gpu_is_looked_at_now_and_then(build, architecture: str, dictionary, s
     """
     looks: list[int] = []
 
-    class Counted(LateLook):
+    class Counted(LateCopy):
         def __init__(self, numbers: Tensor) -> None:
             looks.append(len(numbers))
             super().__init__(numbers)
 
     assert [loop.steps_between_looks(torch.device(kind)) for kind in ("cpu", "cuda")] == [1, 4]
-    monkeypatch.setattr(loop, "Look", Counted)
+    monkeypatch.setattr(loop, "HostCopy", Counted)
     monkeypatch.setattr(loop, "steps_between_looks", lambda device: 4)
     models, source = [build(architecture).double()], sentences([*LENGTHS, *LENGTHS, *LENGTHS], left_pad=True)
     actual = generate(FastBeamSearch, models, dictionary, source, max_len_b=20)

@@ -75,7 +75,7 @@ def test_compiled_searches_among_candidates(build, sentences, dictionary, precis
     words = Candidates(torch.randint(20, 44, (len(dictionary), 1)), torch.arange(len(dictionary)) < 20)
     options = {"candidates": words, "beam_size": 1, "max_len_b": 20}
     made, packing = Programs(), Packing(precision)
-    # In int8 the rounding of inputs hangs on all of a batch, and so on the words that are added to it.
+    # In int8 the rounding of inputs depends on all of a batch, and so on the words that are added to it.
     batches = [sentences([length]) for length in ((9, 9, 32, 3) if precision == "float32" else (32, 32, 32, 32))]
     for number, source in enumerate(batches):
         with torch._dynamo.config.patch(error_on_recompile=number > 0):

@@ -69,8 +69,7 @@ def test_convs2s(kept, words: int, steps: int) -> None:
     layers, width, kernel, embedding = 2, 40, 3, 12
     sizes = {f"{side}_embed_dim": embedding for side in ("encoder", "decoder", "decoder_out")}
     found = kept("convs2s_tiny", words, steps, decoder_layers=f"[({width}, {kernel})] * {layers}", **sizes)
-    projected = layers * (2 * width + 1) if words * (width - embedding) < width * embedding else 0
-    bias = 1
+    projected, bias = layers * (2 * width + 1), 1
     assert found == words * (2 * embedding + bias + projected) + ROOT_OF_LENGTH + BEAM * layers * kernel * width
 
 
@@ -85,7 +84,7 @@ def test_convs2s_in_pairs_of_steps(kept, monkeypatch: pytest.MonkeyPatch, device
     with Packing().for_batch():
         sizes = {"encoder_embed_dim": 12, "decoder_embed_dim": 12}
         found = kept("convs2s_tiny", words, steps, decoder_layers=f"[({width}, 3)] * {layers}", **sizes)
-    assert found == words * (2 * 12 + 1) + ROOT_OF_LENGTH + BEAM * layers * inputs * width
+    assert found == words * (2 * 12 + 1 + layers * (2 * width + 1)) + ROOT_OF_LENGTH + BEAM * layers * inputs * width
 
 
 @pytest.mark.parametrize(("steps", "capacity"), [(5, 16), (40, 48)])

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fairseq_plugins.backends.cpu.linear import linear
-from fairseq_plugins.backends.cpu.packing import computed
+from fairseq_plugins.backends.cpu.packing import cached
 from fairseq_plugins.nn.branched_block import BranchedBlock, add_block_diagonal
 
 __all__ = ["FastBranchedBlock", "add_in_place"]
@@ -62,4 +62,4 @@ class FastBranchedBlock(BranchedBlock):
 
     linear = staticmethod(linear)
     add_own = staticmethod(add_in_place)
-    computed = staticmethod(computed)
+    cached = staticmethod(cached)

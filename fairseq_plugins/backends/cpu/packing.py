@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fairseq_plugins.backends.cpu.products import PRECISIONS, Packed, can_pack, onednn_product
 
-__all__ = ["BatchPacking", "Packing", "computed", "current_packing", "map_of"]
+__all__ = ["BatchPacking", "Packing", "cached", "current_packing", "map_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -98,8 +98,8 @@ class BatchPacking:
         key = make, self._fingerprint(weight), None if bias is None else self._fingerprint(bias)
         return self._keep(key, lambda: make(weight, bias, self.precision))
 
-    def computed(self, compute: Callable[..., _Tensors], *weights: Tensor) -> _Tensors:
-        """``compute(*weights)``: new tensors, which hang on nothing else and which nobody overwrites."""
+    def cached(self, compute: Callable[..., _Tensors], *weights: Tensor) -> _Tensors:
+        """``compute(*weights)``: new tensors, which depend on nothing else and which nobody overwrites."""
         key = compute, *(self._fingerprint(weight) for weight in weights)
         result = self._keep(key, lambda: compute(*weights))
         for place, each in enumerate(result):
@@ -136,10 +136,10 @@ def map_of(weight: Tensor, bias: Tensor | None, rows: int) -> Callable[[Tensor],
     return partial(Packed.__call__, packed)
 
 
-def computed(compute: Callable[..., _Tensors], *weights: Tensor) -> _Tensors:
-    """``compute(*weights)``, once for all batches of a generator; see `BatchPacking.computed`."""
+def cached(compute: Callable[..., _Tensors], *weights: Tensor) -> _Tensors:
+    """``compute(*weights)``, once for all batches of a generator; see `BatchPacking.cached`."""
     packing = current_packing(weights[0])
-    return compute(*weights) if packing is None else packing.computed(compute, *weights)
+    return compute(*weights) if packing is None else packing.cached(compute, *weights)
 
 
 def current_packing(weight: Tensor) -> BatchPacking | None:

@@ -46,22 +46,15 @@ class FastConvS2SDecoding(_WithPackedWeights, ConvS2SDecoding):
 class FastWeightedTransformerDecoding(_WithPackedWeights, WeightedTransformerDecoding):
     """Of the Weighted Transformer."""
 
-    def sight_of_past(self, beam: int) -> Sight:
-        """By bags where there are rows enough; t values for a row in the place of t·k."""
-        if not self._has_bags(beam):
-            return super().sight_of_past(beam)
-        ancestors, k = self.ancestry.ancestors(self.steps), self.order.beam
-        numbers, ends = bags(ancestors, self.heads, self.capacity * k)
-        return SightByBags(self.steps * k, None, numbers, ends, ancestors.unsqueeze(1))
-
-    def sight_of_source(self, beam: int) -> Sight:
-        """By bags where there are rows enough."""
-        sight = super().sight_of_source(beam)
-        if not self._has_bags(beam):
-            return sight
-        everywhere = torch.arange(sight.seen).expand(len(self.source.keys), beam, sight.seen)
-        return SightByBags(sight.seen, sight.bias, *bags(everywhere, self.heads, sight.seen))
-
-    def _has_bags(self, beam: int) -> bool:
-        rows = len(self.source.keys) * beam
-        return not self.fixed and self.position.device.type == "cpu" and rows >= FEWEST_IN_BAGS
+    def sights(self, beam: int) -> tuple[Sight, Sight]:
+        """By bags where there are rows enough; of the steps so far, t values for a row in the place of t·k."""
+        sentences, length, k = len(self.source.keys), self.source.keys.size(1), self.order.beam
+        if self.fixed or self.position.device.type != "cpu" or sentences * beam < FEWEST_IN_BAGS:
+            return super().sights(beam)
+        ancestors = self.ancestry.ancestors(self.steps)
+        past = bags(ancestors, self.heads, self.capacity * k)
+        source = bags(torch.arange(length).expand(sentences, beam, length), self.heads, length)
+        return (
+            SightByBags(self.steps * k, None, *past, ancestors.unsqueeze(1)),
+            SightByBags(length, self.source.bias.unsqueeze(1), *source),
+        )

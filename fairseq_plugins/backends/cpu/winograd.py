@@ -49,7 +49,7 @@ def pays(x: Tensor, kernel: int) -> bool:
 def packing_for(like: Tensor, kernel: int, dim: int) -> BatchPacking | None:
     """The packing of now, if translating with its `packed_products` pays; to pack them for one batch alone hardly does.
 
-    The answer does not hang on the size of the batch, or the next one might have to pack anew.
+    The answer does not depend on the size of the batch, or the next one might have to pack anew.
 
     Args:
         like: a tensor of the weights' type and device.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fairseq_plugins.models.conv_encoder.decoder import LSTMDecoder
 from fairseq_plugins.models.incremental import StepwiseDecoding
 from fairseq_plugins.nn.attentive_lstm import AttentiveLSTM, lstm_cell
-from fairseq_plugins.nn.decoder_state import KeptSentences, go_on, moved
+from fairseq_plugins.nn.decoder_state import KeptSentences, moved, update_state
 from fairseq_plugins.nn.softmax import softmax
 from fairseq_plugins.nn.source import Source
 
@@ -96,12 +96,12 @@ class _StepLSTM:
     def join(self, x: Tensor, order: Tensor | None) -> Tensor:
         """Inputs (R, width) beside the states in the new order, (R, width + H)."""
         if order is not None:
-            go_on(self, h=moved(self.h, order), cell=moved(self.cell, order))
+            update_state(self, h=moved(self.h, order), cell=moved(self.cell, order))
         return torch.cat([x, self.h], dim=1)
 
     def step(self, joined: Tensor, gates: Tensor | None = None) -> Tensor:
         """What `join` gives, and what is added to the gates (R, 4H), to the next states (R, H)."""
         own = self.gates(joined)
         h, cell = lstm_cell(own if gates is None else own.add_(gates), self.cell)
-        go_on(self, h=h, cell=cell)
+        update_state(self, h=h, cell=cell)
         return self.h

@@ -20,7 +20,7 @@ from fairseq_plugins.models.convs2s.decoder import ConvS2SDecoder
 from fairseq_plugins.models.incremental import StepwiseDecoding
 from fairseq_plugins.nn.decoder_state import KeptSentences, Window
 from fairseq_plugins.nn.gated_convolution import SQRT_HALF, GatedConvolution, Shortcut
-from fairseq_plugins.nn.multi_step_attention import MultiStepAttention, ProjectedAttention
+from fairseq_plugins.nn.multi_step_attention import ProjectedAttention
 
 __all__ = ["ConvS2SDecoding", "StepConvolution"]
 
@@ -31,7 +31,7 @@ class ConvS2SDecoding(StepwiseDecoding):
     decoder: ConvS2SDecoder
 
     def set_up(self) -> None:
-        """Plain weights for steps, windows, and attention whose projections are moved to the source where that pays."""
+        """Plain weights for steps, windows, and attention whose projections are moved to the source."""
         decoder, source = self.decoder, self.source
         self.from_embedding, self.to_embedding = (
             self.map_of(part.weight, part.bias) for part in (decoder.from_embedding, decoder.to_embedding)
@@ -39,10 +39,8 @@ class ConvS2SDecoding(StepwiseDecoding):
 
         self.layers = []
         for convolution, attention, shortcut in decoder.layers:
-            projected = None
-            if attention is not None and attention.projecting_pays(source.keys.size(1)):
-                projected = ProjectedAttention(attention, source, self.linear)
-            self.layers.append(_Layer(self.step_convolution(convolution), attention, projected, shortcut))
+            projected = None if attention is None else ProjectedAttention(attention, source, self.linear)
+            self.layers.append(_Layer(self.step_convolution(convolution), projected, shortcut))
         self.attending = sum(layer.attention is not None for layer in self.layers)
 
     def step_convolution(self, module: GatedConvolution) -> StepConvolution:
@@ -57,15 +55,13 @@ class ConvS2SDecoding(StepwiseDecoding):
 
         g = decoder.embedding.step(tokens, self.position)
         h = self.from_embedding(g)
-        g = self.by_sentence(g)
-        gz = torch.baddbmm(source.bias, g, source.keys.transpose(1, 2), alpha=SQRT_HALF)  # (B, k, S)
+        gz = torch.baddbmm(source.bias, self.by_sentence(g), source.keys.transpose(1, 2), alpha=SQRT_HALF)  # (B, k, S)
         outputs = [h]
         total = torch.zeros_like(gz) if decoder.wants_attention else None
         for layer in self.layers:
             h = layer.convolution.step(decoder.dropout(h), order)
             if layer.attention is not None:
-                h = self.by_sentence(h)
-                h, a = layer.projected.attend(h, gz) if layer.projected is not None else layer.attention(h, g, source)
+                h, a = layer.attention.attend(self.by_sentence(h), gz)
                 h = h.flatten(0, 1)
                 if total is not None:
                     total += a
@@ -78,8 +74,8 @@ class ConvS2SDecoding(StepwiseDecoding):
         """Go on with these sentences only; windows lose the rows of the others by the next order."""
         super().keep(kept)
         for layer in self.layers:
-            if layer.projected is not None:
-                layer.projected.keep(kept)
+            if layer.attention is not None:
+                layer.attention.keep(kept)
 
 
 class StepConvolution:
@@ -115,6 +111,5 @@ class _Layer:
     """One layer at decoding time: its state, its weights as steps want them, and the modules that do the rest."""
 
     convolution: StepConvolution
-    attention: MultiStepAttention | None
-    projected: ProjectedAttention | None
+    attention: ProjectedAttention | None
     shortcut: Shortcut

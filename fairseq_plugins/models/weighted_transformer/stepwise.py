@@ -36,7 +36,7 @@ class WeightedTransformerDecoding(StepwiseDecoding):
         """One token per row, (R,), to features (R, d) and the last layer's attention (R, S)."""
         beam = tokens.numel() // len(self.source.keys)
         places = self.ancestry.step(order, beam, self.position)
-        past, to_source = self.sight_of_past(beam), self.sight_of_source(beam)
+        past, to_source = self.sights(beam)
 
         x = self.by_sentence(self.decoder.embedding.step(tokens, self.position))
         for layer in self.layers:
@@ -46,15 +46,12 @@ class WeightedTransformerDecoding(StepwiseDecoding):
             attention = to_source.weights(query, layer.source_keys).mean(dim=1).flatten(0, 1)
         return x.flatten(0, 1), attention
 
-    def sight_of_past(self, beam: int) -> Sight:
-        """What so many rows of each sentence look at in this step, of the steps so far."""
+    def sights(self, beam: int) -> tuple[Sight, Sight]:
+        """What so many rows of each sentence look at in this step: the steps so far, and the source."""
         # A fixed state attends to all that it has room for, what is not filled masked: one shape, so one program.
         steps = self.capacity if self.fixed else self.steps
-        return Sight(steps * self.order.beam, self.ancestry.bias(steps, self.source.keys.dtype))
-
-    def sight_of_source(self, beam: int) -> Sight:
-        """What they look at of the source."""
-        return Sight(self.source.keys.size(1), self.source.bias.unsqueeze(1))
+        past = Sight(steps * self.order.beam, self.ancestry.bias(steps, self.source.keys.dtype))
+        return past, Sight(self.source.keys.size(1), self.source.bias.unsqueeze(1))
 
     def keep(self, kept: KeptSentences) -> None:
         """Go on with these sentences only."""

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from fairseq_plugins.backends.cpu.linear import linear
-from fairseq_plugins.backends.cpu.packing import Packing, computed, current_packing, map_of
+from fairseq_plugins.backends.cpu.packing import Packing, cached, current_packing, map_of
 from fairseq_plugins.backends.cpu.products import PRECISIONS, Packed, has_onednn
 from tests.operators import Operators
 
@@ -124,7 +124,7 @@ def test_what_is_computed_of_weights(change: str | None) -> None:
     for _ in range(2):
         with packing.for_batch(), Operators() as operators:
             for _ in range(2):
-                weight, bias = computed(doubled, module.weight, module.bias)
+                weight, bias = cached(doubled, module.weight, module.bias)
                 results.append(map_of(weight, bias, 5)(x))
         torch.testing.assert_close(results[-1], 2 * F.linear(x, module.weight, module.bias), rtol=1e-4, atol=1e-4)
         if change is not None:
@@ -137,8 +137,8 @@ def test_what_is_computed_of_weights(change: str | None) -> None:
 def test_other_computations_of_the_same_weights_are_others() -> None:
     weight, bias = layer()
     with Packing().for_batch():
-        computed(doubled, weight, bias)
-        half, _ = computed(lambda weight, bias: (weight / 2, bias), weight, bias)
+        cached(doubled, weight, bias)
+        half, _ = cached(lambda weight, bias: (weight / 2, bias), weight, bias)
     assert torch.equal(half, weight / 2)
 
 

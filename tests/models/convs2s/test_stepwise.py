@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fairseq_plugins.nn.multi_step_attention import MultiStepAttention, ProjectedAttention
 from fairseq_plugins.nn.source import Source
-from tests.models.stepwise import STATE, check_stepwise_equals_full, close, decodings
+from tests.models.stepwise import check_stepwise_equals_full, close, decodings
 
 
 @st.composite
@@ -49,36 +49,6 @@ def check_windows(decoding, reference, tokens: torch.Tensor, source: Source) -> 
         size = layer.convolution.window.past.size(1) // inputs.size(2)
         past = torch.cat([inputs.new_zeros(size, *inputs.shape[1:]), inputs])[len(inputs) :].transpose(0, 1)
         close(layer.convolution.window.past, past.flatten(1))
-
-
-@pytest.mark.parametrize(("beam", "length"), [(1, 17), (3, 17), (1, 18), (3, 18)])
-@torch.no_grad()
-def test_the_source_is_projected_where_that_is_less_work(build, sentences, beam: int, length: int) -> None:
-    """A row's multiplications by the formulas, with embeddings of f = 12, and what the state holds.
-
-    Plain, a layer of width C maps to f and back, and compares and averages S vectors of f; projected, S of C.  With 40
-    units sources of up to 17 words pay; as wide as the embeddings, all do.
-    """
-    layers = "[(40, 3), (12, 3)]"
-    model = build("convs2s_tiny", encoder_embed_dim=12, decoder_embed_dim=12, decoder_layers=layers)
-    encoded = model.encoder(sentences([length, length - 3]))
-    encoded = model.encoder.reorder_encoder_out(encoded, torch.arange(2).repeat_interleave(beam))
-    state: dict = {}
-    model.make_generation_fast_(need_attn=False)
-    plainly: list[torch.nn.Module] = []
-    for attention in model.decoder.attentions:
-        attention.register_forward_hook(lambda attention, _, __: plainly.append(attention))
-    model.decoder(sentences([1] * 2 * beam), encoded, incremental_state=state)
-    wide, narrow = model.decoder.get_incremental_state(state, STATE).layers
-    assert plainly == [layer.attention for layer in (wide, narrow) if layer.projected is None]
-    for layer, width in ((wide, 40), (narrow, 12)):
-        plain, projected = 2 * width * 12 + 2 * length * 12, 2 * length * width
-        if projected < plain:
-            assert layer.projected.keys.shape == (2, width, length)
-            assert layer.projected.values.shape == (2, length, width)
-        else:
-            assert layer.projected is None
-    assert (wide.projected is None) == (length == 18)
 
 
 @torch.no_grad()

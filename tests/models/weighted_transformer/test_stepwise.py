@@ -128,7 +128,7 @@ def test_a_step_attends_to_the_steps_so_far(build, sentences) -> None:
         decoding = model.decoder.start(model.encoder(sentences([5] * count).to(to)), 1, capacity)
         for length in (1, 2, 3):
             decoding.decode(words[:, :length])
-            past, source = decoding.sight_of_past(beam=1), decoding.sight_of_source(beam=1)
+            past, source = decoding.sights(beam=1)
             assert past.seen == (length if capacity is None else capacity)
             assert source.seen == decoding.source.keys.size(1)
             assert [isinstance(sight, SightByBags) for sight in (past, source)] == [has_bags] * 2
