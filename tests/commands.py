@@ -12,7 +12,6 @@ import random
 import re
 import resource
 import runpy
-import socket
 import subprocess
 import sys
 import tempfile
@@ -200,9 +199,7 @@ def keep_the_model(path: Path, *arguments: Any) -> None:
 
 def one_of_two() -> list[str]:
     """fairseq-train's options for each of two processes that are started by hand; the rank follows them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        place = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    place = f"file://{tempfile.mkdtemp()}/store"  # a port that is free now need not be when they start
     words = ["--distributed-world-size", "2", "--distributed-backend", "gloo", "--distributed-no-spawn"]
     return [*words, "--distributed-init-method", place, "--distributed-rank"]
 

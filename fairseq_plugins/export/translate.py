@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else it writes to ~/.cache, and to stderr where it cannot
 import onnxruntime as ort
 
 Array = np.ndarray[Any, Any]

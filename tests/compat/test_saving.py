@@ -138,7 +138,7 @@ def test_what_killed_processes_have_left_is_removed(tmp_path: Path) -> None:
     killed = multiprocessing.get_context("fork").Process(target=os.getpid)
     killed.start()
     killed.join()
-    writing = multiprocessing.get_context("fork").Process(target=signal.pause)
+    writing = multiprocessing.get_context("fork").Process(target=signal.pause, daemon=True)
     writing.start()
     here = os.uname().nodename
     writers = [f"{here}-{killed.pid}", f"{here}-{writing.pid}", f"elsewhere-{killed.pid}", f"{here}-x"]
@@ -199,6 +199,7 @@ def test_training_goes_on_where_the_last_is_missing(data: Path, save: Path) -> N
     """As after the first epoch, when the disk is full before its copy is made: from the newest one there is."""
     for name in ("checkpoint_last.pt", "checkpoint_best.pt"):
         (save / name).unlink()
+    os.utime(save / "checkpoint_1_3.pt", (0, 0))  # where times of files are coarse, too
     assert updates(faults.finish(faults.start(options(data, 9), save), save)) == 9
     log = (save / "log").read_text()
     assert f"{save}/checkpoint_last.pt is missing; training goes on from {save}/checkpoint_1_6.pt" in log

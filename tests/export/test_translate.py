@@ -108,6 +108,12 @@ def test_what_is_no_text(text: bytes, folder: Path) -> None:
     assert result.stderr == b"translate.py: error: the input is gzipped or in UTF-16: it is to be text in UTF-8\n"
 
 
+def test_nothing_is_left_in_the_home_folder(folder: Path, tmp_path: Path) -> None:
+    """onnxruntime would put a number of the machine there, and what it means to send."""
+    result = run(folder, stdin=b"w1\n", env={**os.environ, "HOME": str(tmp_path)})
+    assert (result.returncode, result.stderr, list(tmp_path.iterdir())) == (0, b"", [])
+
+
 @pytest.mark.parametrize("closed", ["<&-", ">&-"])
 def test_closed_input_and_output(closed: str, folder: Path) -> None:
     command = ["sh", "-c", f'exec "$0" -I "$1" {closed}', sys.executable, folder / "translate.py"]

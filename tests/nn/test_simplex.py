@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.nn.simplex import (
@@ -18,6 +18,7 @@ from fairseq_plugins.nn.simplex import (
 vectors = st.lists(st.floats(-3, 3), min_size=1, max_size=9).map(lambda x: torch.tensor(x, dtype=torch.float64))
 
 
+@settings(deadline=None)  # a busy machine may pause
 @given(vectors, vectors)
 def test_the_projection_is_the_closest_point(x: torch.Tensor, other: torch.Tensor) -> None:
     """Optimality: the remainder x - p makes no acute angle with the way from p to any other point of the simplex."""

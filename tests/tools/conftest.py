@@ -52,7 +52,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setenv("no_proxy", "*")
     with Server(("127.0.0.1", 0), Handler) as server:
         server.files, server.asked = {}, []
         Thread(target=server.serve_forever, daemon=True).start()

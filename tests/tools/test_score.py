@@ -23,7 +23,7 @@ def generated(path: Path, numbers: list[int], texts: list[str] = TEXTS, tokens: 
         for text, words in ((texts[number], tokens[number]), ("worse", "worse")):
             scores = " ".join(["-0.5"] * (len(words.split()) + 1))
             lines += [f"H-{number}\t-0.1\t{words}", f"D-{number}\t-0.1\t{text}", f"P-{number}\t{scores}"]
-    path.write_text("".join(line + "\n" for line in lines))
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     return str(path)
 
 
