@@ -6,18 +6,16 @@ architecture, and what it finds set it takes for the user's wish.
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import register_model_architecture
-from omegaconf import DictConfig
 
-__all__ = ["Options", "fill_in", "refuse_unless_positive", "register_presets"]
+from fairseq_plugins.models.options import fill_in
 
-Options = Namespace | DictConfig  # of a model
+__all__ = ["register_presets"]
 
 
 def register_presets(model: str, config: type[FairseqDataclass], presets: Mapping[str, Mapping[str, Any]]) -> None:
@@ -33,22 +31,3 @@ def register_presets(model: str, config: type[FairseqDataclass], presets: Mappin
     defaults = {name: value for name, value in vars(config()).items() if not name.startswith("_")}
     for architecture, values in presets.items():
         register_model_architecture(model, architecture)(partial(fill_in, values={**defaults, **values}))
-
-
-def fill_in(args: Options, values: Mapping[str, Any]) -> None:
-    """Give options their values where nobody has set them."""
-    for option, value in values.items():
-        # None, because that is how a configuration says so, and how omegaconf 2.0 answers for an option it has not.
-        if getattr(args, option, None) is None:
-            setattr(args, option, value)
-
-
-def refuse_unless_positive(cfg: Any, *options: str) -> None:
-    """Refuse values that are not above zero.
-
-    Raises:
-        ValueError: names the option and its value.
-    """
-    for option in options:
-        if not (value := getattr(cfg, option)) > 0:
-            raise ValueError(f"--{option.replace('_', '-')} must be positive, but it is {value}")

@@ -12,7 +12,7 @@ from fairseq.tasks import FairseqTask
 from torch import nn
 
 from fairseq_plugins.models.incremental import IncrementalDecoder, StepwiseDecoding
-from fairseq_plugins.models.presets import Options
+from fairseq_plugins.models.options import Options
 from fairseq_plugins.models.source_encoder import SourceEncoder
 from fairseq_plugins.nn.unfilled import unfilled_where_filled_later
 from fairseq_plugins.nn.weight_norm import fold_weight_norm_, remove_weight_norm_

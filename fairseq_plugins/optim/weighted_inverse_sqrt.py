@@ -15,8 +15,8 @@ from fairseq.dataclass.configs import OptimizationConfig
 from fairseq.optim import FairseqOptimizer
 from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
 
-from fairseq_plugins.models.presets import refuse_unless_positive
-from fairseq_plugins.models.weighted_transformer.config import DEFAULT_SIZES
+from fairseq_plugins.models.options import refuse_unless_positive
+from fairseq_plugins.models.weighted_transformer.config import DEFAULTS
 from fairseq_plugins.optim.config import WeightedInverseSqrtConfig
 
 __all__ = ["WeightedInverseSqrt"]
@@ -46,8 +46,7 @@ class WeightedInverseSqrt(FairseqLRScheduler):
             logger.warning("--lr does nothing with --lr-scheduler weighted_inverse_sqrt: take --lr-scale")
         # Under hydra the sizes of the default architecture are not in the configuration.
         sizes = {
-            name: DEFAULT_SIZES[name] if cfg[name] is None else cfg[name]
-            for name in ("encoder_embed_dim", "encoder_layers")
+            name: DEFAULTS[name] if cfg[name] is None else cfg[name] for name in ("encoder_embed_dim", "encoder_layers")
         }
         if not str(sizes["encoder_layers"]).isdigit():
             raise ValueError(

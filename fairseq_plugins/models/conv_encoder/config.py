@@ -1,12 +1,18 @@
 """Options of the convolutional encoder with an LSTM decoder."""
 
+import logging
 from dataclasses import dataclass, field
 from typing import Optional
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II
 
-__all__ = ["DEFAULTS", "ConvEncoderConfig"]
+from fairseq_plugins.models.options import Options, fill_in, refuse_unless_positive
+from fairseq_plugins.nn.layer_list import MOST_LAYERS
+
+__all__ = ["ConvEncoderConfig", "complete"]
+
+logger = logging.getLogger(__name__)
 
 # Section 4.2 and table 1, for IWSLT'14 German-English: holds where an architecture says nothing else.
 DEFAULTS = {
@@ -20,6 +26,15 @@ DEFAULTS = {
     "decoder_hidden_size": 512,
     "decoder_layers": 1,
     "init_range": 0.05,
+}
+
+# Options, and the types of encoder that they are for; not sizes, which one may give for all types.
+_OF_TYPES = {
+    "no_residual": ("convolutional",),
+    "single_stack": ("convolutional",),
+    "no_encoder_positional_embeddings": ("convolutional", "pooling"),
+    "pooling_width": ("pooling",),
+    "encoder_lstm_positional_embeddings": ("lstm", "bilstm"),
 }
 
 
@@ -74,3 +89,21 @@ class ConvEncoderConfig(FairseqDataclass):
     )
     max_source_positions: int = II("task.max_source_positions")
     max_target_positions: int = II("task.max_target_positions")
+
+
+def complete(cfg: Options) -> None:
+    """Fill in what is not set, refuse sizes that cannot be, and warn of options that do nothing.
+
+    Raises:
+        ValueError: names the option and its value.
+    """
+    fill_in(cfg, DEFAULTS)
+    depths = ("encoder_lstm_layers", "decoder_layers")
+    sizes = ("encoder_embed_dim", "encoder_hidden_size", "decoder_hidden_size")
+    refuse_unless_positive(cfg, *sizes, *depths, "init_range")
+    for option in depths:
+        if getattr(cfg, option) > MOST_LAYERS:
+            raise ValueError(f"--{option.replace('_', '-')} is {getattr(cfg, option)}, {MOST_LAYERS} are the most")
+    for option, types in _OF_TYPES.items():
+        if cfg.encoder_type not in types and getattr(cfg, option) != getattr(ConvEncoderConfig, option):
+            logger.warning(f"--{option.replace('_', '-')} does nothing with --encoder-type {cfg.encoder_type}")

@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-import logging
-
 from fairseq.data import Dictionary
 from fairseq.models import register_model
 from fairseq.tasks import FairseqTask
 from torch import nn
 
-from fairseq_plugins.models.conv_encoder.config import DEFAULTS, ConvEncoderConfig
+from fairseq_plugins.models.conv_encoder.config import ConvEncoderConfig, complete
 from fairseq_plugins.models.conv_encoder.convolutional import Convolution, ConvolutionalEncoder
 from fairseq_plugins.models.conv_encoder.decoder import LSTMDecoder
 from fairseq_plugins.models.conv_encoder.lstm import LSTMEncoder
 from fairseq_plugins.models.conv_encoder.pooling import PoolingEncoder
 from fairseq_plugins.models.conv_encoder.stepwise import ConvEncoderDecoding
-from fairseq_plugins.models.presets import Options, fill_in, refuse_unless_positive
+from fairseq_plugins.models.options import Options
 from fairseq_plugins.models.source_encoder import SourceEncoder
 from fairseq_plugins.models.translation_model import TranslationModel
 from fairseq_plugins.nn.embedding import InputEmbedding
-from fairseq_plugins.nn.layer_list import MOST_LAYERS, ConvolutionSpec, parse_convolutions
+from fairseq_plugins.nn.layer_list import ConvolutionSpec, parse_convolutions
 
 __all__ = ["ConvEncoderModel"]
-
-logger = logging.getLogger(__name__)
-
-# Options, and the types of encoder that they are for; not sizes, which one may give for all types.
-_OF_TYPES = {
-    "no_residual": ("convolutional",),
-    "single_stack": ("convolutional",),
-    "no_encoder_positional_embeddings": ("convolutional", "pooling"),
-    "pooling_width": ("pooling",),
-    "encoder_lstm_positional_embeddings": ("lstm", "bilstm"),
-}
 
 
 @register_model("conv_encoder", dataclass=ConvEncoderConfig)
@@ -45,16 +32,7 @@ class ConvEncoderModel(TranslationModel):
     @classmethod
     def build(cls, cfg: Options, task: FairseqTask) -> ConvEncoderModel:
         """As of `TranslationModel`."""
-        fill_in(cfg, DEFAULTS)
-        depths = ("encoder_lstm_layers", "decoder_layers")
-        sizes = ("encoder_embed_dim", "encoder_hidden_size", "decoder_hidden_size")
-        refuse_unless_positive(cfg, *sizes, *depths, "init_range")
-        for option in depths:
-            if getattr(cfg, option) > MOST_LAYERS:
-                raise ValueError(f"--{option.replace('_', '-')} is {getattr(cfg, option)}, {MOST_LAYERS} are the most")
-        for option, types in _OF_TYPES.items():
-            if cfg.encoder_type not in types and getattr(cfg, option) != getattr(ConvEncoderConfig, option):
-                logger.warning(f"--{option.replace('_', '-')} does nothing with --encoder-type {cfg.encoder_type}")
+        complete(cfg)
         encoder = _build_encoder(cfg, task.source_dictionary)
         decoder = LSTMDecoder(
             task.target_dictionary,

@@ -6,13 +6,13 @@ from typing import Optional
 from fairseq.dataclass import FairseqDataclass
 from omegaconf import II
 
-from fairseq_plugins.models.presets import Options, refuse_unless_positive
+from fairseq_plugins.models.options import Options, fill_in, refuse_unless_positive
 
-__all__ = ["DEFAULT_SIZES", "ConvS2SConfig", "check_dimensions"]
+__all__ = ["DEFAULTS", "ConvS2SConfig", "complete"]
 
 # Sections 4.2 and 5.1, WMT'16 English-Romanian, the paper's plainest model: holds where an architecture says nothing
 # else.
-DEFAULT_SIZES = {
+DEFAULTS = {
     "encoder_embed_dim": 512,
     "encoder_layers": "[(512, 3)] * 20",
     "decoder_embed_dim": 512,
@@ -68,12 +68,13 @@ class ConvS2SConfig(FairseqDataclass):
     max_target_positions: int = II("task.max_target_positions")
 
 
-def check_dimensions(cfg: Options) -> None:
-    """Refuse sizes that do not fit together.
+def complete(cfg: Options) -> None:
+    """Fill in the sizes that are not set, and refuse those that do not fit together.
 
     Raises:
         ValueError: names the options and their values.
     """
+    fill_in(cfg, DEFAULTS)
     refuse_unless_positive(cfg, "encoder_embed_dim", "decoder_embed_dim", "decoder_out_embed_dim")
     if cfg.encoder_embed_dim != cfg.decoder_embed_dim:
         # Attention compares the encoder's output with the sum of decoder state and target embedding (equation 1).

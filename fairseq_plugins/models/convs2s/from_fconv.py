@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq_plugins.models.convs2s.config import DEFAULT_SIZES, ConvS2SConfig
+from fairseq_plugins.models.convs2s.config import DEFAULTS, ConvS2SConfig
 from fairseq_plugins.models.convs2s.model import ConvS2SModel
 from fairseq_plugins.nn.weight_norm import DIRECTION, MAGNITUDE, folded_weight
 
@@ -68,7 +68,7 @@ def convert_options(args: Namespace, parameters: Mapping[str, Tensor]) -> dict[s
         args: the model's options in the checkpoint, all of fconv's options among them.
         parameters: the ``model`` entry of the checkpoint.
     """
-    shared = ("dropout", *DEFAULT_SIZES, "decoder_attention", "share_input_output_embed")
+    shared = ("dropout", *DEFAULTS, "decoder_attention", "share_input_output_embed")
     options = {**vars(ConvS2SConfig()), **{option: getattr(args, option) for option in shared}, "_name": "convs2s"}
     for side, option in (("encoder", "max_source_positions"), ("decoder", "max_target_positions")):
         # fairseq counts the rows below the first position as positions; what can be used is what lies above them.

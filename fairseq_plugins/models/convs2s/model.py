@@ -6,11 +6,11 @@ from fairseq.data import Dictionary
 from fairseq.models import register_model
 from fairseq.tasks import FairseqTask
 
-from fairseq_plugins.models.convs2s.config import DEFAULT_SIZES, ConvS2SConfig, check_dimensions
+from fairseq_plugins.models.convs2s.config import ConvS2SConfig, complete
 from fairseq_plugins.models.convs2s.decoder import ConvS2SDecoder
 from fairseq_plugins.models.convs2s.encoder import ConvS2SEncoder
 from fairseq_plugins.models.convs2s.stepwise import ConvS2SDecoding
-from fairseq_plugins.models.presets import Options, fill_in
+from fairseq_plugins.models.options import Options
 from fairseq_plugins.models.translation_model import TranslationModel
 from fairseq_plugins.nn.embedding import InputEmbedding, pretrained_embedding
 from fairseq_plugins.nn.layer_list import parse_attention, parse_convolutions
@@ -28,8 +28,7 @@ class ConvS2SModel(TranslationModel):
     @classmethod
     def build(cls, cfg: Options, task: FairseqTask) -> ConvS2SModel:
         """As of `TranslationModel`."""
-        fill_in(cfg, DEFAULT_SIZES)
-        check_dimensions(cfg)
+        complete(cfg)
         encoder_layers = parse_convolutions(cfg.encoder_layers, "--encoder-layers")
         decoder_layers = parse_convolutions(cfg.decoder_layers, "--decoder-layers")
         attends = parse_attention(cfg.decoder_attention, len(decoder_layers))

@@ -6,15 +6,15 @@ from typing import Optional
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II
 
-from fairseq_plugins.models.presets import Options, fill_in, refuse_unless_positive
+from fairseq_plugins.models.options import Options, fill_in, refuse_unless_positive
 from fairseq_plugins.nn.layer_list import MOST_LAYERS
 
-__all__ = ["BRANCH_WEIGHTS", "DEFAULT_SIZES", "WeightedTransformerConfig", "complete"]
+__all__ = ["BRANCH_WEIGHTS", "DEFAULTS", "WeightedTransformerConfig", "complete"]
 
 BRANCH_WEIGHTS = ["learned", "uniform", "random", "resampled"]  # checkpoints hold places in this list
 
 # The paper's model A (table 2), as large as the Transformer's base model.
-DEFAULT_SIZES = {
+DEFAULTS = {
     "dropout": 0.1,
     "encoder_embed_dim": 512,
     "encoder_ffn_embed_dim": 2048,
@@ -84,7 +84,7 @@ def complete(cfg: Options) -> None:
     Raises:
         ValueError: names the options and their values.
     """
-    fill_in(cfg, DEFAULT_SIZES)
+    fill_in(cfg, DEFAULTS)
     sizes = ("ffn_embed_dim", "layers", "attention_heads")
     fill_in(cfg, {f"decoder_{size}": getattr(cfg, f"encoder_{size}") for size in sizes})
     if cfg.encoder_embed_dim % 2:

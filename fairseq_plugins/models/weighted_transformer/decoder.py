@@ -8,7 +8,7 @@ from fairseq.data import Dictionary
 from torch import Tensor, nn
 
 from fairseq_plugins.models.incremental import IncrementalDecoder
-from fairseq_plugins.models.presets import Options
+from fairseq_plugins.models.options import Options
 from fairseq_plugins.models.weighted_transformer.layers import DecoderLayer
 from fairseq_plugins.nn.embedding import InputEmbedding
 from fairseq_plugins.nn.prefix_tree import PrefixTree

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fairseq.data import Dictionary
 from torch import Tensor, nn
 
-from fairseq_plugins.models.presets import Options
+from fairseq_plugins.models.options import Options
 from fairseq_plugins.models.source_encoder import SourceEncoder
 from fairseq_plugins.models.weighted_transformer.layers import EncoderLayer
 from fairseq_plugins.nn.embedding import InputEmbedding

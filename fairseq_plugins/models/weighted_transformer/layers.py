@@ -13,7 +13,7 @@ from __future__ import annotations
 from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
-from fairseq_plugins.models.presets import Options
+from fairseq_plugins.models.options import Options
 from fairseq_plugins.nn.attention import AttentionHeads
 from fairseq_plugins.nn.branched_block import BranchedBlock
 from fairseq_plugins.nn.initialisation import xavier_

@@ -11,7 +11,7 @@ from fairseq.models import register_model
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
-from fairseq_plugins.models.presets import Options
+from fairseq_plugins.models.options import Options
 from fairseq_plugins.models.translation_model import TranslationModel
 from fairseq_plugins.models.weighted_transformer.config import BRANCH_WEIGHTS, WeightedTransformerConfig, complete
 from fairseq_plugins.models.weighted_transformer.decoder import WeightedTransformerDecoder

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from fairseq_plugins.models.presets import register_presets
-from fairseq_plugins.models.weighted_transformer.config import DEFAULT_SIZES, WeightedTransformerConfig
+from fairseq_plugins.models.weighted_transformer.config import DEFAULTS, WeightedTransformerConfig
 
 
 def _sizes(layers: int, dim: int, ffn_dim: int, heads: int, dropout: float) -> dict[str, Any]:
-    return dict(zip(DEFAULT_SIZES, (dropout, dim, ffn_dim, layers, heads), strict=True))
+    return dict(zip(DEFAULTS, (dropout, dim, ffn_dim, layers, heads), strict=True))
 
 
 register_presets(
     "weighted_transformer",
     WeightedTransformerConfig,
     {
-        "weighted_transformer_small": DEFAULT_SIZES,  # A
+        "weighted_transformer_small": {},  # A, the defaults
         "weighted_transformer_large": _sizes(6, 1024, 4096, 16, 0.3),  # B
         "weighted_transformer_2layer": _sizes(2, 512, 2048, 8, 0.1),  # C
         "weighted_transformer_4layer": _sizes(4, 512, 2048, 8, 0.1),
