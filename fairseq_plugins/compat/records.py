@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 from fairseq import checkpoint_utils
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
@@ -35,7 +37,8 @@ def ask_what_was_trained() -> None:
     @in_place_of(Trainer, "load_checkpoint")
     def load_checkpoint(self: Any, filename: str, reset_optimizer: bool = False, *args: Any, **kwargs: Any) -> Any:
         try:
-            extra_state = load(self, filename, reset_optimizer, *args, **kwargs)
+            with averages_that_begin_with_the_model() if self.cfg.ema.store_ema else contextlib.nullcontext():
+                extra_state = load(self, filename, reset_optimizer, *args, **kwargs)
         except Exception as error:
             reason = " ".join(str(error.__context__).split())
             if type(error) is not Exception or error.__context__ is None or reason in str(error):
@@ -44,6 +47,23 @@ def ask_what_was_trained() -> None:
         if not compares_words:
             refuse_other_words(self.task, filename, extra_state, reset_optimizer)
         return extra_state
+
+
+@contextlib.contextmanager
+def averages_that_begin_with_the_model() -> Iterator[None]:
+    """With ``--store-ema`` fairseq cannot load a checkpoint that has no moving average.
+
+    It would begin one with the model's parameters, and looks for them where it has just removed them.
+    """
+    read = checkpoint_utils.load_checkpoint_to_cpu
+
+    def read_with_average(*args: Any, **kwargs: Any) -> Any:
+        state = read(*args, **kwargs)
+        state["extra_state"].setdefault("ema", state["model"])
+        return state
+
+    with mock.patch.object(checkpoint_utils, "load_checkpoint_to_cpu", read_with_average):
+        yield
 
 
 def misfit(filename: str, options: Any, reason: str) -> str:

@@ -45,6 +45,8 @@ def begin_where_training_stopped() -> None:
     def load_checkpoint(cfg: Any, trainer: Any, **passthrough: Any) -> Any:
         if begin_afresh:
             forget_the_training_before()
+        refuse_another_start(cfg, trainer)
+        save_where_the_metric_is_unknown()
         with newest_for_the_last(cfg, trainer) if takes_only_the_last else contextlib.nullcontext():
             extra_state, epoch_itr = load(cfg, trainer, **passthrough)
         if tell_the_schedule and extra_state is not None:
@@ -83,10 +85,50 @@ def forget_the_training_before() -> None:
 
 def lost_patience() -> dict[str, Any]:
     """What ``--patience`` goes by: the best validation, and how many there have been since."""
-    for name in ("__main__", "fairseq_cli.train"):
-        if stop := getattr(sys.modules.get(name), "should_stop_early", None):
-            return stop.__dict__
-    return {}
+    return vars(program.should_stop_early) if (program := training_program()) else {}
+
+
+def training_program() -> Any:
+    """``fairseq-train``'s own module, where it is at work."""
+    modules = (sys.modules.get(name) for name in ("__main__", "fairseq_cli.train"))
+    return next((module for module in modules if hasattr(module, "should_stop_early")), None)
+
+
+def refuse_another_start(cfg: Any, trainer: Any) -> None:
+    """fairseq goes on with what is in the folder without a word, whatever else it is asked to fine-tune.
+
+    Raises:
+        ValueError: the folder has the training of another model.
+    """
+    last, tuned = Path(cfg.save_dir, "checkpoint_last.pt"), cfg.finetune_from_model
+    goes_on = cfg.restore_file == last.name and not trainer.checkpoint_suffix and last.is_file() and is_whole(last)
+    if tuned and goes_on and not is_tuned_from(last, tuned):
+        raise ValueError(
+            f"--finetune-from-model {tuned}: {last} is of a training that has not begun with it; choose another "
+            "--save-dir, or go on with that training without this option"
+        )
+
+
+def save_where_the_metric_is_unknown() -> None:
+    """fairseq looks for ``--best-checkpoint-metric`` after the first epoch, which is lost where there is none."""
+    program = training_program()
+    validate = getattr(program, "validate", None)
+    if validate is None or hasattr(validate, "__wrapped__"):
+        return
+
+    @in_place_of(program, "validate")
+    def validate_and_save(cfg: Any, trainer: Any, task: Any, epoch_itr: Any, subsets: Any) -> Any:
+        try:
+            return validate(cfg, trainer, task, epoch_itr, subsets)
+        except KeyError as error:
+            metric = cfg.checkpoint.best_checkpoint_metric
+            if error.args != (metric,):
+                raise
+            checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epoch_itr, None)
+            raise ValueError(
+                f"--best-checkpoint-metric {metric}: validation has logged, above, what it can be, and this is not "
+                f"among it; with another one the same command goes on from {cfg.checkpoint.save_dir}"
+            ) from None
 
 
 def looks_for_the_last_only(load: Callable[..., Any]) -> bool:

@@ -28,7 +28,8 @@ class Translator:
     Args:
         task: a translation task; of `translation_fast` the candidates and the precision of products are used.
         count: translations of each sentence, at most.
-        sampling: whether they are drawn from the model's distribution, and not the best that a beam search finds.
+        sampling: whether in training they are drawn from the model's distribution; else they are the best that a beam
+            search finds.
     """
 
     def __init__(self, task: FairseqTask, count: int, sampling: bool) -> None:
@@ -40,6 +41,7 @@ class Translator:
 
         Dropout is off, as in the paper; the model's state and its modes are as before.
         """
+        draws = self.sampling and model.training
         with _evaluating(model):
             # A new one for each batch: kept, it would make the model a part of its owner.
             generator = FastBeamSearch(
@@ -48,7 +50,7 @@ class Translator:
                 packing=self._packing,
                 candidates=getattr(self.task, "candidates", None),
                 beam_size=self.count,
-                search_strategy=_Sampling(self.task.target_dictionary) if self.sampling else None,
+                search_strategy=_Sampling(self.task.target_dictionary) if draws else None,
                 max_len_a=_LONGEST[0],
                 max_len_b=_LONGEST[1],
             )

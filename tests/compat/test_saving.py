@@ -225,6 +225,38 @@ def test_fine_tuning_goes_on_and_starts_with_what_is_tuned(data: Path, save: Pat
     assert (chosen["restore_file"], chosen["finetune_from_model"]) == ("checkpoint_last.pt", str(tuned))
 
 
+def test_fine_tuning_does_not_go_on_with_another_training(data: Path, save: Path) -> None:
+    """Which fairseq does, without a word: another seed's start would be what is measured."""
+    words = [*options(data, 9), "--finetune-from-model", save / "checkpoint_1_3.pt"]
+    message = fail(words, save)
+    assert f"checkpoint_1_3.pt: {save}/checkpoint_last.pt is of a training that has not begun with it" in message
+
+
+def test_an_unknown_metric_does_not_lose_the_epoch(data: Path, tmp_path: Path) -> None:
+    """It is found out when the first validation is over."""
+    words = [*options(data, 50), "--save-interval-updates", 0, "--max-epoch", 1]
+    process = faults.start([*words, "--best-checkpoint-metric", "bleu"], tmp_path)
+    process.join()
+    assert process.exitcode == 1
+    last = (tmp_path / "log").read_text().splitlines()[-1]
+    assert "ValueError: --best-checkpoint-metric bleu: validation has logged, above, what it can be" in last
+    assert [path.name for path in tmp_path.glob("*.pt")] == ["checkpoint_last.pt"]
+    epoch = updates(checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "checkpoint_last.pt")))
+    words += ["--best-checkpoint-metric", "ppl", "--max-epoch", 2]
+    assert updates(faults.finish(faults.start(words, tmp_path), tmp_path)) == 2 * epoch
+    assert f"(epoch 2 @ {epoch} updates)" in (tmp_path / "log").read_text()
+
+
+def test_a_moving_average_begins_with_what_is_fine_tuned(data: Path, trained: Path, tmp_path: Path) -> None:
+    start = trained / "checkpoint_last.pt"
+    words = [*options(data, 1), "--finetune-from-model", start, "--store-ema", "--ema-decay", 0.5]
+    state = faults.finish(faults.start(words, tmp_path), tmp_path)
+    before, after = torch.load(start)["model"], state["model"]
+    for name, average in state["extra_state"]["ema"].items():
+        if average.is_floating_point():
+            torch.testing.assert_close(average, (before[name] + after[name]) / 2)
+
+
 def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a power failure may leave the name, and nothing of the content."""
     path, synced, sync = tmp_path / "checkpoint1.pt", [], os.fsync

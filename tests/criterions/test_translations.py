@@ -20,7 +20,7 @@ from tests.operators import Operators
 def test_a_forced_end_that_is_too_unlikely_for_a_number(build: Any, sample: Any, dictionary: Dictionary) -> None:
     model = build("convs2s_tiny")
     model.decoder.output_projection.bias.data[EOS] = -1e4
-    translations = criterion(dictionary, risk_sampling=True).translator.translate(model, sample)
+    translations = criterion(dictionary, risk_sampling=True).translator.translate(model.train(), sample)
     assert {len(each) for found in translations for each in found} == {15}
 
 
@@ -31,6 +31,14 @@ def test_a_forced_end_counts_with_its_probability(dictionary: Dictionary) -> Non
     scores = torch.randn(2, 3, 4)
     wanted, found = (made(dictionary).step(3, lprobs.clone(), scores) for made in (Sampling, _Sampling))
     assert all(torch.equal(*pair) for pair in zip(wanted, found, strict=True))
+
+
+def test_validation_draws_nothing(build: Any, sample: Any, dictionary: Dictionary) -> None:
+    """Else luck would say which checkpoint is the best."""
+    model = build("convs2s_tiny").eval()
+    beam, drawn = (criterion(dictionary, risk_sampling=draws).translator for draws in (False, True))
+    assert drawn.translate(model, sample) == beam.translate(model, sample)
+    assert drawn.translate(model.train(), sample) != beam.translate(model, sample)
 
 
 def test_longest_translations(build: Any, sample: Any, dictionary: Dictionary) -> None:

@@ -242,6 +242,8 @@ def test_names_that_end_in_other_letters(texts: Path, tmp_path: Path) -> None:
         (tmp_path / language / f"news.2013.{end}").write_text(text.read_text())
     assert len(describe(tmp_path / "en", tmp_path / "de").train) == 1
     assert len(describe(tmp_path / "en", tmp_path / "pt", "--target-lang", "pt-BR").train) == 1
+    file = tmp_path / "pt" / "news.2013.pt-BR"
+    assert describe(tmp_path / "en" / "news.2013.eng", file).languages == ("eng", "pt-BR")
 
 
 def test_another_text_under_the_same_name(texts: Path, tmp_path: Path) -> None:
