@@ -13,7 +13,7 @@ from fairseq import checkpoint_utils
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from fairseq.trainer import Trainer
 
-from fairseq_plugins.compat.resuming import lost_patience
+from fairseq_plugins.compat.resuming import fingerprint, lost_patience
 from fairseq_plugins.compat.wrapping import in_place_of
 
 __all__ = ["architecture", "ask_what_was_trained", "sides_of_other_words"]
@@ -22,7 +22,8 @@ logger = logging.getLogger(__name__)
 
 
 def ask_what_was_trained() -> None:
-    """One wrapper each of saving and loading: words and patience are saved, and what does not go together is refused.
+    """One wrapper each of saving and loading: words, patience and the start of a fine-tuning are saved, and what does
+    not go together is refused.
 
     The probe of words: does saving look at them?  Of parameters, it comes with the error: does it give the reason?
     """
@@ -31,7 +32,8 @@ def ask_what_was_trained() -> None:
 
     @in_place_of(Trainer, "save_checkpoint")
     def save_checkpoint(self: Any, filename: str, extra_state: dict[str, Any]) -> Any:
-        more = {"patience": dict(lost_patience())} | ({} if compares_words else {"words": words(self.task)})
+        more = {"patience": dict(lost_patience()), "finetuned_from": getattr(self, "finetuned_from", None)}
+        more |= {} if compares_words else {"words": words(self.task)}
         return save(self, filename, {**extra_state, **more})
 
     @in_place_of(Trainer, "load_checkpoint")
@@ -46,6 +48,10 @@ def ask_what_was_trained() -> None:
             raise RuntimeError(f"{filename}: {misfit(filename, self.cfg.model, reason)}") from None
         if not compares_words:
             refuse_other_words(self.task, filename, extra_state, reset_optimizer)
+        start = self.cfg.checkpoint.finetune_from_model
+        self.finetuned_from = fingerprint(filename) if filename == start else (extra_state or {}).get("finetuned_from")
+        if start is not None:
+            refuse_another_start(start, filename, self.finetuned_from)
         return extra_state
 
 
@@ -118,3 +124,16 @@ def refuse_other_words(task: Any, filename: str, extra_state: Any, reset_optimiz
         if not reset_optimizer:
             raise ValueError(f"{others}; to train on with these nevertheless, give --reset-optimizer")
         logger.warning(f"{others}: each gets what was learned for the word of its number")
+
+
+def refuse_another_start(start: str, filename: str, recorded: str | None) -> None:
+    """fairseq goes on with what is in the folder without a word, whatever else it is asked to fine-tune.
+
+    Raises:
+        ValueError: the training has begun with another checkpoint; where one of the two is not known it goes on.
+    """
+    if None not in (recorded, wanted := fingerprint(start)) and recorded != wanted:
+        raise ValueError(
+            f"--finetune-from-model {start}: the training in {filename} has begun with another checkpoint; choose "
+            "another --save-dir, or go on with it without this option"
+        )

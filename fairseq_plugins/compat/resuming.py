@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.util
 import logging
 import re
 import sys
 import tempfile
+import traceback
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +21,7 @@ from fairseq.dataclass.configs import CheckpointConfig
 
 from fairseq_plugins.compat.wrapping import in_place_of
 
-__all__ = ["begin_where_training_stopped", "lost_patience"]
+__all__ = ["begin_where_training_stopped", "fingerprint", "lost_patience"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +47,6 @@ def begin_where_training_stopped() -> None:
     def load_checkpoint(cfg: Any, trainer: Any, **passthrough: Any) -> Any:
         if begin_afresh:
             forget_the_training_before()
-        refuse_another_start(cfg, trainer)
         save_where_the_metric_is_unknown()
         with newest_for_the_last(cfg, trainer) if takes_only_the_last else contextlib.nullcontext():
             extra_state, epoch_itr = load(cfg, trainer, **passthrough)
@@ -94,21 +95,6 @@ def training_program() -> Any:
     return next((module for module in modules if hasattr(module, "should_stop_early")), None)
 
 
-def refuse_another_start(cfg: Any, trainer: Any) -> None:
-    """fairseq goes on with what is in the folder without a word, whatever else it is asked to fine-tune.
-
-    Raises:
-        ValueError: the folder has the training of another model.
-    """
-    last, tuned = Path(cfg.save_dir, "checkpoint_last.pt"), cfg.finetune_from_model
-    goes_on = cfg.restore_file == last.name and not trainer.checkpoint_suffix and last.is_file() and is_whole(last)
-    if tuned and goes_on and not is_tuned_from(last, tuned):
-        raise ValueError(
-            f"--finetune-from-model {tuned}: {last} is of a training that has not begun with it; choose another "
-            "--save-dir, or go on with that training without this option"
-        )
-
-
 def save_where_the_metric_is_unknown() -> None:
     """fairseq looks for ``--best-checkpoint-metric`` after the first epoch, which is lost where there is none."""
     program = training_program()
@@ -121,13 +107,14 @@ def save_where_the_metric_is_unknown() -> None:
         try:
             return validate(cfg, trainer, task, epoch_itr, subsets)
         except KeyError as error:
-            metric = cfg.checkpoint.best_checkpoint_metric
-            if error.args != (metric,):
+            metric, (*_, last) = cfg.checkpoint.best_checkpoint_metric, traceback.walk_tb(error.__traceback__)
+            if error.args != (metric,) or last[0].f_globals is not vars(program):
                 raise
             checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epoch_itr, None)
+            saved = f"; with another one the same command goes on from {cfg.checkpoint.save_dir}"
             raise ValueError(
                 f"--best-checkpoint-metric {metric}: validation has logged, above, what it can be, and this is not "
-                f"among it; with another one the same command goes on from {cfg.checkpoint.save_dir}"
+                f"among it{'' if cfg.checkpoint.no_save else saved}"
             ) from None
 
 
@@ -174,9 +161,22 @@ def newest_whole_checkpoint(folder: Path, tuned: str | None = None) -> Path | No
 
 
 def is_tuned_from(path: Path, tuned: str) -> bool:
-    """Whether this is a checkpoint of a training that has begun with the parameters of that one."""
-    recorded = checkpoint_utils.load_checkpoint_to_cpu(str(path))["cfg"].checkpoint.finetune_from_model
-    return recorded is not None and Path(recorded).resolve() == Path(tuned).resolve()
+    """Whether this is a checkpoint of a training that has begun with that one, which is known by name if it is gone."""
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
+    if (wanted := fingerprint(tuned)) is not None:
+        return bool(state["extra_state"].get("finetuned_from") == wanted)
+    name = state["cfg"].checkpoint.finetune_from_model
+    return name is not None and Path(name).resolve() == Path(tuned).resolve()
+
+
+def fingerprint(checkpoint: str) -> str | None:
+    """What tells it from others wherever it lies: the checksums of its contents, or None where a file has none."""
+    try:
+        with zipfile.ZipFile(checkpoint) as archive:
+            sums = sorted((each.CRC, each.file_size) for each in archive.infolist())
+    except (OSError, zipfile.BadZipFile):
+        return None
+    return hashlib.sha256(repr(sums).encode()).hexdigest()
 
 
 def is_whole(path: Path) -> bool:

@@ -73,7 +73,7 @@ class SequenceRisk(FairseqCriterion):
             raise ValueError("sequence_risk does not tell a decoder its language, as --decoder-langtok wants")
         self.dictionary = task.target_dictionary
         targets = {pair.rpartition("-")[2] for pair in getattr(task, "lang_pairs", ())}
-        if any(task.dicts[language] != self.dictionary for language in targets):
+        if any(task.dicts.get(language, self.dictionary) != self.dictionary for language in targets):
             raise ValueError("sequence_risk reads all languages by one dictionary: make the data with a joined one")
         words = self.dictionary.symbols[self.dictionary.nspecial :]
         cost = str(cfg.risk_cost)

@@ -113,6 +113,25 @@ class BranchedBlock(nn.Module):
         self.dropout = FairseqDropout(dropout, module_name=owner)
         self.relu_dropout = FairseqDropout(relu_dropout, module_name=owner)
 
+    def plain(self, x: Tensor, heads: Tensor) -> Tensor:
+        """The equations as they are written; `forward` computes the same.
+
+        Args:
+            x: what the layer started from, (..., d).
+            heads: (..., d), head after head.
+        """
+        M, kappa = self.branches, self.kappa()
+        parts = zip(heads.chunk(M, dim=-1), self.out.weight.chunk(M, dim=1), strict=True)
+        h = [kappa[i] * F.linear(head, out) for i, (head, out) in enumerate(parts)]
+        u = self.attention_norm(x + self.dropout(sum(h) + self.out.bias))
+        weights = self.alpha() if self.alpha is not None else self.gate(x)  # type: ignore[misc]
+        y = self.second.bias
+        w1, b1, w2 = self.first.weight.chunk(M), self.first.bias.chunk(M), self.second.weight.chunk(M, dim=1)
+        for i in range(M):
+            inner = self.relu_dropout(F.relu(F.linear(x + h[i], w1[i], b1[i])))
+            y = y + weights[..., i : i + 1] * F.linear(inner, w2[i])
+        return self.norm(u + self.dropout(y))
+
     linear: Callable[..., Tensor] = staticmethod(F.linear)
     add_own = staticmethod(add_block_diagonal)  # of each branch its own head's part of the inner units
     cached: Callable[..., Any] = staticmethod(lambda compute, *weights: compute(*weights))  # for a backend that caches

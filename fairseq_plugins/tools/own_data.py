@@ -228,13 +228,13 @@ def count_pairs(texts: Texts, languages: tuple[str, str]) -> int:
 
 
 def language_of(path: Path, option: str) -> str:
-    """``de`` of ``train.de``, ``train.de.gz`` or a folder ``de``; regions may follow, as in ``pt-BR``.
+    """``de`` of ``train.de``, ``train.de.gz`` or a folder ``de``; a region or a script may follow, as in ``pt-BR``.
 
     Raises:
         ValueError: the name ends otherwise.
     """
     name = path.name.removesuffix(".gz").rpartition(".")[2]
-    if not re.fullmatch("[a-z]{2,3}([-_][A-Za-z]{2,4})?", name) or name in {"txt", "tsv"}:
+    if not re.fullmatch("[a-z]{2,3}([-_]([A-Z]{2}|[A-Z][a-z]{3}))?", name) or name in {"txt", "tsv"}:
         raise ValueError(f"{path}: the name does not end in a language, such as .de; give {option}")
     return name
 

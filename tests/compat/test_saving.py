@@ -225,11 +225,19 @@ def test_fine_tuning_goes_on_and_starts_with_what_is_tuned(data: Path, save: Pat
     assert (chosen["restore_file"], chosen["finetune_from_model"]) == ("checkpoint_last.pt", str(tuned))
 
 
-def test_fine_tuning_does_not_go_on_with_another_training(data: Path, save: Path) -> None:
-    """Which fairseq does, without a word: another seed's start would be what is measured."""
-    words = [*options(data, 9), "--finetune-from-model", save / "checkpoint_1_3.pt"]
-    message = fail(words, save)
-    assert f"checkpoint_1_3.pt: {save}/checkpoint_last.pt is of a training that has not begun with it" in message
+def test_fine_tuning_goes_on_with_its_own_start_alone(data: Path, trained: Path, save: Path, tmp_path: Path) -> None:
+    """Wherever that lies by now; fairseq goes on with any, and another seed's start would be what is measured."""
+    start, other, out = save / "checkpoint_1_3.pt", save / "checkpoint_1_6.pt", tmp_path / "out"
+    out.mkdir()
+    tuning = [*options(data, 2), "--finetune-from-model"]
+    faults.finish(faults.start([*tuning, start], out), out)
+    message = fail([*tuning, other], out)
+    assert f"checkpoint_1_6.pt: the training in {out}/checkpoint_last.pt has begun with another checkpoint" in message
+    assert updates(faults.finish(faults.start(options(data, 3), out), out)) == 3
+    moved = start.rename(tmp_path / "start.pt")
+    assert updates(faults.finish(faults.start([*options(data, 4), "--finetune-from-model", moved], out), out)) == 4
+    shutil.copy(other, moved)
+    assert "has begun with another checkpoint" in fail([*tuning, moved], out)
 
 
 def test_an_unknown_metric_does_not_lose_the_epoch(data: Path, tmp_path: Path) -> None:

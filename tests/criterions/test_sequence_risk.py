@@ -323,7 +323,7 @@ def test_languages_of_several_dictionaries_are_refused(dictionary: Dictionary) -
     languages = {"lang_pairs": ["en-de", "en-cs"], "dicts": {"en": other, "de": dictionary, "cs": other}}
     with pytest.raises(ValueError, match="reads all languages by one dictionary"):
         SequenceRisk(translation_task(dictionary, **languages), SequenceRiskConfig())
-    languages["dicts"]["cs"] = dictionary
+    languages["dicts"] = {"src": other, "tgt": dictionary}  # of --target-dict, which is for all
     SequenceRisk(translation_task(dictionary, **languages), SequenceRiskConfig())
 
 

@@ -242,6 +242,9 @@ def test_names_that_end_in_other_letters(texts: Path, tmp_path: Path) -> None:
         (tmp_path / language / f"news.2013.{end}").write_text(text.read_text())
     assert len(describe(tmp_path / "en", tmp_path / "de").train) == 1
     assert len(describe(tmp_path / "en", tmp_path / "pt", "--target-lang", "pt-BR").train) == 1
+    for name in ("src_text", "train.de-en", "my_data", "tok_en"):
+        with pytest.raises(ValueError, match="does not end in a language"):
+            describe(tmp_path / name, tmp_path / "de")
     file = tmp_path / "pt" / "news.2013.pt-BR"
     assert describe(tmp_path / "en" / "news.2013.eng", file).languages == ("eng", "pt-BR")
 

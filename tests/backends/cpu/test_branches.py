@@ -1,9 +1,8 @@
-"""A branched block on a processor against the one for all devices, and products into their places."""
+"""A branched block on a processor against its equations, and products into their places."""
 
 from __future__ import annotations
 
 import copy
-from functools import partial
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from fairseq_plugins.nn.branched_block import BranchedBlock, add_block_diagonal
 
 
 @pytest.mark.parametrize("gating_topk", [None, 2])
-def test_it_is_the_block_for_all_devices(gating_topk: int | None) -> None:
+def test_it_computes_the_equations(gating_topk: int | None) -> None:
     torch.manual_seed(1)
     made = FastBranchedBlock(
         12,
@@ -28,15 +27,16 @@ def test_it_is_the_block_for_all_devices(gating_topk: int | None) -> None:
         owner="test",
     ).double()
     results = []
-    for form in (made, partial(BranchedBlock.forward, made)):
+    for form in (made, made.plain, lambda x, heads: BranchedBlock.forward(made, x, heads)):
         torch.manual_seed(2)
         x, heads = (torch.randn(2, 5, 12, dtype=torch.float64, requires_grad=True) for _ in range(2))
         made.zero_grad()
         out = form(x, heads)
         (out * torch.randn_like(out)).sum().backward()
         results.append([out, heads.grad, x.grad, *(part.grad.clone() for part in made.parameters())])
-    for fast, folded in zip(*results, strict=True):
-        torch.testing.assert_close(fast, folded, rtol=1e-10, atol=1e-10)
+    for fast, plain, folded in zip(*results, strict=True):
+        torch.testing.assert_close(fast, plain, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(folded, plain, rtol=1e-10, atol=1e-10)
 
 
 @torch.no_grad()

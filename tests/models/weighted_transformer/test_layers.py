@@ -38,7 +38,7 @@ def test_dropout_in_an_encoder_layer(build, sentences, option: str) -> None:
     if option == "dropout":
         expected = branches.norm(branches.attention_norm(x))
     elif option == "attention_dropout":
-        expected = branches(x, torch.zeros_like(x))
+        expected = branches.plain(x, torch.zeros_like(x))
     else:
         attended = linear(layer.attention(x, x, bias), branches.fold().out, branches.out.bias)
         expected = branches.norm(branches.attention_norm(x + attended) + branches.second.bias)
@@ -55,7 +55,7 @@ def test_dropout_in_a_decoder_layer(build, sentences, option: str) -> None:
         expected = branches.norm(branches.attention_norm(layer.self_attention_norm(x)))
     elif option == "attention_dropout":
         x_1 = layer.self_attention_norm(x + layer.self_attention_out.bias)
-        expected = branches(x_1, torch.zeros_like(x))
+        expected = branches.plain(x_1, torch.zeros_like(x))
     else:
         out = layer.self_attention_out(layer.self_attention(x, x, causal=True))
         x_1 = layer.self_attention_norm(x + out)
