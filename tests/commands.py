@@ -197,9 +197,9 @@ def keep_the_model(path: Path, *arguments: Any) -> None:
     torch.save(made[0].get_model().state_dict(), path)
 
 
-def one_of_two() -> list[str]:
+def one_of_two(folder: Path) -> list[str]:
     """fairseq-train's options for each of two processes that are started by hand; the rank follows them."""
-    place = f"file://{tempfile.mkdtemp()}/store"  # a port that is free now need not be when they start
+    place = f"file://{tempfile.mkdtemp(dir=folder)}/store"  # a port that is free now need not be when they start
     words = ["--distributed-world-size", "2", "--distributed-backend", "gloo", "--distributed-no-spawn"]
     return [*words, "--distributed-init-method", place, "--distributed-rank"]
 
@@ -229,7 +229,7 @@ def train_two_processes_as_one(
     Returns:
         what the first of two and the single process printed, and the parameters.
     """
-    parallel = ["--ddp-backend", backend, *one_of_two()]
+    parallel = ["--ddp-backend", backend, *one_of_two(folder)]
     processes = []
     for number, more in enumerate([[*parallel, 0], [*parallel, 1], ["--update-freq", 2]]):
         words = [*map(str, [*options, "--save-dir", folder / f"save{number == 2}", *more])]

@@ -73,7 +73,10 @@ class Training:
             raise ValueError(f"--train: --lr-scheduler {found['lr_scheduler']} needs --lr")
 
     def settings(self, pairs: int, tokens: int) -> list[str]:
-        """`training_settings`, without what the criterion, optimizer and schedule of --train do not know."""
+        """`training_settings`, without what the criterion, optimizer and schedule of --train do not know.
+
+        On a GPU in half precision, unless --train has another.
+        """
         chosen = training_settings(self.family, pairs, tokens).split()
         wished, unknown = parse(["DATA_BIN", *self.own, *chosen, *self.wishes], parse_known=True)
         if torch.cuda.is_available() and not (wished.amp or wished.bf16 or wished.cpu):

@@ -145,7 +145,7 @@ def test_two_processes_resume(data: Path, checkpoint: Path, tmp_path: Path) -> N
     """Weights, optimizer, meters and moving averages come back; the second process gets them from the first."""
     shutil.copy(checkpoint, tmp_path)
     words = [data, "--user-dir", USER_DIR, "--max-epoch", 2, *TRAINING.split(), "--ddp-backend", "legacy_ddp"]
-    words += one_of_two()
+    words += one_of_two(tmp_path)
     for rank in [faults.start([*words, rank], tmp_path) for rank in (0, 1)]:
         after = faults.finish(rank, tmp_path)
     output = (tmp_path / "log").read_text()

@@ -77,7 +77,7 @@ def launched(command: list[object], save: Path) -> Iterator[subprocess.Popen[byt
 
 def fork(words: list[object], save: Path) -> list[BaseProcess]:
     """Start two ranks by hand, for which fairseq need not be imported again."""
-    words = [*words, *one_of_two()]
+    words = [*words, *one_of_two(save)]
     return [faults.start([*words, rank], save) for rank in range(2)]
 
 
