@@ -277,7 +277,8 @@ def main() -> None:
     parser.add_argument("--replace-unk", nargs="?", const="", metavar="FILE", help="of lines `source target`")
     parser.add_argument("--input", type=Path, metavar="FILE", help="text to translate; without it, what comes in")
     args = vars(parser.parse_args())
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once, not after the batches under way
+    for stop in {"SIGINT", "SIGPIPE"} & set(dir(signal)):  # Ctrl-C, or `| head`, ends it at once and without a word
+        signal.signal(getattr(signal, stop), signal.SIG_DFL)
     path, replace, buffer, threads = (args.pop(name) for name in ("input", "replace_unk", "buffer", "threads"))
     if sys.stdout is None or (path is None and sys.stdin is None):
         raise ValueError("the standard output is closed, or the standard input without --input")

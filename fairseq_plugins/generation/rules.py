@@ -77,7 +77,7 @@ class Rules(NamedTuple):
         penalties = torch.zeros(steps, len(ruled), dtype=torch.float32)
         penalties[:, 0], penalties[:, 1] = -torch.inf, -options.unk_penalty
         penalties[first:, 3:] = -torch.inf
-        penalties[first : options.min_len, 2] = -torch.inf
+        penalties[first : max(options.min_len, 0), 2] = -torch.inf
         return cls(
             ruled=torch.tensor(ruled, device=device),
             penalties=penalties.to(device),

@@ -182,6 +182,19 @@ def test_an_interrupt_in_one_of_several_batches(folder: Path) -> None:
         assert process.wait(5) == -signal.SIGINT
 
 
+def test_a_reader_that_leaves(folder: Path) -> None:
+    """As `| head -1` does: an end without a word."""
+    (folder.parent / "many").write_text("w1 w2\n" * 1000)
+    command = [sys.executable, folder / "translate.py", "--input", folder.parent / "many", "--buffer", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == -signal.SIGPIPE
+
+
 def test_n_best(folder: Path) -> None:
     result = run(folder, "--nbest", 3, stdin=b"w1 w2\n\n")
     assert result.returncode == 0, result.stderr.decode()

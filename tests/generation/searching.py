@@ -24,6 +24,7 @@ OTHER_MODES = {
     "prefix, and rules behind it": {"prefix_tokens": PREFIX[:, :2], "min_len": 5, "tokens_to_suppress": ("w7", "w8")},
     "prefix behind another first word": {"prefix_tokens": PREFIX, "bos_token": 8},
     "no words": {"max_len_a": 0, "max_len_b": 0, "min_len": 0},
+    "no least length": {"min_len": -2},
     "suppressed words": {"tokens_to_suppress": ("w7", "w8", "w30"), "normalize_scores": False},
     "another first word": {"bos_token": 8},
     "as long as positions allow": {"max_len": 7, "min_len": 6},
