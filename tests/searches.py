@@ -23,7 +23,7 @@ from fairseq_plugins.generation.candidates import Candidates
 from fairseq_plugins.generation.programs import Programs
 from tests.conftest import ARCHITECTURES, WORDS, enliven, random_model
 from tests.generation.fairseq_models import FAIRSEQ_MODELS, fairseq_model
-from tests.generation.searching import LateCopy, assert_same
+from tests.generation.searching import assert_same, read_copy_later
 
 FIRST = 4  # of the words that are no special symbols
 PAD, EOS = 1, 2
@@ -142,7 +142,7 @@ def check(number: int) -> tuple[bool, int]:
     )
     every = pick([1, 1, 3, 4, 8])
     with torch.inference_mode(pick([True, False])), pytest.MonkeyPatch.context() as pretended:
-        pretended.setattr(loop, "HostCopy", LateCopy)
+        pretended.setattr(loop, "read_later", read_copy_later)
         pretended.setattr(loop, "steps_between_looks", lambda device: every)
         actual = search.generate([searched], sample, **call)
     assert_same(actual, expected, tolerance=2e-5)  # of sums in single precision

@@ -51,13 +51,13 @@ KINDNESS: tuple[Repair, ...] = (
     distributed.follow_torchrun,
     distributed.gather_on_processors,
     distributed.join_the_others_under_hydra,
-    distributed.train_on_processors,  # behind follow_torchrun, which decides how many processes there are
+    distributed.train_on_processors,
     distributed.validate_what_there_is,
     distributed.wrap_models_on_processors,
     hub.copy_the_state_of_tasks,
     hub.generate_as_asked,
     hub.take_the_task_asked_for,
-    hub.refuse_options_of_other_tasks,  # behind the former: else it refuses those of the task asked for
+    hub.refuse_options_of_other_tasks,
     interactive.print_every_letter,
     interactive.segment_long_words,
     interactive.translate_every_line,
@@ -77,7 +77,7 @@ KINDNESS: tuple[Repair, ...] = (
     translation.use_no_fused_encoder_layer,
     translation.block_repeated_ngrams,
     translation.build_generators,
-    translation.replace_unknown_words_by_attention,  # behind the former: both probe what this replaces
+    translation.replace_unknown_words_by_attention,
 )
 
 

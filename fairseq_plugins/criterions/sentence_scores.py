@@ -15,17 +15,10 @@ __all__ = ["SENTENCE_SCORES", "SentenceScore"]
 SentenceScore = Callable[[str], Callable[[str], float]]
 
 
-def _bleu(reference: str) -> Callable[[str], float]:
-    """sacreBLEU's of words as they are; n-grams above one are smoothed by adding one to each count (Lin & Och 2004)."""
-    # Of a given reference it counts the n-grams once; by force it does not warn of a tokenized text.
-    metric = BLEU(tokenize="none", smooth_method="add-k", smooth_value=1, force=True, references=[[reference]])
-    return lambda hypothesis: float(metric.corpus_score([hypothesis], None).score) / 100
-
-
-def _chrf() -> SentenceScore:
-    """sacreBLEU's."""
-    metric = CHRF()
-    return lambda reference: lambda hypothesis: float(metric.sentence_score(hypothesis, [reference]).score) / 100
+def _sacrebleu(metric: Callable[..., BLEU | CHRF], reference: str) -> Callable[[str], float]:
+    """sacreBLEU's, which of a reference that it is given counts the n-grams once."""
+    scorer = metric(references=[[reference]])
+    return lambda hypothesis: float(scorer.corpus_score([hypothesis], None).score) / 100
 
 
 def _rouge(name: str) -> SentenceScore:
@@ -40,7 +33,10 @@ def _rouge(name: str) -> SentenceScore:
 
 # What makes each of them, once for a training: rouge-score logs a line whenever it is set up.
 SENTENCE_SCORES: dict[str, Callable[[], SentenceScore]] = {
-    "bleu": lambda: _bleu,
-    "chrf": _chrf,
+    # Of words as they are; n-grams above one are smoothed by adding one to each count (Lin & Och 2004).
+    "bleu": lambda: partial(
+        _sacrebleu, partial(BLEU, tokenize="none", smooth_method="add-k", smooth_value=1, force=True)
+    ),
+    "chrf": lambda: partial(_sacrebleu, CHRF),
     **{name: partial(_rouge, name) for name in ("rouge1", "rouge2", "rougeL")},
 }

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -163,7 +163,7 @@ class SequenceRisk(FairseqCriterion):
         # What wraps a model for several processes must see a call of its own, or it does not add up gradients.
         score = partial(score_rows, inner, net_input, rows, self.padding_idx)
         with narrow, mock.patch.object(inner, "forward", score):
-            return cast(RowScores, model(words))  # without an argument, torch's wrapper for several GPUs fails
+            return model(words)  # without an argument, torch's wrapper for several GPUs fails
 
     def losses(self, scores: RowScores, rows: Rows, costs: Tensor, members: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Loss, negative log-likelihood of the reference, and risk of each sentence.

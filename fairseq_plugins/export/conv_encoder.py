@@ -109,8 +109,8 @@ def step(program: StepProgram, decoder: LSTMDecoder, g: str) -> tuple[str, str]:
     keys, bias, values = program.sources
 
     def cell(x: str, weights: tuple[Tensor, Tensor], bias: Tensor, more: Any) -> str:
-        number = len(program.states)
-        h, c = (program.reordered(program.state(hidden)) for _ in range(2))
+        states = [program.state(hidden) for _ in range(2)]
+        h, c = map(program.reordered, states)
         joined = program.Concat(x, h, axis=1)
         gates = program.linear(joined, torch.cat(weights, dim=1), bias)
         if more is not None:
@@ -119,8 +119,8 @@ def step(program: StepProgram, decoder: LSTMDecoder, g: str) -> tuple[str, str]:
         i, f, o = map(program.Sigmoid, (i, f, o))
         c = program.Add(program.Mul(f, c), program.Mul(i, program.Tanh(candidate)))
         h = program.Mul(o, program.Tanh(c))
-        program.keep(number, h)
-        program.keep(number + 1, c)
+        for state, after in zip(states, (h, c), strict=True):
+            program.keep(state, after)
         return h
 
     attention = []

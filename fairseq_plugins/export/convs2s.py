@@ -107,10 +107,9 @@ def _convolution(program: StepProgram, module: GatedConvolution, h: str) -> str:
         return program.linear(h, module.matrix, module.bias)
     if kernel == 3 and dim >= NARROWEST_PACKED and not program.weights.int8:
         return _in_pairs(program, module, h)
-    number = len(program.states)
-    before = program.reordered(program.state((kernel - 1) * dim))
-    window = program.Concat(before, h, axis=1)
-    program.keep(number, program.columns(window, dim, kernel * dim))
+    past = program.state((kernel - 1) * dim)
+    window = program.Concat(program.reordered(past), h, axis=1)
+    program.keep(past, program.columns(window, dim, kernel * dim))
     return program.linear(window, module.matrix, module.bias)
 
 
@@ -118,10 +117,9 @@ def _in_pairs(program: StepProgram, module: GatedConvolution, h: str) -> str:
     """The same in four products for two steps (see `winograd`): three in the first, which leaves m_1 - m_2."""
     w0, w1, w2, w3 = sums_of_weights(module.weight.detach()).transpose(1, 2)
     _, dim, width = module.weight.shape
-    number = len(program.states)
-    before, begun = program.reordered(program.state(2 * dim)), program.state(width)
-    older, newer = program.chunks(before, 2, axis=1)
-    program.keep(number, program.Concat(newer, h, axis=1))
+    past, begun = program.state(2 * dim), program.state(width)
+    older, newer = program.chunks(program.reordered(past), 2, axis=1)
+    program.keep(past, program.Concat(newer, h, axis=1))
 
     def first() -> list[str]:
         m0 = program.linear(program.Sub(older, h), w0)
@@ -135,5 +133,5 @@ def _in_pairs(program: StepProgram, module: GatedConvolution, h: str) -> str:
 
     is_first = program.Equal(program.Mod(program.position, [2]), [0])
     y, left = program.either(is_first, first, second)
-    program.keep(number + 1, left)
+    program.keep(begun, left)
     return y

@@ -25,7 +25,7 @@ class StepProgram(Program):
         sources: sizes of what it is given of the source, last of what is added to attention for it to be to words.
 
     Attributes:
-        states: widths of those that are re-ordered.
+        states: widths of those that are re-ordered, by their names.
     """
 
     def __init__(self, weights: Weights, sources: list[Sizes]) -> None:
@@ -35,7 +35,7 @@ class StepProgram(Program):
         given = [self.input(f"source{n}", np.float32, sizes) for n, sizes in enumerate(sources)]
         *self.sources, self.only_words = given
         self.shape = self.Concat(self.columns(self.Shape(self.sources[0]), 0, 1), [-1], axis=0)  # (B, k)
-        self.states: list[int] = []
+        self.states: dict[str, int] = {}
         self._attending = 0  # layers so far that attend to earlier steps
         self._order = ""
         self._past_bias = ""
@@ -44,16 +44,17 @@ class StepProgram(Program):
         """Another state, (before, width), in the order of the step before, to be `reordered`."""
         if not self.states:
             self._order = self.input("order", np.int64, ["R"])
-        self.states.append(width)
-        return self.input(f"state{len(self.states) - 1}", np.float32, ["before", width])
+        name = self.input(f"state{len(self.states)}", np.float32, ["before", width])
+        self.states[name] = width
+        return name
 
     def reordered(self, state: str) -> str:
         """(before, width) -> (R, width)."""
         return self.Gather(state, self._order, axis=0)
 
-    def keep(self, number: int, state: str) -> None:
+    def keep(self, state: str, after: str) -> None:
         """What a state is after the step, (R, width)."""
-        self.output(f"next{number}", state, np.float32, ["R", self.states[number]])
+        self.output(state.replace("state", "next"), after, np.float32, ["R", self.states[state]])
 
     def attend_to_past(self, q: str, keys_values: str, heads: int, width: int) -> str:
         """Attend to the keys and values of earlier steps and of this one, (R, 2·h·v): (B, h, k, v) -> (B, h, k, v)."""

@@ -110,18 +110,18 @@ class FastBeamSearch(SequenceGenerator):
             RuntimeError: a sentence has no translation.
         """
         net_input = sample["net_input"]
-        source = net_input.get("src_tokens")
-        if source is not None and not len(source):
+        source = net_input["src_tokens"]
+        if not len(source):
             return []
-        if source is not None:  # fairseq's hub moves the batch alone
-            prefix_tokens, constraints = (
-                each if each is None else each.to(source.device) for each in (prefix_tokens, constraints)
-            )
+        # fairseq's hub moves the batch alone
+        prefix_tokens, constraints = (
+            each if each is None else each.to(source.device) for each in (prefix_tokens, constraints)
+        )
         with self.packing.for_batch():
             words = None
             if self.candidates is not None:
                 words = self._words(source, prefix_tokens, constraints, bos_token)
-            if source is not None and constraints is None and self._is_plain():
+            if constraints is None and self._is_plain():
                 return self._beam_search(net_input, prefix_tokens, bos_token, words)
             if words is None:
                 return super()._generate(sample, prefix_tokens, constraints, bos_token)
@@ -165,12 +165,10 @@ class FastBeamSearch(SequenceGenerator):
         """
         model: Any = self.model.single_model
         (encoded,) = self.model.forward_encoder(net_input)
-        k, fixed, source = self.beam_size, capacity is not None, net_input["src_tokens"]
+        k, source = self.beam_size, net_input["src_tokens"]
         if isinstance(model.decoder, IncrementalDecoder):
-            attends = source.size(1) if fixed and model.decoder.wants_attention else None
-            in_place = source.device.type == "cpu" and not fixed  # where memory of that size is slow
-            decoding = model.decoder.start(encoded, k, capacity, rules.words)
-            return Beams(decoding, rules, rows or k, fixed=fixed, attends=attends, in_place=in_place)
+            in_place = source.device.type == "cpu" and capacity is None  # where memory of that size is slow
+            return Beams(model.decoder.start(encoded, k, capacity, rules.words), rules, rows or k, in_place)
         if rules.words is not None:
             model = among(model, rules.words)
         return Beams(FairseqDecoding(model, encoded, source, k), rules, rows=k)

@@ -30,8 +30,6 @@ class Beams:
         decoding: a decoder before its first step.
         rules: of the batch.
         rows: of each sentence in the first step: k, or one, since they are all alike.
-        fixed: whether all tensors stay in their places in memory, and no sentence leaves.
-        attends: S, where a fixed state is to keep the attention.
         in_place: whether log-probabilities may overwrite the logits.
 
     Attributes:
@@ -43,12 +41,10 @@ class Beams:
         decoding: StepwiseDecoding | FairseqDecoding,
         rules: Rules,
         rows: int,
-        *,
-        fixed: bool = False,
-        attends: int | None = None,
         in_place: bool = False,
     ) -> None:
-        self.decoding, self.rules, self.beam, self.fixed, self.in_place = decoding, rules, rules.beam, fixed, in_place
+        self.decoding, self.rules, self.beam, self.in_place = decoding, rules, rules.beam, in_place
+        self.fixed = decoding.fixed
         (steps, sentences), device, beam = rules.forced.shape, rules.forced.device, rules.beam
         self.sentences = torch.arange(sentences, device=device)
         self.tokens = torch.full((sentences * rows,), rules.bos, device=device)  # the last word of each row
@@ -61,7 +57,9 @@ class Beams:
         # Of each step: words of those that go on, and rows that these continue and others end; and the scores of both.
         self.numbers = torch.zeros(steps, sentences, 3 * beam, dtype=torch.long, device=device)
         self.scores = torch.full((steps, sentences, 2 * beam), -torch.inf, dtype=torch.float32, device=device)
-        self.attention = None if attends is None else self._no_attention(attends)
+        self.attention: Tensor | None = None
+        if isinstance(decoding, StepwiseDecoding) and self.fixed and decoding.decoder.wants_attention:
+            self.attention = self._no_attention(decoding.source.keys.size(1))
 
     def begin_and_step(self, step: Callable[[Beams], None] | None = None) -> None:
         """`step`, or a program of it, after what the host does before; not where the state is another batch's."""

@@ -58,6 +58,8 @@ class FairseqDecoding:
         beam: k.
     """
 
+    fixed = False
+
     def __init__(self, model: Any, encoder_out: Any, source: Tensor, beam: int) -> None:
         self.encoder, self.decoder, self.beam = model.encoder, model.decoder, beam
         rows = torch.arange(len(source) * beam, device=source.device)

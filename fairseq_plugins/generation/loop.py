@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fairseq_plugins.generation.beams import Beams
 
-__all__ = ["HostCopy", "search_to_the_end", "steps_between_looks"]
+__all__ = ["read_later", "search_to_the_end", "steps_between_looks"]
 
 
 def search_to_the_end(beams: Beams, step: Callable[[], None], sentences: int, steps: int) -> int:
@@ -30,9 +30,9 @@ def search_to_the_end(beams: Beams, step: Callable[[], None], sentences: int, st
     for number in range(1, steps):
         step()
         if number % every == 0:
-            look = HostCopy(beams.finished[:sentences])
+            look = read_later(beams.finished[:sentences])
         if look is not None and number % every == late:
-            finished = look.result()
+            finished = look()
             if all(finished):
                 return number
             stay = [place for place, has_finished in enumerate(finished) if not has_finished]
@@ -48,26 +48,20 @@ def steps_between_looks(device: torch.device) -> int:
     return 1 if device.type == "cpu" else 4
 
 
-class HostCopy:
-    """Numbers of a device as they are now, which the host reads later; neither waits for the other until then.
+def read_later(numbers: Tensor) -> Callable[[], list[Any]]:
+    """What reads a device's numbers as they are now, of any shape; neither waits for the other until it is called."""
+    if not numbers.is_cuda:
+        return numbers.tolist
+    copy = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+    copy.copy_(numbers, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record()
 
-    Args:
-        numbers: of any shape.
-    """
+    def read() -> list[Any]:
+        event.synchronize()
+        return copy.tolist()
 
-    def __init__(self, numbers: Tensor) -> None:
-        self.numbers, self.event = numbers, None
-        if numbers.is_cuda:
-            self.numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-            self.numbers.copy_(numbers, non_blocking=True)
-            self.event = torch.cuda.Event()
-            self.event.record()
-
-    def result(self) -> list[Any]:
-        """The numbers."""
-        if self.event is not None:
-            self.event.synchronize()
-        return self.numbers.tolist()
+    return read
 
 
 def _without_gaps(stay: list[int], device: torch.device) -> Tensor:

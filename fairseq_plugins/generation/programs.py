@@ -161,8 +161,7 @@ def as_graph(run: Run) -> Run:
         pool = _pool(torch.cuda.current_device())
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             run()
-    replay: Run = graph.replay
-    return replay
+    return graph.replay
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fairseq_plugins.models.no_torch_script import NoTorchScript
 from fairseq_plugins.nn.decoder_state import KeptSentences, RowOrder
 from fairseq_plugins.nn.embedding import InputEmbedding
-from fairseq_plugins.nn.selected_rows import SelectedRows
+from fairseq_plugins.nn.selected_rows import selected_rows
 from fairseq_plugins.nn.source import Source
 from fairseq_plugins.nn.weight_norm import has_weight_norm, without_weight_norm
 
@@ -134,7 +134,7 @@ class StepwiseDecoding:
         beam: k, rows of each sentence.
         capacity: steps to have memory for.  When given, no row will leave, and all tensors of the state keep their
             shapes and places in memory, until there have been so many steps and `grow` has to be called.
-        words: when given, the words to predict among, see `SelectedRows`; by default all.
+        words: when given, the words to predict among, see `selected_rows`; by default all.
 
     Attributes:
         linear: `F.linear`, or a backend's, for what is multiplied once for a batch; `map_of` is for steps.
@@ -157,9 +157,9 @@ class StepwiseDecoding:
         self.order = RowOrder(len(source.keys) * beam, beam)
         self.steps = 0
         self.position = torch.zeros(1, dtype=torch.long, device=source.keys.device)  # steps, as the device knows them
-        projection: nn.Linear | SelectedRows = decoder.output_projection
+        projection = decoder.output_projection
         if words is not None:
-            projection = SelectedRows(projection, words)
+            projection = selected_rows(projection, words)
         self.output_layer = self.map_of(projection.weight, projection.bias)
         self.set_up()
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from fairseq_plugins.models.translation_model import TranslationModel
-from fairseq_plugins.nn.selected_rows import SelectedRows
+from fairseq_plugins.nn.selected_rows import selected_rows
 
 __all__ = ["among", "narrowed", "with_part"]
 
@@ -55,7 +55,7 @@ def among(model: ModelT, candidates: Tensor) -> ModelT:
     return with_part(model, "decoder", with_part(decoder, name, selected))
 
 
-def _selected(model: nn.Module, candidates: Tensor) -> tuple[str, SelectedRows]:
+def _selected(model: nn.Module, candidates: Tensor) -> tuple[str, nn.Linear]:
     """What the decoder calls its output layer, and that layer for the candidates alone."""
     decoder = getattr(model, "decoder", None)
     name = next((name for name in _NAMES if getattr(decoder, name, None) is not None), None)
@@ -65,7 +65,7 @@ def _selected(model: nn.Module, candidates: Tensor) -> tuple[str, SelectedRows]:
             "an adaptive softmax, or one that is an embedding, there is none)"
         )
     try:
-        selected = SelectedRows(getattr(decoder, name), candidates)
+        selected = selected_rows(getattr(decoder, name), candidates)
     except ValueError as error:
         raise ValueError(f"{type(decoder).__name__} cannot predict among candidates: its {name}: {error}") from error
     TranslationModel.accelerate_(selected)

@@ -1,1 +1,1 @@
-"""Building blocks in plain torch; nothing here knows fairseq's registries."""
+"""Building blocks of torch's and fairseq's modules; nothing here knows fairseq's registries."""

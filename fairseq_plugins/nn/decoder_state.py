@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["Ancestry", "KeptSentences", "Past", "RowOrder", "Window", "moved", "update_state"]
+__all__ = ["Ancestry", "KeptSentences", "Past", "RowOrder", "moved", "update_state"]
 
 _NOBODY = -1
 _BROKEN = "rows may change places only within their sentence, and sentences only when others leave"
@@ -36,8 +36,7 @@ def moved(state: Tensor, order: Tensor) -> Tensor:
     moved rows in the loop that writes the next state there, and translate wrongly without a word.
     """
     if torch.compiler.is_compiling():
-        rows: Tensor = torch.ops.fairseq_plugins.moved(state, order)
-        return rows
+        return torch.ops.fairseq_plugins.moved(state, order)
     return state.index_select(0, order)
 
 
@@ -67,12 +66,12 @@ class KeptSentences:
         """
         if x.device.type != "cpu":  # where nobody may look at which those are
             return x.index_select(0, self.sentences)
-        places, sentences = self._moved
+        places, sentences = self._moves
         x.index_copy_(0, places, x.index_select(0, sentences))
         return x[: len(self.sentences)]
 
     @cached_property
-    def _moved(self) -> tuple[Tensor, Tensor]:
+    def _moves(self) -> tuple[Tensor, Tensor]:
         places = (self.sentences != torch.arange(len(self.sentences))).nonzero().squeeze(1)
         return places, self.sentences[places]
 
@@ -127,37 +126,6 @@ class RowOrder:
         return sentences.eq(places).all()
 
 
-class Window:
-    """The last inputs of one causal convolution for each row; zeros before the first.
-
-    Args:
-        rows: number of rows at the start; each order says anew which there are.
-        width: w, inputs that the convolution sees.
-        dim: C, width of an input.
-        like: a tensor of the wanted type and device.
-        fixed: whether the state stays in its place in memory; then no row may leave.
-    """
-
-    def __init__(self, rows: int, width: int, dim: int, like: Tensor, fixed: bool = False) -> None:
-        self.fixed = fixed
-        self.past = like.new_zeros(rows, (width - 1) * dim)
-
-    def push(self, x: Tensor, order: Tensor | None) -> Tensor:
-        """Re-order the past, append x, and forget the first input.
-
-        Args:
-            x: the new inputs, (rows, C).
-            order: the earlier row that each row continues, (rows,); None when nothing moved.
-
-        Returns:
-            the last w inputs of each row one after the other, (rows, w·C).
-        """
-        past = self.past if order is None else moved(self.past, order)
-        window = torch.cat([past, x], dim=1)
-        update_state(self, past=window[:, x.size(1) :])
-        return window
-
-
 class Ancestry:
     """Which of its sentence's k hypotheses each row continues, at every step so far.
 
@@ -169,7 +137,7 @@ class Ancestry:
         beam: k.
         capacity: steps that there is memory for.
         device: where the rows are.
-        fixed: as of `Window`.
+        fixed: whether the state stays in its place in memory; then no row may leave.
     """
 
     def __init__(self, sentences: int, beam: int, capacity: int, device: torch.device, fixed: bool = False) -> None:

@@ -9,7 +9,7 @@ from fairseq_plugins.nn.literal import literal
 
 __all__ = ["MOST_LAYERS", "ConvolutionSpec", "input_widths", "parse_attention", "parse_convolutions"]
 
-MOST_LAYERS = 200  # a checkpoint of some kilobytes may ask for any number, and each is built before it is missed
+MOST_LAYERS = 200  # a file of some kilobytes may ask for any number, and all are built before their weights are missed
 
 
 class ConvolutionSpec(NamedTuple):

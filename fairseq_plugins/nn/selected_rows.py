@@ -9,21 +9,22 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import _WeightNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-__all__ = ["LINEAR_MAPS", "SelectedRows"]
+__all__ = ["LINEAR_MAPS", "selected_rows"]
 
 LINEAR_MAPS: set[Callable[..., Tensor]] = {nn.Linear.forward}  # what computes ``x Wᵀ + b``; a backend adds its own
 
 
-class SelectedRows(nn.Module):
-    """The map from x to the selected outputs of a linear map, as that is now; gradients go to its parameters.
+def selected_rows(linear: nn.Module, rows: Tensor) -> nn.Linear:
+    """The map from x, (..., K), to the selected outputs of a linear map, (..., n), as that is now.
 
-    A normalised weight has a norm for each row, so only the selected rows are normalised.
+    Gradients go to its parameters.  A normalised weight has a norm for each row, so only the selected rows are
+    normalised.  Weight and bias are buffers, so that a copy of the module around this one can share them as it shares
+    parameters.
 
     Args:
         linear: a map with a weight (V, K), which may be normalised by torch's parametrisation or its older hook.
@@ -32,25 +33,17 @@ class SelectedRows(nn.Module):
     Raises:
         ValueError: the map is not linear, or its weight is computed in some other way.
     """
-
-    # Buffers, so that a copy of the module around this one can share them as it shares parameters.
-    weight: Tensor
-    bias: Tensor
-
-    def __init__(self, linear: nn.Module, rows: Tensor) -> None:
-        super().__init__()
-        found = rows.clamp(min=0)
-        weight, *magnitude = (part.index_select(0, found) for part in _parts(linear))
-        if magnitude:
-            weight = torch._weight_norm(weight, magnitude[0], 0)
-        bias: Any = linear.bias
-        bias = weight.new_zeros(len(rows)) if bias is None else bias.index_select(0, found)
-        self.register_buffer("weight", weight, persistent=False)
-        self.register_buffer("bias", bias.masked_fill(rows < 0, -torch.inf), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., K) -> (..., n)."""
-        return F.linear(x, self.weight, self.bias)
+    found = rows.clamp(min=0)
+    weight, *magnitude = (part.index_select(0, found) for part in _parts(linear))
+    if magnitude:
+        weight = torch._weight_norm(weight, magnitude[0], 0)
+    bias: Any = linear.bias
+    bias = weight.new_zeros(len(rows)) if bias is None else bias.index_select(0, found)
+    selected = nn.Linear(weight.size(1), len(rows), device="meta")
+    del selected.weight, selected.bias  # no parameters of its own
+    selected.register_buffer("weight", weight, persistent=False)
+    selected.register_buffer("bias", bias.masked_fill(rows < 0, -torch.inf), persistent=False)
+    return selected
 
 
 def _parts(module: nn.Module) -> tuple[Tensor, ...]:

@@ -65,10 +65,6 @@ class AnnealAfterPlateau(FairseqLRScheduler):
         """At the beginning of an epoch, or where it is gone on with."""
         self.within_epoch = True
 
-    def step_update(self, num_updates: int) -> float:
-        """After an update: nothing changes within an epoch."""
-        return self.lr
-
     def state_dict(self) -> dict[str, Any]:
         """What a resumed training needs."""
         return {"lr": self.lr, "best": self.best, "annealing": self.annealing, "begun_with": self.begun_with}

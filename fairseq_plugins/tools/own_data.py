@@ -115,7 +115,7 @@ def show_what_next(args: Namespace, model: Path, binary: Path, decoding: list[ob
 
 
 def show(what: str, words: list[object]) -> None:
-    """A command that one may want next."""
+    """Print a command under what it is for."""
     print(f"\n{what}:\n\n$ {shlex.join(map(str, words))}", file=sys.stderr)
 
 

@@ -23,7 +23,7 @@ from fairseq_plugins.generation.rules import Rules
 from fairseq_plugins.models.incremental import StepwiseDecoding
 from tests.conftest import ARCHITECTURES
 from tests.generation.fairseq_models import fairseq_model
-from tests.generation.searching import LENGTHS, MODES, LateCopy, Model, assert_same, generate
+from tests.generation.searching import LENGTHS, MODES, Model, assert_same, generate, read_copy_later
 from tests.models.test_generation import without_state
 
 # Each hypothesis brings twice as many words as there are hypotheses: of 44.
@@ -76,7 +76,7 @@ def test_a_penalty_of_words(build, dictionary, sentences, mode: str, penalty: fl
 
 
 PLAIN = ["beam", "greedy", "wide beam", "short", "length from the source", "minimum length", "suppressed words"]
-PLAIN += ["another first word", "penalty on unknown words", "as long as positions allow", "no words"]
+PLAIN += ["another first word", "penalty on unknown words", "as long as positions allow", "no words", "no least length"]
 PLAIN += [mode for mode in MODES if mode.startswith(("wide", "prefix"))]
 
 
@@ -189,13 +189,12 @@ def test_a_gpu_is_looked_at_now_and_then(build, architecture: str, dictionary, s
     """
     looks: list[int] = []
 
-    class Counted(LateCopy):
-        def __init__(self, numbers: Tensor) -> None:
-            looks.append(len(numbers))
-            super().__init__(numbers)
+    def counted(numbers: Tensor) -> Any:
+        looks.append(len(numbers))
+        return read_copy_later(numbers)
 
     assert [loop.steps_between_looks(torch.device(kind)) for kind in ("cpu", "cuda")] == [1, 4]
-    monkeypatch.setattr(loop, "HostCopy", Counted)
+    monkeypatch.setattr(loop, "read_later", counted)
     monkeypatch.setattr(loop, "steps_between_looks", lambda device: 4)
     models, source = [build(architecture).double()], sentences([*LENGTHS, *LENGTHS, *LENGTHS], left_pad=True)
     actual = generate(FastBeamSearch, models, dictionary, source, max_len_b=20)

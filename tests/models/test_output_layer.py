@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
 from fairseq_plugins.models.output_layer import among, narrowed
 from fairseq_plugins.nn.initialisation import with_weight_norm
-from fairseq_plugins.nn.selected_rows import SelectedRows
+from fairseq_plugins.nn.selected_rows import selected_rows
 from tests.conftest import ARCHITECTURES
 from tests.generation.fairseq_models import FAIRSEQ_MODELS, fairseq_model
 
@@ -142,9 +142,9 @@ def test_costs_only_the_rows(layer: nn.Linear, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch, "_weight_norm", lambda v, g, dim: sizes.append(len(v)) or normalise(v, g, dim))
     rows = torch.tensor([3, 999])
     x = torch.randn(2, 5)
-    torch.testing.assert_close(SelectedRows(layer, rows)(x), layer(x)[:, rows])
+    torch.testing.assert_close(selected_rows(layer, rows)(x), layer(x)[:, rows])
     sizes.clear()
-    SelectedRows(layer, rows)(x).sum().backward()
+    selected_rows(layer, rows)(x).sum().backward()
     assert set(sizes) <= {2}
     for parameter in layer.parameters():
         assert parameter.grad[rows].abs().sum() > 0
@@ -167,7 +167,7 @@ def test_costs_only_the_rows(layer: nn.Linear, monkeypatch: pytest.MonkeyPatch) 
 )
 def test_other_layers_are_refused(spoil: Callable[[nn.Linear], nn.Module]) -> None:
     with pytest.raises(ValueError, match="is not a linear map with a weight that is plain or normalised by row"):
-        SelectedRows(spoil(nn.Linear(3, 5)), torch.tensor([1]))
+        selected_rows(spoil(nn.Linear(3, 5)), torch.tensor([1]))
 
 
 def test_models_without_a_linear_output_layer_are_refused(task: SimpleNamespace, dictionary: Any) -> None:

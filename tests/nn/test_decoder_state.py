@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairseq_plugins.nn.decoder_state import Ancestry, KeptSentences, Past, RowOrder, Window
+from fairseq_plugins.models.convs2s.stepwise import StepConvolution
+from fairseq_plugins.nn.decoder_state import Ancestry, KeptSentences, Past, RowOrder
 from fairseq_plugins.nn.source import Source
 
 
@@ -41,7 +42,8 @@ def test_window_is_the_last_inputs_of_each_history(decoding: tuple[int, int, int
     torch.manual_seed(1)
     history = torch.zeros(sentences * beam, width, 3)
     sentence_of_row = torch.arange(sentences).repeat_interleave(beam)
-    order, window = RowOrder(sentences * beam, beam), Window(sentences * beam, width, 3, like=history)
+    order = RowOrder(sentences * beam, beam)
+    window = StepConvolution(lambda x: x, torch.zeros(sentences * beam, (width - 1) * 3))
     kept = torch.arange(sentences)
     for orders in steps:
         for new_order in orders:
@@ -54,7 +56,7 @@ def test_window_is_the_last_inputs_of_each_history(decoding: tuple[int, int, int
             assert kept.data_ptr() == before.data_ptr()  # within the memory that was there
         x = torch.randn(history.size(0), 3)
         history = torch.cat([history, x.unsqueeze(1)], dim=1)
-        assert torch.equal(window.push(x, rows), history[:, -width:].flatten(1))
+        assert torch.equal(window.convolve(x, rows), history[:, -width:].flatten(1))
         assert torch.equal(kept.repeat_interleave(beam), sentence_of_row)
 
 
@@ -198,11 +200,11 @@ def test_a_row_finds_the_keys_and_values_of_its_ancestors(
 
 def test_a_fixed_window_stays_in_its_place() -> None:
     torch.manual_seed(1)
-    fixed, other = (Window(rows=4, width=3, dim=2, like=torch.zeros(1), fixed=fixed) for fixed in (True, False))
+    fixed, other = (StepConvolution(lambda x: x, torch.zeros(4, 4), fixed) for fixed in (True, False))
     place = fixed.past.data_ptr()
     for order in (None, torch.tensor([1, 1, 2, 3]), torch.tensor([0, 1, 3, 2])):
         x = torch.randn(4, 2)
-        assert torch.equal(fixed.push(x, order), other.push(x, order))
+        assert torch.equal(fixed.convolve(x, order), other.convolve(x, order))
         assert fixed.past.data_ptr() == place
 
 

@@ -21,7 +21,7 @@ from torch.nn.utils import parametrize
 
 from fairseq_plugins.backends.cpu.branches import FastBranchedBlock
 from fairseq_plugins.backends.cpu.convolution import FastGatedConvolution, lay_out_
-from fairseq_plugins.backends.cpu.linear import FastLinear, FastSelectedRows
+from fairseq_plugins.backends.cpu.linear import FastLinear
 from fairseq_plugins.backends.cpu.lstm import FastAttentiveLSTM, FastConvolution
 from fairseq_plugins.backends.cpu.steps import (
     FastConvEncoderDecoding,
@@ -36,13 +36,11 @@ from fairseq_plugins.models.weighted_transformer.stepwise import WeightedTransfo
 from fairseq_plugins.nn.attentive_lstm import AttentiveLSTM
 from fairseq_plugins.nn.branched_block import BranchedBlock
 from fairseq_plugins.nn.gated_convolution import GatedConvolution
-from fairseq_plugins.nn.selected_rows import SelectedRows
 
 __all__ = ["accelerate_"]
 
 _MODULES: dict[type, type] = {
     nn.Linear: FastLinear,
-    SelectedRows: FastSelectedRows,
     GatedConvolution: FastGatedConvolution,
     BranchedBlock: FastBranchedBlock,
     AttentiveLSTM: FastAttentiveLSTM,

@@ -27,8 +27,7 @@ def add_in_place(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     if y.device.type != "cpu" or torch.compiler.is_compiling():
         return add_block_diagonal(y, x, weight)
     x, weight = x.to(y.dtype), weight.to(y.dtype)
-    result: Tensor = _AddInPlace.apply(y, x, weight)
-    return result
+    return _AddInPlace.apply(y, x, weight)
 
 
 class _AddInPlace(torch.autograd.Function):

@@ -72,16 +72,16 @@ class _InPairs(StepConvolution):
 
     def __init__(self, products: Sequence[Callable[[Tensor], Tensor]], zeros: Tensor) -> None:
         self.products = products
-        self.past = zeros, zeros  # the last two inputs
+        self.inputs = zeros, zeros  # the last two inputs
         self.rest: Tensor | None = None  # m_1 - m_2, between the two
 
     def convolve(self, x: Tensor, order: Tensor | None) -> Tensor:
         """As `StepConvolution.convolve`."""
         multiply0, multiply1, multiply2, multiply3 = self.products
-        (first, second), rest = self.past, self.rest
+        (first, second), rest = self.inputs, self.rest
         if order is not None:
             first, second = first.index_select(0, order), second.index_select(0, order)
-        self.past = second, x
+        self.inputs = second, x
         if rest is None:
             m1, m2 = multiply1(second + x), multiply2(x - second)
             self.rest = m1 - m2

@@ -20,9 +20,9 @@ from torch.autograd.function import once_differentiable
 
 from fairseq_plugins.backends.cpu.packing import current_packing
 from fairseq_plugins.backends.cpu.products import Packed, can_pack, onednn_product
-from fairseq_plugins.nn.selected_rows import LINEAR_MAPS, SelectedRows
+from fairseq_plugins.nn.selected_rows import LINEAR_MAPS
 
-__all__ = ["FastLinear", "FastSelectedRows", "linear", "onednn_is_faster", "prefers_onednn"]
+__all__ = ["FastLinear", "linear", "onednn_is_faster", "prefers_onednn"]
 
 # Below this many multiplications a product takes microseconds, and oneDNN's preparations the most of them.
 _SMALL = 2**20
@@ -37,14 +37,6 @@ class FastLinear(nn.Linear):
 
 
 LINEAR_MAPS.add(FastLinear.forward)
-
-
-class FastSelectedRows(SelectedRows):
-    """`SelectedRows`, computed by `linear`."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., K) -> (..., n)."""
-        return linear(x, self.weight, self.bias)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -113,7 +113,7 @@ class BatchPacking:
     def _fingerprint(self, weight: Tensor) -> object:
         found = self._fingerprints.get(id(weight))
         if found is None:
-            found = self._fingerprints[id(weight)] = weight, _fingerprint(weight.detach())
+            found = self._fingerprints[id(weight)] = weight, _effect(weight.detach())
         return found[1]
 
 
@@ -147,7 +147,7 @@ def current_packing(weight: Tensor) -> BatchPacking | None:
     return _CURRENT.get() if can_pack(weight) and not torch.is_grad_enabled() else None
 
 
-def _fingerprint(weight: Tensor) -> object:
+def _effect(weight: Tensor) -> object:
     """What the weight, as it lies in memory, does to a vector of random numbers, bit by bit; a vector is its own.
 
     Sums would be found a little faster, but hardly change where columns change places.

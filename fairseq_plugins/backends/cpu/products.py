@@ -47,8 +47,7 @@ class Packed:
 
     def __call__(self, x: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
-            y: Tensor = torch.ops.fairseq_plugins.packed_linear(x, self.number, self.outputs)
-            return y
+            return torch.ops.fairseq_plugins.packed_linear(x, self.number, self.outputs)
         return self._product(x)
 
 
@@ -96,8 +95,7 @@ def _pack_int8(weight: Tensor, bias: Tensor | None) -> Product:
             quantized.engine = before
 
     def product(x: Tensor) -> Tensor:
-        y: Tensor = torch.ops.quantized.linear_dynamic(x, packed, not has_vnni)
-        return y
+        return torch.ops.quantized.linear_dynamic(x, packed, not has_vnni)
 
     def multiply(x: Tensor) -> Tensor:
         if math.isfinite(x.sum().item()):
@@ -145,8 +143,7 @@ def can_pack(weight: Tensor) -> bool:
 
 def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x Wᵀ + b`` through oneDNN, with a plain weight or one that is packed."""
-    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return y
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
 @functools.cache

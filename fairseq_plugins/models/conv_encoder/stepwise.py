@@ -33,7 +33,7 @@ class ConvEncoderDecoding(StepwiseDecoding):
         self.attention = ConditionalInput(attentive, self.source)
         self.lstms = [self._lstm(attentive.input.weight, attentive.recurrent.weight, attentive.input.bias)]
         for lstm in cast("list[nn.LSTM]", self.decoder.upper):
-            weight_input, weight_state, *biases = cast("list[Tensor]", lstm.all_weights[0])
+            weight_input, weight_state, *biases = lstm.all_weights[0]
             self.lstms.append(self._lstm(weight_input, weight_state, biases[0] + biases[1]))
 
     def _lstm(self, weight_input: Tensor, weight_state: Tensor, bias: Tensor) -> _StepLSTM:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fairseq_plugins.models.convs2s.decoder import ConvS2SDecoder
 from fairseq_plugins.models.incremental import StepwiseDecoding
-from fairseq_plugins.nn.decoder_state import KeptSentences, Window
+from fairseq_plugins.nn.decoder_state import KeptSentences, moved, update_state
 from fairseq_plugins.nn.gated_convolution import SQRT_HALF, GatedConvolution, Shortcut
 from fairseq_plugins.nn.multi_step_attention import ProjectedAttention
 
@@ -46,8 +46,8 @@ class ConvS2SDecoding(StepwiseDecoding):
     def step_convolution(self, module: GatedConvolution) -> StepConvolution:
         """One with plain weights, as they are now, step by step."""
         kernel, dim, _ = module.weight.shape
-        window = Window(self.order.rows, kernel, dim, like=module.weight, fixed=self.fixed)
-        return StepConvolution(self.map_of(module.matrix, module.bias), window)
+        past = module.weight.new_zeros(self.order.rows, (kernel - 1) * dim)
+        return StepConvolution(self.map_of(module.matrix, module.bias), past, self.fixed)
 
     def step(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """One token per row, (R,), to features (R, out_embed_dim) and the averaged attention (R, S)."""
@@ -85,12 +85,12 @@ class StepConvolution:
 
     Args:
         product: the map of `GatedConvolution.matrix` and the bias, (R, wC) -> (R, 2D).
-        window: the last inputs of each row.
+        past: the last inputs of each row, at first zeros, (R, (w - 1)·C).
+        fixed: whether they stay in their place in memory; then no row may leave.
     """
 
-    def __init__(self, product: Callable[[Tensor], Tensor], window: Window) -> None:
-        self.product = product
-        self.window = window
+    def __init__(self, product: Callable[[Tensor], Tensor], past: Tensor, fixed: bool = False) -> None:
+        self.product, self.past, self.fixed = product, past, fixed
 
     def step(self, x: Tensor, order: Tensor | None) -> Tensor:
         """One output of each row, (R, D).
@@ -103,7 +103,10 @@ class StepConvolution:
 
     def convolve(self, x: Tensor, order: Tensor | None) -> Tensor:
         """``W * x + b``: (R, C) -> (R, 2D)."""
-        return self.product(self.window.push(x, order))
+        past = self.past if order is None else moved(self.past, order)
+        window = torch.cat([past, x], dim=1)
+        update_state(self, past=window[:, x.size(1) :])
+        return self.product(window)
 
 
 @dataclass

@@ -44,8 +44,7 @@ class EncoderLayer(nn.Module):
         Returns:
             (B, S, d).
         """
-        y: Tensor = self.branches(x, self.attention(x, x, bias))
-        return y
+        return self.branches(x, self.attention(x, x, bias))
 
 
 class DecoderLayer(nn.Module):
@@ -74,7 +73,7 @@ class DecoderLayer(nn.Module):
             seen: added to the scores of self-attention, (B, 1, T, T); None where a position sees those up to itself.
 
         Returns:
-            the layer's output, and with what it asked the source for reporting, both (B, T, d).
+            the layer's output, and what attends to the source, for its weights to be computed from, both (B, T, d).
         """
         out = self.self_attention_out(self.self_attention(x, x, seen, causal=seen is None))
         x = self.self_attention_norm(x + self.dropout(out))

@@ -12,7 +12,7 @@ from fairseq_plugins.backends.cpu.convolution import lay_out_, step_in_pairs
 from fairseq_plugins.backends.cpu.packing import Packing, map_of
 from fairseq_plugins.backends.cpu.products import has_onednn
 from fairseq_plugins.models.convs2s.stepwise import StepConvolution
-from fairseq_plugins.nn.decoder_state import RowOrder, Window
+from fairseq_plugins.nn.decoder_state import RowOrder
 from fairseq_plugins.nn.gated_convolution import GatedConvolution
 from fairseq_plugins.nn.weight_norm import without_weight_norm
 from tests.nn.test_decoder_state import decodings
@@ -31,7 +31,7 @@ def convolution(width: int, kernel: int = 3) -> GatedConvolution:
 
 def step_convolution(made: GatedConvolution, rows: int) -> StepConvolution:
     kernel, dim, _ = made.weight.shape
-    plain = StepConvolution(map_of(made.matrix, made.bias, rows), Window(rows, kernel, dim, like=made.weight))
+    plain = StepConvolution(map_of(made.matrix, made.bias, rows), made.weight.new_zeros(rows, (kernel - 1) * dim))
     return step_in_pairs(made, rows) or plain
 
 
