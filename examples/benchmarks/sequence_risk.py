@@ -19,7 +19,7 @@ from fairseq import checkpoint_utils, utils
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion, label_smoothed_nll_loss
 from fairseq.data import data_utils
 from fairseq.sequence_generator import SequenceGenerator
-from sacrebleu import BLEU
+from sacrebleu import BLEU, CHRF
 from torch import Tensor
 
 import fairseq_plugins.registration  # noqa: F401  (mends fairseq, registers the models)
@@ -27,9 +27,10 @@ from fairseq_plugins.criterions.config import SequenceRiskConfig
 from fairseq_plugins.criterions.sequence_risk import SequenceRisk
 
 ALPHA, SCALE, EPSILON = 0.2, 4.0, 0.1
+METRICS = {"bleu": partial(BLEU, smooth_method="add-k", smooth_value=1, tokenize="none"), "chrf": CHRF}
 
 
-def plain(task: Any, count: int, model: Any, sample: dict[str, Any]) -> Tensor:
+def plain(task: Any, cost: str, count: int, model: Any, sample: dict[str, Any]) -> Tensor:
     """The loss of `SequenceRisk`, summed over sentences."""
     dictionary, inputs, training = task.target_dictionary, sample["net_input"], model.training
     model.eval()
@@ -37,7 +38,7 @@ def plain(task: Any, count: int, model: Any, sample: dict[str, Any]) -> Tensor:
         [model], sample
     )
     model.train(training)
-    metric = BLEU(smooth_method="add-k", smooth_value=1, tokenize="none", effective_order=True)
+    metric: Any = METRICS[cost]()
     costs = []
     for target, hypotheses in zip(sample["target"], found, strict=True):
         reference = dictionary.string(target[target != dictionary.pad()], "subword_nmt", escape_unk=True)
@@ -80,6 +81,7 @@ def main() -> None:
     parser.add_argument(
         "--candidates", type=int, default=8, help="translations of each sentence (default: %(default)s)"
     )
+    parser.add_argument("--risk-cost", choices=METRICS, default="bleu", help="default: %(default)s")
     parser.add_argument("--batches", type=int, default=6, help="default: %(default)s")
     parser.add_argument("--max-tokens", type=int, default=1500, help="words of a batch (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="default: %(default)s")
@@ -95,12 +97,12 @@ def main() -> None:
     samples = utils.apply_to_sample(lambda tensor: tensor.to(args.device), samples)
 
     tokens = LabelSmoothedCrossEntropyCriterion(task, sentence_avg=False, label_smoothing=EPSILON)
-    options = {"risk_alpha": ALPHA, "risk_scale": SCALE, "label_smoothing": EPSILON}
+    options = {"risk_alpha": ALPHA, "risk_scale": SCALE, "label_smoothing": EPSILON, "risk_cost": args.risk_cost}
     risk = SequenceRisk(task, SequenceRiskConfig(risk_candidates=args.candidates, **options))
     forms: dict[str, Callable[[dict[str, Any]], Tensor]] = {
         "cross-entropy": lambda sample: tokens(model, sample)[0],
         "sequence_risk": lambda sample: risk(model, sample)[0],
-        "plain": lambda sample: plain(task, args.candidates, model, sample),
+        "plain": lambda sample: plain(task, args.risk_cost, args.candidates, model, sample),
     }
     model.eval()
     with torch.no_grad():
