@@ -21,8 +21,7 @@ if [ $# -lt 2 ] || [ ! -f "$here/$1.yaml" ] || [[ $2 = -* ]]; then
 fi >&2
 recipe=$1
 name=${NAME:-$recipe}
-mkdir -p "$2"
-out=$(cd "$2" && pwd)  # hydra changes the working folder
+out=$2
 shift 2
 smoke=()
 overrides=()
@@ -30,6 +29,7 @@ small=()
 if [ "${1:-}" = --smoke ]; then
     shift
     smoke=(--smoke)
+    ORIG=  # the files are made up
     small=(--batch-size 2)  # fairseq-generate fails in a process that gets no batch
     case $recipe in
         convs2s*) overrides=(model._name=convs2s_tiny) ;;
@@ -39,7 +39,15 @@ if [ "${1:-}" = --smoke ]; then
     overrides+=(optimization.max_update=2 'optimization.update_freq=[1]' dataset.num_workers=0
         dataset.required_batch_size_multiple=1 distributed_training.distributed_world_size=1)
 fi
+for word; do
+    if [[ $word = -* ]]; then
+        echo "$word: expected a hydra override, name=value; --smoke stands right behind OUT" >&2
+        exit 2
+    fi
+done
 overrides+=("$@")
+mkdir -p "$out"
+out=$(cd "$out" && pwd)  # hydra changes the working folder
 seeds=${SEEDS:-1}
 shards=${SHARDS:-1}
 if [[ ! $shards =~ ^[1-9][0-9]*$ ]]; then
@@ -66,7 +74,6 @@ step() {
 # Binary data, of subwords or with --words of words: sets `data`.
 prepare() {
     step Data "the download, then minutes (IWSLT'14) to hours (WMT'14), shared by WORKERS"
-    [ ${#smoke[@]} = 0 ] || local ORIG=  # of a miniature the files are made up
     run fairseq-plugins prepare "$experiment" "$out" --workers "${WORKERS:-1}" ${ORIG:+--orig "$ORIG"} \
         ${smoke[@]+"${smoke[@]}"} "$@"
     data=$out/data-bin

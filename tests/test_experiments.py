@@ -87,6 +87,10 @@ def test_what_comes_before_the_folder_is_refused(tmp_path: Path) -> None:
         assert result.stdout.endswith("RECIPE is one of: conv_encoder conv_encoder_bilstm convs2s\n")
     assert "set -euo" not in result.stdout
     assert "made anew.\n" in result.stdout
+    for word in ("--smoke", "--smok"):  # which would begin a real experiment
+        result = run("wmt16_en_ro", "convs2s", tmp_path / "out", "model._name=convs2s_tiny", word)
+        assert result.returncode == 2
+        assert result.stdout.startswith(f"{word}: expected a hydra override, name=value; --smoke stands right behind")
     assert list(tmp_path.iterdir()) == []
     assert "WORDS" not in run("wmt14_en_de").stdout
 

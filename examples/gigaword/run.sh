@@ -12,7 +12,8 @@ score test --rouge --reference "$out/test.reference"
 # DUC-2004 has four references, and counts the first 75 bytes.
 generate test1 --beam 5 --min-len 14 --source-lang article --target-lang title "${unknown[@]}"
 references=("$out/test1.reference")
-for more in "${ORIG:-$out/orig}"/sumdata/DUC2004/task1_ref[1-9].txt; do
-    [ ! -f "$more" ] || references+=("$more")
+duc=${ORIG:-$out/orig}/sumdata/DUC2004
+for more in "$duc"/task1_ref[1-9].txt "$duc"/task1_ref[1-9].txt.gz; do
+    [ ! -f "$more" ] || [[ $more = *.gz && -f ${more%.gz} ]] || references+=("$more")
 done
 score test1 --rouge --bytes 75 --reference "${references[@]}"

@@ -94,22 +94,18 @@ def prepare(corpus: Corpus, out: Path, orig: Path, *, words: bool = False, worke
         )
     if binary.exists():
         return binary
-    tmp, parts = out / "tmp", corpus.parts()
-    fetch([*corpus.files()], orig, corpus.terms)
+    tmp = out / "tmp"
+    fetch([*unread(corpus, out)], orig, corpus.terms)
     if not tmp.exists() and (found := sums(corpus.files(), orig)):
         with parallel_text.writing(record) as file:
             file.write(f"{settings}{json.dumps(found)}\n")
-    for part in parts:
+    for part in corpus.parts():
         tokenise(corpus, part, tmp, orig, workers)
-    for part, texts in parts.items():
-        if not part.startswith("test"):
-            clean_and_split(corpus, part, tmp)
+    for part in corpus.parts():
+        if part.startswith("test"):
+            keep_targets(corpus, part, out, orig)
         else:
-            reference = out / f"{part}.reference"
-            targets = [target.place(orig) for _, target in texts]
-            parallel_text.concatenate(targets, reference, corpus.target)
-            for _ in parallel_text.read_pairs(*(tmp / f"{part}.{language}" for language in corpus.languages)):
-                pass  # both sides have as many lines
+            clean_and_split(corpus, part, tmp)
     if not words:
         segment(corpus, out, workers)
     binarise(corpus, tmp if words else out, binary, words, workers)
@@ -126,6 +122,22 @@ def is_of(record: Path, settings: str, found: dict[str, str]) -> bool:
     return known is not None and all(known.get(path, found[path]) == found[path] for path in found)
 
 
+def unread(corpus: Corpus, out: Path) -> Iterator[File]:
+    """The files that something is still to be made of."""
+    for part, texts in corpus.parts().items():
+        for number, pair in enumerate(texts):
+            for language, file in zip(corpus.languages, pair, strict=True):
+                is_target = part.startswith("test") and language == corpus.target
+                is_read = tokens_of(out / "tmp", part, number, language).exists()
+                if not is_read or (is_target and not (out / f"{part}.reference").exists()):
+                    yield file
+
+
+def tokens_of(tmp: Path, part: str, number: int, language: str) -> Path:
+    """The tokens of one text."""
+    return tmp / f"{part}.{number}.tok.{language}"
+
+
 def made(corpus: Corpus, out: Path) -> Iterator[Path]:
     """All files and folders that `prepare` may write."""
     for name in ("tmp", "code", "data-bin", "data-bin-words"):
@@ -139,17 +151,33 @@ def tokenise(corpus: Corpus, part: str, tmp: Path, orig: Path, workers: int) -> 
     """Each text by itself (``train.0.tok.en``), and those of a test part together (``test.en``)."""
     texts = corpus.parts()[part]
     for side, language in enumerate(corpus.languages):
-        outputs = [tmp / f"{part}.{number}.tok.{language}" for number in range(len(texts))]
+        outputs = [tokens_of(tmp, part, number, language) for number in range(len(texts))]
         for output, pair in zip(outputs, texts, strict=True):
             if output.exists():
                 continue
             make = partial(_line_function, corpus, language, part == "train")
             path = pair[side].place(orig)
             lines = bar(parallel_text.read_text(path, language), desc=f"tokenise {path.name}", unit=" lines")
+            if path.name.startswith("IWSLT"):  # test parts, as fairseq's prepare-iwslt14.sh has them
+                lines = (line.replace("\N{RIGHT SINGLE QUOTATION MARK}", "'") for line in lines)
             with parallel_text.writing(output) as file:
                 file.writelines(f"{line}\n" for line in parallel_text.each_line(make, lines, workers))
         if part.startswith("test"):
             parallel_text.concatenate(outputs, tmp / f"{part}.{language}", language)
+
+
+def keep_targets(corpus: Corpus, part: str, out: Path, orig: Path) -> None:
+    """The untouched targets of a test part.
+
+    Raises:
+        ValueError: its sides have different numbers of lines.
+    """
+    reference = out / f"{part}.reference"
+    if not reference.exists():
+        targets = [target.place(orig) for _, target in corpus.parts()[part]]
+        parallel_text.concatenate(targets, reference, corpus.target)
+    for _ in parallel_text.read_pairs(*(out / "tmp" / f"{part}.{language}" for language in corpus.languages)):
+        pass
 
 
 def _line_function(corpus: Corpus, language: str, training: bool) -> parallel_text.Line:
@@ -172,7 +200,7 @@ def clean_and_split(corpus: Corpus, part: str, tmp: Path) -> None:
             pair
             for number in range(len(corpus.parts()[part]))
             for pair in parallel_text.read_pairs(
-                *(tmp / f"{part}.{number}.tok.{language}" for language in corpus.languages)
+                *(tokens_of(tmp, part, number, language) for language in corpus.languages)
             )
         )
         cleaned = parallel_text.clean(pairs, corpus.max_words, corpus.max_ratio)

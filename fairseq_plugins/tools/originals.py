@@ -34,9 +34,10 @@ class File:
     folder: str = field(default="", repr=False)
 
     def place(self, orig: Path = Path()) -> Path:
-        """Where it is, gzipped or not."""
-        plain, zipped = (orig / self.folder / f"{self.path}{end}" for end in ("", ".gz"))
-        return zipped if zipped.exists() and not plain.exists() else plain
+        """Where it is, gzipped or not, under its own name or that without or with ``.gz``."""
+        own = orig / self.folder / self.path
+        other = own.with_suffix("") if own.suffix == ".gz" else own.with_name(f"{own.name}.gz")
+        return other if other.exists() and not own.exists() else own
 
 
 Texts = tuple[tuple[File, File], ...]  # source and target of each
@@ -55,13 +56,16 @@ def fetch(files: Sequence[File], orig: Path, terms: str = "") -> None:
         terms: where to get what cannot be downloaded.
 
     Raises:
-        ValueError: a file cannot be downloaded, is not the one that was expected, or an archive does not hold it.
+        ValueError: there is no folder, or a file cannot be downloaded, is not the one that was expected, or is not in
+            its archive.
         OSError: the network fails.
     """
     archives: dict[tuple[str, str | None], list[str]] = {}
     for file in files:
         if file.place(orig).exists():
             continue
+        if not orig.is_dir():  # named by a slip, and gigabytes would be downloaded into it
+            raise ValueError(f"--orig: there is no folder {orig}")
         if file.url is None:
             raise ValueError(f"{file.place(orig)} is missing. {terms}".rstrip())
         archives.setdefault((file.url, file.checksum), []).append(file.path)
@@ -104,14 +108,20 @@ def unpack(archive: Path, folder: Path, paths: Iterable[str]) -> None:
 
 
 def sums(files: Iterable[File], orig: Path) -> dict[str, str]:
-    """By path, those of the files that are there and of which it is not said what they have to be; gzipped or not."""
-    places = {file.path: file.place(orig) for file in files if file.checksum is None}
+    """What tells the files that are there from others of these names.
+
+    Of those that nobody has published a sum for, the sum of the text, gzipped or not, by path; of the others, which are
+    many and large, the size, by name.
+    """
     found = {}
-    for path, place in places.items():
-        if place.exists():
+    for file in dict.fromkeys(files):
+        place = file.place(orig)
+        if place.exists() and file.checksum is not None:
+            found[str(Path(file.path).with_name(place.name))] = f"{place.stat().st_size} bytes"
+        elif place.exists():
             with gzip.open(place) if place.suffix == ".gz" else place.open("rb") as content:
                 try:
-                    found[path] = f"sha256:{digest_of(content, 'sha256')}"
+                    found[file.path] = f"sha256:{digest_of(content, 'sha256')}"
                 except (gzip.BadGzipFile, zlib.error, EOFError) as error:
                     raise ValueError(f"{place}: {error}") from error
     return found

@@ -16,6 +16,7 @@ from fairseq.tasks import FairseqTask
 from torch import Tensor
 
 import fairseq_plugins.registration  # noqa: F401  (mends fairseq's loader, which is looked up when it is called)
+from fairseq_plugins.subwords import bpe_symbol
 from fairseq_plugins.tools.any_file import blaming
 from fairseq_plugins.tools.arguments import add_user_dir, import_user_dir, positive
 from fairseq_plugins.tools.figure import add_picture, new_figure, save
@@ -38,7 +39,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="subword-nmt codes to segment the sentence with (default: the file code beside DATA_BIN, as of own-data, "
-        "where the sentence has no @@)",
+        "where the model has subwords and the sentence no @@)",
     )
     parser.add_argument("--beam", type=positive, default=5, metavar="N", help="beam size (default: %(default)s)")
     parser.add_argument(
@@ -56,25 +57,35 @@ def run(args: Namespace) -> None:
     for file in (args.path, args.bpe_codes):
         if file is not None and not file.is_file():
             raise ValueError(f"there is no file {file}")
-    sentence, beside = args.input, Path(args.data).absolute().parent / "code"
-    if args.bpe_codes is not None:
-        sentence = segmenter(args.bpe_codes)(sentence)
-    elif beside.is_file() and "@@" not in sentence:
-        try:
-            sentence = segmenter(beside)(sentence)
-        except ValueError as error:  # a file of that name, of whatever
-            print(f"warning: {error}. The sentence is not segmented; see --bpe-codes.", file=sys.stderr)
     import_user_dir(args.user_dir)
     with blaming(args.path, "cannot translate"):
         load = checkpoint_utils.load_model_ensemble_and_task
         (model,), _, task = load([str(args.path)], arg_overrides={"data": args.data})
         if not isinstance(model, FairseqEncoderDecoderModel):
             raise ValueError(f"{args.path} holds a {type(model).__name__}, and no encoder-decoder")
+        sentence = segmented(args.input, args.bpe_codes, Path(args.data), task.source_dictionary)
         source, target, layers = translate(task, model, sentence, args.beam)
     if args.layers is not None:
         layers = choose(layers, args.layers)
     draw(source, target, layers, args.output)
     print(f"{' '.join(source)}\n{' '.join(target)}\n{args.output}")
+
+
+def segmented(sentence: str, codes: Path | None, data: Path, dictionary: Dictionary) -> str:
+    """The sentence in subwords by these codes, or those beside the data where they are a model's of subwords.
+
+    Raises:
+        ValueError: the codes are none of subword-nmt.
+    """
+    beside = data.absolute().parent / "code"
+    if codes is not None:
+        return segmenter(codes)(sentence)
+    if beside.is_file() and "@@" not in sentence and bpe_symbol(dictionary.symbols) == "subword_nmt":
+        try:
+            return segmenter(beside)(sentence)
+        except ValueError as error:  # a file of that name, of whatever
+            print(f"warning: {error}. The sentence is not segmented; see --bpe-codes.", file=sys.stderr)
+    return sentence
 
 
 def translate(

@@ -44,15 +44,14 @@ def run(args: Namespace) -> None:
     corpus, orig = CORPORA[args.experiment], args.orig or args.output / "orig"
     if args.smoke and args.orig:
         raise ValueError("--smoke makes files up, and --orig names real ones: take one of them")
-    # By a slip, and gigabytes would be downloaded into it; from prepared data it may have gone.
-    if args.orig and not args.orig.is_dir() and not (args.output / "settings").exists():
-        raise ValueError(f"--orig: there is no folder {args.orig}")
     with work_in(args.output):
         if args.smoke:
             orig = args.output / "orig-miniature"
             write_miniature(corpus, orig)
             merges = corpus.merges and LARGEST_MINIATURE_BPE
             corpus = replace(corpus, merges=merges, terms="made up")  # which tells it from the real one
+        elif args.orig is None:
+            orig.mkdir(exist_ok=True)
         print(prepare(corpus, args.output, orig, words=args.words, workers=args.workers))
 
 

@@ -120,15 +120,22 @@ def test_a_long_sentence_has_a_picture_of_a_bearable_size(tmp_path: Path) -> Non
 
 
 def test_words_that_the_model_does_not_know(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """They are named; codes that lie beside the data, as own-data leaves them, are used for what has no @@."""
+    """They are named; codes that lie beside the data, as own-data leaves them, are used for what has no @@.
+
+    But not for a model of words, as that of `prepare --words` beside its other data.
+    """
     pytest.importorskip("matplotlib")
-    (tmp_path / "bin").symlink_to(data)
+    shutil.copytree(data, tmp_path / "bin")
     torch.save(untrained(data), tmp_path / "model.pt")
     files = [str(tmp_path / "bin"), "--path", str(tmp_path / "model.pt"), "--output", str(tmp_path / "picture.svg")]
     cli.main(["plot-attention", *files, "--input", "w1 dog w2 cat"])
     printed = capsys.readouterr()
     assert re.search(r"^warning: the model does not know dog cat\. Was the text", printed.err, flags=re.MULTILINE)
     (tmp_path / "code").write_text("#version: 0.2\n1 2</w>\n")
+    cli.main(["plot-attention", *files, "--input", "w1"])
+    assert capsys.readouterr().out.startswith("w1 </s>\n")
+    for path in (tmp_path / "bin").glob("dict.*.txt"):
+        path.write_text(path.read_text().replace("w2 ", "w2@@ "))
     cli.main(["plot-attention", *files, "--input", "w1"])
     printed = capsys.readouterr()
     assert printed.err.startswith("warning: the model does not know w@@ 1. ")

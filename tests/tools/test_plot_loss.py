@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
 
 from fairseq_plugins.tools import cli
-from fairseq_plugins.tools.plot_loss import Point, read_curve
+from fairseq_plugins.tools.plot_loss import Point, draw, read_curve
 
 
 def log(path: Path, *lines: tuple[str, dict], hydra: bool = False) -> Path:
@@ -80,6 +81,13 @@ def test_a_picture_of_runs_and_seeds(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert f"<!-- {name}, 2 seeds -->" in output.read_text(encoding="utf-8")
     best = f"{one}: 5.000 at update 200\n{name}: 5.000 at update 200, 4.000 at update 200\n{output}\n"
     assert capsys.readouterr().out == best
+
+
+def test_a_single_validation_is_seen(tmp_path: Path) -> None:
+    """As a point of each kind on the left, where no line can be, and one on the right."""
+    pytest.importorskip("matplotlib")
+    draw({"run": [[Point(100, 6, 7)]]}, tmp_path / "picture.svg")
+    assert len(re.findall(r'<g clip-path="[^"]*">\s*<use', (tmp_path / "picture.svg").read_text())) == 3
 
 
 def test_what_cannot_be_drawn_is_named(tmp_path: Path) -> None:

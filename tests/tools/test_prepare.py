@@ -14,7 +14,7 @@ import pytest
 from fairseq_plugins.tools import cli, corpus
 from fairseq_plugins.tools.corpus import Corpus, prepare
 from fairseq_plugins.tools.experiments import CORPORA
-from fairseq_plugins.tools.originals import fetch, text
+from fairseq_plugins.tools.originals import File, fetch, text
 from tests.tools.conftest import Server, url
 
 
@@ -78,6 +78,7 @@ def test_only_what_is_missing_is_fetched(server: Server, tmp_path: Path) -> None
     fetch([*described.files()], orig)
     assert len(server.asked) == 2
     server.files["/train.tgz"] = archive({"in/train.en": b""})
+    (tmp_path / "other").mkdir()
     with pytest.raises(ValueError, match=r"does not hold in/train\.de"):
         fetch([*described.files()], tmp_path / "other")
 
@@ -86,6 +87,8 @@ def test_an_interrupted_preparation_goes_on(server: Server, tmp_path: Path, monk
     """Stopped within each step in turn; the text is the same as without a stop, and no finished step is repeated."""
     described = small(server)
     monkeypatch.setattr(corpus, "binarise", lambda *arguments: arguments[2].mkdir())
+    for name in ("straight", "stopped"):
+        (tmp_path / name / "orig").mkdir(parents=True)
     prepare(described, tmp_path / "straight", tmp_path / "straight" / "orig")
 
     def stop(*_: object) -> None:
@@ -137,10 +140,60 @@ def test_other_text_under_the_same_names(tmp_path: Path, monkeypatch: pytest.Mon
     for _ in range(2):
         assert prepare(described, out, tmp_path / "moved") == binary
     assert (out / "settings").read_text() == f"{described}\n", "which texts the tokens are of is not known"
+    summed = text("text.{}", ("en", "de"), "http://archive.tgz", "md5:of the archive")
+    described, out = replace(described, train=summed, tests=(summed,)), tmp_path / "summed"
+    prepare(described, out, tmp_path / "moved")
+    (tmp_path / "moved" / "text.de").write_text("word a\n" * 39)
+    with pytest.raises(ValueError, match="holds other text"):
+        prepare(described, out, tmp_path / "moved")
+
+
+def test_what_has_been_read_may_have_gone(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what is still to be read is looked for, and nothing is downloaded into a folder that is named by a slip."""
+    monkeypatch.setattr(corpus, "binarise", lambda *arguments: arguments[2].mkdir())
+    (tmp_path / "orig").mkdir()
+    prepare(small(server), tmp_path, tmp_path / "orig")
+    (tmp_path / "orig").rename(tmp_path / "moved")
+    asked = len(server.asked)
+    prepare(small(server), tmp_path, tmp_path / "orig", words=True)
+    (tmp_path / "data-bin").rmdir()
+    (tmp_path / "test.reference").unlink()
+    with pytest.raises(ValueError, match=r"--orig: there is no folder .*/orig"):
+        prepare(small(server), tmp_path, tmp_path / "orig")
+    assert len(server.asked) == asked
+    (tmp_path / "orig").mkdir()
+    prepare(small(server), tmp_path, tmp_path / "orig")
+    assert [path.name for path in (tmp_path / "orig").iterdir()] == ["test.de"]
+
+
+@pytest.mark.parametrize(("there", "place"), [("a", "a"), ("a.gz", "a.gz"), ("a a.gz", "{}"), ("", "{}")])
+@pytest.mark.parametrize("name", ["a", "a.gz"])
+def test_gzipped_or_not(tmp_path: Path, name: str, there: str, place: str) -> None:
+    """Also where the published name ends in .gz; where there are both, what was named."""
+    for each in there.split():
+        (tmp_path / each).touch()
+    assert File(name).place(tmp_path).name == place.format(name)
+
+
+def test_apostrophes_of_the_talks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As fairseq's script has them: straight in test parts, whose references stay as they are."""
+    monkeypatch.setattr(corpus, "binarise", lambda *arguments: arguments[2].mkdir())
+    for name in ("train.tags.en", "train.tags.de"):
+        (tmp_path / name).write_text("it\u2019s so\n" * 30)
+    for name in ("IWSLT14.en.xml", "IWSLT14.de.xml"):
+        (tmp_path / name).write_text('<seg id="1"> it\u2019s so </seg>\n')
+    languages = "en", "de"
+    train, test = text("train.tags.{}", languages), text("IWSLT14.{}.xml", languages)
+    described, out = Corpus(*languages, train=train, tests=(test,), tokenise={}, merges=None), tmp_path / "out"
+    prepare(replace(described, valid_every=9), out, tmp_path)
+    assert (out / "tmp" / "test.en").read_text() == "it &apos;s so\n"
+    assert (out / "test.reference").read_text() == "it\u2019s so\n"
+    assert "\u2019" in (out / "tmp" / "train.en").read_text()
 
 
 def test_every_nth_pair_is_held_out_and_none_is_lost(server: Server, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(corpus, "binarise", lambda *arguments: arguments[2].mkdir())
+    (tmp_path / "orig").mkdir()
     prepare(small(server), tmp_path, tmp_path / "orig")
     train, valid = ((tmp_path / "tmp" / f"{part}.en").read_text().splitlines() for part in ("train", "valid"))
     original = (tmp_path / "orig" / "in" / "train.en").read_text().splitlines()
@@ -154,6 +207,7 @@ def test_punctuation_is_brought_into_one_form_in_training_alone(server: Server, 
     described = small(server, normalise=True)
     monkeypatch.setattr(corpus, "binarise", lambda *arguments: arguments[2].mkdir())
     orig = tmp_path / "orig"
+    orig.mkdir()
     fetch([*described.files()], orig)
     for path in (orig / "in" / "train.en", orig / "test.en"):
         path.write_text(path.read_text().replace("tail", "\u201etail\u201c"))
