@@ -13,4 +13,4 @@ from fairseq_plugins import (  # noqa: F401  (compat mends fairseq, the others r
 from fairseq_plugins.backends import cpu
 from fairseq_plugins.models.translation_model import TranslationModel
 
-TranslationModel.backends.append(cpu.accelerate_)
+TranslationModel.accelerate_ = staticmethod(cpu.accelerate_)

@@ -21,7 +21,7 @@ from fairseq.logging.meters import AverageMeter, StopwatchMeter, TimeMeter
 from fairseq.optim import FairseqOptimizer
 from torch import Tensor
 
-from fairseq_plugins.compat.wrapping import in_place_of
+from fairseq_plugins.compat.wrapping import in_place_of, raises
 
 __all__ = ["OLD_METERS", "fit_optimizer_states", "look_at_what_is_read", "reference_in"]
 
@@ -116,7 +116,7 @@ def follows_references(load: Callable[[str], Any]) -> bool:
             return False
 
 
-class Torch(ModuleType):
+class CheckingTorch(ModuleType):
     """What stands for torch where fairseq reads checkpoints: torch itself, but `check` sees what it loads."""
 
     def __getattr__(self, name: str) -> Any:
@@ -143,7 +143,7 @@ def look_at_what_is_read() -> None:
     believes the file that they are sparse, or large.
     """
     if follows_references(checkpoint_utils.load_checkpoint_to_cpu):
-        checkpoint_utils.torch = Torch("torch")
+        checkpoint_utils.torch = CheckingTorch("torch")
 
 
 def fits(shape: torch.Size, parameter: torch.Size) -> bool:
@@ -158,11 +158,7 @@ def takes_any_state(load: Callable[..., None]) -> bool:
     optimizer = FairseqOptimizer(None)
     optimizer._optimizer = torch.optim.SGD([parameter], lr=0.0)
     state = optimizer.state_dict()
-    try:
-        load(optimizer, {**state, "state": {0: {"momentum_buffer": torch.zeros(3)}}})
-    except ValueError:
-        return False
-    return True
+    return not raises(ValueError, load, optimizer, {**state, "state": {0: {"momentum_buffer": torch.zeros(3)}}})
 
 
 def tensor_sizes(state: Any, parameters: Iterable[Tensor]) -> list[tuple[str, torch.Size, torch.Size]]:

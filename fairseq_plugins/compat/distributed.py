@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 from torch.multiprocessing.spawn import spawn
 
-from fairseq_plugins.compat.wrapping import in_place_of
+from fairseq_plugins.compat.wrapping import in_place_of, raises
 
 __all__ = [
     "follow_torchrun",
@@ -47,11 +47,8 @@ def overlooks_torchrun(infer: Callable[..., None]) -> bool:
     training = options(distributed_world_size=1)
     variables = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1", "RANK": "0", "WORLD_SIZE": "2"}
     with mock.patch.dict(os.environ, variables, clear=True):
-        try:
-            infer(training)
-        except ZeroDivisionError:
-            return True
-    return training.distributed_init_method is None
+        failed = raises(ZeroDivisionError, infer, training)
+    return failed or training.distributed_init_method is None
 
 
 def follow_torchrun() -> None:
@@ -96,11 +93,7 @@ def join_the_others_under_hydra() -> None:
 def wants_a_gpu_for_each(infer: Callable[..., None]) -> bool:
     """Probe: whether there cannot be more processes than GPUs."""
     with mock.patch.dict(os.environ, clear=True):
-        try:
-            infer(options(distributed_world_size=max(2, torch.cuda.device_count() + 1)))
-        except AssertionError:
-            return True
-    return False
+        return raises(AssertionError, infer, options(distributed_world_size=max(2, torch.cuda.device_count() + 1)))
 
 
 def check_backends(training: Any) -> None:

@@ -20,7 +20,7 @@ from fairseq.tasks.fairseq_task import StatefulContainer
 from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import Tensor, nn
 
-from fairseq_plugins.compat.wrapping import in_place_of
+from fairseq_plugins.compat.wrapping import in_place_of, raises
 
 __all__ = ["copy_the_state_of_tasks", "generate_as_asked", "refuse_options_of_other_tasks", "take_the_task_asked_for"]
 
@@ -44,7 +44,7 @@ NOT_IN_SEARCHING = WHOLE_BEAM | {
 }
 
 # The parts of a configuration that translating from Python reads; the others are of training and of commands.
-READ = ("task", "model", "generation", "dataset", "tokenizer", "bpe")
+READ = {"task", "model", "generation", "dataset", "tokenizer", "bpe"}
 
 
 def options_of(task: str | None) -> set[str]:
@@ -122,11 +122,11 @@ def refuse_options_of_other_tasks() -> None:
         if isinstance(asked, str) and isinstance(cfg.task, DictConfig) and name != asked:
             raise ValueError(f"a checkpoint of the task {name} cannot be given to {asked}")
         parts = {part: cfg[part] for part in cfg if isinstance(cfg[part], DictConfig | dict | Namespace)}
-        for option in kwargs.keys() - options_of(name) - read_by_the_hub - {*READ}:
+        for option in kwargs.keys() - options_of(name) - read_by_the_hub - READ:
             places = {part for part, options in parts.items() if option in options}
             if not places and tasks_with(option):
                 raise ValueError(f"{option} is no option of the task {name}; give task=, one of {tasks_with(option)}")
-            if not places & {*READ}:
+            if not places & READ:
                 logger.warning(f"{option} does nothing: it is no option of translating")
         return loaded
 
@@ -182,11 +182,7 @@ def generate_as_asked() -> None:
 
 def cannot_be_copied(container: object) -> bool:
     """Probe: whether an object without attributes yet looks for them without end."""
-    try:
-        copy.copy(container)
-    except RecursionError:
-        return True
-    return False
+    return raises(RecursionError, copy.copy, container)
 
 
 def copy_the_state_of_tasks() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import io
 import itertools
@@ -20,6 +19,7 @@ import torch
 from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE
 from torch import Tensor
 
+from fairseq_plugins.compat.wrapping import in_place_of
 from fairseq_plugins.long_words import segment
 
 __all__ = ["print_every_letter", "segment_long_words", "translate_every_line"]
@@ -40,9 +40,9 @@ def translate_every_line() -> None:
         if not reads_every_line(program.buffered_read):
             program.buffered_read = buffered_read
         if not cuts_long_lines(program.make_batches):
-            program.make_batches = with_long_lines_cut(program.make_batches)
+            cut_long_lines(program)
         if prints_pairs_only(program.main):
-            program.main = without_options_of_generate(program.main)
+            refuse_options_of_generate(program)
 
 
 def reads_every_line(read: Callable[[str, int], Iterator[list[str]]]) -> bool:
@@ -120,15 +120,15 @@ def cuts_long_lines(make_batches: Callable[..., Iterator[Any]]) -> bool:
     return sizes == [2]
 
 
-def with_long_lines_cut(make_batches: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+def cut_long_lines(program: Any) -> None:
     """The batches of a buffer of lines, those that are too long for the model or a batch without their last words.
 
     Of each the user is told.  Empty constraints, at which fairseq's search fails, are none.  The task lets go of a
     buffer when it has been translated.
     """
-    before = 0  # lines of earlier buffers
+    make_batches, before = program.make_batches, 0  # lines of earlier buffers
 
-    @functools.wraps(make_batches)
+    @in_place_of(program, "make_batches")
     def batches(
         lines: list[str], cfg: Any, task: Any, max_positions: Any, encode_fn: Callable[[str], str]
     ) -> Iterator[Any]:
@@ -159,19 +159,18 @@ def with_long_lines_cut(make_batches: Callable[..., Iterator[Any]]) -> Callable[
             task.dataset_to_epoch_iter.clear()
         before += len(lines)
 
-    return batches
-
 
 def prints_pairs_only(main: Callable[..., None]) -> bool:
     """Probe: whether ``main`` knows alignments of words to words, and none of probabilities."""
     return "soft" not in inspect.unwrap(main).__code__.co_consts
 
 
-def without_options_of_generate(main: Callable[..., None]) -> Callable[..., None]:
-    """The program, which says at once what it cannot do; fairseq's ends after the first line, or does not do it."""
+def refuse_options_of_generate(program: Any) -> None:
+    """It says at once what it cannot do; fairseq's ends after the first line, or does not do it."""
+    main = program.main
 
-    @functools.wraps(main)
-    def refuse_options_of_generate(cfg: Any, **options: Any) -> None:
+    @in_place_of(program, "main")
+    def refuse_and_run(cfg: Any, **options: Any) -> None:
         if cfg.generation.print_alignment == "soft":
             raise ValueError("--print-alignment soft: fairseq-generate prints it; fairseq-interactive only hard ones")
         for option in ("score_reference", "prefix_size"):
@@ -179,5 +178,3 @@ def without_options_of_generate(main: Callable[..., None]) -> Callable[..., None
                 name = f"--{option.replace('_', '-')}"
                 raise ValueError(f"{name}: fairseq-generate does it; fairseq-interactive has no references")
         main(cfg, **options)
-
-    return refuse_options_of_generate

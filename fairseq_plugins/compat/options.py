@@ -15,7 +15,7 @@ from fairseq.dataclass import utils as dataclass_utils
 from fairseq.optim.lr_scheduler.manual_lr_scheduler import ManualSchedule
 
 from fairseq_plugins.compat.contents import reference_in
-from fairseq_plugins.compat.wrapping import in_place_of
+from fairseq_plugins.compat.wrapping import in_place_of, raises
 from fairseq_plugins.nn.literal import literal
 
 __all__ = [
@@ -79,11 +79,7 @@ def read_options_without_eval() -> None:
 
 def takes_references(read: Callable[..., Any]) -> bool:
     """Probe: whether an option can refer to another."""
-    try:
-        read(argparse.Namespace(wandb_project="${common.seed}"))
-    except ValueError:
-        return False
-    return True
+    return not raises(ValueError, read, argparse.Namespace(wandb_project="${common.seed}"))
 
 
 def refuse_references() -> None:

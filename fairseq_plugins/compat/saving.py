@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import glob
 import os
 import re
@@ -128,11 +127,9 @@ def copy_checkpoints_whole() -> None:
     if not copies_into_the_old_file(copy):
         return
 
-    @functools.wraps(copy)
+    @in_place_of(PathManager, "copy")
     def copy_and_rename(src_path: str, dst_path: str, overwrite: bool = False) -> Any:
         if not (overwrite and PathManager.supports_rename(dst_path)):
             return copy(src_path, dst_path, overwrite)
         with replacing_checkpoint(dst_path) as beside:
             return copy(src_path, beside, overwrite)
-
-    PathManager.copy = staticmethod(copy_and_rename)

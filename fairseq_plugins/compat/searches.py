@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from fairseq.data import Dictionary
 from fairseq.search import DiverseBeamSearch, LexicallyConstrainedBeamSearch
 from torch import Tensor
 
-from fairseq_plugins.compat.wrapping import in_place_of
+from fairseq_plugins.compat.wrapping import in_place_of, raises
 
 __all__ = ["count_groups_by_their_place_in_the_batch", "refuse_what_no_search_does", "refuse_without_constraints"]
 
@@ -51,12 +52,8 @@ def count_groups_by_their_place_in_the_batch() -> None:
 
 def cannot_do_without(init: Callable[..., None]) -> bool:
     """Probe: whether ``init`` fails, without a reason, where there are no constraints."""
-    try:
-        init(LexicallyConstrainedBeamSearch(Dictionary(), "ordered"), None, 1)
-    except TypeError:
-        return True
-    except ValueError:  # with one
-        pass
+    with suppress(ValueError):  # with one
+        return raises(TypeError, init, LexicallyConstrainedBeamSearch(Dictionary(), "ordered"), None, 1)
     return False
 
 

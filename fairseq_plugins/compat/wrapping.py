@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = ["in_place_of"]
+__all__ = ["in_place_of", "raises"]
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -19,3 +19,12 @@ def in_place_of(owner: Any, name: str) -> Callable[[FunctionT], FunctionT]:
         return function
 
     return put
+
+
+def raises(error: type[Exception], call: Callable[..., Any], *args: Any) -> bool:
+    """For probes: whether the call fails so."""
+    try:
+        call(*args)
+    except error:
+        return True
+    return False

@@ -9,7 +9,6 @@ from fairseq_plugins.criterions.sentence_scores import SENTENCE_SCORES
 __all__ = ["SequenceRiskConfig"]
 
 
-# fairseq reads these annotations at run time, to make command-line options: they must be types, not postponed strings.
 @dataclass
 class SequenceRiskConfig(FairseqDataclass):
     risk_candidates: int = field(

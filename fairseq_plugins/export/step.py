@@ -14,7 +14,7 @@ from fairseq_plugins.export.program import Program, Weights
 
 __all__ = ["Sizes", "StepProgram"]
 
-Sizes = list["str | int"]  # of a tensor
+Sizes = list[str | int]  # of a tensor
 
 
 class StepProgram(Program):

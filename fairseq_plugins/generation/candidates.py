@@ -139,7 +139,11 @@ def _lines(path: Path, form: str) -> Iterator[list[str]]:
     with path.open("rb") as file:
         for number, line in enumerate(decoded(file, path), 1):
             fields = line.split(" ")
-            if len(fields) != len(names) or not math.isfinite(value := _number(fields[-1])):
+            try:
+                value = float(fields[-1])
+            except ValueError:
+                value = math.nan
+            if len(fields) != len(names) or not math.isfinite(value):
                 raise ValueError(f"{path}, line {number}: expected `{form}`, found {line[:100]!r}")
             word = fields[0] if len(names) > 2 else ""
             if value > before.get(word, math.inf):
@@ -149,11 +153,3 @@ def _lines(path: Path, form: str) -> Iterator[list[str]]:
                 )
             before[word] = value
             yield fields
-
-
-def _number(text: str) -> float:
-    """NaN where it is none."""
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan

@@ -11,7 +11,6 @@ from fairseq_plugins.backends.cpu.products import PRECISIONS
 __all__ = ["TranslationFastConfig"]
 
 
-# fairseq reads these annotations at run time: they must be types, not postponed strings, and it knows no `str | None`.
 @dataclass
 class TranslationFastConfig(TranslationConfig):
     candidates: Optional[str] = field(

@@ -28,16 +28,11 @@ class NoTorchScript:
         if torch.jit.is_tracing():  # type: ignore[attr-defined]
             self._refuse()
 
-    def __prepare_scriptable__(self) -> NoReturn:
-        """What `torch.jit.script` asks for first."""
-        self._refuse()
-
-    def prepare_for_onnx_export_(self, **unused: object) -> NoReturn:
-        """What fairseq's scripts ask for before they export."""
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
+    def _refuse(self, **unused: object) -> NoReturn:
         raise NotImplementedError(
             f"{type(self).__name__} cannot become TorchScript, nor ONNX by way of it: "
             "use torch.export.export(model, (src_tokens, None, prev_output_tokens), strict=False) under torch.no_grad()"
         )
+
+    __prepare_scriptable__ = _refuse  # what `torch.jit.script` asks for first
+    prepare_for_onnx_export_ = _refuse  # what fairseq's scripts ask for before they export

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
@@ -21,8 +22,8 @@ def fill_in(args: Options, values: Mapping[str, Any]) -> None:
             setattr(args, option, value)
 
 
-def refuse_unless_positive(cfg: Any, *options: str) -> None:
-    """Refuse values that are not above zero.
+def refuse_unless_positive(cfg: Any, *options: str, most: float = math.inf) -> None:
+    """Refuse values that are not above zero, or above the most.
 
     Raises:
         ValueError: names the option and its value.
@@ -30,3 +31,5 @@ def refuse_unless_positive(cfg: Any, *options: str) -> None:
     for option in options:
         if not (value := getattr(cfg, option)) > 0:
             raise ValueError(f"--{option.replace('_', '-')} must be positive, but it is {value}")
+        if value > most:
+            raise ValueError(f"--{option.replace('_', '-')} is {value}, {most} are the most")

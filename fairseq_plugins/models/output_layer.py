@@ -59,7 +59,7 @@ def _selected(model: nn.Module, candidates: Tensor) -> tuple[str, nn.Linear]:
     """What the decoder calls its output layer, and that layer for the candidates alone."""
     decoder = getattr(model, "decoder", None)
     name = next((name for name in _NAMES if getattr(decoder, name, None) is not None), None)
-    if decoder is None or name is None:
+    if name is None:
         raise ValueError(
             f"{type(decoder or model).__name__} cannot predict among candidates: it has no linear output layer (with "
             "an adaptive softmax, or one that is an embedding, there is none)"

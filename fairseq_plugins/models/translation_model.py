@@ -9,7 +9,6 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from fairseq.models import FairseqEncoderDecoderModel
 from fairseq.tasks import FairseqTask
-from torch import nn
 
 from fairseq_plugins.models.incremental import IncrementalDecoder, StepwiseDecoding
 from fairseq_plugins.models.options import Options
@@ -29,14 +28,14 @@ class TranslationModel(FairseqEncoderDecoderModel):
         family: its name, for errors.
         decoding_class: what its decoder's state is between steps.
         state_version: of the layout of its checkpoints, which it saves as a buffer.
-        backends: what makes a model fast, once it is built and again once it will only translate; see
-            `fairseq_plugins.backends`.
+        accelerate_: makes a model, or a part of one, fast, once it is built and again once it will only translate; a
+            backend's, which `registration` puts here.
     """
 
     family: ClassVar[str]
     decoding_class: ClassVar[type[StepwiseDecoding]]
     state_version: ClassVar[int] = 1
-    backends: ClassVar[list[Callable[[nn.Module], None]]] = []
+    accelerate_: Callable[..., None] = staticmethod(lambda module: None)
 
     def __init__(self, encoder: SourceEncoder, decoder: IncrementalDecoder) -> None:
         super().__init__(encoder, decoder)
@@ -75,12 +74,6 @@ class TranslationModel(FairseqEncoderDecoderModel):
         super().make_generation_fast_(**kwargs)
         remove_weight_norm_(self)
         self.accelerate_(self)
-
-    @classmethod
-    def accelerate_(cls, module: nn.Module) -> None:
-        """Let the backends make a model, or a part of one, fast."""
-        for accelerate_ in cls.backends:
-            accelerate_(module)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
         """Make a checkpoint fit this model, also one of training a model that is prepared to translate.

@@ -72,8 +72,8 @@ def add_block_diagonal(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
 class BranchedBlock(nn.Module):
     """From the heads of attention to the output of a layer.
 
-    The matrices are those of a Transformer's layer, as many and as large: rows of W_1 and columns of W_2 belong to a
-    branch each.
+    The matrices are those of a Transformer's layer, as many and as large: rows of ``first.weight`` and columns of
+    ``second.weight`` belong to a branch each.
 
     Args:
         dim: d.

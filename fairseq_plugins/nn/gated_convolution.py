@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fairseq_plugins.nn.initialisation import with_weight_norm
 from fairseq_plugins.nn.weight_norm import weight_norm
 
-__all__ = ["GatedConvolution", "Shortcut"]
+__all__ = ["SQRT_HALF", "GatedConvolution", "Shortcut"]
 
 SQRT_HALF = math.sqrt(0.5)
 

@@ -10,7 +10,6 @@ from omegaconf import II
 __all__ = ["AnnealAfterPlateauConfig", "SimplexAdamConfig", "WeightedInverseSqrtConfig"]
 
 
-# fairseq reads these annotations at run time: they must be types, not postponed strings, and it knows no `list[float]`.
 @dataclass
 class AnnealAfterPlateauConfig(FairseqDataclass):
     lr_shrink: float = field(

@@ -6,7 +6,7 @@ Checksums are those of sacreBLEU (test sets) and of TensorFlow Datasets; where n
 from __future__ import annotations
 
 from fairseq_plugins.tools.corpus import Corpus
-from fairseq_plugins.tools.originals import Texts, text
+from fairseq_plugins.tools.originals import text
 
 __all__ = ["CORPORA"]
 
@@ -28,10 +28,6 @@ NEWSTEST2014, NEWSTEST2014_SUM = f"{STATMT}/wmt14/test-full.tgz", "md5:a8cd784e0
 NEWSTEST2015, NEWSTEST2015_SUM = f"{STATMT}/wmt15/test.tgz", "md5:67e3beca15e69fe3d36de149da0a96df"
 NEWSTEST2016, NEWSTEST2016_SUM = f"{DATA}/wmt16/translation-task/test.tgz", "md5:3d809cd0c2c86adb2c67034d15c4e446"
 NEWSDEV2016, NEWSDEV2016_SUM = f"{DATA}/wmt16/translation-task/dev.tgz", "md5:4a3dc2760bb077f4308cce96b06e6af6"
-
-
-def _ted(name: str) -> Texts:
-    return text(f"de-en/{name}.de-en.{{}}.xml", IWSLT, _TED)
 
 
 _TED = "https://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz"
@@ -100,11 +96,10 @@ CORPORA = {
         *IWSLT,
         train=text("de-en/train.tags.de-en.{}", IWSLT, _TED),
         tests=(
-            _ted("IWSLT14.TED.dev2010")
-            + _ted("IWSLT14.TEDX.dev2012")
-            + _ted("IWSLT14.TED.tst2010")
-            + _ted("IWSLT14.TED.tst2011")
-            + _ted("IWSLT14.TED.tst2012"),
+            tuple(
+                text(f"de-en/IWSLT14.{name}.de-en.{{}}.xml", IWSLT, _TED)[0]
+                for name in ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
+            ),
         ),
         valid_every=23,
         max_ratio=1.5,

@@ -16,7 +16,7 @@ import fairseq_plugins.registration  # noqa: F401  (mends fairseq's loader, whic
 from fairseq_plugins.tools.any_file import blaming
 from fairseq_plugins.tools.figure import add_picture, line_styles, new_figure, save
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "holds_logits", "run"]
 
 _GREEK = {"kappa": "κ", "alpha": "α"}
 

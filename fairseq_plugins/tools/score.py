@@ -20,7 +20,7 @@ from fairseq_plugins.rouge import rouge_scorer, sees
 from fairseq_plugins.tools.arguments import positive
 from fairseq_plugins.tools.generated import Hypothesis, lines_of, read_generated
 
-__all__ = ["TOKENIZERS", "add_arguments", "run"]
+__all__ = ["TOKENIZERS", "add_arguments", "bleu", "run"]
 
 ROUGE = ("rouge1", "rouge2", "rougeL")
 TOKENIZERS = ("13a", "intl", "zh", "char", "none")  # sacreBLEU's others need more than sacreBLEU

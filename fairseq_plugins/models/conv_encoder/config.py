@@ -39,7 +39,6 @@ _OF_TYPES = {
 
 
 # What is None here an architecture or the model fills in (`models.presets`).
-# fairseq reads these annotations at run time: they must be types, not postponed strings, and it knows no `str | None`.
 @dataclass
 class ConvEncoderConfig(FairseqDataclass):
     dropout: Optional[float] = field(
@@ -98,12 +97,8 @@ def complete(cfg: Options) -> None:
         ValueError: names the option and its value.
     """
     fill_in(cfg, DEFAULTS)
-    depths = ("encoder_lstm_layers", "decoder_layers")
-    sizes = ("encoder_embed_dim", "encoder_hidden_size", "decoder_hidden_size")
-    refuse_unless_positive(cfg, *sizes, *depths, "init_range")
-    for option in depths:
-        if getattr(cfg, option) > MOST_LAYERS:
-            raise ValueError(f"--{option.replace('_', '-')} is {getattr(cfg, option)}, {MOST_LAYERS} are the most")
+    refuse_unless_positive(cfg, "encoder_embed_dim", "encoder_hidden_size", "decoder_hidden_size", "init_range")
+    refuse_unless_positive(cfg, "encoder_lstm_layers", "decoder_layers", most=MOST_LAYERS)
     for option, types in _OF_TYPES.items():
         if cfg.encoder_type not in types and getattr(cfg, option) != getattr(ConvEncoderConfig, option):
             logger.warning(f"--{option.replace('_', '-')} does nothing with --encoder-type {cfg.encoder_type}")

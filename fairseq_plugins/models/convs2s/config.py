@@ -22,7 +22,6 @@ DEFAULTS = {
 
 
 # What is None here an architecture or the model fills in (`models.presets`).
-# fairseq reads these annotations at run time: they must be types, not postponed strings, and it knows no `str | None`.
 @dataclass
 class ConvS2SConfig(FairseqDataclass):
     dropout: float = field(

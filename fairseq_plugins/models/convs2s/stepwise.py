@@ -10,7 +10,6 @@ of its last w inputs, each attention two products per sentence with the beams as
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -37,11 +36,11 @@ class ConvS2SDecoding(StepwiseDecoding):
             self.map_of(part.weight, part.bias) for part in (decoder.from_embedding, decoder.to_embedding)
         )
 
-        self.layers = []
+        self.layers: list[tuple[StepConvolution, ProjectedAttention | None, Shortcut]] = []
         for convolution, attention, shortcut in decoder.layers:
             projected = None if attention is None else ProjectedAttention(attention, source, self.linear)
-            self.layers.append(_Layer(self.step_convolution(convolution), projected, shortcut))
-        self.attending = sum(layer.attention is not None for layer in self.layers)
+            self.layers.append((self.step_convolution(convolution), projected, shortcut))
+        self.attending = sum(attention is not None for _, attention, _ in self.layers)
 
     def step_convolution(self, module: GatedConvolution) -> StepConvolution:
         """One with plain weights, as they are now, step by step."""
@@ -58,14 +57,14 @@ class ConvS2SDecoding(StepwiseDecoding):
         gz = torch.baddbmm(source.bias, self.by_sentence(g), source.keys.transpose(1, 2), alpha=SQRT_HALF)  # (B, k, S)
         outputs = [h]
         total = torch.zeros_like(gz) if decoder.wants_attention else None
-        for layer in self.layers:
-            h = layer.convolution.step(decoder.dropout(h), order)
-            if layer.attention is not None:
-                h, a = layer.attention.attend(self.by_sentence(h), gz)
+        for convolution, attention, shortcut in self.layers:
+            h = convolution.step(decoder.dropout(h), order)
+            if attention is not None:
+                h, a = attention.attend(self.by_sentence(h), gz)
                 h = h.flatten(0, 1)
                 if total is not None:
                     total += a
-            h = layer.shortcut(h, outputs)
+            h = shortcut(h, outputs)
             outputs.append(h)
         average = None if total is None else total.flatten(0, 1) / self.attending
         return decoder.dropout(self.to_embedding(h)), average
@@ -73,9 +72,9 @@ class ConvS2SDecoding(StepwiseDecoding):
     def keep(self, kept: KeptSentences) -> None:
         """Go on with these sentences only; windows lose the rows of the others by the next order."""
         super().keep(kept)
-        for layer in self.layers:
-            if layer.attention is not None:
-                layer.attention.keep(kept)
+        for _, attention, _ in self.layers:
+            if attention is not None:
+                attention.keep(kept)
 
 
 class StepConvolution:
@@ -107,12 +106,3 @@ class StepConvolution:
         window = torch.cat([past, x], dim=1)
         update_state(self, past=window[:, x.size(1) :])
         return self.product(window)
-
-
-@dataclass
-class _Layer:
-    """One layer at decoding time: its state, its weights as steps want them, and the modules that do the rest."""
-
-    convolution: StepConvolution
-    attention: ProjectedAttention | None
-    shortcut: Shortcut

@@ -24,7 +24,6 @@ DEFAULTS = {
 
 
 # What is None here an architecture or the model fills in (`models.presets`).
-# fairseq reads these annotations at run time: they must be types, not postponed strings, and it knows no `str | None`.
 @dataclass
 class WeightedTransformerConfig(FairseqDataclass):
     dropout: Optional[float] = field(
@@ -90,9 +89,8 @@ def complete(cfg: Options) -> None:
     if cfg.encoder_embed_dim % 2:
         raise ValueError(f"--encoder-embed-dim must be even, but it is {cfg.encoder_embed_dim}")
     for side in ("encoder", "decoder"):
-        branches, layers = getattr(cfg, f"{side}_attention_heads"), getattr(cfg, f"{side}_layers")
-        if not 1 <= layers <= MOST_LAYERS:
-            raise ValueError(f"--{side}-layers must be positive, {MOST_LAYERS} at most, but it is {layers}")
+        branches = getattr(cfg, f"{side}_attention_heads")
+        refuse_unless_positive(cfg, f"{side}_layers", most=MOST_LAYERS)
         for name in ("encoder_embed_dim", f"{side}_ffn_embed_dim"):
             refuse_unless_positive(cfg, name)
             size = getattr(cfg, name)

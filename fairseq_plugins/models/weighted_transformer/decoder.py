@@ -34,11 +34,12 @@ class WeightedTransformerDecoder(IncrementalDecoder):
         self.layers = nn.ModuleList(DecoderLayer(cfg) for _ in range(cfg.decoder_layers))
         self.output_projection = output_projection
 
-    def features(self, x: Tensor, source: Source) -> tuple[Tensor, Tensor | None]:
+    def features(self, g: Tensor, source: Source) -> tuple[Tensor, Tensor | None]:
         """All positions at once: (B, T, d), and the last layer's attention to the source, averaged over its heads.
 
         Targets are padded on the right, or not at all: what follows a token does not count for it.
         """
+        x = g
         for layer in self.layers:
             x, query = layer(x, source)
         if not self.wants_attention:

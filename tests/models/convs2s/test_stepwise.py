@@ -45,10 +45,10 @@ def check_windows(decoding, reference, tokens: torch.Tensor, source: Source) -> 
     reference.decoder(tokens, source)
     for hook in hooks:
         hook.remove()
-    for layer, inputs in zip(decoding.layers, seen, strict=True):
-        size = layer.convolution.past.size(1) // inputs.size(2)
+    for (convolution, _, _), inputs in zip(decoding.layers, seen, strict=True):
+        size = convolution.past.size(1) // inputs.size(2)
         past = torch.cat([inputs.new_zeros(size, *inputs.shape[1:]), inputs])[len(inputs) :].transpose(0, 1)
-        close(layer.convolution.past, past.flatten(1))
+        close(convolution.past, past.flatten(1))
 
 
 @torch.no_grad()
