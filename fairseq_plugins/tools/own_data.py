@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["add_arguments", "run"]
 
 FAMILIES = ("convs2s", "weighted_transformer", "conv_encoder")  # of this plugin, as their architectures begin
-FINISHED = "finished"  # beside the checkpoints, with the options of --train
+BEGUN, FINISHED = "begun", "finished"  # beside the checkpoints, with the options of --train
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -56,7 +56,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--train",
         default="",
         metavar="'OPTIONS'",
-        help="options of fairseq-train that win over those chosen here; a single one as --train=--fp16",
+        help="options of fairseq-train, but for --log-format, that win over those chosen here; a single one as "
+        "--train=--fp16",
     )
     parser.add_argument("--workers", type=positive, default=1, metavar="N", help="processes that prepare the text")
 
@@ -93,9 +94,10 @@ def run(args: Namespace) -> None:
     with work_in(args.output):
         prepare(corpus, args.output, Path(), workers=args.workers)
         if training is not None:
-            training.run(binary, args.output / f"train.{target}", told)
-            with parallel_text.writing(model / FINISHED) as file:
+            with parallel_text.writing(model / BEGUN) as file:
                 file.write(f"{args.train}\n")
+            training.run(binary, args.output / f"train.{target}", told)
+            (model / BEGUN).replace(model / FINISHED)
         try:
             score_held_out(corpus, args.output, model, decoding)
         finally:  # there is a model, also where it cannot be scored
@@ -143,23 +145,27 @@ def plan(args: Namespace, model: Path) -> Training | None:
     """The training that is to be made; None where it has been.
 
     Raises:
-        ValueError: an option of it is wrong, or it has been made with other options.
+        ValueError: an option of it is wrong, or it has been made, or begun, with other ones.
     """
     try:
         wishes = shlex.split(args.train)
     except ValueError as error:
         raise ValueError(f"--train: {error}: {args.train}") from None
-    if not is_trained(model):
-        from fairseq_plugins.tools.own_training import Training  # noqa: PLC0415  (with torch and fairseq: seconds)
-
-        return Training(args.arch, model, wishes, args.user_dir)
-    record = (model / FINISHED).read_text(encoding="utf-8")
-    if wishes and record and shlex.split(record) != wishes:
+    trained = is_trained(model)
+    record = model / (FINISHED if trained else BEGUN)
+    before = record.read_text(encoding="utf-8") if record.exists() else ""
+    goes_on = (model / "checkpoint_last.pt").exists()
+    if before and (wishes if trained else goes_on) and shlex.split(before) != wishes:
+        state, instead = ("has been trained", "") if trained else ("is half trained", "give that again, ")
         raise ValueError(
-            f"{model} has been trained, with --train {shlex.quote(record.strip())}: choose another folder, or remove "
+            f"{model} {state}, with --train {shlex.quote(before.strip())}: {instead}choose another folder, or remove "
             f"{model} to train anew"
         )
-    return None
+    if trained:
+        return None
+    from fairseq_plugins.tools.own_training import Training  # noqa: PLC0415  (with torch and fairseq: seconds)
+
+    return Training(args.arch, model, wishes, args.user_dir)
 
 
 def languages_of(args: Namespace) -> tuple[str, str]:
@@ -173,7 +179,7 @@ def languages_of(args: Namespace) -> tuple[str, str]:
         args.target_lang or language_of(args.target, "--target-lang"),
     )
     for language in languages:
-        if not re.fullmatch(r"\w[\w-]*", language):
+        if not re.fullmatch(r"\w[\w-]*", language) or language == "reference":  # as test.reference
             raise ValueError(f"{language!r} is no name of a language, as en or pt-BR are")
     if languages[0] == languages[1]:
         raise ValueError(f"source and target language are both {languages[0]}: give --source-lang and --target-lang")

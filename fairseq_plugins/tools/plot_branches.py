@@ -66,11 +66,16 @@ class Vector(NamedTuple):
 
 
 def read(files: Sequence[Path], layer: str | None) -> tuple[list[int], dict[Vector, Tensor]]:
-    """The updates of the checkpoints, in order, and κ and α of a layer or of all at each of them, (updates, M)."""
+    """The updates of the checkpoints, in order, and κ and α of a layer or of all at each of them, (updates, M).
+
+    Raises:
+        ValueError: a file has no such weights, or others than another of as many updates.
+    """
     points: dict[int, dict[Vector, Tensor]] = {}
     for file in files:
         state = checkpoint_utils.load_checkpoint_to_cpu(str(file))
-        found = {}
+        updates = state["optimizer_history"][-1]["num_updates"]
+        found: dict[Vector, Tensor] = {}
         for parameter, value in state["model"].items():
             match = re.fullmatch(r"(encoder|decoder)\.layers\.(\d+)\.branches\.(kappa|alpha)\.weight", parameter)
             if match and layer in (None, f"{match[1]}.{match[2]}"):
@@ -79,11 +84,11 @@ def read(files: Sequence[Path], layer: str | None) -> tuple[list[int], dict[Vect
         if not found:
             wanted = "" if layer is None else f" for layer {layer!r} (such as encoder.0 or decoder.5)"
             raise ValueError(f"{file} has no branch weights{wanted}")
-        points[state["optimizer_history"][-1]["num_updates"]] = found
-    updates = sorted(points)
-    return updates, {
-        vector: torch.stack([points[update][vector] for update in updates]) for vector in points[updates[0]]
-    }
+        before = points.setdefault(updates, found)
+        if any(not torch.equal(value, before[vector]) for vector, value in found.items()):
+            raise ValueError(f"{file} has other weights than another file of {updates} updates: give one training's")
+    order = sorted(points)
+    return order, {vector: torch.stack([points[updates][vector] for updates in order]) for vector in points[order[0]]}
 
 
 def holds_logits(state: dict[str, Any]) -> bool:

@@ -69,9 +69,10 @@ class TrainingProgress:
         """A validation."""
         self.measure(done)
         loss, value = float(record["valid_loss"]), float(record[f"valid_{self.metric}"])
-        best = float(record.get(f"valid_best_{self.metric}", value))
+        best, before = float(record.get(f"valid_best_{self.metric}", value)), self.best
         self.best = min(self.best, self.sign * value, self.sign * best)
-        self.stale = 0 if self.sign * value <= self.best else self.stale + 1
+        # To be as good as before costs patience, too.
+        self.stale = 0 if self.sign * value <= self.best < before else self.stale + 1
         found = f"{loss:.3f}" if self.metric == "loss" else f"{loss:.3f}, {self.metric} {value:.3f}"
         compared = f"the best is {self.sign * self.best:.3f}" if self.stale else "the best so far"
         self.tell(f"epoch {record['epoch']}, update {done}: validation loss {found}, {compared}{self.left(done)}")

@@ -85,7 +85,9 @@ def replace(sentence: Sentence, source: Sequence[str], offset: int, translations
     """
     words, alignment = translation(sentence), sentence.hypotheses[0].alignment
     if alignment is None:
-        raise ValueError(f"sentence {sentence.number} has no alignment (A- line): fairseq-generate --print-alignment")
+        raise ValueError(
+            f"sentence {sentence.number} has no alignment of words (A- line): fairseq-generate --print-alignment hard"
+        )
     if not source:  # then there is no alignment, and no word to copy
         return words
     if len(alignment) != len(words) or max(alignment, default=-1) >= len(source):

@@ -297,6 +297,20 @@ def test_options_of_a_finished_training(tmp_path: Path) -> None:
             assert own_data.plan(args, tmp_path) is None
 
 
+def test_options_of_a_half_finished_training(tmp_path: Path) -> None:
+    """It goes on with those that it began with; before there is anything to go on with, they may change."""
+    (tmp_path / "begun").write_text("--lr 1\n")
+    args = parse("a.en", "a.de", "out", "--arch", "convs2s_tiny", "--train", "--lr 2")
+    assert own_data.plan(args, tmp_path) is not None
+    (tmp_path / "checkpoint_last.pt").touch()
+    for asked in ("--lr 2", ""):
+        args.train = asked
+        with pytest.raises(ValueError, match="is half trained, with --train '--lr 1': give that again, choose another"):
+            own_data.plan(args, tmp_path)
+    args.train = "--lr '1'"
+    assert own_data.plan(args, tmp_path) is not None
+
+
 def test_what_is_typed_is_translated_at_once() -> None:
     terminal = os.openpty()[1]
     pipe = os.pipe()[0]
@@ -360,6 +374,7 @@ def test_a_wrong_call_gets_a_clear_error(texts: Path, tmp_path: Path) -> None:
         ([str(texts), german, out, "--source-lang", "en"], "two files or two folders"),
         ([german, german, out], "are both de"),
         ([english, german, out, "--target-lang", "../de"], "'../de' is no name of a language"),
+        ([english, german, out, "--source-lang", "reference"], "'reference' is no name of a language"),
         ([str(tmp_path / "few.en"), str(tmp_path / "few.de"), out], "too few to learn from"),
         ([str(tmp_path / "no.en"), german, out], "does not exist"),
         ([str(tmp_path / "short.en"), german, out], f"short.en has 299 lines and {german} 300"),

@@ -32,6 +32,17 @@ def test_checkpoints_come_in_the_order_of_their_updates(tmp_path: Path) -> None:
     torch.testing.assert_close(vectors["encoder", 1, "kappa"][[0, 2]], torch.tensor([[0.5, 0.3, 0.2], [0.7, 0.3, 0.0]]))
 
 
+def test_two_trainings_are_not_taken_for_one(tmp_path: Path) -> None:
+    """What lies there twice, as the best and the last, is one."""
+    first, copy = save(tmp_path, 2), tmp_path / "copy.pt"
+    copy.write_bytes(first.read_bytes())
+    assert plot_branches.read([first, copy], None)[0] == [2]
+    (tmp_path / "other").mkdir()
+    other = save(tmp_path / "other", 2, "softmax")
+    with pytest.raises(ValueError, match=r"other/.* has other weights than another file of 2 updates"):
+        plot_branches.read([first, other], None)
+
+
 def test_all_layers_are_there_unless_one_is_named(tmp_path: Path) -> None:
     _, vectors = plot_branches.read([save(tmp_path, 2)], None)
     assert [(side, layer) for side, layer, _ in vectors] == [("encoder", 1)] * 2 + [("decoder", 10)] * 2

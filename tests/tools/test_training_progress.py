@@ -111,6 +111,9 @@ def test_the_best_by_another_metric(
     assert found[0] == "epoch 1, update 1: validation loss 8.000, f1 0.100, the best so far"
     assert found[1].partition("f1 0.200, ")[2] == ("the best so far" if larger else "the best is 0.100")
     assert found[2] == f"epoch 3, update 3: validation loss 6.000, f1 0.150, the best is {best}"
+    for _ in range(2):  # as good as the best before it, which costs patience too
+        progress.see(f"x | INFO | valid | {json.dumps({**record, 'valid_f1': best})}\n")
+        assert capsys.readouterr().err.endswith(f"f1 {best}, the best is {best}\n")
     progress.see(f"x | INFO | valid | {json.dumps({**record, 'valid_best_f1': '0.0' if not larger else '0.5'})}\n")
     assert capsys.readouterr().err.endswith("f1 0.150, the best is 0.500\n" if larger else "the best is 0.000\n")
 

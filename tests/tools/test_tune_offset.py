@@ -97,7 +97,7 @@ def test_alignments_are_read(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ("A-0\t0-0 1-1 1-2 6-3 6-4\n", "", "sentence 0 has no alignment"),
+        ("A-0\t0-0 1-1 1-2 6-3 6-4\n", "", "sentence 0 has no alignment of words"),
         ("A-0\t0-0", "A-0\t0.4,0.6", "sentence 0 has no alignment"),
         ("6-3 6-4\n", "6-3 8-4\n", "alignment of sentence 0 is not one of its 8 source and 5 target words"),
         (" 6-4\n", "\n", "alignment of sentence 0 is not one of its"),
