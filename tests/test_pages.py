@@ -67,7 +67,8 @@ WALKS = {
     "whole sentences": [
         Step("examples/sequence_risk/README.md", "fairseq-train",
              f"{PREPARE}; fairseq-train DATA_BIN --user-dir user_dir --arch convs2s_iwslt_de_en --optimizer adam "
-             "--max-tokens 500; ln -s checkpoints/checkpoint_best.pt CHECKPOINT"),
+             "--max-tokens 500; ln -s checkpoints/checkpoint_best.pt CHECKPOINT",
+             {"--clip-norm 1": "--clip-norm 1 --save-interval-updates 1", "--last 2": "--last 2 --updates"}),
         Step("examples/sequence_risk/README.md", "fairseq-hydra-train"),
         Step("examples/sequence_risk/findings.md", "fairseq-generate"),
     ],

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from fairseq_plugins.tools.bar import bar
 from fairseq_plugins.tools.fairseq_command import fairseq
 from fairseq_plugins.tools.originals import File, Texts, fetch, sums
 
-__all__ = ["Corpus", "prepare"]
+__all__ = ["Corpus", "prepare", "unread"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Corpus:
         merges: of the joint BPE; None for words.
         words: fairseq-preprocess's options for vocabularies of words.
         terms: where to get what cannot be downloaded.
+        straight_apostrophes: in the tokens of test parts; not recorded, for folders were made before there was this.
     """
 
     source: str
@@ -51,6 +52,7 @@ class Corpus:
     merges: int | None = 40000
     words: tuple[str, ...] = ()
     terms: str = ""
+    straight_apostrophes: bool = field(default=False, repr=False)
 
     @property
     def languages(self) -> tuple[str, str]:
@@ -79,7 +81,7 @@ def prepare(corpus: Corpus, out: Path, orig: Path, *, words: bool = False, worke
         ValueError, OSError: the texts cannot be had, or do not fit together; or the folder holds something else.
     """
     words = words or corpus.merges is None
-    binary = out / ("data-bin-words" if words and corpus.merges is not None else "data-bin")
+    binary = binary_of(corpus, out, words)
     record, settings = out / "settings", f"{corpus}\n"
     if not record.exists():
         for path in made(corpus, out):
@@ -95,7 +97,7 @@ def prepare(corpus: Corpus, out: Path, orig: Path, *, words: bool = False, worke
     if binary.exists():
         return binary
     tmp = out / "tmp"
-    fetch([*unread(corpus, out)], orig, corpus.terms)
+    fetch([*corpus.files()], orig, unread(corpus, out, words), corpus.terms)
     if not tmp.exists() and (found := sums(corpus.files(), orig)):
         with parallel_text.writing(record) as file:
             file.write(f"{settings}{json.dumps(found)}\n")
@@ -122,15 +124,24 @@ def is_of(record: Path, settings: str, found: dict[str, str]) -> bool:
     return known is not None and all(known.get(path, found[path]) == found[path] for path in found)
 
 
-def unread(corpus: Corpus, out: Path) -> Iterator[File]:
-    """The files that something is still to be made of."""
+def binary_of(corpus: Corpus, out: Path, words: bool) -> Path:
+    """The folder of binary data: `data-bin-words` where there may be one of subwords, too."""
+    return out / ("data-bin-words" if words and corpus.merges is not None else "data-bin")
+
+
+def unread(corpus: Corpus, out: Path, words: bool) -> list[File]:
+    """The files that something is still to be made of, for the binary data; none where that is there."""
+    found: list[File] = []
+    if binary_of(corpus, out, words).exists():
+        return found
     for part, texts in corpus.parts().items():
         for number, pair in enumerate(texts):
             for language, file in zip(corpus.languages, pair, strict=True):
                 is_target = part.startswith("test") and language == corpus.target
                 is_read = tokens_of(out / "tmp", part, number, language).exists()
                 if not is_read or (is_target and not (out / f"{part}.reference").exists()):
-                    yield file
+                    found.append(file)
+    return found
 
 
 def tokens_of(tmp: Path, part: str, number: int, language: str) -> Path:
@@ -158,7 +169,7 @@ def tokenise(corpus: Corpus, part: str, tmp: Path, orig: Path, workers: int) -> 
             make = partial(_line_function, corpus, language, part == "train")
             path = pair[side].place(orig)
             lines = bar(parallel_text.read_text(path, language), desc=f"tokenise {path.name}", unit=" lines")
-            if path.name.startswith("IWSLT"):  # test parts, as fairseq's prepare-iwslt14.sh has them
+            if corpus.straight_apostrophes and part.startswith("test"):
                 lines = (line.replace("\N{RIGHT SINGLE QUOTATION MARK}", "'") for line in lines)
             with parallel_text.writing(output) as file:
                 file.writelines(f"{line}\n" for line in parallel_text.each_line(make, lines, workers))

@@ -106,6 +106,7 @@ CORPORA = {
         tokenise={"dashes": False, "lowercase": True},
         merges=10000,
         words=("--thresholdsrc", "3", "--thresholdtgt", "3"),
+        straight_apostrophes=True,
     ),
     # ConvS2S section 4.1: prepared by Rush et al. 2015, 30 000 words; Gigaword's own test set, and DUC-2004.
     "gigaword": Corpus(

@@ -6,7 +6,7 @@ import gzip
 import shutil
 import tarfile
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,23 +49,23 @@ def text(path: str, languages: tuple[str, str], url: str | None = None, checksum
     return ((source, target),)
 
 
-def fetch(files: Sequence[File], orig: Path, terms: str = "") -> None:
+def fetch(files: Sequence[File], orig: Path, wanted: Container[File], terms: str = "") -> None:
     """Download and unpack what is not in ``orig``.
 
     Args:
+        files: all of a corpus, by which archives have their names.
+        orig: the folder.
+        wanted: those that are needed.
         terms: where to get what cannot be downloaded.
 
     Raises:
-        ValueError: there is no folder, or a file cannot be downloaded, is not the one that was expected, or is not in
-            its archive.
+        ValueError: a file cannot be downloaded, is not the one that was expected, or an archive does not hold it.
         OSError: the network fails.
     """
     archives: dict[tuple[str, str | None], list[str]] = {}
     for file in files:
-        if file.place(orig).exists():
+        if file not in wanted or file.place(orig).exists():
             continue
-        if not orig.is_dir():  # named by a slip, and gigabytes would be downloaded into it
-            raise ValueError(f"--orig: there is no folder {orig}")
         if file.url is None:
             raise ValueError(f"{file.place(orig)} is missing. {terms}".rstrip())
         archives.setdefault((file.url, file.checksum), []).append(file.path)
@@ -108,16 +108,15 @@ def unpack(archive: Path, folder: Path, paths: Iterable[str]) -> None:
 
 
 def sums(files: Iterable[File], orig: Path) -> dict[str, str]:
-    """What tells the files that are there from others of these names.
+    """What tells the texts that are there, gzipped or not, from others of these names, by path.
 
-    Of those that nobody has published a sum for, the sum of the text, gzipped or not, by path; of the others, which are
-    many and large, the size, by name.
+    A sum where nobody has published one; of the others, which are many and large, the size.
     """
     found = {}
     for file in dict.fromkeys(files):
         place = file.place(orig)
         if place.exists() and file.checksum is not None:
-            found[str(Path(file.path).with_name(place.name))] = f"{place.stat().st_size} bytes"
+            found[file.path] = f"{size_of_text(place)} bytes"
         elif place.exists():
             with gzip.open(place) if place.suffix == ".gz" else place.open("rb") as content:
                 try:
@@ -125,3 +124,13 @@ def sums(files: Iterable[File], orig: Path) -> dict[str, str]:
                 except (gzip.BadGzipFile, zlib.error, EOFError) as error:
                     raise ValueError(f"{place}: {error}") from error
     return found
+
+
+def size_of_text(path: Path) -> int:
+    """Its bytes, modulo 2³²: so many the end of a gzipped file tells."""
+    size = path.stat().st_size
+    if path.suffix != ".gz":
+        return size % 2**32
+    with path.open("rb") as file:
+        file.seek(max(size - 4, 0))
+        return int.from_bytes(file.read(), "little")

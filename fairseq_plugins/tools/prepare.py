@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 
 from fairseq_plugins.tools.arguments import positive
-from fairseq_plugins.tools.corpus import Corpus, prepare
+from fairseq_plugins.tools.corpus import Corpus, prepare, unread
 from fairseq_plugins.tools.experiments import CORPORA
 from fairseq_plugins.tools.work import work_in
 
@@ -44,14 +44,15 @@ def run(args: Namespace) -> None:
     corpus, orig = CORPORA[args.experiment], args.orig or args.output / "orig"
     if args.smoke and args.orig:
         raise ValueError("--smoke makes files up, and --orig names real ones: take one of them")
+    # By a slip, and gigabytes would be downloaded into it; when all has been read, it may have gone.
+    if args.orig and not args.orig.is_dir() and unread(corpus, args.output, args.words):
+        raise ValueError(f"--orig: there is no folder {args.orig}")
     with work_in(args.output):
         if args.smoke:
             orig = args.output / "orig-miniature"
             write_miniature(corpus, orig)
             merges = corpus.merges and LARGEST_MINIATURE_BPE
             corpus = replace(corpus, merges=merges, terms="made up")  # which tells it from the real one
-        elif args.orig is None:
-            orig.mkdir(exist_ok=True)
         print(prepare(corpus, args.output, orig, words=args.words, workers=args.workers))
 
 

@@ -58,10 +58,13 @@ def test_archives_of_one_name(server: Server, tmp_path: Path) -> None:
         texts[folder] = text(folder + ".{}", ("en", "de"), url(server, f"{folder}/test.tgz"))
     corpus = Corpus("en", "de", train=texts["wmt13"], tests=(texts["wmt15"],))
     for missing in ("wmt13.en", "wmt15.en"):
-        fetch([*corpus.files()], tmp_path)
+        fetch([*corpus.files()], tmp_path, [*corpus.files()])
         assert {path.name for path in tmp_path.glob("*.tgz")} == {"wmt13-test.tgz", "wmt15-test.tgz"}
         assert [(tmp_path / f"{folder}.en").read_text() for folder in texts] == list(texts)
         (tmp_path / missing).unlink()
+    asked = len(server.asked)
+    fetch([*corpus.files()], tmp_path, texts["wmt15"][0])  # the names are the same where one of them is not wanted
+    assert len(server.asked) == asked
 
 
 def test_only_what_is_missing_is_fetched(server: Server, tmp_path: Path) -> None:
@@ -69,18 +72,18 @@ def test_only_what_is_missing_is_fetched(server: Server, tmp_path: Path) -> None
     orig = tmp_path / "orig"
     (orig).mkdir()
     (orig / "test.en").write_text("mine\n")
-    fetch([*described.files()], orig)
+    fetch([*described.files()], orig, [*described.files()])
     assert (orig / "test.en").read_text() == "mine\n"
     assert (orig / "in" / "train.de").read_text().startswith("WORD0 TAIL 0\n")
     assert len(server.asked) == 2  # the archive once, and test.de
     assert (orig / "train.tgz").exists()
     assert not (tmp_path / "evil").exists()
-    fetch([*described.files()], orig)
+    fetch([*described.files()], orig, [*described.files()])
     assert len(server.asked) == 2
     server.files["/train.tgz"] = archive({"in/train.en": b""})
     (tmp_path / "other").mkdir()
     with pytest.raises(ValueError, match=r"does not hold in/train\.de"):
-        fetch([*described.files()], tmp_path / "other")
+        fetch([*described.files()], tmp_path / "other", [*described.files()])
 
 
 def test_an_interrupted_preparation_goes_on(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,10 +143,14 @@ def test_other_text_under_the_same_names(tmp_path: Path, monkeypatch: pytest.Mon
     for _ in range(2):
         assert prepare(described, out, tmp_path / "moved") == binary
     assert (out / "settings").read_text() == f"{described}\n", "which texts the tokens are of is not known"
+    plain, zipped = (tmp_path / "moved" / f"text.de{end}" for end in ("", ".gz"))
     summed = text("text.{}", ("en", "de"), "http://archive.tgz", "md5:of the archive")
     described, out = replace(described, train=summed, tests=(summed,)), tmp_path / "summed"
     prepare(described, out, tmp_path / "moved")
-    (tmp_path / "moved" / "text.de").write_text("word a\n" * 39)
+    zipped.write_bytes(gzip.compress(plain.read_bytes()))
+    plain.unlink()
+    prepare(described, out, tmp_path / "moved")
+    zipped.write_bytes(gzip.compress(b"word a\n" * 39))
     with pytest.raises(ValueError, match="holds other text"):
         prepare(described, out, tmp_path / "moved")
 
@@ -158,10 +165,12 @@ def test_what_has_been_read_may_have_gone(server: Server, tmp_path: Path, monkey
     prepare(small(server), tmp_path, tmp_path / "orig", words=True)
     (tmp_path / "data-bin").rmdir()
     (tmp_path / "test.reference").unlink()
-    with pytest.raises(ValueError, match=r"--orig: there is no folder .*/orig"):
-        prepare(small(server), tmp_path, tmp_path / "orig")
+    monkeypatch.setitem(CORPORA, "convs2s", small(server))
+    call = ["prepare", "convs2s", str(tmp_path), "--orig", str(tmp_path / "orig")]
+    with pytest.raises(SystemExit, match=r"--orig: there is no folder .*/orig"):
+        cli.main(call)
     assert len(server.asked) == asked
-    (tmp_path / "orig").mkdir()
+    cli.main([*call, "--words"])
     prepare(small(server), tmp_path, tmp_path / "orig")
     assert [path.name for path in (tmp_path / "orig").iterdir()] == ["test.de"]
 
@@ -183,9 +192,9 @@ def test_apostrophes_of_the_talks(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for name in ("IWSLT14.en.xml", "IWSLT14.de.xml"):
         (tmp_path / name).write_text('<seg id="1"> it\u2019s so </seg>\n')
     languages = "en", "de"
-    train, test = text("train.tags.{}", languages), text("IWSLT14.{}.xml", languages)
-    described, out = Corpus(*languages, train=train, tests=(test,), tokenise={}, merges=None), tmp_path / "out"
-    prepare(replace(described, valid_every=9), out, tmp_path)
+    described, out = CORPORA["iwslt14_de_en"], tmp_path / "out"
+    texts = {"train": text("train.tags.{}", languages), "tests": (text("IWSLT14.{}.xml", languages),)}
+    prepare(replace(described, source="en", target="de", valid_every=9, merges=2, **texts), out, tmp_path)
     assert (out / "tmp" / "test.en").read_text() == "it &apos;s so\n"
     assert (out / "test.reference").read_text() == "it\u2019s so\n"
     assert "\u2019" in (out / "tmp" / "train.en").read_text()
@@ -208,7 +217,7 @@ def test_punctuation_is_brought_into_one_form_in_training_alone(server: Server, 
     monkeypatch.setattr(corpus, "binarise", lambda *arguments: arguments[2].mkdir())
     orig = tmp_path / "orig"
     orig.mkdir()
-    fetch([*described.files()], orig)
+    fetch([*described.files()], orig, [*described.files()])
     for path in (orig / "in" / "train.en", orig / "test.en"):
         path.write_text(path.read_text().replace("tail", "\u201etail\u201c"))
     prepare(described, tmp_path, orig)
