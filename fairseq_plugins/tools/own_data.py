@@ -154,12 +154,12 @@ def plan(args: Namespace, model: Path) -> Training | None:
     trained = is_trained(model)
     record = model / (FINISHED if trained else BEGUN)
     before = record.read_text(encoding="utf-8") if record.exists() else ""
-    goes_on = (model / "checkpoint_last.pt").exists()
-    if before and (wishes if trained else goes_on) and shlex.split(before) != wishes:
-        state, instead = ("has been trained", "") if trained else ("is half trained", "give that again, ")
+    others = f"with --train {shlex.quote(before.strip())}" if before and shlex.split(before) != wishes else ""
+    if trained and wishes and others:
+        raise ValueError(f"{model} has been trained, {others}: choose another folder, or remove {model} to train anew")
+    if not trained and (model / "checkpoint_last.pt").exists() and others:  # as after a crash for want of memory
         raise ValueError(
-            f"{model} {state}, with --train {shlex.quote(before.strip())}: {instead}choose another folder, or remove "
-            f"{model} to train anew"
+            f"{model} is half trained, {others}: give that again, or remove {record} to go on with other options"
         )
     if trained:
         return None

@@ -305,9 +305,12 @@ def test_options_of_a_half_finished_training(tmp_path: Path) -> None:
     (tmp_path / "checkpoint_last.pt").touch()
     for asked in ("--lr 2", ""):
         args.train = asked
-        with pytest.raises(ValueError, match="is half trained, with --train '--lr 1': give that again, choose another"):
+        with pytest.raises(ValueError, match=f"--train '--lr 1': give that again, or remove {tmp_path}/begun to go on"):
             own_data.plan(args, tmp_path)
     args.train = "--lr '1'"
+    assert own_data.plan(args, tmp_path) is not None
+    (tmp_path / "begun").unlink()
+    args.train = "--lr 2"
     assert own_data.plan(args, tmp_path) is not None
 
 
