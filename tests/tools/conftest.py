@@ -1,12 +1,18 @@
-"""A server of files, which may hang up."""
+"""A server of files, which may hang up; and texts for own-data, and its options."""
 
 from __future__ import annotations
 
+import random
+from argparse import ArgumentParser
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
+
+from fairseq_plugins.tools import own_data
 
 
 class Server(ThreadingHTTPServer):
@@ -63,3 +69,27 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 def url(server: Server, name: str = "file.bin") -> str:
     return f"http://127.0.0.1:{server.server_port}/{name}"
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Captions of a kind: raw text, that tokenising changes."""
+    folder = tmp_path_factory.mktemp("texts")
+    generator = random.Random(1)
+    nouns = {"dog": "Hund", "man": "Mann", "well-known boat": "bekanntes Boot", "horse": "Pferd"}
+    for part, size in (("train", 300), ("test", 7)):
+        rows = [generator.choices(list(nouns), k=2) for _ in range(size)]
+        for number in (1, 19):  # of which the latter is of the validation part; longer than a model of `TINY` can read
+            if number < size:
+                rows[number] = ["horse", "man " * 90]
+        (folder / f"{part}.en").write_text("".join(f"A {a}, and a {b}.\n" for a, b in rows))
+        german = {**nouns, "man " * 90: "Mann " * 90}
+        (folder / f"{part}.de").write_text("".join(f"Ein {german[a]}, und ein {german[b]}.\n" for a, b in rows))
+    return folder
+
+
+def parse(*words: object) -> Any:
+    """Options of own-data."""
+    parser = ArgumentParser()
+    own_data.add_arguments(parser)
+    return parser.parse_args([*map(str, words)])
