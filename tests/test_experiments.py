@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import shlex
@@ -44,15 +45,20 @@ def run(experiment: str, *arguments: object, **variables: str) -> subprocess.Com
 )
 def test_from_the_data_to_the_score(recipe: str, tmp_path: Path) -> None:
     """With two seeds, hence an ensemble and a mean, and two shards, in one of the examples."""
-    if recipe.startswith("gigaword"):
-        pytest.importorskip("rouge_score")
     experiment, name = recipe.split("/")
     variables = {"NAME": "variant"} if recipe == FAST else {}
+    more = tmp_path / "out" / "orig" / "sumdata" / "DUC2004" / "task1_ref1.txt.gz"
+    if experiment == "gigaword":  # of whose references there are more; not those of the real files
+        pytest.importorskip("rouge_score")
+        more.parent.mkdir(parents=True)
+        more.write_bytes(gzip.compress(b"one two\n" * 6))
+        variables["ORIG"] = str(tmp_path / "none")
     if recipe == WORDS:  # on GPUs that are not there, hence on the processor
         variables = {"WORDS": "1", "SEEDS": "1 2", "SHARDS": "2", "CUDA_VISIBLE_DEVICES": "98,99"}
     result = run(experiment, name.removesuffix("-words"), tmp_path / "out", "--smoke", **variables)
     assert result.returncode == 0, result.stdout[-6000:]
     assert (tmp_path / "out" / variables.get("NAME", name) / "seed1" / "checkpoint_last.pt").exists()
+    assert (f" {more}" in result.stdout) == more.exists()
     assert "\n== Training: seconds, in miniature\n" in result.stdout
     assert "--smoke: after two updates a score means nothing" in result.stdout
     shown = re.findall(r"^\$ (?:env CUDA_VISIBLE_DEVICES=(\d+) )?(fairseq-\S+) (\S+)", result.stdout, re.MULTILINE)
