@@ -12,7 +12,7 @@ import torch
 from fairseq import checkpoint_utils
 
 from fairseq_plugins.compat import translation
-from fairseq_plugins.models.convs2s.model import ConvS2SModel
+from fairseq_plugins.convs2s.model import ConvS2SModel
 from fairseq_plugins.tools import cli
 from tests.commands import MODEL, QUIET, SIZES, TRAINING, USER_DIR, hypotheses, run
 

@@ -16,7 +16,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, build_mode
 from fairseq.optim import OPTIMIZER_DATACLASS_REGISTRY
 from omegaconf import OmegaConf, open_dict
 
-from fairseq_plugins.models.convs2s.model import ConvS2SModel
+from fairseq_plugins.convs2s.model import ConvS2SModel
 from fairseq_plugins.tools import cli
 from tests.commands import MODEL, QUIET, ROOT, SIZES, TRAINING, USER_DIR, hypotheses, run
 

@@ -23,7 +23,7 @@ from fairseq.tasks import TASK_REGISTRY
 import fairseq_plugins.registration  # noqa: F401  (registers what it has)
 from fairseq_plugins.tools import cli
 from tests.commands import ROOT
-from tests.models.test_presets import build
+from tests.common.test_presets import build
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)

@@ -14,13 +14,16 @@ from fairseq.optim.lr_scheduler import LR_SCHEDULER_DATACLASS_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from fairseq.tasks.translation import TranslationConfig
 
+from fairseq_plugins.conv_encoder.config import ConvEncoderConfig
+from fairseq_plugins.convs2s.config import AnnealAfterPlateauConfig, ConvS2SConfig
 from fairseq_plugins.criterions.config import SequenceRiskConfig
 from fairseq_plugins.generation.config import TranslationFastConfig
-from fairseq_plugins.models.conv_encoder.config import ConvEncoderConfig
-from fairseq_plugins.models.convs2s.config import ConvS2SConfig
-from fairseq_plugins.models.weighted_transformer.config import WeightedTransformerConfig
-from fairseq_plugins.optim.config import AnnealAfterPlateauConfig, SimplexAdamConfig, WeightedInverseSqrtConfig
 from fairseq_plugins.tools import cli
+from fairseq_plugins.weighted_transformer.config import (
+    SimplexAdamConfig,
+    WeightedInverseSqrtConfig,
+    WeightedTransformerConfig,
+)
 from tests.commands import ROOT
 
 

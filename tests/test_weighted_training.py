@@ -11,7 +11,7 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 
-from fairseq_plugins.nn.simplex import SimplexVector
+from fairseq_plugins.weighted_transformer.branches import SimplexVector
 from tests.commands import QUIET, USER_DIR, hypotheses, run, train_two_processes_as_one
 
 MODEL = ["--arch", "weighted_transformer_tiny", "--criterion", "weighted_label_smoothed_cross_entropy"]

@@ -51,8 +51,8 @@ from turns import (
     write_json,
 )
 
-from fairseq_plugins.backends.cpu.packing import Packing
-from fairseq_plugins.backends.cpu.products import PRECISIONS
+from fairseq_plugins.cpu.packing import Packing
+from fairseq_plugins.cpu.products import PRECISIONS
 from fairseq_plugins.generation.beam_search import FastBeamSearch
 from fairseq_plugins.generation.programs import Programs
 

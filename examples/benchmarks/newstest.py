@@ -41,7 +41,7 @@ from turns import (
     write_json,
 )
 
-from fairseq_plugins.backends.cpu.products import PRECISIONS
+from fairseq_plugins.cpu.products import PRECISIONS
 from fairseq_plugins.tools import export, import_fconv
 from fairseq_plugins.tools.fairseq_command import fairseq
 from fairseq_plugins.tools.parallel_text import read_text

@@ -29,7 +29,7 @@ from turns import (
     take_turns,
 )
 
-from fairseq_plugins.nn.branched_block import BranchedBlock
+from fairseq_plugins.weighted_transformer.branches import BranchedBlock
 
 OPTIONS = (
     ("vocabulary", 32000, "words"),

@@ -24,10 +24,10 @@ from fairseq.models.fconv import FConvModel
 from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
 
-from fairseq_plugins.backends.cpu.packing import map_of
 from fairseq_plugins.compat.memory import keep_memory
-from fairseq_plugins.models.convs2s.from_fconv import convert_options, convert_parameters
-from fairseq_plugins.models.convs2s.model import ConvS2SModel
+from fairseq_plugins.convs2s.fconv import convert_options, convert_parameters
+from fairseq_plugins.convs2s.model import ConvS2SModel
+from fairseq_plugins.cpu.packing import prepare_linear
 
 DEVICE = ("device", "cpu", "where the models are: cpu or cuda")
 JSON = ("json", "", "also write all figures, machine and options to this file")
@@ -177,7 +177,7 @@ def product_rate(rows: int, device: str) -> float:
     """Floating-point operations in a second of such rows with a packed matrix of 1536 x 1024."""
     weight, x = torch.randn(1024, 1536, device=device), torch.randn(rows, 1536, device=device)
     with torch.no_grad():
-        product = map_of(weight, None, rows)
+        product = prepare_linear(weight, None, rows)
         each = 1 if device == "cpu" else 100  # the start of one product would take longer than itself
         seconds, _ = take_turns({"": lambda: [product(x) for _ in range(each)]}, rounds=50)
     return 2 * weight.numel() * rows * each / statistics.median(seconds[""])

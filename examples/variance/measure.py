@@ -25,10 +25,10 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY
 from torch import Tensor
 
-from fairseq_plugins.models.convs2s import encoder as encoder_module
-from fairseq_plugins.models.convs2s.model import ConvS2SModel
-from fairseq_plugins.nn import gated_convolution, multi_step_attention
-from fairseq_plugins.nn.weight_norm import MAGNITUDE
+from fairseq_plugins.common.linear import MAGNITUDE
+from fairseq_plugins.convs2s import layers
+from fairseq_plugins.convs2s import model as model_module
+from fairseq_plugins.convs2s.model import ConvS2SModel
 from fairseq_plugins.tools.figure import new_figure
 
 ENCODER, DECODER, PLAIN = STACKS = ("encoder", "decoder", "encoder without residual connections")
@@ -134,7 +134,7 @@ def sums_as_in(variant: str) -> Iterator[None]:
     """Where the variant wants it, no √½ behind any sum."""
     with ExitStack() as stack:
         if variant == "without √½":
-            for module in (gated_convolution, multi_step_attention, encoder_module):
+            for module in (layers, model_module):
                 stack.enter_context(patch.object(module, "SQRT_HALF", 1.0))
         yield
 

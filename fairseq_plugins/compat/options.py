@@ -14,9 +14,9 @@ from fairseq.data import FastaDataset
 from fairseq.dataclass import utils as dataclass_utils
 from fairseq.optim.lr_scheduler.manual_lr_scheduler import ManualSchedule
 
+from fairseq_plugins.common.literal import literal
 from fairseq_plugins.compat.contents import reference_in
 from fairseq_plugins.compat.wrapping import in_place_of, raises
-from fairseq_plugins.nn.literal import literal
 
 __all__ = [
     "quote_file_names",

@@ -21,10 +21,10 @@ from fairseq.tasks import FairseqTask
 from omegaconf import OmegaConf
 from torch import Tensor
 
+from fairseq_plugins.common.unfilled import filled_later
 from fairseq_plugins.compat.records import architecture, sides_of_other_words
 from fairseq_plugins.compat.searches import refuse_what_no_search_does
 from fairseq_plugins.compat.wrapping import in_place_of
-from fairseq_plugins.nn.unfilled import filled_later
 from fairseq_plugins.unknown_words import keep_source_words, read_translations, replace_unknown_words
 
 __all__ = [

@@ -1,7 +1,3 @@
 """Losses; importing this registers them."""
 
-from fairseq_plugins.criterions import (  # noqa: F401  (registration)
-    sequence_risk,
-    vocab_selection_cross_entropy,
-    weighted_label_smoothed_cross_entropy,
-)
+from fairseq_plugins.criterions import sequence_risk, vocab_selection_cross_entropy  # noqa: F401  (registration)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_plugins.nn.prefix_tree import PrefixTree
+from fairseq_plugins.common.prefix_tree import PrefixTree
 
 __all__ = ["RowScores", "Rows", "score_rows"]
 

@@ -26,11 +26,11 @@ from fairseq.tasks import FairseqTask
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from fairseq_plugins.common.output_layer import candidate_output
 from fairseq_plugins.criterions.config import SequenceRiskConfig
 from fairseq_plugins.criterions.row_scores import Rows, RowScores, score_rows
 from fairseq_plugins.criterions.sentence_scores import SENTENCE_SCORES
 from fairseq_plugins.criterions.translations import Translator
-from fairseq_plugins.models.output_layer import narrowed
 from fairseq_plugins.rouge import sees
 from fairseq_plugins.subwords import bpe_symbol
 
@@ -159,7 +159,7 @@ class SequenceRisk(FairseqCriterion):
         narrow: AbstractContextManager[None] = nullcontext()
         if self.vocabulary is not None:
             words = self.vocabulary.words(net_input["src_tokens"], torch.tensor(list(chain(*rows.tokens))))
-            narrow = narrowed(inner, words)
+            narrow = candidate_output(inner, words)
         # What wraps a model for several processes must see a call of its own, or it does not add up gradients.
         score = partial(score_rows, inner, net_input, rows, self.padding_idx)
         with narrow, mock.patch.object(inner, "forward", score):

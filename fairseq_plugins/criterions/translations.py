@@ -11,7 +11,7 @@ from fairseq.search import Sampling
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
-from fairseq_plugins.backends.cpu.packing import Packing
+from fairseq_plugins.cpu.packing import Packing
 from fairseq_plugins.generation.beam_search import FastBeamSearch
 
 __all__ = ["Translator"]

@@ -14,7 +14,7 @@ from fairseq.logging import metrics
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask
 
-from fairseq_plugins.models.output_layer import narrowed
+from fairseq_plugins.common.output_layer import candidate_output
 
 __all__ = ["VocabSelectionCrossEntropy"]
 
@@ -56,7 +56,7 @@ class VocabSelectionCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         words = mask.nonzero().squeeze(1)
         # Special symbols, so padding too, have the same numbers among the candidates.
         sample = {**sample, "target": torch.searchsorted(words, target)}
-        with narrowed(model, words):
+        with candidate_output(model, words):
             loss, sample_size, logging_output = super().forward(model, sample, reduce)
         logging_output.update(candidates=len(words), covered=covered, batches=1)
         return loss, sample_size, logging_output

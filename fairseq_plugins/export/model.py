@@ -1,8 +1,8 @@
-"""A model as two programs: one that reads the source, and one that makes a step and begins its search."""
+"""A model as two ONNX programs: one encodes the source, the other makes a step and begins its search."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,36 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fairseq_plugins.export import conv_encoder, convs2s, weighted_transformer
-from fairseq_plugins.export.program import Program, Weights
-from fairseq_plugins.export.source import SourceProgram
-from fairseq_plugins.export.step import Sizes, StepProgram
-from fairseq_plugins.models.conv_encoder.convolutional import ConvolutionalEncoder
-from fairseq_plugins.models.conv_encoder.decoder import LSTMDecoder
-from fairseq_plugins.models.conv_encoder.lstm import LSTMEncoder
-from fairseq_plugins.models.conv_encoder.pooling import PoolingEncoder
-from fairseq_plugins.models.convs2s.decoder import ConvS2SDecoder
-from fairseq_plugins.models.convs2s.encoder import ConvS2SEncoder
-from fairseq_plugins.models.incremental import IncrementalDecoder
-from fairseq_plugins.models.source_encoder import SourceEncoder
-from fairseq_plugins.models.weighted_transformer.decoder import WeightedTransformerDecoder
-from fairseq_plugins.models.weighted_transformer.encoder import WeightedTransformerEncoder
-from fairseq_plugins.nn.embedding import InputEmbedding
-
-__all__ = ["write_programs"]
-
-_ENCODERS: dict[type, Callable[..., tuple[str, str]]] = {
-    ConvS2SEncoder: convs2s.encode,
-    ConvolutionalEncoder: conv_encoder.convolutional,
-    PoolingEncoder: conv_encoder.pooling,
-    LSTMEncoder: conv_encoder.lstm,
-    WeightedTransformerEncoder: weighted_transformer.encode,
-}
-_DECODERS: dict[type, ModuleType] = {
-    ConvS2SDecoder: convs2s,
-    LSTMDecoder: conv_encoder,
-    WeightedTransformerDecoder: weighted_transformer,
-}
+from fairseq_plugins.common.embedding import InputEmbedding
+from fairseq_plugins.common.model import IncrementalDecoder, TranslationModel
+from fairseq_plugins.common.onnx_program import Program, Sizes, SourceProgram, StepProgram, Weights
 
 
 @torch.no_grad()
@@ -53,26 +26,24 @@ def write_programs(model: Any, folder: Path, *, int8: bool, among_candidates: bo
         among_candidates: whether a batch has words of its own to predict among.
 
     Returns:
-        what there is to know of them, in names, numbers and lists.
+        their inputs and limits, in names, numbers and lists.
 
     Raises:
-        ValueError: encoder or decoder is none of this plugin's, such as a class derived from one.
+        ValueError: the model's class has no ONNX program of its own.
     """
-    encoder, decoder = model.encoder, model.decoder
-    for part, known in ((encoder, _ENCODERS), (decoder, _DECODERS)):
-        if type(part) not in known:
-            names = ", ".join(each.__name__ for each in known)
-            raise ValueError(f"{type(part).__name__} cannot be exported, only {names}")
+    encoder, decoder, family = model.encoder, model.decoder, onnx_program(model)
     with (folder / "weights.bin").open("wb") as file:
         weights = Weights(file, "weights.bin", int8)
         source = SourceProgram(weights, encoder.padding_idx, encoder.dictionary.eos())
-        sizes = _set_up(source, decoder, *_encode(source, encoder))
+        e = _embed(source, encoder.embedding, source.words, [0], source.length)
+        sources = family.set_up(source, decoder, *family.encode(source, encoder, e))
+        sizes = _give(source, [*sources, (source.only_words, ["B", 1, "S"])])
         if among_candidates:
             _select(source, decoder)
         source.write(folder / "source.onnx")
 
         program = StepProgram(weights, sizes)
-        features, attended = _step(program, decoder)
+        features, attended = _step(program, decoder, family)
         _search(program, decoder, features, among_candidates)
         program.output("attended", attended, np.int64, ["R"])
         program.write(folder / "step.onnx")
@@ -83,26 +54,30 @@ def write_programs(model: Any, folder: Path, *, int8: bool, among_candidates: bo
     }
 
 
-def _encode(program: SourceProgram, encoder: SourceEncoder) -> tuple[str, str]:
-    """What `SourceEncoder.encode` gives: keys and values, (B, S, f)."""
-    e = _embed(program, encoder.embedding, program.words, [0], program.length)
-    return _ENCODERS[type(encoder)](program, encoder, e)
+def onnx_program(model: Any) -> ModuleType:
+    """Import the module with the ONNX operators of a model's family.
+
+    Raises:
+        ValueError: the model's class names none itself; a derived class may compute something else.
+    """
+    name = vars(type(model)).get("onnx_program")
+    if not (isinstance(model, TranslationModel) and name):
+        raise ValueError(f"{type(model).__name__} cannot be exported: its class names no onnx_program")
+    return importlib.import_module(name)
 
 
-def _set_up(program: SourceProgram, decoder: IncrementalDecoder, keys: str, values: str) -> list[Sizes]:
-    """Give what steps need of the source, ``source0`` and so on; the sizes of each."""
-    sources = _DECODERS[type(decoder)].set_up(program, decoder, keys, values)
-    sources.append((program.only_words, ["B", 1, "S"]))
+def _give(program: SourceProgram, sources: list[tuple[str, Sizes]]) -> list[Sizes]:
+    """Give the inputs of steps that depend on the source, ``source0`` and so on; return their sizes."""
     for number, (name, sizes) in enumerate(sources):
         program.output(f"source{number}", name, np.float32, sizes)
     return [sizes for _, sizes in sources]
 
 
-def _step(program: StepProgram, decoder: IncrementalDecoder) -> tuple[str, str]:
-    """`StepwiseDecoding.step`: features, (R, width), and the source word that each row attends to most, (R,)."""
+def _step(program: StepProgram, decoder: IncrementalDecoder, family: ModuleType) -> tuple[str, str]:
+    """`Decoding.step`: features, (R, width), and the source word that each row attends to most, (R,)."""
     after = program.Add(program.position, [1])
     g = _embed(program, decoder.embedding, program.tokens, program.position, after)
-    features, attention = _DECODERS[type(decoder)].step(program, decoder, g)
+    features, attention = family.step(program, decoder, g)
     attended = program.ArgMax(program.Add(attention, program.only_words), axis=2, keepdims=0)
     return features, program.Reshape(attended, [-1])
 

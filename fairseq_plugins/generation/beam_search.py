@@ -19,15 +19,15 @@ from fairseq.search import BeamSearch, PrefixConstrainedBeamSearch
 from fairseq.sequence_generator import EnsembleModel, SequenceGenerator, SequenceGeneratorWithAlignment
 from torch import Tensor
 
-from fairseq_plugins.backends.cpu.packing import Packing
+from fairseq_plugins.common.model import TranslationModel
+from fairseq_plugins.common.output_layer import with_candidate_output, with_part
+from fairseq_plugins.cpu.packing import BatchPacking, Packing, with_packing
 from fairseq_plugins.generation.beams import Beams
 from fairseq_plugins.generation.candidates import Candidates, numbers_among
 from fairseq_plugins.generation.ensemble import Ensemble, FairseqDecoding
 from fairseq_plugins.generation.loop import search_to_the_end
 from fairseq_plugins.generation.programs import Programs
 from fairseq_plugins.generation.rules import Rules
-from fairseq_plugins.models.incremental import IncrementalDecoder
-from fairseq_plugins.models.output_layer import among, with_part
 
 __all__ = ["FastBeamSearch", "FastBeamSearchWithAlignment"]
 
@@ -70,7 +70,7 @@ class FastBeamSearch(SequenceGenerator):
         self.programs = programs
         self.word_penalty = word_penalty
         self.candidates = candidates
-        if programs and not (self._is_plain() and isinstance(self.model.single_model.decoder, IncrementalDecoder)):
+        if programs and not (self._is_plain() and isinstance(self.model.single_model, TranslationModel)):
             logger.warning("steps are not compiled: that is for plain beam search with one model of this plugin")
         if candidates and self.lm_model is not None:
             raise ValueError("--candidates does not go with --lm-path: a language model scores the whole vocabulary")
@@ -117,18 +117,21 @@ class FastBeamSearch(SequenceGenerator):
         prefix_tokens, constraints = (
             each if each is None else each.to(source.device) for each in (prefix_tokens, constraints)
         )
-        with self.packing.for_batch():
-            words = None
-            if self.candidates is not None:
-                words = self._words(source, prefix_tokens, constraints, bos_token)
+        words = None
+        if self.candidates is not None:
+            words = self._words(source, prefix_tokens, constraints, bos_token)
+        with self.packing.for_batch() as packing:
             if constraints is None and self._is_plain():
-                return self._beam_search(net_input, prefix_tokens, bos_token, words)
-            if words is None:
-                return super()._generate(sample, prefix_tokens, constraints, bos_token)
-            return self._search_of_fairseq(words, sample, prefix_tokens, constraints, bos_token)
+                return self._beam_search(packing, net_input, prefix_tokens, bos_token, words)
+            return self._search_of_fairseq(packing, words, sample, prefix_tokens, constraints, bos_token)
 
     def _beam_search(
-        self, net_input: dict[str, Any], prefix: Tensor | None, bos: int | None, words: Tensor | None
+        self,
+        packing: BatchPacking,
+        net_input: dict[str, Any],
+        prefix: Tensor | None,
+        bos: int | None,
+        words: Tensor | None,
     ) -> list[list[dict[str, Tensor]]]:
         """This plugin's search."""
         source, model = net_input["src_tokens"], self.model.single_model
@@ -137,10 +140,10 @@ class FastBeamSearch(SequenceGenerator):
         with ExitStack() as stack:
             stack.enter_context(torch.cuda.device_of(source))
             if self.programs is not None and self.programs.can_run(model, source, steps):
-                beams, step = stack.enter_context(self.programs.batch(model, self.begin, source, rules))
+                beams, step = stack.enter_context(self.programs.batch(model, self.begin, source, rules, packing))
             else:
                 # Rows of a sentence are alike in the first step; but a prefix may end it there, with k copies.
-                beams = self.begin(net_input, rules, rows=1 if prefix is None else self.beam_size)
+                beams = self.begin(net_input, rules, rows=1 if prefix is None else self.beam_size, packing=packing)
                 step = beams.begin_and_step
             made = search_to_the_end(beams, step, sentences, steps)
             found = beams.hypotheses(made, self.len_penalty if self.normalize_scores else 0)[:sentences]
@@ -153,7 +156,12 @@ class FastBeamSearch(SequenceGenerator):
         return found
 
     def begin(
-        self, net_input: dict[str, Any], rules: Rules, capacity: int | None = None, rows: int | None = None
+        self,
+        net_input: dict[str, Any],
+        rules: Rules,
+        capacity: int | None = None,
+        rows: int | None = None,
+        packing: BatchPacking | None = None,
     ) -> Beams:
         """Encode a batch.
 
@@ -162,35 +170,51 @@ class FastBeamSearch(SequenceGenerator):
             rules: of the batch.
             capacity: as of `StepwiseDecoding`.
             rows: as of `Beams`; by default k.
+            packing: packed weights of the batch.
         """
         model: Any = self.model.single_model
-        (encoded,) = self.model.forward_encoder(net_input)
         k, source = self.beam_size, net_input["src_tokens"]
-        if isinstance(model.decoder, IncrementalDecoder):
+        if isinstance(model, TranslationModel):
+            encoded = with_packing(model.encoder, packing).forward_torchscript(net_input)
             in_place = source.device.type == "cpu" and capacity is None  # where memory of that size is slow
-            return Beams(model.decoder.start(encoded, k, capacity, rules.words), rules, rows or k, in_place)
+            return Beams(model.decoder.start(encoded, k, capacity, rules.words, packing), rules, rows or k, in_place)
+        (encoded,) = self.model.forward_encoder(net_input)
         if rules.words is not None:
-            model = among(model, rules.words)
+            model = with_candidate_output(model, rules.words, packing)
         return Beams(FairseqDecoding(model, encoded, source, k), rules, rows=k)
 
     def _search_of_fairseq(
-        self, words: Tensor, sample: dict[str, Any], prefix: Tensor | None, constraints: Tensor | None, bos: int | None
+        self,
+        packing: BatchPacking,
+        words: Tensor | None,
+        sample: dict[str, Any],
+        prefix: Tensor | None,
+        constraints: Tensor | None,
+        bos: int | None,
     ) -> list[list[dict[str, Tensor]]]:
-        """fairseq's search by a twin of this one, which knows words by their numbers among the candidates, (V,)."""
-        ensemble = Ensemble([among(model, words) for model in self.model.models], self.word_penalty, self.eos, words)
-        twin = with_part(self, "model", ensemble)
-        twin.vocab_size = len(words)
-        if self.token_indices_to_suppress is not None:
-            twin.token_indices_to_suppress = numbers_among(self.token_indices_to_suppress, words)
-        if prefix is not None:
-            prefix = numbers_among(prefix, words)
-        if constraints is not None:  # their count comes first, and zero, a special symbol that stays zero, ends each
-            constraints = torch.cat([constraints[:, :1], numbers_among(constraints[:, 1:], words)], dim=1)
-        if bos is not None:
-            bos = int(numbers_among(torch.tensor(bos), words))
+        """fairseq's search with packed weights, and among candidates, (V,), if there are any.
+
+        It runs in a twin of this generator, which numbers words by their places among the candidates.
+        """
+        models = list(self.model.models)
+        if words is not None:
+            models = [with_candidate_output(model, words, packing) for model in models]
+        models = [with_packing(model, packing) if isinstance(model, TranslationModel) else model for model in models]
+        twin = with_part(self, "model", Ensemble(models, self.word_penalty, self.eos, words))
+        if words is not None:
+            twin.vocab_size = len(words)
+            if self.token_indices_to_suppress is not None:
+                twin.token_indices_to_suppress = numbers_among(self.token_indices_to_suppress, words)
+            if prefix is not None:
+                prefix = numbers_among(prefix, words)
+            if constraints is not None:  # their count comes first, and zero, which stays zero, ends each
+                constraints = torch.cat([constraints[:, :1], numbers_among(constraints[:, 1:], words)], dim=1)
+            if bos is not None:
+                bos = int(numbers_among(torch.tensor(bos), words))
         found: list[list[dict[str, Tensor]]] = SequenceGenerator._generate(twin, sample, prefix, constraints, bos)
-        for hypothesis in chain(*found):
-            hypothesis["tokens"] = words[hypothesis["tokens"]]
+        if words is not None:
+            for hypothesis in chain(*found):
+                hypothesis["tokens"] = words[hypothesis["tokens"]]
         return found
 
     def _words(self, source: Tensor, prefix: Tensor | None, constraints: Tensor | None, bos: int | None) -> Tensor:

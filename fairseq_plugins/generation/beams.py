@@ -14,11 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fairseq_plugins.common.decoding import Decoding, KeptSentences, StepwiseDecoding, update_state
 from fairseq_plugins.generation.best_words import best_words
-from fairseq_plugins.generation.ensemble import FairseqDecoding, penalise_words
+from fairseq_plugins.generation.ensemble import penalise_words
 from fairseq_plugins.generation.rules import Rules
-from fairseq_plugins.models.incremental import StepwiseDecoding
-from fairseq_plugins.nn.decoder_state import KeptSentences, update_state
 
 __all__ = ["Beams"]
 
@@ -38,7 +37,7 @@ class Beams:
 
     def __init__(
         self,
-        decoding: StepwiseDecoding | FairseqDecoding,
+        decoding: Decoding,
         rules: Rules,
         rows: int,
         in_place: bool = False,
@@ -63,7 +62,7 @@ class Beams:
 
     def begin_and_step(self, step: Callable[[Beams], None] | None = None) -> None:
         """`step`, or a program of it, after what the host does before; not where the state is another batch's."""
-        self.decoding.begin_step()
+        self.decoding.make_room()
         (step or Beams.step)(self)
 
     def step(self) -> None:
@@ -99,7 +98,7 @@ class Beams:
             forced: the word that each sentence is to take in this step, or -1, (B,).
         """
         rules = self.rules
-        features, attention = self.decoding.advance(self.tokens, self.order)
+        features, attention = self.decoding.step(self.tokens, self.order)
         if attention is not None:
             self._see(attention)
         logits = self.decoding.output_layer(features)

@@ -6,7 +6,7 @@ from typing import Optional
 from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks.translation import TranslationConfig
 
-from fairseq_plugins.backends.cpu.products import PRECISIONS
+from fairseq_plugins.cpu.products import PRECISIONS
 
 __all__ = ["TranslationFastConfig"]
 

@@ -13,7 +13,7 @@ from fairseq.models import BaseFairseqModel
 from fairseq.sequence_generator import EnsembleModelWithAlignment
 from torch import Tensor
 
-from fairseq_plugins.nn.decoder_state import KeptSentences
+from fairseq_plugins.common.decoding import KeptSentences
 
 __all__ = ["Ensemble", "FairseqDecoding", "penalise_words"]
 
@@ -67,11 +67,12 @@ class FairseqDecoding:
         self.words = rows.new_empty(len(rows), 0)
         self.state: dict[str, Any] = {}
 
-    def begin_step(self) -> None:
+    def make_room(self) -> None:
         """The host has nothing to do."""
 
-    def advance(self, tokens: Tensor, order: Tensor) -> tuple[Tensor, Tensor | None]:
+    def step(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Logits, (R, V), and attention, (R, S) or None."""
+        assert order is not None
         if self.state:
             self.decoder.reorder_incremental_state_scripting(self.state, order)
         self.words = torch.cat([self.words.index_select(0, order), tokens.unsqueeze(1)], dim=1)

@@ -21,10 +21,11 @@ import torch.nn.functional as F
 from fairseq.models import BaseFairseqModel
 from torch import Tensor
 
+from fairseq_plugins.common.linear import has_weight_norm
+from fairseq_plugins.common.model import IncrementalDecoder
+from fairseq_plugins.cpu.packing import BatchPacking
 from fairseq_plugins.generation.beams import Beams
 from fairseq_plugins.generation.rules import Rules
-from fairseq_plugins.models.incremental import IncrementalDecoder
-from fairseq_plugins.nn.weight_norm import has_weight_norm
 
 __all__ = ["MOST_KEPT", "Programs", "as_graph", "compiled", "tensors_of", "write"]
 
@@ -36,7 +37,7 @@ _CAPTURING = threading.Lock()  # of which torch can do one at a time
 
 Run = Callable[[], None]
 Step = Callable[[Beams], None]
-Begin = Callable[[dict[str, Any], Rules, int | None], Beams]  # encodes a batch and makes its state, with room for steps
+Begin = Callable[..., Beams]  # `FastBeamSearch.begin`
 
 
 class Programs:
@@ -80,7 +81,9 @@ class Programs:
         )
 
     @contextmanager
-    def batch(self, model: Any, begin: Begin, source: Tensor, rules: Rules) -> Iterator[tuple[Beams, Run]]:
+    def batch(
+        self, model: Any, begin: Begin, source: Tensor, rules: Rules, packing: BatchPacking | None
+    ) -> Iterator[tuple[Beams, Run]]:
         """The search of a batch before its first step, and the step.
 
         Args:
@@ -88,6 +91,7 @@ class Programs:
             begin: what makes the search.
             source: (B, S).
             rules: of the batch.
+            packing: packed weights of the batch; a captured program multiplies with plain weights.
         """
         # What other batches will write to must be no inference tensor.
         with self._lock, torch.inference_mode(False), torch.no_grad():
@@ -105,7 +109,7 @@ class Programs:
                 finally:
                     self._end = torch.cuda.current_stream().record_event() if source.is_cuda else None
             else:  # on a processor, where attending to steps not yet made takes long: with room for few, which grows
-                beams = begin({"src_tokens": source, "src_lengths": None}, rules.clone(), _LENGTHS)
+                beams = begin({"src_tokens": source, "src_lengths": None}, rules.clone(), _LENGTHS, packing=packing)
                 yield beams, functools.partial(beams.begin_and_step, self._step)
 
     def _captured(

@@ -13,7 +13,7 @@ from fairseq.models import BaseFairseqModel
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationTask
 
-from fairseq_plugins.backends.cpu.packing import Packing
+from fairseq_plugins.cpu.packing import Packing
 from fairseq_plugins.generation.beam_search import FastBeamSearch, FastBeamSearchWithAlignment
 from fairseq_plugins.generation.candidates import Candidates
 from fairseq_plugins.generation.config import TranslationFastConfig

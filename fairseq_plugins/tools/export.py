@@ -17,9 +17,9 @@ from fairseq import checkpoint_utils
 from fairseq.tasks.translation import TranslationTask
 
 import fairseq_plugins.registration  # noqa: F401  (mends fairseq's loader, which is looked up when it is called)
+from fairseq_plugins.common.model import IncrementalDecoder
 from fairseq_plugins.generation.candidates import Candidates
 from fairseq_plugins.generation.config import TranslationFastConfig
-from fairseq_plugins.models.incremental import IncrementalDecoder
 from fairseq_plugins.subwords import bpe_symbol
 from fairseq_plugins.tools.any_file import blaming
 from fairseq_plugins.tools.arguments import add_user_dir, import_user_dir

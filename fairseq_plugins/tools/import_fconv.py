@@ -13,7 +13,7 @@ from omegaconf import OmegaConf, open_dict
 
 import fairseq_plugins.registration  # noqa: F401  (mends fairseq's loader, which is looked up when it is called)
 from fairseq_plugins.compat.records import architecture
-from fairseq_plugins.models.convs2s.from_fconv import convert_options, convert_parameters
+from fairseq_plugins.convs2s.fconv import convert_options, convert_parameters
 from fairseq_plugins.tools.any_file import blaming
 from fairseq_plugins.tools.arguments import add_user_dir, import_user_dir
 

@@ -13,9 +13,9 @@ from fairseq.models.fconv import AttentionLayer
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
-from fairseq_plugins.nn.attention import AttentionHeads
-from fairseq_plugins.nn.attentive_lstm import AttentiveLSTM
-from fairseq_plugins.nn.multi_step_attention import MultiStepAttention
+from fairseq_plugins.conv_encoder.decoder import AttentiveLSTM
+from fairseq_plugins.convs2s.layers import MultiStepAttention
+from fairseq_plugins.weighted_transformer.layers import AttentionHeads
 
 __all__ = ["attention_by_layer"]
 

@@ -19,8 +19,8 @@ from fairseq.data import Dictionary
 from fairseq.data.audio.raw_audio_dataset import RawAudioDataset
 from fairseq.models.fconv import FConvModel
 
+from fairseq_plugins.common.literal import literal
 from fairseq_plugins.compat.options import read_literals
-from fairseq_plugins.nn.literal import literal
 from tests.commands import ROOT, USER_DIR, run
 from tests.compat.payloads import code
 

@@ -16,7 +16,7 @@ from fairseq import search
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.token_generation_constraints import pack_constraints
 
-from tests.models.test_generation import LENGTHS, generate
+from tests.common.test_generation import LENGTHS, generate
 
 EOS, UNK = 2, 3
 FAMILIES = ["convs2s_tiny", "weighted_transformer_tiny", "conv_encoder_tiny"]

@@ -20,12 +20,12 @@ from fairseq.sequence_generator import SequenceGenerator
 from sacrebleu import BLEU
 from torch import Tensor
 
+from fairseq_plugins.common.linear import has_weight_norm
 from fairseq_plugins.criterions.config import SequenceRiskConfig
 from fairseq_plugins.criterions.row_scores import score_rows
 from fairseq_plugins.criterions.sequence_risk import SequenceRisk
 from fairseq_plugins.generation.beam_search import FastBeamSearch
 from fairseq_plugins.generation.candidates import Candidates
-from fairseq_plugins.nn.weight_norm import has_weight_norm
 from tests.criterions.risk import EOS, PAD, batch, criterion, translation_task
 from tests.generation.fairseq_models import fairseq_model
 

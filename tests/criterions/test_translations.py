@@ -9,7 +9,7 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.search import Sampling
 
-from fairseq_plugins.backends.cpu.products import PRECISIONS
+from fairseq_plugins.cpu.products import PRECISIONS
 from fairseq_plugins.criterions.config import SequenceRiskConfig
 from fairseq_plugins.criterions.sequence_risk import SequenceRisk
 from fairseq_plugins.criterions.translations import _Sampling

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fairseq_plugins.nn.layer_list import parse_attention, parse_convolutions
-from fairseq_plugins.nn.literal import literal
+from fairseq_plugins.common.layer_list import parse_attention, parse_convolutions
+from fairseq_plugins.common.literal import literal
 from tests.fuzz.texts import DEEP, repeated, text
 from tests.fuzz.trial import Trial, fuzz
 

@@ -14,7 +14,7 @@ from fairseq.token_generation_constraints import pack_constraints
 from torch import Tensor
 
 from fairseq_plugins.generation.loop import read_later
-from tests.models import test_generation
+from tests.common import test_generation
 
 LENGTHS = [9, 6, 3, 1]  # fairseq's lstm wants them to fall
 PREFIX = torch.tensor([[7, 8, 9], [10, 1, 1], [12, 2, 1], [1, 1, 1]])  # one is a whole sentence

@@ -15,16 +15,16 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fairseq_plugins.backends.cpu.packing import Packing
+from fairseq_plugins.common.decoding import StepwiseDecoding
+from fairseq_plugins.cpu.packing import Packing
 from fairseq_plugins.generation import loop
 from fairseq_plugins.generation.beam_search import FastBeamSearch, FastBeamSearchWithAlignment
 from fairseq_plugins.generation.ensemble import Ensemble
 from fairseq_plugins.generation.rules import Rules
-from fairseq_plugins.models.incremental import StepwiseDecoding
+from tests.common.test_generation import without_state
 from tests.conftest import ARCHITECTURES
 from tests.generation.fairseq_models import fairseq_model
 from tests.generation.searching import LENGTHS, MODES, Model, assert_same, generate, read_copy_later
-from tests.models.test_generation import without_state
 
 # Each hypothesis brings twice as many words as there are hypotheses: of 44.
 MODES = {**MODES, "wide as half of the words": {"beam_size": 21}, "wider than half of the words": {"beam_size": 23}}
@@ -39,7 +39,6 @@ def test_the_fast_search(model: Model, dictionary, sentences, mode: str) -> None
 
 
 @pytest.mark.parametrize("beam", [1, 4])
-@pytest.mark.usefixtures("steps_of_convolutions")
 def test_in_single_precision(model: Model, dictionary, sentences, beam: int) -> None:
     """With packed products, also of a second batch, and rounding that depends on the number of rows."""
     source, options = sentences(LENGTHS, left_pad=True), {"beam_size": beam, "packing": Packing()}

@@ -9,8 +9,8 @@ from itertools import chain
 import pytest
 import torch
 
-from fairseq_plugins.backends.cpu.packing import Packing
-from fairseq_plugins.backends.cpu.products import PRECISIONS
+from fairseq_plugins.cpu.packing import Packing
+from fairseq_plugins.cpu.products import PRECISIONS
 from fairseq_plugins.generation.beam_search import FastBeamSearch
 from tests.generation.searching import LENGTHS, assert_same, generate
 from tests.operators import Operators
@@ -33,7 +33,6 @@ def test_lower_precision(build, architecture: str, dictionary, sentences, device
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.usefixtures("steps_of_convolutions")
 def test_weights_that_change_in_the_middle_of_training(
     build, architecture: str, dictionary, sentences, precision: str
 ) -> None:

@@ -15,7 +15,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairseq_plugins.backends.cpu.packing import Packing
+from fairseq_plugins.cpu.packing import Packing
 from fairseq_plugins.generation import programs
 from fairseq_plugins.generation.beam_search import FastBeamSearch
 from fairseq_plugins.generation.beams import Beams

@@ -18,7 +18,7 @@ from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithA
 from fairseq.sequence_scorer import SequenceScorer
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
-from fairseq_plugins.backends.cpu.products import PRECISIONS
+from fairseq_plugins.cpu.products import PRECISIONS
 from fairseq_plugins.generation.beam_search import FastBeamSearch, FastBeamSearchWithAlignment
 from fairseq_plugins.generation.config import TranslationFastConfig
 from fairseq_plugins.generation.task import TranslationFastTask

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fairseq_plugins.backends.cpu.packing import Packing
-from fairseq_plugins.backends.cpu.products import PRECISIONS, Packed
+from fairseq_plugins.cpu.packing import Packing
+from fairseq_plugins.cpu.products import PRECISIONS, Packed
 from fairseq_plugins.generation.beam_search import FastBeamSearch
 from fairseq_plugins.generation.candidates import Candidates
 from fairseq_plugins.generation.programs import Programs

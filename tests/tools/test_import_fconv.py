@@ -13,11 +13,11 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.models.fconv import FConvModel
 
-from fairseq_plugins.models.convs2s.from_fconv import convert_parameters
+from fairseq_plugins.convs2s.fconv import convert_parameters
 from fairseq_plugins.tools import cli
 from tests.commands import full_disk
+from tests.common.test_generation import assert_same, generate
 from tests.conftest import enliven, random_model
-from tests.models.test_generation import assert_same, generate
 
 OPTIONS = {
     "encoder_layers": "[(16, 3)] * 2 + [(24, 3)]",

@@ -1,0 +1,119 @@
+"""Word and position embeddings at the input of an encoder or decoder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch.nn.functional as F
+from fairseq import utils
+from fairseq.data import Dictionary
+from fairseq.modules import FairseqDropout, SinusoidalPositionalEmbedding
+from torch import Tensor, nn
+
+
+class InputEmbedding(nn.Module):
+    """``e = w + p``, word plus absolute position (ConvS2S section 3.1), and dropout.
+
+    Args:
+        words: the word embeddings, whose padding symbol is also that of the input.
+        max_positions: longest input, in tokens; positions are counted from the first token that is not padding.
+        positions: ``learned``, ``sinusoidal`` (Vaswani et al. 2017, section 3.5) or None for no positions.
+        dropout: probability of dropping an element.
+        scale: factor of the word embeddings.
+    """
+
+    table: Tensor
+
+    def __init__(
+        self, words: nn.Embedding, max_positions: int, positions: str | None, dropout: float, scale: float = 1.0
+    ) -> None:
+        super().__init__()
+        self.words = words
+        self.max_positions = max_positions
+        self.scale = scale
+        assert words.padding_idx is not None
+        self.padding_idx = words.padding_idx
+        # fairseq counts positions from padding_idx + 1; a table of that many more rows holds max_positions of them.
+        size = (max_positions + self.padding_idx + 1, words.embedding_dim, self.padding_idx)
+        self.positions = normal_embedding(*size) if positions == "learned" else None
+        if positions == "sinusoidal":
+            self.register_buffer("table", SinusoidalPositionalEmbedding.get_embedding(*size), persistent=False)
+        self.positional = positions is not None
+        self.dropout = FairseqDropout(dropout)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Embed whole sentences, padded on either side: (B, T) -> (B, T, f).
+
+        Raises:
+            ValueError: there are more tokens than positions.
+        """
+        x = self._embed_words(tokens)
+        if self.positional:
+            if tokens.size(1) > self.max_positions:
+                # Batches may be padded beyond their longest sentence, so count before refusing.
+                self.check_length(int(tokens.ne(self.padding_idx).sum(dim=1).max()))
+            x = x + F.embedding(utils.make_positions(tokens, self.padding_idx), self.position_rows(), self.padding_idx)
+        return self.dropout(x)
+
+    def step(self, tokens: Tensor, position: Tensor) -> Tensor:
+        """Embed one token per row, all of them at ``position``, (1,), from zero: (rows,) -> (rows, f).
+
+        `check_length` is left to the caller, who knows the position without looking at the device.
+        """
+        x = self._embed_words(tokens)
+        if self.positional:
+            x = x + self.position_rows().index_select(0, position + (self.padding_idx + 1))
+        return self.dropout(x)
+
+    def check_length(self, length: int) -> None:
+        """Refuse sentences of so many tokens if there are not as many positions.
+
+        Raises:
+            ValueError: there are not.
+        """
+        if self.positional and length > self.max_positions:
+            raise ValueError(f"a sentence of {length} tokens is longer than the model's {self.max_positions} positions")
+
+    def _embed_words(self, tokens: Tensor) -> Tensor:
+        x: Tensor = self.words(tokens)
+        return x if self.scale == 1.0 else x * self.scale
+
+    def position_rows(self) -> Tensor:
+        """The table of positions, (rows, f), in which position p has the row ``padding_idx + 1 + p``."""
+        return self.table if self.positions is None else self.positions.weight
+
+
+def pretrained_embedding(dictionary: Dictionary, dim: int, path: str | None, option: str) -> nn.Embedding:
+    """Word embeddings, those that the file at ``path`` holds taken from it.
+
+    Args:
+        dictionary: the words.
+        dim: f.
+        path: a text file, a first line to skip and then ``word number number ...``; None for random embeddings.
+        option: the option that named the file, for errors.
+
+    Raises:
+        ValueError: the file is missing or malformed, or its embeddings do not have ``dim`` dimensions.
+    """
+    embedding = normal_embedding(len(dictionary), dim, dictionary.pad())
+    if path is None:
+        return embedding
+    if not Path(path).is_file():
+        raise ValueError(f"{option}: {path} does not exist")
+    try:
+        vectors = utils.parse_embedding(path)
+    except (ValueError, StopIteration) as error:
+        raise ValueError(f"{option}: {path} is not a text file of embeddings: {error}") from error
+    for word, vector in vectors.items():
+        if vector.numel() != dim:
+            raise ValueError(f"{option}: {path} has {vector.numel()} numbers for {word!r}, expected {dim}")
+    utils.print_embed_overlap(vectors, dictionary)
+    return utils.load_embedding(vectors, dictionary, embedding)
+
+
+def normal_embedding(num_embeddings: int, embedding_dim: int, padding_idx: int, std: float = 0.1) -> nn.Embedding:
+    """Return embeddings from N(0, std), ConvS2S's by default, zero for the padding symbol."""
+    embedding = nn.Embedding(num_embeddings, embedding_dim, padding_idx=padding_idx)
+    nn.init.normal_(embedding.weight, mean=0, std=std)
+    nn.init.zeros_(embedding.weight[padding_idx])
+    return embedding

@@ -1,0 +1,5 @@
+"""A Convolutional Encoder Model for Neural Machine Translation (Gehring et al. 2016, arXiv 1611.02344)."""
+
+from fairseq_plugins.conv_encoder.model import ConvEncoderModel
+
+__all__ = ["ConvEncoderModel"]

@@ -1,0 +1,130 @@
+"""Options and architectures of the convolutional encoder with an LSTM decoder, and of the paper's baselines."""
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from omegaconf import II
+
+from fairseq_plugins.common.layer_list import MOST_LAYERS
+from fairseq_plugins.common.options import Options, fill_in, refuse_unless_positive
+
+logger = logging.getLogger(__name__)
+
+# Section 4.2 and table 1, for IWSLT'14 German-English: defaults, unless an architecture overrides them.
+DEFAULTS = {
+    "dropout": 0.2,
+    "encoder_type": "convolutional",
+    "encoder_embed_dim": 256,
+    "encoder_layers": "[(512, 3)] * 6",
+    "aggregation_layers": "[(256, 3)] * 3",
+    "encoder_hidden_size": 512,
+    "encoder_lstm_layers": 1,
+    "decoder_hidden_size": 512,
+    "decoder_layers": 1,
+    "init_range": 0.05,
+}
+
+# Options, and the types of encoder that they are for; not sizes, which may be given for all types.
+_OF_TYPES = {
+    "no_residual": ("convolutional",),
+    "single_stack": ("convolutional",),
+    "no_encoder_positional_embeddings": ("convolutional", "pooling"),
+    "pooling_width": ("pooling",),
+    "encoder_lstm_positional_embeddings": ("lstm", "bilstm"),
+}
+
+
+# An architecture, or the model, fills in the options that are None (`register_presets`).
+@dataclass
+class ConvEncoderConfig(FairseqDataclass):
+    dropout: Optional[float] = field(
+        default=None, metadata={"help": "dropout on embeddings, decoder output and between LSTM layers"}
+    )
+    encoder_type: Optional[ChoiceEnum(["convolutional", "pooling", "lstm", "bilstm"])] = field(  # type: ignore[valid-type]
+        default=None, metadata={"help": "the encoder: section 3.2, section 3.1, or the baselines of section 2"}
+    )
+    encoder_embed_dim: Optional[int] = field(
+        default=None, metadata={"help": "width of source and target embeddings, and in front of the output layer"}
+    )
+    encoder_layers: Optional[str] = field(
+        default=None,
+        metadata={"help": "convolutional: CNN-a, for attention scores, [(width, kernel[, residual]), ...]"},
+    )
+    aggregation_layers: Optional[str] = field(
+        default=None,
+        metadata={
+            "help": "convolutional: CNN-c, for what is averaged: [(width, kernel[, residual]), ...], or [] for the "
+            "embeddings (section 5.3)"
+        },
+    )
+    no_residual: bool = field(
+        default=False, metadata={"help": "convolutional: no residual connections (paper's figure of encoder depth, b)"}
+    )
+    single_stack: bool = field(
+        default=False, metadata={"help": "convolutional: average the outputs of CNN-a, without a CNN-c (section 5.3)"}
+    )
+    no_encoder_positional_embeddings: bool = field(
+        default=False, metadata={"help": "convolutional and pooling: no position embeddings"}
+    )
+    pooling_width: int = field(default=5, metadata={"help": "pooling: k, words of an average; odd"})
+    encoder_hidden_size: Optional[int] = field(
+        default=None, metadata={"help": "lstm and bilstm: units of an LSTM, of bilstm in each direction"}
+    )
+    encoder_lstm_layers: Optional[int] = field(default=None, metadata={"help": "lstm and bilstm: number of layers"})
+    encoder_lstm_positional_embeddings: bool = field(
+        default=False, metadata={"help": "lstm and bilstm: position embeddings too (table 1)"}
+    )
+    decoder_hidden_size: Optional[int] = field(default=None, metadata={"help": "units of a decoder layer"})
+    decoder_layers: Optional[int] = field(
+        default=None, metadata={"help": "number of LSTM layers of the decoder, of which the first attends"}
+    )
+    init_range: Optional[float] = field(
+        default=None,
+        metadata={"help": "weights but those of convolutions start within this range; narrow layers need a wider one"},
+    )
+    max_source_positions: int = II("task.max_source_positions")
+    max_target_positions: int = II("task.max_target_positions")
+
+
+def resolve_config(cfg: Options) -> None:
+    """Fill in options that are not set, refuse impossible sizes, and warn of options that do nothing.
+
+    Raises:
+        ValueError: names the option and its value.
+    """
+    fill_in(cfg, DEFAULTS)
+    refuse_unless_positive(cfg, "encoder_embed_dim", "encoder_hidden_size", "decoder_hidden_size", "init_range")
+    refuse_unless_positive(cfg, "encoder_lstm_layers", "decoder_layers", most=MOST_LAYERS)
+    for option, types in _OF_TYPES.items():
+        if cfg.encoder_type not in types and getattr(cfg, option) != getattr(ConvEncoderConfig, option):
+            logger.warning(f"--{option.replace('_', '-')} does nothing with --encoder-type {cfg.encoder_type}")
+
+
+def _depths(attention: int, aggregation: int) -> dict[str, str]:
+    return {"encoder_layers": f"[(512, 3)] * {attention}", "aggregation_layers": f"[(256, 3)] * {aggregation}"}
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # Table 1: 6 layers in CNN-a and 3 in CNN-c; widths and dropout from sections 4.2 and 4.3: the model's defaults.
+    "conv_encoder_iwslt_de_en": {},
+    # Table 2, the deepest encoder for each language pair with its decoder; dropout of section 4.3.
+    "conv_encoder_wmt_en_ro": {**_depths(8, 4), "dropout": 0.1},
+    "conv_encoder_wmt_en_de": {**_depths(15, 5), "dropout": 0.1},
+    "conv_encoder_wmt_en_fr": {**_depths(20, 5), "dropout": 0.1, "decoder_layers": 2},
+    # Table 1, IWSLT'14.
+    "conv_encoder_pooling": {"encoder_type": "pooling"},
+    # Table 1, IWSLT'14.  For WMT the paper takes embeddings of 512, and two layers for English-French.
+    "conv_encoder_bilstm": {"encoder_type": "bilstm"},
+    # Not in the paper: for the quickstart, small enough for minutes on two processor cores.  Within the paper's
+    # range, which suits layers of 512, such narrow ones pass on so little that attention settles on wrong words.
+    "conv_encoder_tiny": {
+        "dropout": 0.1,
+        "encoder_embed_dim": 128,
+        "encoder_layers": "[(128, 3)] * 4",
+        "aggregation_layers": "[(128, 3)] * 2",
+        "decoder_hidden_size": 256,
+        "init_range": 0.2,
+    },
+}

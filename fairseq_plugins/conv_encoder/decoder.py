@@ -1,0 +1,185 @@
+"""The LSTM decoder with attention (Gehring et al. 2016, section 2), all target positions at once.
+
+B sentences, T target positions, S source positions, H units, f embedding width, V vocabulary.  Decoding step by step is
+in `decoding`.
+
+A library's fused LSTM cannot be used here: what a step attends to depends on the state before it, and is a part of the
+step's input.  All that does not depend on the state is taken out of the loop: the input's own part of the gates before
+it, and in the backward pass all gradients of weights and source, which are products over all steps at once after it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.modules import FairseqDropout
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from fairseq_plugins.common.embedding import InputEmbedding
+from fairseq_plugins.common.linear import Linear
+from fairseq_plugins.common.model import IncrementalDecoder
+from fairseq_plugins.common.source import Source, softmax
+from fairseq_plugins.conv_encoder.decoding import ConvEncoderDecoding, lstm_cell
+from fairseq_plugins.cpu.packing import prepare_linear
+
+
+class LSTMDecoder(IncrementalDecoder):
+    """An LSTM that attends, and more on top of it that do not.
+
+    Args:
+        dictionary: target words.
+        embedding: embeddings g of words.
+        hidden_size: H.
+        layers: number of LSTMs.
+        dropout: on the input of all layers but the first, and on the decoder's output.
+    """
+
+    decoding_class = ConvEncoderDecoding
+
+    def __init__(
+        self, dictionary: Dictionary, embedding: InputEmbedding, hidden_size: int, layers: int, dropout: float
+    ) -> None:
+        super().__init__(dictionary, embedding)
+        self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
+        embed_dim = embedding.words.embedding_dim
+        self.attentive = AttentiveLSTM(embed_dim, hidden_size)
+        self.upper = nn.ModuleList(nn.LSTM(hidden_size, hidden_size, batch_first=True) for _ in range(layers - 1))
+        self.to_embedding = Linear(hidden_size, embed_dim)
+        self.output_projection = Linear(embed_dim, len(dictionary))
+
+    def features(self, g: Tensor, source: Source) -> tuple[Tensor, Tensor | None]:
+        """All positions at once: (B, T, f), and the attention."""
+        h, a = self.attentive(g, source)
+        for lstm in self.upper:
+            h, _ = lstm(self.dropout(h))
+        return self.dropout(self.to_embedding(h)), a if self.wants_attention else None
+
+
+class AttentiveLSTM(nn.Module):
+    """``h_{i+1} = LSTM([g_i c_i], h_i)``, with c_i what h_i and g_i attend to; the first state is zero.
+
+    Args:
+        embed_dim: f, width of the inputs g and of the source's keys and values.
+        hidden_size: H.
+    """
+
+    def __init__(self, embed_dim: int, hidden_size: int) -> None:
+        super().__init__()
+        self.query = Linear(hidden_size, embed_dim)  # W_d, b_d
+        self.input = Linear(embed_dim, 4 * hidden_size)
+        self.conditional_input = Linear(embed_dim, 4 * hidden_size, bias=False)
+        self.recurrent = Linear(hidden_size, 4 * hidden_size, bias=False)
+
+    def forward(self, g: Tensor, source: Source) -> tuple[Tensor, Tensor]:
+        """All target positions.
+
+        ``d_i = W_d h_i + b_d + g_i``, ``a_i = softmax(d_i · keys)``, ``c_i = Σ_j a_ij values_j``.
+
+        Args:
+            g: embeddings of the previous target words, (B, T, f).
+            source: one entry for each of the B rows.
+
+        Returns:
+            the states h_{i+1}, (B, T, H), and the attention a, (B, T, S), which has no gradient.
+        """
+        time_first = g.transpose(0, 1)
+        x = self.input(time_first)
+        others = (
+            time_first + self.query.bias,
+            source.keys,
+            source.values,
+            source.bias,
+            torch.cat([self.recurrent.weight, self.query.weight]),
+            self.conditional_input.weight,
+        )
+        # Under autocast they come in different precisions, and the backward pass is not under it.
+        h, a = _Recurrence.apply(x, *(other.to(x.dtype) for other in others))
+        return h.transpose(0, 1), a.transpose(0, 1)
+
+
+class _Recurrence(torch.autograd.Function):
+    """The loop over time.
+
+    Args of `apply`:
+        x: W_g g + b, (T, B, 4H).
+        q: g + b_d, (T, B, f).
+        keys, values: (B, S, f).
+        bias: added to the scores, (B, 1, S); without gradient.
+        w_h: the recurrent matrix and under it W_d, (4H + f, H).
+        w_c: (4H, f).
+
+    Returns:
+        the states, (T, B, H), and the attention, (T, B, S).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        bias: Tensor,
+        w_h: Tensor,
+        w_c: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        steps, batch, width = x.shape
+        hidden = width // 4
+        states = x.new_zeros(steps + 1, batch, hidden)  # with the one before the first step
+        cells = torch.zeros_like(states)
+        gates, queries, contexts = torch.empty_like(x), torch.empty_like(q), torch.empty_like(q)
+        attention = x.new_empty(steps, batch, keys.size(1))
+        recurrent, conditional_input = (prepare_linear(weight, None, batch) for weight in (w_h, w_c))
+        columns = keys.transpose(1, 2)
+        for t in range(steps):
+            from_state = recurrent(states[t])
+            d = torch.add(q[t], from_state[:, width:], out=queries[t])
+            a = softmax(torch.baddbmm(bias, d.unsqueeze(1), columns))
+            attention[t] = a.squeeze(1)
+            contexts[t] = torch.bmm(a, values).squeeze(1)
+            torch.add(x[t] + from_state[:, :width], conditional_input(contexts[t]), out=gates[t])
+            states[t + 1], cells[t + 1] = lstm_cell(gates[t], cells[t])
+        ctx.save_for_backward(gates, states, cells, queries, contexts, attention, keys, values, w_h, w_c)
+        ctx.mark_non_differentiable(attention)
+        return states[1:], attention
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_states: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        gates, states, cells, queries, contexts, attention, keys, values, w_h, w_c = ctx.saved_tensors
+        steps, batch, width = gates.shape
+        to_state, to_context = (prepare_linear(weight.t().contiguous(), None, batch) for weight in (w_h, w_c))
+        columns = values.transpose(1, 2)
+        # Of all steps: gates before their non-linearities with queries beside them, scores, contexts.
+        grads = gates.new_empty(*gates.shape[:2], width + keys.size(2))
+        grad_scores, grad_contexts = torch.empty_like(attention), torch.empty_like(contexts)
+        grad_h, grad_cell = torch.zeros_like(states[0]), torch.zeros_like(cells[0])
+        for t in reversed(range(steps)):
+            i, f, candidate, o = gates[t].chunk(4, dim=-1)
+            grad_gates, grad_query = grads[t].split([width, keys.size(2)], dim=-1)
+            grad_i, grad_f, grad_candidate, grad_o = grad_gates.chunk(4, dim=-1)
+            squashed = cells[t + 1].tanh()
+            grad_h = grad_h + grad_states[t]
+            grad_cell = torch.addcmul(grad_cell, grad_h * o, 1 - squashed.square())
+            torch.mul(grad_cell * candidate, i * (1 - i), out=grad_i)
+            torch.mul(grad_cell * cells[t], f * (1 - f), out=grad_f)
+            torch.mul(grad_cell * i, 1 - candidate.square(), out=grad_candidate)
+            torch.mul(grad_h * squashed, o * (1 - o), out=grad_o)
+            grad_cell = grad_cell * f
+
+            context = grad_contexts[t] = to_context(grad_gates)
+            a = attention[t]
+            grad_a = torch.bmm(context.unsqueeze(1), columns).squeeze(1)
+            scores = torch.mul(a, grad_a - (a * grad_a).sum(dim=1, keepdim=True), out=grad_scores[t])
+            grad_query.copy_(torch.bmm(scores.unsqueeze(1), keys).squeeze(1))
+            grad_h = to_state(grads[t])
+
+        grad_x, grad_q = grads.split([width, keys.size(2)], dim=-1)
+        grad_keys = torch.bmm(grad_scores.permute(1, 2, 0), queries.transpose(0, 1))
+        grad_values = torch.bmm(attention.permute(1, 2, 0), grad_contexts.transpose(0, 1))
+        grad_w_h = grads.flatten(0, 1).t() @ states[:-1].flatten(0, 1)
+        grad_w_c = grad_x.flatten(0, 1).t() @ contexts.flatten(0, 1)
+        return grad_x, grad_q, grad_keys, grad_values, None, grad_w_h, grad_w_c

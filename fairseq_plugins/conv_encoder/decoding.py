@@ -1,0 +1,121 @@
+"""Decoding with LSTMs and attention one token at a time.
+
+R rows (hypotheses), k of them for each of B sentences; S source positions, H units, f embedding width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_plugins.common.decoding import KeptSentences, StepwiseDecoding, reorder_rows, update_state
+from fairseq_plugins.common.source import Source, softmax
+from fairseq_plugins.cpu.packing import with_packing
+
+if TYPE_CHECKING:
+    from fairseq_plugins.conv_encoder.decoder import AttentiveLSTM, LSTMDecoder
+
+
+class ConvEncoderDecoding(StepwiseDecoding):
+    """The decoding of one batch."""
+
+    decoder: LSTMDecoder
+
+    def set_up(self) -> None:
+        """Prepare one matrix and the first state of each LSTM, and attention projected to the source."""
+        to_embedding, attentive = self.decoder.to_embedding, self.decoder.attentive
+        self.to_embedding = self.prepare(to_embedding.weight, to_embedding.bias)
+        self.attention = ConditionalInput(with_packing(attentive, self.packing), self.source)
+        self.lstms = [self._lstm(attentive.input.weight, attentive.recurrent.weight, attentive.input.bias)]
+        for lstm in cast("list[nn.LSTM]", self.decoder.upper):
+            weight_input, weight_state, *biases = lstm.all_weights[0]
+            self.lstms.append(self._lstm(weight_input, weight_state, biases[0] + biases[1]))
+
+    def _lstm(self, weight_input: Tensor, weight_state: Tensor, bias: Tensor) -> _StepLSTM:
+        gates = self.prepare(torch.cat([weight_input, weight_state], dim=1), bias)
+        return _StepLSTM(gates, weight_state.new_zeros(self.order.rows, weight_state.size(1)), self.fixed)
+
+    def compute(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """One token per row, (R,), to features (R, f) and the attention (R, S)."""
+        decoder, (first, *upper) = self.decoder, self.lstms
+
+        g_and_h = first.join(decoder.embedding.step(tokens, self.position), order)
+        conditional_input, a = self.attention.attend(self.by_sentence(g_and_h))
+        h = first.step(g_and_h, conditional_input.flatten(0, 1))
+        for lstm in upper:
+            h = lstm.step(lstm.join(decoder.dropout(h), order))
+        return decoder.dropout(self.to_embedding(h)), a.flatten(0, 1) if decoder.wants_attention else None
+
+    def keep(self, kept: KeptSentences) -> None:
+        """Go on with these sentences only."""
+        super().keep(kept)
+        self.attention.keep(kept)
+
+
+class ConditionalInput:
+    """The conditional input of the gates: attention whose projections are moved to the source, computed once there.
+
+    With ``d = W_d h + b_d + g``, ``d·z = h·(W_dᵀ z) + b_d·z + g·z``; and the gates' conditional input is
+    ``W_c Σ a_j v_j = Σ a_j (W_c v_j)``.
+
+    Args:
+        lstm: the layer.
+        source: one entry per sentence.
+    """
+
+    def __init__(self, lstm: AttentiveLSTM, source: Source) -> None:
+        z = source.keys.transpose(1, 2)
+        # As columns, one under the other, for one product with g and h side by side: (B, f + H, S).
+        self.keys = torch.cat([z, torch.matmul(lstm.query.weight.t(), z)], dim=1)
+        self.bias = source.bias + torch.matmul(source.keys, lstm.query.bias).unsqueeze(1)  # (B, 1, S)
+        self.values = lstm.conditional_input(source.values)  # (B, S, 4H)
+
+    def keep(self, kept: KeptSentences) -> None:
+        """Go on with these sentences only."""
+        self.keys, self.bias, self.values = map(kept.of, (self.keys, self.bias, self.values))
+
+    def attend(self, g_and_h: Tensor) -> tuple[Tensor, Tensor]:
+        """Embeddings and states side by side, (B, k, f + H), to what W_c c adds to the gates, (B, k, 4H), and a."""
+        a = softmax(torch.baddbmm(self.bias, g_and_h, self.keys))
+        return torch.bmm(a, self.values), a
+
+
+class _StepLSTM:
+    """State of one LSTM, at first zeros, (R, H), and its step as one product; a fixed one stays in its place."""
+
+    def __init__(self, gates: Callable[[Tensor], Tensor], zeros: Tensor, fixed: bool) -> None:
+        self.gates = gates
+        self.h, self.cell = zeros, torch.zeros_like(zeros)
+        self.fixed = fixed
+
+    def join(self, x: Tensor, order: Tensor | None) -> Tensor:
+        """Inputs (R, width) beside the states in the new order, (R, width + H)."""
+        if order is not None:
+            update_state(self, h=reorder_rows(self.h, order), cell=reorder_rows(self.cell, order))
+        return torch.cat([x, self.h], dim=1)
+
+    def step(self, joined: Tensor, gates: Tensor | None = None) -> Tensor:
+        """What `join` gives, and what is added to the gates (R, 4H), to the next states (R, H)."""
+        own = self.gates(joined)
+        h, cell = lstm_cell(own if gates is None else own.add_(gates), self.cell)
+        update_state(self, h=h, cell=cell)
+        return self.h
+
+
+def lstm_cell(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+    """Equations of the LSTM (Hochreiter & Schmidhuber 1997, with forget gates).
+
+    Args:
+        gates: input gate, forget gate, candidate and output gate before their non-linearities, (rows, 4H), in torch's
+            order; overwritten by their values.
+        cell: (rows, H).
+
+    Returns:
+        hidden state and cell, each (rows, H).
+    """
+    i, f, candidate, o = gates.chunk(4, dim=-1)
+    cell = torch.addcmul(f.sigmoid_() * cell, i.sigmoid_(), candidate.tanh_())
+    return o.sigmoid_() * cell.tanh(), cell

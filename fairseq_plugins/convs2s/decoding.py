@@ -1,0 +1,104 @@
+"""Decoding ConvS2S one token at a time.
+
+R rows (hypotheses), k of them for each of B sentences; S source positions, C and D widths of a layer's input and
+output, f embedding width, w kernel width.
+
+A step copies no part of the source and never waits for the device: each convolution is a matrix product over the
+window of its last w inputs, each attention two products per sentence with the beams as rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fairseq_plugins.common.decoding import KeptSentences, StepwiseDecoding, reorder_rows, update_state
+from fairseq_plugins.convs2s.layers import SQRT_HALF, GatedConvolution, ProjectedAttention, Shortcut
+from fairseq_plugins.cpu.packing import with_packing
+
+if TYPE_CHECKING:
+    from fairseq_plugins.convs2s.model import ConvS2SDecoder
+
+
+class ConvS2SDecoding(StepwiseDecoding):
+    """The decoding of one batch."""
+
+    decoder: ConvS2SDecoder
+
+    def set_up(self) -> None:
+        """Prepare weights, windows, and attention whose projections are moved to the source."""
+        decoder = self.decoder
+        self.from_embedding, self.to_embedding = (
+            self.prepare(part.weight, part.bias) for part in (decoder.from_embedding, decoder.to_embedding)
+        )
+        self.layers: list[tuple[StepConvolution, ProjectedAttention | None, Shortcut]] = []
+        for convolution, attention, shortcut in decoder.layers:
+            projected = None if attention is None else ProjectedAttention(attention, self.source, self.packing)
+            if not self.fixed:  # a compiled step multiplies with the plain weight
+                shortcut = with_packing(shortcut, self.packing)
+            self.layers.append((self._step_by_step(convolution), projected, shortcut))
+        self.attending = sum(attention is not None for _, attention, _ in self.layers)
+
+    def _step_by_step(self, module: GatedConvolution) -> StepConvolution:
+        kernel, dim, _ = module.weight.shape
+        past = module.weight.new_zeros(self.order.rows, (kernel - 1) * dim)
+        return StepConvolution(self.prepare(module.matrix, module.bias), past, self.fixed)
+
+    def compute(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """One token per row, (R,), to features (R, out_embed_dim) and the averaged attention (R, S)."""
+        decoder, source = self.decoder, self.source
+
+        g = decoder.embedding.step(tokens, self.position)
+        h = self.from_embedding(g)
+        gz = torch.baddbmm(source.bias, self.by_sentence(g), source.keys.transpose(1, 2), alpha=SQRT_HALF)  # (B, k, S)
+        outputs = [h]
+        total = torch.zeros_like(gz) if decoder.wants_attention else None
+        for convolution, attention, shortcut in self.layers:
+            h = convolution.step(decoder.dropout(h), order)
+            if attention is not None:
+                h, a = attention.attend(self.by_sentence(h), gz)
+                h = h.flatten(0, 1)
+                if total is not None:
+                    total += a
+            h = shortcut(h, outputs)
+            outputs.append(h)
+        average = None if total is None else total.flatten(0, 1) / self.attending
+        return decoder.dropout(self.to_embedding(h)), average
+
+    def keep(self, kept: KeptSentences) -> None:
+        """Go on with these sentences only; the next order drops the rows of the others from the windows."""
+        super().keep(kept)
+        for _, attention, _ in self.layers:
+            if attention is not None:
+                attention.keep(kept)
+
+
+class StepConvolution:
+    """A causal `GatedConvolution` of D outputs, one more input of each row at a time.
+
+    It has a method and is not called itself: torch 2.6 would compile a step again for each such object.
+
+    Args:
+        product: the map of `GatedConvolution.matrix` and the bias, (R, wC) -> (R, 2D).
+        past: the last inputs of each row, at first zeros, (R, (w - 1)·C).
+        fixed: whether they stay in their place in memory; then no row may leave.
+    """
+
+    def __init__(self, product: Callable[[Tensor], Tensor], past: Tensor, fixed: bool = False) -> None:
+        self.product, self.past, self.fixed = product, past, fixed
+
+    def step(self, x: Tensor, order: Tensor | None) -> Tensor:
+        """Return one output of each row, (R, D).
+
+        Args:
+            x: the next inputs, (R, C).
+            order: the earlier row that each row continues, (R,); None when no row moved.
+        """
+        past = self.past if order is None else reorder_rows(self.past, order)
+        window = torch.cat([past, x], dim=1)
+        update_state(self, past=window[:, x.size(1) :])
+        return F.glu(self.product(window), dim=-1)

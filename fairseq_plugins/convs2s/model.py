@@ -1,0 +1,215 @@
+"""ConvS2S (Gehring et al. 2017, sections 3.1 to 3.4): encoder, decoder for all target positions at once, and model.
+
+B sentences, T target positions, S source positions, C layer width, f embedding width, V vocabulary.  Attention stands
+between a layer's gate and its residual connection (docs/decisions.md).  Decoding step by step is in `decoding`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import register_model
+from fairseq.modules import FairseqDropout, GradMultiply
+from fairseq.tasks import FairseqTask
+from torch import Tensor, nn
+
+from fairseq_plugins.common.embedding import InputEmbedding, pretrained_embedding
+from fairseq_plugins.common.layer_list import ConvolutionSpec, input_widths, parse_attention, parse_convolutions
+from fairseq_plugins.common.linear import Linear, normalised_linear
+from fairseq_plugins.common.model import IncrementalDecoder, SourceEncoder, TranslationModel
+from fairseq_plugins.common.options import Options, register_presets
+from fairseq_plugins.common.prefix_tree import PrefixTree
+from fairseq_plugins.common.source import Source
+from fairseq_plugins.convs2s.config import PRESETS, ConvS2SConfig, resolve_config
+from fairseq_plugins.convs2s.decoding import ConvS2SDecoding
+from fairseq_plugins.convs2s.layers import SQRT_HALF, GatedConvolution, MultiStepAttention, Shortcut
+
+
+class ConvS2SEncoder(SourceEncoder):
+    """Gated convolutions over the source.
+
+    Args:
+        dictionary: source words.
+        embedding: embeddings e of words and positions.
+        convolutions: the layers, from the input up.
+        dropout: on the input of each convolution.
+        attention_layers: number of decoder layers that attend; each sends back a gradient.
+    """
+
+    def __init__(
+        self,
+        dictionary: Dictionary,
+        embedding: InputEmbedding,
+        convolutions: Sequence[ConvolutionSpec],
+        dropout: float,
+        attention_layers: int,
+    ) -> None:
+        super().__init__(dictionary, embedding)
+        # Section 3.4 divides by the number of attentions; the authors' own code, as fairseq, by twice that.
+        self.gradient_scale = 1.0 / (2.0 * attention_layers)
+        self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
+
+        retain = 1 - dropout
+        embed_dim = embedding.words.embedding_dim
+        self.from_embedding = normalised_linear(embed_dim, convolutions[0].width, retain)
+        self.convolutions = nn.ModuleList()
+        self.shortcuts = nn.ModuleList()
+        for (width, kernel, residual), (inputs, start) in zip(convolutions, input_widths(convolutions), strict=True):
+            self.convolutions.append(GatedConvolution(inputs, width, kernel, causal=False, retain=retain))
+            self.shortcuts.append(Shortcut(residual, start, width))
+        self.to_embedding = normalised_linear(width, embed_dim)
+
+    def encode(self, e: Tensor, padding_mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys z and values (z + e)√½, each (B, S, f)."""
+        padding = padding_mask.t().unsqueeze(-1)  # (S, B, 1)
+        z = self.from_embedding(e).transpose(0, 1)  # (S, B, C): time first for the convolutions
+        outputs = [z]
+        for convolution, shortcut in zip(self.convolutions, self.shortcuts, strict=True):
+            # Outside the sentence a convolution sees zeros, as it does beyond the ends of the batch.
+            z = convolution(self.dropout(z.masked_fill(padding, 0)))
+            z = shortcut(z, outputs)
+            outputs.append(z)
+        z = self.to_embedding(z).masked_fill(padding, 0).transpose(0, 1).contiguous()  # (B, S, f), read by every layer
+
+        z = GradMultiply.apply(z, self.gradient_scale)
+        return z, (z + e) * SQRT_HALF
+
+
+class ConvS2SDecoder(IncrementalDecoder):
+    """Causal gated convolutions, with attention after each or some of them.
+
+    Args:
+        dictionary: target words.
+        embedding: embeddings g of words and positions.
+        convolutions: the layers, from the input up.
+        attends: for each layer, whether attention follows it.
+        out_embed_dim: width in front of the projection to the vocabulary.
+        dropout: on the input of each convolution, and on the decoder's output.
+        tied: whether the projection to the vocabulary is the word embedding.
+    """
+
+    decoding_class = ConvS2SDecoding
+
+    def __init__(
+        self,
+        dictionary: Dictionary,
+        embedding: InputEmbedding,
+        convolutions: Sequence[ConvolutionSpec],
+        attends: Sequence[bool],
+        out_embed_dim: int,
+        dropout: float,
+        tied: bool,
+    ) -> None:
+        super().__init__(dictionary, embedding)
+        self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
+
+        retain = 1 - dropout
+        embed_dim = embedding.words.embedding_dim
+        self.from_embedding = normalised_linear(embed_dim, convolutions[0].width, retain)
+        self.convolutions = nn.ModuleList()
+        self.attentions = nn.ModuleList()
+        self.shortcuts = nn.ModuleList()
+        widths = input_widths(convolutions)
+        for (width, kernel, residual), (inputs, start), attend in zip(convolutions, widths, attends, strict=True):
+            self.convolutions.append(GatedConvolution(inputs, width, kernel, causal=True, retain=retain))
+            self.attentions.append(MultiStepAttention(width, embed_dim) if attend else None)  # type: ignore[arg-type]
+            self.shortcuts.append(Shortcut(residual, start, width))
+        self.to_embedding = normalised_linear(width, out_embed_dim)
+        self.output_projection: Linear
+        if tied:
+            self.output_projection = Linear(out_embed_dim, len(dictionary))
+            nn.init.zeros_(self.output_projection.bias)
+            self.output_projection.weight = embedding.words.weight  # type: ignore[misc]
+        else:
+            self.output_projection = normalised_linear(out_embed_dim, len(dictionary), retain)
+
+    def features(self, g: Tensor, source: Source) -> tuple[Tensor, Tensor | None]:
+        """All positions at once: (B, T, out_embed_dim), and the attention averaged over the layers that attend."""
+        h = self.from_embedding(g).transpose(0, 1)  # (T, B, C): time first for the convolutions
+        outputs = [h]
+        attention = []
+        for convolution, attend, shortcut in self.layers:
+            h = convolution(self.dropout(h))
+            if attend is not None:
+                h, a = attend(h.transpose(0, 1), g, source)
+                h = h.transpose(0, 1)
+                attention.append(a)
+            h = shortcut(h, outputs)
+            outputs.append(h)
+        features = self.dropout(self.to_embedding(h.transpose(0, 1)))
+        # The mean over the layers that attend, so that each row sums to one; fairseq divides by all layers.
+        return features, torch.stack(attention).mean(dim=0) if self.wants_attention else None
+
+    def features_of_prefixes(self, tree: PrefixTree, source: Source) -> Tensor:
+        """Return the features of all prefixes of a batch, (M, out_embed_dim), in the order of their tree.
+
+        Raises:
+            ValueError: a prefix is longer than the model's positions.
+        """
+        self.embedding.check_length(tree.nodes.size(1))
+        g = self.embedding.step(tree.words, tree.positions)
+        g_of_sentences = tree.by_sentence(g)
+        h = self.from_embedding(g)
+        outputs = [h]
+        for convolution, attend, shortcut in self.layers:
+            h = convolution.of_windows(tree.windows(self.dropout(h), convolution.kernel))
+            if attend is not None:
+                h = tree.flat(attend(tree.by_sentence(h), g_of_sentences, source)[0])
+            h = shortcut(h, outputs)
+            outputs.append(h)
+        return self.dropout(self.to_embedding(h))
+
+    @property
+    def layers(self) -> Iterator[tuple[GatedConvolution, MultiStepAttention | None, Shortcut]]:
+        """The layers from the input up: convolution, attention where there is one, and residual connection."""
+        layers: Any = zip(self.convolutions, self.attentions, self.shortcuts, strict=True)
+        return layers
+
+
+@register_model("convs2s", dataclass=ConvS2SConfig)
+class ConvS2SModel(TranslationModel):
+    """A convolutional encoder and a convolutional decoder with multi-step attention."""
+
+    family = "convs2s"
+    onnx_program = "fairseq_plugins.convs2s.onnx"
+
+    @classmethod
+    def build(cls, cfg: Options, task: FairseqTask) -> ConvS2SModel:
+        """As of `TranslationModel`."""
+        resolve_config(cfg)
+        encoder_layers = parse_convolutions(cfg.encoder_layers, "--encoder-layers")
+        decoder_layers = parse_convolutions(cfg.decoder_layers, "--decoder-layers")
+        attends = parse_attention(cfg.decoder_attention, len(decoder_layers))
+
+        def embedding(side: str, dictionary: Dictionary, max_positions: int) -> InputEmbedding:
+            dim, path = getattr(cfg, f"{side}_embed_dim"), getattr(cfg, f"{side}_embed_path")
+            return InputEmbedding(
+                pretrained_embedding(dictionary, dim, path, f"--{side}-embed-path"),
+                max_positions=max_positions,
+                positions=None if getattr(cfg, f"no_{side}_positional_embeddings") else "learned",
+                dropout=cfg.dropout,
+            )
+
+        encoder = ConvS2SEncoder(
+            task.source_dictionary,
+            embedding("encoder", task.source_dictionary, cfg.max_source_positions),
+            encoder_layers,
+            dropout=cfg.dropout,
+            attention_layers=sum(attends),
+        )
+        decoder = ConvS2SDecoder(
+            task.target_dictionary,
+            embedding("decoder", task.target_dictionary, cfg.max_target_positions),
+            decoder_layers,
+            attends,
+            out_embed_dim=cfg.decoder_out_embed_dim,
+            dropout=cfg.dropout,
+            tied=cfg.share_input_output_embed,
+        )
+        return cls(encoder, decoder)
+
+
+register_presets("convs2s", ConvS2SConfig, PRESETS)

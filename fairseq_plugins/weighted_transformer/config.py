@@ -1,0 +1,147 @@
+"""Options and architectures of the Weighted Transformer, and options of its optimizer and schedule.
+
+Names follow fairseq's transformer where it has the same option; sizes are those of the paper's table 2.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.optim.adam import FairseqAdamConfig
+from omegaconf import II
+
+from fairseq_plugins.common.layer_list import MOST_LAYERS
+from fairseq_plugins.common.options import Options, fill_in, refuse_unless_positive
+
+BRANCH_WEIGHTS = ["learned", "uniform", "random", "resampled"]  # checkpoints hold places in this list
+
+# The paper's model A (table 2), as large as the Transformer's base model.
+DEFAULTS = {
+    "dropout": 0.1,
+    "encoder_embed_dim": 512,
+    "encoder_ffn_embed_dim": 2048,
+    "encoder_layers": 6,
+    "encoder_attention_heads": 8,
+}
+
+
+# An architecture, or the model, fills in the options that are None (`register_presets`).
+@dataclass
+class WeightedTransformerConfig(FairseqDataclass):
+    dropout: Optional[float] = field(
+        default=None, metadata={"help": "dropout on embeddings and on the output of each block"}
+    )
+    attention_dropout: float = field(default=0.1, metadata={"help": "dropout on the weights of attention"})
+    relu_dropout: float = field(
+        default=0.0, metadata={"help": "dropout inside the feed-forward networks; the paper has none"}
+    )
+    encoder_embed_dim: Optional[int] = field(
+        default=None, metadata={"help": "d_model: width of embeddings and of all layers, also the decoder's"}
+    )
+    encoder_ffn_embed_dim: Optional[int] = field(
+        default=None, metadata={"help": "d_ff: inner width of the feed-forward networks"}
+    )
+    encoder_layers: Optional[int] = field(default=None, metadata={"help": "N: number of encoder layers"})
+    encoder_attention_heads: Optional[int] = field(
+        default=None, metadata={"help": "h = M: heads, and branches, of a layer"}
+    )
+    decoder_ffn_embed_dim: Optional[int] = field(default=None, metadata={"help": "d_ff of the decoder (default: same)"})
+    decoder_layers: Optional[int] = field(default=None, metadata={"help": "number of decoder layers (default: same)"})
+    decoder_attention_heads: Optional[int] = field(
+        default=None, metadata={"help": "heads, and branches, of a decoder layer (default: same)"}
+    )
+    encoder_learned_pos: bool = field(
+        default=False, metadata={"help": "learned, not sinusoidal, positions in the encoder"}
+    )
+    decoder_learned_pos: bool = field(
+        default=False, metadata={"help": "learned, not sinusoidal, positions in the decoder"}
+    )
+    share_embeddings: ChoiceEnum(["all", "decoder", "none"]) = field(  # type: ignore[valid-type]
+        default="all",
+        metadata={"help": "which embeddings are one: source, target and output (all), the latter two (decoder), none"},
+    )
+    branch_weights: ChoiceEnum(BRANCH_WEIGHTS) = field(  # type: ignore[valid-type]
+        default="learned",
+        metadata={
+            "help": "kappa and alpha: learned, or for comparison (paper's Table 3, also for a trained model, with "
+            "--model-overrides) uniform, random, or random ones drawn anew for each batch of training"
+        },
+    )
+    branch_constraint: ChoiceEnum(["simplex", "softmax"]) = field(  # type: ignore[valid-type]
+        default="simplex",
+        metadata={"help": "how kappa and alpha sum to one: projected by --optimizer simplex_adam, or a softmax"},
+    )
+    branch_gating_topk: Optional[int] = field(
+        default=None,
+        metadata={"help": "in place of alpha, a gate that picks so many branches for each token (section 4.5)"},
+    )
+    max_source_positions: int = II("task.max_source_positions")
+    max_target_positions: int = II("task.max_target_positions")
+
+
+def resolve_config(cfg: Options) -> None:
+    """Fill in the sizes that are not set, and refuse sizes that do not fit together.
+
+    Raises:
+        ValueError: names the options and their values.
+    """
+    fill_in(cfg, DEFAULTS)
+    sizes = ("ffn_embed_dim", "layers", "attention_heads")
+    fill_in(cfg, {f"decoder_{size}": getattr(cfg, f"encoder_{size}") for size in sizes})
+    if cfg.encoder_embed_dim % 2:
+        raise ValueError(f"--encoder-embed-dim must be even, but it is {cfg.encoder_embed_dim}")
+    for side in ("encoder", "decoder"):
+        branches = getattr(cfg, f"{side}_attention_heads")
+        refuse_unless_positive(cfg, f"{side}_layers", most=MOST_LAYERS)
+        for name in ("encoder_embed_dim", f"{side}_ffn_embed_dim"):
+            refuse_unless_positive(cfg, name)
+            size = getattr(cfg, name)
+            if branches < 1 or size % branches:
+                raise ValueError(
+                    f"--{side}-attention-heads must divide --{name.replace('_', '-')}, but {branches} does not "
+                    f"divide {size}"
+                )
+        if cfg.branch_gating_topk is not None and not 1 <= cfg.branch_gating_topk <= branches:
+            raise ValueError(
+                f"--branch-gating-topk must lie between 1 and --{side}-attention-heads ({branches}), but it is "
+                f"{cfg.branch_gating_topk}"
+            )
+
+
+def _sizes(layers: int, dim: int, ffn_dim: int, heads: int, dropout: float) -> dict[str, Any]:
+    return dict(zip(DEFAULTS, (dropout, dim, ffn_dim, layers, heads), strict=True))
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "weighted_transformer_small": {},  # A, the defaults
+    "weighted_transformer_large": _sizes(6, 1024, 4096, 16, 0.3),  # B
+    "weighted_transformer_2layer": _sizes(2, 512, 2048, 8, 0.1),  # C
+    "weighted_transformer_4layer": _sizes(4, 512, 2048, 8, 0.1),
+    "weighted_transformer_8layer": _sizes(8, 512, 2048, 8, 0.3),
+    # Not in the paper: the sizes of fairseq's transformer_iwslt_de_en.
+    "weighted_transformer_iwslt_de_en": _sizes(6, 512, 1024, 4, 0.3),
+    # Not in the paper: for the quickstart, small enough for minutes on two processor cores.
+    "weighted_transformer_tiny": _sizes(2, 128, 512, 4, 0.1),
+}
+
+
+@dataclass
+class SimplexAdamConfig(FairseqAdamConfig):
+    adam_betas: Any = field(default=(0.9, 0.98), metadata={"help": "betas for Adam optimizer"})
+    adam_eps: float = field(default=1e-9, metadata={"help": "epsilon for Adam optimizer"})
+    freeze_branch_weights_after: Optional[int] = field(
+        default=None, metadata={"help": "leave kappa and alpha as they are from this update on"}
+    )
+
+
+@dataclass
+class WeightedInverseSqrtConfig(FairseqDataclass):
+    warmup_updates: int = field(default=4000, metadata={"help": "updates of rising learning rate for the network"})
+    branch_warmup_updates: int = field(
+        default=400, metadata={"help": "updates of rising learning rate for kappa and alpha"}
+    )
+    lr_scale: float = field(default=1.0, metadata={"help": "factor of the network's learning rate"})
+    branch_lr_scale: float = field(default=1.0, metadata={"help": "factor of the learning rate of kappa and alpha"})
+    encoder_embed_dim: Optional[int] = II("model.encoder_embed_dim")
+    # Of the convolutional models it is a list, which is refused when the schedule is made.
+    encoder_layers: Optional[str] = II("model.encoder_layers")

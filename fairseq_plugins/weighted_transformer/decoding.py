@@ -1,0 +1,209 @@
+"""Decoding the Weighted Transformer one token at a time.
+
+R rows (hypotheses), k of them for each of B sentences; S source positions, h heads of width v, d model width.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fairseq_plugins.common.decoding import KeptSentences, StepwiseDecoding, reorder_rows, update_state
+from fairseq_plugins.cpu.block_diagonal import add_block_diagonal
+from fairseq_plugins.cpu.packing import with_packing
+from fairseq_plugins.weighted_transformer.layers import DecoderLayer, attention_weights, join_heads, split_heads
+
+if TYPE_CHECKING:
+    from fairseq_plugins.weighted_transformer.model import WeightedTransformerDecoder
+
+_NO_ROW = -1
+
+
+class WeightedTransformerDecoding(StepwiseDecoding):
+    """The decoding of one batch."""
+
+    decoder: WeightedTransformerDecoder
+
+    def set_up(self) -> None:
+        """Fold weights, project the source to keys and values, and allocate memory for those of steps."""
+        keys = self.source.keys
+        self.ancestry = Ancestry(len(keys), self.order.beam, self.capacity, keys.device, self.fixed)
+        self.layers = [_Layer(self, module) for module in cast("list[DecoderLayer]", self.decoder.layers)]
+
+    def compute(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """One token per row, (R,), to features (R, d) and the last layer's attention (R, S)."""
+        beam = tokens.numel() // len(self.source.keys)
+        places = self.ancestry.step(order, beam, self.position)
+        # A fixed state attends to its whole memory, the empty part masked: one shape, so one program.
+        past = self.ancestry.bias(self.capacity if self.fixed else self.steps, self.source.keys.dtype)
+        source = self.source.bias.unsqueeze(1)
+
+        x = self.by_sentence(self.decoder.embedding.step(tokens, self.position))
+        for layer in self.layers:
+            x, query = layer.step(x, places, past, source)
+        attention = None
+        if self.decoder.wants_attention:
+            attention = attention_weights(query, layer.source_keys, source).mean(dim=1).flatten(0, 1)
+        return x.flatten(0, 1), attention
+
+    def keep(self, kept: KeptSentences) -> None:
+        """Go on with these sentences only."""
+        super().keep(kept)
+        for layer in self.layers:
+            layer.keep(kept)
+
+    def grow(self, steps: int) -> None:
+        """Allocate memory for so many more steps."""
+        super().grow(steps)
+        self.ancestry.grow(steps)
+        for layer in self.layers:
+            layer.past.grow(steps * self.order.beam)
+
+
+class _Layer:
+    """One layer at decoding time: its state, and its prepared weights."""
+
+    def __init__(self, decoding: WeightedTransformerDecoding, module: DecoderLayer) -> None:
+        self.module = module
+        prepare, keys, beam = decoding.prepare, decoding.source.keys, decoding.order.beam
+        own, other, out = module.self_attention, module.source_attention, module.self_attention_out
+        self.query_key_value = prepare(
+            torch.cat([own.query.weight, own.key_value.weight]), torch.cat([own.query.bias, own.key_value.bias])
+        )
+        self.self_attention_out = prepare(out.weight, out.bias)
+        self.source_query = prepare(other.query.weight, other.query.bias)
+        keys, values = with_packing(other, decoding.packing).project(keys)
+        self.source_keys = keys.transpose(2, 3).contiguous()  # as columns, (B, h, v, S)
+        self.past = Past(self.source_keys, decoding.capacity * beam)
+
+        branches = with_packing(module.branches, decoding.packing)
+        folded = branches.fold()
+        self.out = prepare(folded.out, branches.out.bias)
+        self.first = prepare(branches.first.weight, branches.first.bias)
+        self.second = prepare(folded.second, branches.second.bias)
+        # Averaging values is linear, so the first map of a branch's own head can be applied to the values once per
+        # sentence; an average of S wider values then takes the place of a product for each row.
+        moves = beam > 1 and keys.size(2) < folded.first.size(1)
+        self.source_values = torch.cat([values, values @ folded.first], dim=-1) if moves else values.contiguous()
+        self.own_first = None if moves else folded.first
+
+    def step(self, x: Tensor, places: Tensor, past: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+        """As `DecoderLayer.forward`, with the beams of a sentence as time steps.
+
+        Args:
+            x: (B, k, d).
+            places: of this step's keys, see `Ancestry.step`.
+            past, source: biases of attention scores, (B, 1, k, P) for the first P earlier keys, and (B, 1, 1, S).
+
+        Returns:
+            the layer's output, (B, k, d), and the queries to the source for reporting, (B, h, k, v).
+        """
+        module, heads = self.module, self.module.self_attention.heads
+        q, k, v = (split_heads(part, heads) for part in self.query_key_value(x).chunk(3, dim=-1))
+        keys, values = self.past.put(k, v, places)
+        seen = past.size(3)
+        weights = module.self_attention.dropout(attention_weights(q, keys.narrow(3, 0, seen), past))
+        out = self.self_attention_out(join_heads(weights @ values.narrow(2, 0, seen)))
+        x = module.self_attention_norm(x + module.dropout(out))
+
+        q = split_heads(self.source_query(x), heads)
+        weights = module.source_attention.dropout(attention_weights(q, self.source_keys, source))
+        attended = weights @ self.source_values
+        heads_out, own = (join_heads(part) for part in attended.tensor_split([q.size(-1)], dim=-1))
+        inner = self.first(x.flatten(0, 1))
+        if self.own_first is None:
+            inner += own.flatten(0, 1)
+        else:
+            inner = add_block_diagonal(inner, heads_out.flatten(0, 1), self.own_first)
+        return module.branches.finish(x, self.out(heads_out), inner, self.second), q
+
+    def keep(self, kept: KeptSentences) -> None:
+        """Go on with these sentences only."""
+        self.past.keep(kept)
+        self.source_keys, self.source_values = kept.of(self.source_keys), kept.of(self.source_values)
+
+
+class Ancestry:
+    """The ancestor of each row at every step so far: one of its sentence's k hypotheses.
+
+    Keys and values of earlier steps never move: each step leaves k of them for a sentence, and a row attends to the one
+    of its ancestor.
+
+    Args:
+        sentences: B.
+        beam: k.
+        capacity: steps to have memory for.
+        device: of the rows.
+        fixed: whether the state stays in its place in memory; then no row may leave.
+    """
+
+    def __init__(self, sentences: int, beam: int, capacity: int, device: torch.device, fixed: bool = False) -> None:
+        self.fixed = fixed
+        self.own = torch.arange(beam, device=device)
+        self.table = torch.full((sentences, beam, capacity), _NO_ROW, device=device)
+
+    def step(self, order: Tensor | None, beam: int, position: Tensor) -> Tensor:
+        """Begin a step.
+
+        Args:
+            order: the earlier row that each row continues, (R,); None when no row moved.
+            beam: rows of a sentence in this step.
+            position: of the step, from zero, (1,).
+
+        Returns:
+            the places of the step's keys among the k·capacity keys of a sentence, (beam,).
+        """
+        if order is not None:
+            update_state(self, table=reorder_rows(self.table.flatten(0, 1), order).view(-1, beam, self.table.size(2)))
+        own = self.own.narrow(0, 0, beam)
+        self.table.index_copy_(2, position, own.view(beam, 1).expand(len(self.table), -1, 1))
+        return position * len(self.own) + own
+
+    def bias(self, steps: int, dtype: torch.dtype) -> Tensor:
+        """Return the bias of scores to the keys of so many steps, at least those so far, (B, 1, beam, steps·k).
+
+        Minus infinity where there is no key yet, or the key of another row's ancestor.
+        """
+        mask = self.table.narrow(2, 0, steps).unsqueeze(3) != self.own
+        bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(mask, float("-inf"))
+        return bias.flatten(2).unsqueeze(1)
+
+    def grow(self, steps: int) -> None:
+        """Allocate memory for so many more steps."""
+        self.table = F.pad(self.table, (0, steps), value=_NO_ROW)
+
+
+class Past:
+    """Keys and values of earlier steps, k of each for a step and sentence.
+
+    Args:
+        keys: of the source, as columns, (B, h, v, S), whose type, device and other sizes they have.
+        places: keys to have memory for.
+    """
+
+    def __init__(self, keys: Tensor, places: int) -> None:
+        sentences, heads, width, _ = keys.shape
+        # Places that are not filled have a weight of zero, which must not be multiplied with a NaN.
+        self.keys = keys.new_zeros(sentences, heads, width, places)
+        self.values = keys.new_zeros(sentences, heads, places, width)
+
+    def put(self, keys: Tensor, values: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Put the keys and values of a step, each (B, h, k, v), into these places, (k,).
+
+        Returns:
+            the keys of all places, as columns, (B, h, v, places), and the values, (B, h, places, v).
+        """
+        self.keys.index_copy_(3, places, keys.transpose(2, 3))
+        self.values.index_copy_(2, places, values)
+        return self.keys, self.values
+
+    def grow(self, places: int) -> None:
+        """Allocate memory for so many more keys."""
+        self.keys, self.values = F.pad(self.keys, (0, places)), F.pad(self.values, (0, 0, 0, places))
+
+    def keep(self, kept: KeptSentences) -> None:
+        """Go on with these sentences only."""
+        self.keys, self.values = kept.of(self.keys), kept.of(self.values)

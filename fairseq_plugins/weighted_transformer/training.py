@@ -1,0 +1,230 @@
+"""Training of the Weighted Transformer (Ahmed et al. 2017): optimizer, learning rates, and loss with statistics.
+
+After each update κ and α make Adam's step and are projected onto the simplex again (section 3).  d model width,
+N layers, t updates; learning rates (section 4.1):
+
+    network      d^-0.5 · min(t^-0.5, t · 4000^-1.5)
+    κ and α      (d/N)^-0.5 · min(t^-0.5, t · 400^-1.5)
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from fairseq.criterions import register_criterion
+from fairseq.criterions.label_smoothed_cross_entropy import (
+    LabelSmoothedCrossEntropyCriterion,
+    LabelSmoothedCrossEntropyCriterionConfig,
+)
+from fairseq.dataclass.configs import OptimizationConfig
+from fairseq.logging import metrics
+from fairseq.models import BaseFairseqModel
+from fairseq.optim import FairseqOptimizer, register_optimizer
+from fairseq.optim.adam import Adam, FairseqAdam
+from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
+from omegaconf import DictConfig
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from fairseq_plugins.common.options import refuse_unless_positive
+from fairseq_plugins.weighted_transformer.branches import SIMPLEX, SOFTMAX, SimplexVector, project_onto_simplex
+from fairseq_plugins.weighted_transformer.config import DEFAULTS, SimplexAdamConfig, WeightedInverseSqrtConfig
+
+logger = logging.getLogger(__name__)
+
+
+@register_optimizer("simplex_adam", dataclass=SimplexAdamConfig)
+class FairseqSimplexAdam(FairseqAdam):
+    """Adam with a projection.  With fp16 it needs ``--fp16-no-flatten-grads`` or ``--memory-efficient-fp16``.
+
+    Raises:
+        ValueError: ``--fp16-adam-stats`` is given, or a number of updates that is none.
+    """
+
+    def __init__(self, cfg: DictConfig, params: Iterable[Tensor]) -> None:
+        FairseqOptimizer.__init__(self, cfg)
+        if cfg.fp16_adam_stats:
+            raise ValueError("--optimizer simplex_adam keeps its moments in float32: leave out --fp16-adam-stats")
+        if (cfg.freeze_branch_weights_after or 0) < 0:
+            raise ValueError(f"--freeze-branch-weights-after: {cfg.freeze_branch_weights_after} is below 0")
+        groups: dict[str, list[Tensor]] = {"network": [], SOFTMAX: [], SIMPLEX: []}
+        for parameter in params:
+            group = getattr(parameter, "param_group", None)
+            groups[group if group in groups else "network"].append(parameter)
+        self._optimizer = SimplexAdam(
+            [{"params": members, "name": name} for name, members in groups.items() if members], **self.optimizer_config
+        )
+
+    @property
+    def optimizer_config(self) -> dict[str, Any]:
+        """Arguments of `SimplexAdam`, here and where fairseq makes one for each shard of the parameters."""
+        return {**super().optimizer_config, "freeze_after": self.cfg.freeze_branch_weights_after}
+
+
+class SimplexAdam(Adam):
+    """fairseq's Adam for the network, and projected steps for the groups named `SIMPLEX`.
+
+    Args:
+        params: groups, each with a name.
+        freeze_after: the number of updates after which the groups `SIMPLEX` and `SOFTMAX` stay bit for bit the same.
+        **options: those of Adam.
+    """
+
+    # Steps are not pointwise: parameters hidden in one flat vector would be lost.
+    supports_flat_params = False
+    param_groups: list[dict[str, Any]]
+
+    def __init__(self, params: list[dict[str, Any]], *, freeze_after: int | None, **options: Any) -> None:
+        super().__init__(params, **options)
+        self.freeze_after = freeze_after
+        for group in self.param_groups:
+            group["updates"] = 0  # saved and restored with the group
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One update."""
+        loss = None
+        if closure is not None:  # it may want gradients, and to clear those of all groups
+            with torch.enable_grad():
+                loss = closure()
+        groups = self.param_groups
+        active = []
+        for group in groups:
+            frozen = self.freeze_after is not None and group["updates"] >= self.freeze_after
+            group["updates"] += 1
+            if group["name"] == "network" or not frozen:
+                active.append(group)
+        # fairseq's step goes through `param_groups`; not even momentum may move what is frozen.
+        try:
+            self.param_groups = [group for group in active if group["name"] != SIMPLEX]
+            super().step()
+        finally:
+            self.param_groups = groups
+        for group in active:
+            if group["name"] == SIMPLEX:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        self._step_on_simplex(parameter, group)
+        return loss
+
+    def _step_on_simplex(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        gradient = parameter.grad.float()  # type: ignore[union-attr]
+        square = gradient.square()
+        state = self.state[parameter]
+        if not state:
+            state["step"] = 0
+            state["exp_avg"] = torch.zeros_like(gradient)
+            state["exp_avg_sq"] = torch.zeros_like(square)
+            if parameter.dtype != torch.float32:
+                # In half precision most steps would be rounded away.
+                state["master"] = parameter.float()
+        for name in ("exp_avg", "exp_avg_sq", "master"):
+            if name in state:  # --memory-efficient-fp16 brings it back from a checkpoint where the file was read
+                state[name] = state[name].to(parameter.device)
+        state["step"] += 1
+        beta1, beta2 = group["betas"]
+        state["exp_avg"].lerp_(gradient, 1 - beta1)
+        state["exp_avg_sq"].lerp_(square, 1 - beta2)
+        mean = state["exp_avg"] / (1 - beta1 ** state["step"])
+        deviation = (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt() + group["eps"]
+        point = state.get("master", parameter)
+        point.copy_(project_onto_simplex(point - group["lr"] * mean / deviation))
+        if point is not parameter:
+            parameter.copy_(point)
+
+
+@register_lr_scheduler("weighted_inverse_sqrt", dataclass=WeightedInverseSqrtConfig)
+class WeightedInverseSqrt(FairseqLRScheduler):
+    """A linear rise and an inverse square root for the network, another for the branches' weights.
+
+    It computes the rates from the model's size: ``--lr`` is not used, and who gives it is told so.
+
+    Raises:
+        ValueError: the optimizer is not ``simplex_adam``, a warm-up is shorter than an update, or layers are no number.
+    """
+
+    def __init__(self, cfg: WeightedInverseSqrtConfig, optimizer: FairseqOptimizer) -> None:
+        super().__init__(cfg, optimizer)
+        if not all("name" in group for group in optimizer.param_groups):
+            raise ValueError("--lr-scheduler weighted_inverse_sqrt needs --optimizer simplex_adam")
+        refuse_unless_positive(cfg, "warmup_updates", "branch_warmup_updates")
+        for option in ("lr_scale", "branch_lr_scale"):
+            if not 0 <= getattr(cfg, option) < math.inf:
+                raise ValueError(f"--{option.replace('_', '-')} is a factor, which {getattr(cfg, option)} cannot be")
+        if list(optimizer.cfg.lr) != OptimizationConfig().lr:
+            logger.warning("--lr does nothing with --lr-scheduler weighted_inverse_sqrt: take --lr-scale")
+        # Under hydra the sizes of the default architecture are not in the configuration.
+        sizes = {
+            name: DEFAULTS[name] if cfg[name] is None else cfg[name] for name in ("encoder_embed_dim", "encoder_layers")
+        }
+        if not str(sizes["encoder_layers"]).isdigit():
+            raise ValueError(
+                "--lr-scheduler weighted_inverse_sqrt is for Transformers, whose --encoder-layers is a number, and not "
+                f"{sizes['encoder_layers']}"
+            )
+        self.dim, self.layers = map(int, sizes.values())
+        # Under hydra fairseq's own transformer has its sizes elsewhere; lr_scheduler.encoder_layers is heard.
+        logger.info(f"learning rates are those of a model of {self.layers} layers of width {self.dim}")
+
+    def step_update(self, num_updates: int) -> float:
+        """Set the rates for the next update."""
+        update = num_updates + 1
+        cfg = self.cfg
+        network = cfg.lr_scale * self.dim**-0.5 * _rise_and_fall(update, cfg.warmup_updates)
+        branches = (
+            cfg.branch_lr_scale * (self.dim / self.layers) ** -0.5 * _rise_and_fall(update, cfg.branch_warmup_updates)
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = network if group["name"] == "network" else branches
+        return network
+
+
+def _rise_and_fall(update: int, warmup: int) -> float:
+    return min(update**-0.5, update * warmup**-1.5)
+
+
+@register_criterion("weighted_label_smoothed_cross_entropy", dataclass=LabelSmoothedCrossEntropyCriterionConfig)
+class WeightedLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
+    """fairseq's loss, and with it entropy and max/min ratio of κ and α, averaged over the layers.
+
+    Entropy is in bits: log2 M where the branches weigh the same, zero where one has all.  A branch of weight zero would
+    make the ratio infinite; it counts as a thousandth of the largest.
+    """
+
+    def forward(self, model: BaseFairseqModel, sample: dict[str, Any], reduce: bool = True) -> Any:
+        """As fairseq's; the statistics stay on the device."""
+        loss, sample_size, logging_output = super().forward(model, sample, reduce)
+        if model.training:
+            logging_output.update(branch_statistics(model), forwards=1)
+        return loss, sample_size, logging_output
+
+    @classmethod
+    def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
+        """Log the loss and, during training, the statistics."""
+        super().reduce_metrics(logging_outputs)
+        if not any("forwards" in log for log in logging_outputs):
+            return
+        forwards = sum(log["forwards"] for log in logging_outputs)
+        for name in (name for name in logging_outputs[0] if name.startswith(("kappa", "alpha"))):
+            metrics.log_scalar(name, sum(log[name] for log in logging_outputs) / forwards, round=3)
+
+
+@torch.no_grad()
+def branch_statistics(model: torch.nn.Module) -> dict[str, Tensor]:
+    """Entropy and ratio of κ and α, for each the mean over the layers; scalars on the model's device."""
+    vectors: dict[str, list[Tensor]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, SimplexVector):
+            vectors.setdefault(name.rpartition(".")[2], []).append(module.point().float())
+    statistics = {}
+    for name, points in vectors.items():
+        # Encoder and decoder may have different numbers of branches: what is filled in changes neither figure.
+        filled = pad_sequence(points, batch_first=True, padding_value=math.nan)
+        largest, smallest = filled.nan_to_num(-math.inf).amax(1), filled.nan_to_num(math.inf).amin(1)
+        statistics[f"{name}_entropy"] = torch.special.entr(filled.nan_to_num(0)).sum(1).mean() / math.log(2)
+        statistics[f"{name}_ratio"] = (largest / smallest).clamp(max=1000).mean()
+    return statistics

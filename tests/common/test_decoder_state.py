@@ -1,0 +1,241 @@
+"""Rows, re-orders and windows against a history that is simply kept and re-ordered at once."""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fairseq_plugins.common.decoding import KeptSentences, RowOrder
+from fairseq_plugins.common.source import Source
+from fairseq_plugins.convs2s.decoding import StepConvolution
+from fairseq_plugins.weighted_transformer.decoding import Ancestry, Past
+
+
+def window_itself(window: torch.Tensor) -> torch.Tensor:
+    """A product after which the gated linear unit returns the window."""
+    return torch.cat([window, torch.full_like(window, 100)], dim=1)
+
+
+def own_places(ancestry: Ancestry, steps: int) -> list[list[int]]:
+    """The places of each row's own keys, of so many steps."""
+    beam = len(ancestry.own)
+    places = ancestry.table[:, :, :steps] + torch.arange(0, steps * beam, beam)
+    return places.flatten(0, 1).tolist()
+
+
+@st.composite
+def decodings(draw: st.DrawFn) -> tuple[int, int, int, list[list[torch.Tensor]]]:
+    """Sentences, beam and window width, and for each step the re-orders that come before it."""
+    sentences, beam, width = draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.integers(1, 5))
+    left, steps = sentences, []
+    for _ in range(draw(st.integers(1, 8))):
+        orders = []
+        for _ in range(draw(st.integers(0, 2))):
+            stay = draw(st.permutations(range(left)))[: draw(st.integers(1, left))]
+            stay = stay if len(stay) < left else range(left)
+            rows = [s * beam + draw(st.integers(0, beam - 1)) for s in stay for _ in range(beam)]
+            orders.append(torch.tensor(rows))
+            left = len(stay)
+        steps.append(orders)
+    return sentences, beam, width, steps
+
+
+@settings(deadline=None, max_examples=200)
+@given(decodings())
+def test_window_is_the_last_inputs_of_each_history(decoding: tuple[int, int, int, list[list[torch.Tensor]]]) -> None:
+    sentences, beam, width, steps = decoding
+    torch.manual_seed(1)
+    history = torch.zeros(sentences * beam, width, 3)
+    sentence_of_row = torch.arange(sentences).repeat_interleave(beam)
+    order = RowOrder(sentences * beam, beam)
+    window = StepConvolution(window_itself, torch.zeros(sentences * beam, (width - 1) * 3))
+    kept = torch.arange(sentences)
+    for orders in steps:
+        for new_order in orders:
+            order.reorder(new_order)
+            history, sentence_of_row = history[new_order], sentence_of_row[new_order]
+        rows, left = order.take_pending()
+        if left is not None:
+            before = kept.clone()
+            kept = left.of(before)
+            assert kept.data_ptr() == before.data_ptr()  # within the memory that was there
+        x = torch.randn(history.size(0), 3)
+        history = torch.cat([history, x.unsqueeze(1)], dim=1)
+        assert torch.equal(window.step(x, rows), history[:, -width:].flatten(1))
+        assert torch.equal(kept.repeat_interleave(beam), sentence_of_row)
+
+
+# Of 6 rows, of 2 for each sentence.
+BROKEN = [
+    [2, 0, 1, 3, 4, 5],  # a row changes its sentence
+    [2, 3, 0, 1, 4, 5],  # sentences change places
+    [0, 1, 4, 5, 2, 3],
+    [0, 1, 0, 1, 4, 5],  # a sentence is there twice
+    [0, 2],  # a row of each of two sentences
+    [1, 2, 3, 4],
+]
+
+
+@pytest.mark.parametrize("new_order", BROKEN)
+def test_orders_that_break_the_contract_are_refused(new_order: list[int], device: torch.device) -> None:
+    if device.type != "cpu":
+        pytest.skip("an assertion of a GPU ends its process")
+    with pytest.raises(RuntimeError, match="rows may change places only within their sentence"):
+        RowOrder(rows=6, beam=2).reorder(torch.tensor(new_order))
+
+
+def test_the_check_is_of_all_orders() -> None:
+    """Of 4 rows every order of up to 4 of them, against the contract written out."""
+    for left in (2, 4):
+        for rows in itertools.product(range(4), repeat=left):
+            sentences = [row // 2 for row in rows]
+            kept = sentences[::2] == sentences[1::2] and (left < 4 or sentences[::2] == [0, 1])
+            order = RowOrder(rows=4, beam=2)
+            assert bool(order._keeps_sentences(torch.tensor(rows))) is kept, rows
+
+
+@pytest.mark.parametrize("new_order", [[0, 1, 2], [0, 1, 2, 3, 4, 5, 6, 7]])
+def test_part_of_a_sentence_cannot_leave_and_none_can_come(new_order: list[int]) -> None:
+    order = RowOrder(rows=6, beam=2)
+    with pytest.raises(RuntimeError, match=f"cannot re-order 6 rows of 2 per sentence to {len(new_order)}"):
+        order.reorder(torch.tensor(new_order))
+    order.reorder(torch.tensor([0, 1, 4, 5]))
+    with pytest.raises(RuntimeError, match="cannot re-order 4 rows of 2 per sentence to 6"):
+        order.reorder(torch.tensor([0, 1, 2, 3, 4, 5]))
+
+
+class Asserted(TorchDispatchMode):
+    """What the device was asked to assert."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asserted: list[torch.Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._assert_async.msg:
+            self.asserted.append(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_device_checks_orders_and_rows_without_being_waited_for() -> None:
+    """On a pretended GPU a look at a tensor raises."""
+    with FakeTensorMode(), Asserted() as mode:
+        empty = partial(torch.empty, dtype=torch.long, device="cuda")
+        order = RowOrder(rows=6, beam=2)
+        order.reorder(empty(6))
+        order.reorder(empty(4))
+        keys = empty(3, 5, 8, dtype=torch.float32)
+        source = Source(keys, keys, empty(3, 5, dtype=torch.bool)).reorder(empty(6))
+        assert source.group()[1] == 2
+    assert [(value.device.type, value.shape) for value in mode.asserted] == [("cuda", ())] * 3
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.data(), st.integers(1, 3), st.integers(1, 3), st.integers(1, 6), st.booleans())
+def test_a_row_looks_at_its_own_ancestors_alone(
+    data: st.DataObject, sentences: int, beam: int, steps: int, fixed: bool
+) -> None:
+    """Against the path of each row, written down: at every step the column that it, or its ancestor, had.
+
+    It may look at filled places only, or at others, too.
+    """
+    ancestry = Ancestry(sentences, beam, 2, torch.device("cpu"), fixed)
+    paths: list[list[int]] = [[] for _ in range(sentences * beam)]
+    table, capacity = ancestry.table.data_ptr(), 2
+    for step in range(steps):
+        order = None
+        if step and data.draw(st.booleans()):
+            order = [s * beam + data.draw(st.integers(0, beam - 1)) for s in range(sentences) for _ in range(beam)]
+            paths = [list(paths[row]) for row in order]
+        if step == capacity:
+            ancestry.grow(3)
+            table, capacity = ancestry.table.data_ptr(), capacity + 3
+        for row, path in enumerate(paths):
+            path.append(row % beam)
+        seen = data.draw(st.integers(step + 1, capacity))
+        places = ancestry.step(None if order is None else torch.tensor(order), beam, torch.tensor([step]))
+        bias = ancestry.bias(seen, torch.float16)
+        expected = torch.full((sentences * beam, capacity, beam), -torch.inf, dtype=torch.float16)
+        for row, path in enumerate(paths):
+            for time, column in enumerate(path):
+                expected[row, time, column] = 0
+        own = [[time * beam + column for time, column in enumerate(path)] for path in paths]
+        assert own_places(ancestry, step + 1) == own
+        assert places.tolist() == [step * beam + column for column in range(beam)]
+        assert bias.dtype == torch.float16
+        assert torch.equal(bias, expected[:, :seen].reshape(sentences, 1, beam, seen * beam))
+        assert not fixed or ancestry.table.data_ptr() == table
+
+
+@settings(deadline=None, max_examples=50)
+@given(decodings())
+def test_a_row_finds_the_keys_and_values_of_its_ancestors(
+    decoding: tuple[int, int, int, list[list[torch.Tensor]]],
+) -> None:
+    """In the places that it looks at, one step after the other; sentences leave, and there is room for two steps."""
+    sentences, beam, _, steps = decoding
+    torch.manual_seed(1)
+    heads, width, capacity = 2, 3, 2
+    order = RowOrder(sentences * beam, beam)
+    ancestry = Ancestry(sentences, beam, capacity, torch.device("cpu"))
+    past = Past(torch.zeros(sentences, heads, width, 5), capacity * beam)
+    history = torch.zeros(sentences * beam, heads, 0, 2 * width)  # of each row, re-ordered at once
+    for step, orders in enumerate(steps):
+        for new_order in orders:
+            order.reorder(new_order)
+            history = history[new_order]
+        rows, left = order.take_pending()
+        if left is not None:
+            past.keep(left)
+        if step == capacity:
+            ancestry.grow(3)
+            past.grow(3 * beam)
+            capacity += 3
+        x = torch.randn(len(history), heads, 1, 2 * width)
+        history = torch.cat([history, x], dim=2)
+        new = x.view(-1, beam, heads, 2 * width).transpose(1, 2)
+        places = ancestry.step(rows, beam, torch.tensor([step]))
+        keys, values = past.put(new[..., :width], new[..., width:], places)
+        both = torch.cat([keys.transpose(2, 3), values], dim=-1)
+        for row, own, expected in zip(range(len(history)), own_places(ancestry, step + 1), history, strict=True):
+            assert torch.equal(both[row // beam][:, own], expected)
+
+
+def test_a_fixed_window_stays_in_its_place() -> None:
+    torch.manual_seed(1)
+    fixed, other = (StepConvolution(window_itself, torch.zeros(4, 4), fixed) for fixed in (True, False))
+    place = fixed.past.data_ptr()
+    for order in (None, torch.tensor([1, 1, 2, 3]), torch.tensor([0, 1, 3, 2])):
+        x = torch.randn(4, 2)
+        assert torch.equal(fixed.step(x, order), other.step(x, order))
+        assert fixed.past.data_ptr() == place
+
+
+def test_the_state_is_where_the_rows_are() -> None:
+    """On a pretended GPU tensors of two devices cannot meet."""
+    with FakeTensorMode():
+        numbers = partial(torch.zeros, dtype=torch.long, device="cuda")
+        values = partial(torch.zeros, dtype=torch.float16, device="cuda")
+        ancestry, past = Ancestry(3, 2, 5, torch.device("cuda")), Past(values(3, 2, 7, 9), 10)
+        places = ancestry.step(None, 2, numbers(1))
+        keys, averaged = past.put(values(3, 2, 2, 7), values(3, 2, 2, 7), places)
+        past.keep(KeptSentences(numbers(2)))
+        ancestry.step(numbers(4), 2, numbers(1))
+        bias = ancestry.bias(5, torch.float16)
+    state = [keys, averaged, past.keys, past.values, bias]
+    assert [tuple(x.shape) for x in state] == [
+        (3, 2, 7, 10),
+        (3, 2, 10, 7),
+        (2, 2, 7, 10),
+        (2, 2, 10, 7),
+        (2, 1, 2, 10),
+    ]
+    assert {(x.device.type, x.dtype) for x in state} == {("cuda", torch.float16)}

@@ -1,0 +1,236 @@
+"""What holds for the step-by-step decoding of every family."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fairseq.modules import FairseqDropout
+
+from fairseq_plugins.generation.programs import tensors_of
+from tests.common.stepwise import close
+from tests.conftest import random_model
+from tests.operators import Operators
+
+# The others have several, so that there is dropout between them.
+LAYERS = {"conv_encoder_tiny": {"decoder_layers": 2}}
+# The dropout of attention's weights is inside torch's own function.
+RETAINED = {**LAYERS, "weighted_transformer_tiny": {"attention_dropout": 0.0}}
+
+
+@torch.no_grad()
+def test_several_tokens_at_once(build, architecture, sentences) -> None:
+    """fairseq's fconv silently uses only the last of them."""
+    model = build(architecture)
+    encoded, target = model.encoder(sentences([5, 3])), sentences([7, 7])
+    expected, _ = model.decoder(target, encoded)
+    state: dict = {}
+    first, _ = model.decoder(target[:, :3], encoded, incremental_state=state)
+    rest, _ = model.decoder(target, encoded, incremental_state=state)
+    close(torch.cat([first, rest], dim=1), expected)
+    for given in (1, 7):
+        with pytest.raises(ValueError, match=f"^7 tokens of each row have been decoded and {given} are given; pass"):
+            model.decoder(target[:, -given:], encoded, incremental_state=state)
+
+
+@torch.no_grad()
+def test_weights_never_go_stale(build, architecture, sentences) -> None:
+    """Whatever changes the weights, and however, the next batch is decoded with what they are then."""
+    model, other = build(architecture), build(architecture, seed=3).state_dict()  # seed 2 rounds ten times as much
+    first = build(architecture).state_dict()
+    encoded, target = model.encoder(sentences([5, 3])), sentences([4, 4])
+
+    def check() -> None:
+        expected, _ = model.decoder(target, encoded)
+        close(model.decoder(target, encoded, incremental_state={})[0], expected)
+
+    check()
+    for parameter in model.parameters():
+        parameter.data.mul_(1.1)  # as fairseq's optimizers write: autograd's version counters do not notice
+    check()
+    model.load_state_dict(other)
+    check()
+    model.make_generation_fast_(need_attn=False)
+    check()
+    # A training checkpoint, into a model prepared for inference.
+    model.load_state_dict({name: (value + first[name]) / 2 for name, value in other.items()})
+    check()
+    for parameter in model.parameters():
+        parameter.data.mul_(0.9)
+    check()
+
+
+@torch.no_grad()
+def test_rows_that_are_no_beams(build, architecture, sentences, device) -> None:
+    """Sentences in another order before decoding: no beams, so each row is a sentence of its own."""
+    model = build(architecture)
+    encoded = model.encoder.reorder_encoder_out(
+        model.encoder(sentences([5, 3])), torch.tensor([1, 0, 1], device=device)
+    )
+    target = sentences([4, 4, 4])
+    expected, _ = model.decoder(target, encoded)
+    close(model.decoder(target, encoded, incremental_state={})[0], expected)
+
+
+@torch.no_grad()
+def test_rows_that_do_not_fit_the_source_are_refused(build, architecture, sentences) -> None:
+    model = build(architecture)
+    encoded = model.encoder(sentences([5, 3]))
+    with pytest.raises(ValueError, match=r"^5 target rows for an encoder's output of 2 x 1 rows$"):
+        model.decoder(sentences([4] * 5), encoded, incremental_state={})
+
+
+@torch.no_grad()
+def test_a_first_step_of_one_row_for_each_sentence(build, architecture, sentences, device) -> None:
+    """Where its rows are alike; the order of the next step is of those that were there."""
+    model, beams = build(architecture), torch.arange(6, device=device) // 3
+    source, words = model.encoder(sentences([5, 3])), sentences([4, 4])
+    with pytest.raises(ValueError, match=r"^2 target rows for an encoder's output of 2 x 3 rows$"):
+        model.decoder(words[:, :1], source.reorder(beams), incremental_state={})
+    decoding = model.decoder.start(source, beam=3)
+    logits = []
+    for step, order in enumerate((3 * torch.arange(2, device=device), beams, None)):
+        decoding.make_room()
+        tokens = words[:, step] if step == 0 else words[beams, step]
+        features, _ = decoding.step(tokens, order)
+        logits.append(decoding.output_layer(features))
+    expected, _ = model.decoder(words[beams], source.reorder(beams))
+    for step, actual in enumerate(logits):
+        close(actual, expected[:: 3 if step == 0 else 1, step])
+
+
+@torch.no_grad()
+def test_steps_among_some_words(build, architecture, sentences, device) -> None:
+    """Those that are none have no probability."""
+    model = build(architecture)
+    source, target = model.encoder(sentences([5, 3])), sentences([4, 4])
+    words = torch.tensor([0, 1, 2, 3, 7, 30, -1], device=device)
+    decoding = model.decoder.start(source, words=words)
+    expected, _ = model.decoder(target, source)
+    for step in range(3):
+        decoding.make_room()
+        features, _ = decoding.step(target[:, step], None)
+        logits = decoding.output_layer(features)
+        close(logits[:, :-1], expected[:, step, words[:-1]])
+        assert logits[:, -1].tolist() == [-torch.inf] * 2
+
+
+@torch.no_grad()
+def test_attention_is_told_where_somebody_may_look(build, architecture, sentences) -> None:
+    """Not in training, nor in a model prepared without it, which is fairseq's default; at once and in steps."""
+    model = build(architecture)
+    encoded, target = model.encoder(sentences([5, 3])), sentences([4, 4])
+
+    def told() -> list[bool]:
+        both = [model.decoder(target, encoded, incremental_state=state)[1]["attn"] for state in (None, {})]
+        assert all(attention is None or attention.shape == (2, 4, 5) for (attention,) in both)
+        return [attention is not None for (attention,) in both]
+
+    assert told() == [True, True]
+    model.train()
+    assert told() == [False, False]
+    model.eval()
+    model.decoder.make_generation_fast_()
+    assert told() == [False, False]
+    model.decoder.make_generation_fast_(need_attn=True)
+    assert told() == [True, True]
+
+
+def test_targets_padded_on_the_left_are_refused(task, architecture) -> None:
+    left = SimpleNamespace(**vars(task), cfg=SimpleNamespace(left_pad_target=True))
+    with pytest.raises(ValueError, match="--left-pad-target"):
+        random_model(architecture, left)
+
+
+@pytest.mark.parametrize("p", [1.5, -0.1])
+def test_a_dropout_is_a_probability(build, architecture: str, p: float) -> None:
+    with pytest.raises(ValueError, match="--dropout"):
+        build(architecture, dropout=p)
+
+
+@torch.no_grad()
+def test_steps_under_autocast(build, architecture, sentences, device) -> None:
+    """Packed weights take no other precision than their own."""
+    model = build(architecture)
+    order = torch.arange(2, device=device).repeat_interleave(3)
+    with torch.autocast(device.type, torch.bfloat16):
+        encoded = model.encoder.reorder_encoder_out(model.encoder(sentences([5, 3])), order)
+        logits, _ = model.decoder(sentences([4] * 6), encoded, incremental_state={})
+        expected, _ = model.decoder(sentences([4] * 6), encoded)
+    torch.testing.assert_close(logits.float(), expected.float(), rtol=0.1, atol=0.2)
+
+
+@torch.no_grad()
+def test_retained_dropout_is_the_same_in_steps(build, architecture, sentences, monkeypatch) -> None:
+    """--retain-dropout, with dropout that drops every third number of each vector: it stands in the same places."""
+
+    def every_third(x: torch.Tensor, p: float, training: bool, inplace: bool = False) -> torch.Tensor:
+        assert training
+        return x * (torch.arange(x.size(-1), device=x.device) % 3 != 0) / (1 - p)
+
+    model = build(architecture, dropout=0.3, **RETAINED.get(architecture, {}))
+    encoded, target = model.encoder(sentences([5, 3])), sentences([4, 4])
+    without, _ = model.decoder(target, encoded)
+    model.decoder.make_generation_fast_(need_attn=True)
+    for module in model.modules():
+        if isinstance(module, FairseqDropout):
+            module.make_generation_fast_(type(module).__name__, retain_dropout=True)
+    monkeypatch.setattr(F, "dropout", every_third)
+    expected, _ = model.decoder(target, encoded)
+    close(model.decoder(target, encoded, incremental_state={})[0], expected)
+    assert float((expected - without).abs().max()) > 0.1
+
+
+@torch.no_grad()
+def test_attention_is_a_softmax_in_float32(build, architecture, sentences) -> None:
+    """In half precision too, at once and in steps; what torch's fused attention does is torch's."""
+    model = build(architecture).bfloat16()
+    encoded, target = model.encoder(sentences([5, 3])), sentences([3, 3])
+    for state in (None, {}):
+        with Operators() as operators:
+            logits, _ = model.decoder(target, encoded, incremental_state=state)
+        assert logits.dtype == torch.bfloat16
+        assert operators.dtypes("aten._softmax") == {torch.float32}
+
+
+@torch.no_grad()
+def test_a_state_that_stays_in_its_place(build, architecture, sentences, device) -> None:
+    """With room for twenty steps, and then for nine more; rows move before each."""
+    model = build(architecture, **LAYERS.get(architecture, {})).double()
+    encoded, rows = model.encoder(sentences([5, 3])), torch.arange(6, device=device)
+    beams = encoded.reorder(rows // 3)
+    decoding = model.decoder.start(encoded, 3, capacity=20)
+    places = [tensor.data_ptr() for tensor in tensors_of(decoding)]
+    order = torch.tensor([1, 1, 0, 5, 3, 3], device=device)
+    words = sentences([29] * 6)
+    tokens = words[:, :0]
+    for step in range(29):
+        if step == 20:
+            assert [tensor.data_ptr() for tensor in tensors_of(decoding)] == places
+            decoding.grow(9)
+        tokens = torch.cat([tokens[order], words[:, step : step + 1]], dim=1)
+        features, attention = decoding.step(tokens[:, -1], order)
+        expected, extra = model.decoder(tokens, beams)
+        close(decoding.output_layer(features), expected[:, -1])
+        close(attention, extra["attn"][0][:, -1])
+
+
+def test_a_step_never_waits_for_the_device(build, architecture, sentences, device) -> None:
+    if device.type != "cuda":
+        pytest.skip("needs a GPU: run with --device cuda")
+    model = build(architecture)
+    model.make_generation_fast_(need_attn=True)
+    order = torch.arange(2, device=device).repeat_interleave(3)
+    with torch.no_grad():
+        encoded = model.encoder.reorder_encoder_out(model.encoder(sentences([5, 3])), order)
+        target, state = sentences([6] * 6), {}
+        new_order = torch.tensor([0, 0, 1, 5, 4, 3], device=device)
+        for step in range(1, 7):
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                model.decoder(target[:, :step], encoded, incremental_state=state)
+                model.decoder.reorder_incremental_state_scripting(state, new_order)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")

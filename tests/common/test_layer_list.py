@@ -1,0 +1,86 @@
+"""Layer lists: fairseq's syntax, and nothing that runs."""
+
+import pytest
+
+from fairseq_plugins.common.layer_list import input_widths, parse_attention, parse_convolutions
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[(512, 3)] * 9 + [(1024, 3, 1)] * 4",
+        "[(512, 3)] * 10 + [(768, 3)] * 3 + [(2048, 1)] * 2",
+        "[(8, 3), (16, 2, 2), (8, 1, 0),]",
+        "2 * [(8, 3), (16, 3)]",
+        "[(1, 1, 0)]",
+        " [(8,3)]*2+([(4,1)]) ",
+    ],
+)
+def test_reads_what_python_would(text: str) -> None:
+    assert [tuple(spec) for spec in parse_convolutions(text, "--encoder-layers")] == [
+        (*layer, 1) if len(layer) == 2 else layer for layer in eval(text)
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "()",
+        "512",
+        "[512, 3]",
+        "[(512,)]",
+        "[(512, 3, 1, 1)]",
+        "[(512, -3)]",
+        "[(0, 3)]",
+        "[(512, 3.0)]",
+        "[(512, True)]",
+        "[('512', 3)]",
+        "[(512, 3)] * -1",
+        "[(512, 3)] * 1000000000000",
+        "[] * 1000000000000000000000000000000",
+        "[(512, 3)] * 600 + [(512, 3)] * 600",
+        "[(512, 3)] - [(512, 3)]",
+        "[(512, 3)",
+        "[(512, 3) for _ in range(2)]",
+        "__import__('os').system('true')",
+        "[(len('ab'), 3)]",
+        "[(2**30**30, 3)]",
+        "(" * 5000,
+    ],
+)
+def test_refuses_the_rest_and_shows_what_it_wants(text: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"--encoder-layers: expected a list of \(width, kernel\).*\[\(512, 3\)\] \* 9"
+    ):
+        parse_convolutions(text, "--encoder-layers")
+
+
+def test_refuses_a_stack_without_end() -> None:
+    assert len(parse_convolutions("[(512, 3)] * 200", "--encoder-layers")) == 200
+    with pytest.raises(ValueError, match="--encoder-layers: 201 layers, and 200 are the most"):
+        parse_convolutions("[(512, 3)] * 201", "--encoder-layers")
+
+
+def test_refuses_a_residual_from_before_the_input() -> None:
+    parse_convolutions("[(8, 3), (8, 3, 2)]", "--encoder-layers")
+    with pytest.raises(ValueError, match="residual connection of layer 2 starts 3 layers back"):
+        parse_convolutions("[(8, 3), (8, 3, 3)]", "--encoder-layers")
+
+
+def test_where_layers_and_their_residual_connections_start() -> None:
+    layers = parse_convolutions("[(8, 3), (16, 3, 2), (24, 3, 0), (32, 3, 3)]", "--encoder-layers")
+    assert input_widths(layers) == [(8, 8), (8, 8), (16, 16), (24, 8)]
+    assert input_widths([]) == []
+
+
+def test_attention_in_any_subset_of_the_layers() -> None:
+    assert parse_attention("True", 3) == [True] * 3
+    assert parse_attention("[True, False] + [False]", 3) == [True, False, False]
+
+
+@pytest.mark.parametrize("text", ["False", "[False] * 3", "[True]", "[1, 0, 1]", "yes", "[True, None, True]"])
+def test_refuses_attention_that_does_not_fit(text: str) -> None:
+    with pytest.raises(ValueError, match="--decoder-attention: expected True or a list of 3 truth values"):
+        parse_attention(text, 3)

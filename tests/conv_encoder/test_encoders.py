@@ -1,0 +1,239 @@
+"""The encoders against the paper's equations, written out for one sentence at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fairseq_plugins.conv_encoder.encoders import Convolution
+from tests.conftest import random_model
+
+LENGTHS = [6, 3, 1]
+SMALL = {
+    "encoder_embed_dim": 8,
+    "encoder_layers": "[(12, 3)] * 3",
+    "aggregation_layers": "[(10, 3)] * 2",
+    "encoder_hidden_size": 5,
+}
+
+
+def embed(model, words: torch.Tensor) -> torch.Tensor:
+    """e_j = w_j + l_j of one sentence without padding."""
+    embedding = model.encoder.embedding
+    e = embedding.words(words)
+    if embedding.positions is not None:
+        first = embedding.padding_idx + 1
+        e = e + embedding.positions.weight[first : first + len(words)]
+    return e
+
+
+def stack(cnn, e: torch.Tensor, residual: bool) -> torch.Tensor:
+    """Position by position, zeros around the sentence; a longer half of a window on the right."""
+    x = cnn.from_embedding(e)
+    outputs = [x]
+    for layer, shortcut, distance in zip(cnn.convolutions, cnn.shortcuts, cnn.residuals, strict=True):
+        _, in_dim, kernel = layer.weight.shape
+        around = nn.functional.pad(x, (0, 0, kernel - 1, kernel))
+        out = []
+        for j in range(len(x)):
+            first = j + kernel - 1 - (kernel - 1) // 2
+            window = around[first : first + kernel]  # (k, d)
+            y = (torch.einsum("odk,kd->o", layer.weight, window) + layer.bias) / in_dim**0.5
+            if residual:
+                start = outputs[-distance][j]
+                if isinstance(shortcut, nn.Conv1d):
+                    start = shortcut.weight[..., 0] @ start + shortcut.bias
+                y = y + start
+            out.append(torch.tanh(y))
+        x = torch.stack(out)
+        outputs.append(x)
+    return cnn.to_embedding(x)
+
+
+def pooled(e: torch.Tensor) -> torch.Tensor:
+    return torch.stack([sum(e[max(j - 2, 0) : j + 3]) / 5 for j in range(len(e))])
+
+
+def lstm(encoder, e: torch.Tensor) -> torch.Tensor:
+    """From left to right, in each layer."""
+    x = e.unsqueeze(0)
+    for layer in encoder.stacks[0]:
+        x, _ = layer(x)
+    return encoder.to_embedding(x[0])
+
+
+def bilstm(encoder, e: torch.Tensor) -> torch.Tensor:
+    """Section 2: the output of each layer is reversed before it is fed into the next, then the outputs are aligned."""
+    outputs = []
+    for stack, start in zip(encoder.stacks, (e, e.flip(0)), strict=True):
+        x, backwards = start, start is not e
+        for number, lstm in enumerate(stack):
+            if number > 0:
+                x, backwards = x.flip(0), not backwards
+            x = lstm(x.unsqueeze(0))[0][0]
+        outputs.append(x.flip(0) if backwards else x)
+    return encoder.to_embedding(torch.cat(outputs, dim=1))
+
+
+OPTIONS = {
+    "convolutional": {},
+    "no residual": {"no_residual": True},
+    "one stack": {"single_stack": True},
+    "no CNN-c": {"aggregation_layers": "[]"},
+    "all kinds of layers": {"encoder_layers": "[(12, 3), (14, 2), (10, 4, 2), (10, 1, 3)]"},
+    "no positions": {"no_encoder_positional_embeddings": True},
+    "pooling": {"encoder_type": "pooling"},
+    "lstm": {"encoder_type": "lstm"},
+    "lstm, 2 layers": {"encoder_type": "lstm", "encoder_lstm_layers": 2},
+    "lstm, positions": {"encoder_type": "lstm", "encoder_lstm_positional_embeddings": True},
+    "bilstm": {"encoder_type": "bilstm"},
+    "bilstm, positions": {"encoder_type": "bilstm", "encoder_lstm_positional_embeddings": True},
+    "bilstm, 2 layers": {"encoder_type": "bilstm", "encoder_lstm_layers": 2},
+    "bilstm, 3 layers": {"encoder_type": "bilstm", "encoder_lstm_layers": 3},
+}
+
+
+@pytest.mark.parametrize("left_pad", [False, True])
+@pytest.mark.parametrize("name", OPTIONS)
+@torch.no_grad()
+def test_encoder(build, sentences, dictionary, name: str, left_pad: bool) -> None:
+    model = build("conv_encoder_tiny", **{**SMALL, **OPTIONS[name]}).double()
+    encoder, batch = model.encoder, sentences(LENGTHS, left_pad)
+    source = encoder(batch)
+    for row, words in enumerate(batch):
+        present = words.ne(dictionary.pad())
+        e = embed(model, words[present])
+        assert encoder.embedding.positional == (name != "no positions" and ("lstm" not in name or "positions" in name))
+        if "bilstm" in name:
+            keys = values = bilstm(encoder, e)
+        elif "lstm" in name:
+            keys = values = lstm(encoder, e)
+        elif name == "pooling":
+            keys, values = pooled(e), e
+        else:
+            residual = name != "no residual"
+            keys = stack(encoder.cnn_a, e, residual)
+            values = keys if name == "one stack" else stack(encoder.cnn_c, e, residual)
+            assert (name == "no CNN-c") == torch.equal(values, e)
+        torch.testing.assert_close(source.keys[row, present], keys)
+        torch.testing.assert_close(source.values[row, present], values)
+
+
+@pytest.mark.parametrize("options", [{"no_residual": True}, {"encoder_layers": "[(12, 3), (10, 3, 0), (8, 3)]"}])
+def test_every_parameter_is_used(build, sentences, options: dict) -> None:
+    """Or distributed training waits for its gradient for ever."""
+    model = build("conv_encoder_tiny", **{"encoder_layers": "[(12, 3), (10, 3)]", **options})
+    source, target = sentences(LENGTHS), sentences([4, 2, 1])
+    model(source, None, target)[0].sum().backward()
+    assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+
+
+@pytest.mark.parametrize("encoder", ["convolutional", "pooling", "lstm", "bilstm"])
+def test_autocast(build, sentences, encoder: str) -> None:
+    """What --amp does, here in bfloat16: parameters stay in float32, products do not."""
+    model = build("conv_encoder_tiny", encoder_type=encoder, decoder_layers=2).train()
+    for parameter in model.parameters():
+        parameter.data.mul_(0.5)  # or attention is so sharp that rounding decides where it looks
+    source, target = sentences(LENGTHS), sentences([4, 2, 1])
+    # oneDNN's LSTM refuses bfloat16 on processors without it, torch's own does not.
+    with (
+        torch.backends.mkldnn.flags(enabled=torch.cpu._is_avx512_bf16_supported()),
+        torch.autocast("cpu", torch.bfloat16),
+    ):
+        torch.manual_seed(1)
+        actual, _ = model(source, None, target)
+    actual.sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+    torch.manual_seed(1)
+    expected, _ = model(source, None, target)
+    torch.testing.assert_close(actual.float(), expected, rtol=0.05, atol=0.004)
+
+
+def test_initialisation(task) -> None:
+    """Section 4.2: uniform within 0.05, biases zero; convolutions by their own law, which has biases."""
+    _, model = random_model("conv_encoder_iwslt_de_en", task, **SMALL)
+    for module in model.modules():
+        if isinstance(module, Convolution):
+            bound = module.weight[0].numel() ** -0.5 / module.scale
+            assert 0.95 * bound < module.weight.abs().max() <= bound * 1.00001
+            assert module.bias.all()
+            continue
+        for name, parameter in module.named_parameters(recurse=False):
+            if "bias" in name:
+                assert not parameter.any(), name
+            elif parameter.numel() > 100:
+                assert 0.95 * 0.05 < parameter.abs().max() <= 0.05, name
+    assert not model.encoder.embedding.words.weight[task.source_dictionary.pad()].any()
+
+
+def plain(convolution: Convolution) -> nn.Conv1d:
+    """torch's own with the same function."""
+    out_dim, in_dim, kernel = convolution.weight.shape
+    layer = nn.Conv1d(in_dim, out_dim, kernel, padding=kernel // 2)
+    with torch.no_grad():
+        layer.weight.copy_(convolution.weight / in_dim**0.5)
+        layer.bias.copy_(convolution.bias / in_dim**0.5)
+    return layer
+
+
+def test_convolutions_start_within_the_papers_range() -> None:
+    """Section 4.2: weight and bias uniform within (kd)^-0.5."""
+    torch.manual_seed(1)
+    convolution = Convolution(300, 8, 3)
+    convolution.reset_parameters()
+    layer = plain(convolution)
+    assert 0.98 * 900**-0.5 < layer.weight.abs().max() <= 900**-0.5 * 1.00001
+    assert 0 < layer.bias.abs().max() <= 900**-0.5 * 1.00001
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+def test_convolutions_learn_slower(optimizer: type[torch.optim.Optimizer]) -> None:
+    """Section 4.3: by the square root of their inputs; the gradient of the layer below is as ever."""
+    torch.manual_seed(1)
+    convolution, x = Convolution(16, 8, 3), torch.randn(2, 16, 5, requires_grad=True)
+    convolution.reset_parameters()
+    layer, before = plain(convolution), plain(convolution)
+    gradients = []
+    for module in (convolution, layer):
+        module(x).square().sum().backward()
+        gradients.append(x.grad.clone())
+        x.grad = None
+        optimizer(module.parameters(), lr=0.01).step()
+    torch.testing.assert_close(*gradients)
+    after = plain(convolution)
+    for name in ("weight", "bias"):
+        step, full_step = (getattr(each, name) - getattr(before, name) for each in (after, layer))
+        torch.testing.assert_close(step, full_step / 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pooling_width": 4, "encoder_type": "pooling"}, "--pooling-width: a window around a word has an odd number"),
+        ({"encoder_layers": "6"}, "--encoder-layers: expected a list"),
+        ({"encoder_layers": "[]"}, "--encoder-layers: expected a list"),
+        ({"aggregation_layers": "[(256, 0)]"}, "--aggregation-layers: expected a list"),
+        ({"decoder_layers": 0}, "--decoder-layers must be positive, but it is 0"),
+        ({"encoder_lstm_layers": 0}, "--encoder-lstm-layers must be positive"),
+        ({"decoder_layers": 10**6}, "--decoder-layers is 1000000, 200 are the most"),
+        ({"init_range": -1.0}, "--init-range must be positive"),
+    ],
+)
+def test_what_is_refused(build, options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build("conv_encoder_tiny", **options)
+
+
+def test_gradients_of_convolutions_overflow_no_earlier_than_any() -> None:
+    """In half precision, of which the largest number is 65504: what they are scaled by, 16 here, is not on the way."""
+    torch.manual_seed(1)
+    convolution, x = Convolution(256, 4, 3), torch.randn(1, 256, 6)
+    convolution.reset_parameters()
+    layer = plain(convolution)
+    above = torch.full((1, 4, 6), 5000.0)
+    layer(x).backward(above)
+    convolution.half()(x.half()).backward(above.half())
+    for actual, expected in zip(convolution.parameters(), layer.parameters(), strict=True):
+        assert expected.grad.abs().max() > 65504 / 16
+        torch.testing.assert_close(actual.grad.float(), expected.grad, rtol=0.01, atol=30)

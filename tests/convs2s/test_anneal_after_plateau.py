@@ -1,0 +1,134 @@
+"""The schedule of ConvS2S section 4.2."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from fairseq.dataclass.initialize import add_defaults
+from fairseq.optim import build_optimizer
+from fairseq.optim.lr_scheduler import build_lr_scheduler
+from fairseq.optim.nag import FairseqNAG
+from omegaconf import OmegaConf
+
+from fairseq_plugins.convs2s.config import AnnealAfterPlateauConfig
+from fairseq_plugins.convs2s.training import AnnealAfterPlateau
+
+
+def schedule(maximize: bool = False, lr: tuple[float, ...] = (0.25,), **options: float) -> AnnealAfterPlateau:
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = FairseqNAG(OmegaConf.create({"lr": list(lr), "momentum": 0.99, "weight_decay": 0.0}), [parameter])
+    cfg = OmegaConf.structured(AnnealAfterPlateauConfig)  # "by an order of magnitude": the default
+    for name, value in {"lr": list(lr), **options}.items():
+        OmegaConf.update(cfg, name, value)
+    OmegaConf.update(cfg, "maximize_best_checkpoint_metric", maximize)
+    return AnnealAfterPlateau(cfg, optimizer)
+
+
+def test_divides_after_every_epoch_once_validation_has_not_improved() -> None:
+    scheduler = schedule()
+    assert scheduler.optimizer.get_lr() == 0.25
+    # The fourth epoch is the first that does not improve; the fifth improves, and the rate falls all the same.
+    losses = [9.0, 8.0, 7.0, 7.0, 6.0, 5.0]
+    rates = [scheduler.step(epoch, loss) for epoch, loss in enumerate(losses, start=1)]
+    assert rates == pytest.approx([0.25, 0.25, 0.25, 0.025, 0.0025, 0.00025])
+    assert scheduler.optimizer.get_lr() == pytest.approx(0.00025)
+
+
+def test_larger_may_be_better() -> None:
+    for third in (19, 20):
+        scheduler = schedule(maximize=True)
+        rates = [scheduler.step(epoch, bleu) for epoch, bleu in enumerate([10, 20, third], start=1)]
+        assert rates == pytest.approx([0.25, 0.25, 0.025])
+
+
+@pytest.mark.parametrize("larger_is_better", [False, True])
+def test_a_recipe_for_hydra_says_the_rate_and_what_is_better_elsewhere(larger_is_better: bool) -> None:
+    cfg = OmegaConf.create(
+        {
+            "optimization": {"lr": [0.5]},
+            "checkpoint": {"maximize_best_checkpoint_metric": larger_is_better},
+            "optimizer": {"_name": "nag"},
+            "lr_scheduler": {"_name": "anneal_after_plateau"},
+        }
+    )
+    add_defaults(cfg)
+    optimizer = build_optimizer(cfg.optimizer, [torch.nn.Parameter(torch.zeros(1))])
+    scheduler = build_lr_scheduler(cfg.lr_scheduler, optimizer)
+    assert [scheduler.step(1, 7.0), scheduler.step(2, 8.0)] == pytest.approx([0.5, 0.5 if larger_is_better else 0.05])
+
+
+def run_epoch(scheduler: AnnealAfterPlateau, epoch: int, loss: float | None) -> float:
+    """As fairseq's trainer does."""
+    scheduler.step_begin_epoch(epoch)
+    return scheduler.step(epoch, loss)
+
+
+def test_an_epoch_without_validation_cannot_start_the_fall_and_does_not_stop_it() -> None:
+    """With --validate-interval 2: "after each epoch", once perplexity has stopped improving."""
+    scheduler = schedule()
+    losses = [None, 9.0, None, 9.5, None, 8.0, None]
+    rates = [run_epoch(scheduler, epoch, loss) for epoch, loss in enumerate(losses, start=1)]
+    assert rates == pytest.approx([0.25, 0.25, 0.25, 0.025, 0.0025, 0.00025, 0.000025])
+
+
+def test_resumes() -> None:
+    straight, first = schedule(), schedule()
+    losses = [9.0, 8.0, 8.5, 7.0, 7.5]
+    expected = [straight.step(epoch, loss) for epoch, loss in enumerate(losses)]
+    rates = [first.step(epoch, loss) for epoch, loss in enumerate(losses[:3])]
+    resumed = schedule()
+    resumed.load_state_dict(first.state_dict())
+    assert resumed.step_update(100) == resumed.optimizer.get_lr() == pytest.approx(rates[-1])
+    assert rates + [resumed.step(epoch, loss) for epoch, loss in enumerate(losses[3:])] == pytest.approx(expected)
+
+
+def test_another_rate_for_a_resume_is_not_passed_over_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+    """Also in a second resume; those of older checkpoints, which do not say what they began with, are not judged."""
+    first, same, other, third, old = schedule(), schedule(), schedule(lr=(0.01,)), schedule(lr=(0.01,)), schedule()
+    run_epoch(first, 1, 9.0)
+    run_epoch(first, 2, 9.5)
+    same.load_state_dict(first.state_dict())
+    old.load_state_dict({"lr": 0.1, "best": 9.0, "annealing": True})
+    assert not caplog.records
+    other.load_state_dict(same.state_dict())
+    third.load_state_dict(other.state_dict())
+    told = "--lr 0.01: training goes on with the rate of the checkpoint, 0.025; to take the other, give --reset-lr-"
+    assert [record.message for record in caplog.records] == [f"{told}scheduler"] * 2
+    assert third.lr == third.optimizer.get_lr() == 0.025
+
+
+@pytest.mark.parametrize("within", [False, True], ids=["between epochs", "within an epoch"])
+def test_resumes_without_validation(within: bool) -> None:
+    """fairseq's calls for the epoch to go on with are no ends of it; that for the one before, made up for, is."""
+    straight, resumed = schedule(), schedule()
+    for epoch, loss in enumerate([9.0, 9.5, None], start=1):
+        run_epoch(straight, epoch, loss)
+    run_epoch(resumed, 9, 9.0)  # which is forgotten
+    resumed.step_begin_epoch(10)
+    resumed.load_state_dict(straight.state_dict())
+    epoch = 4 if within else 5
+    for _ in range(2):
+        assert resumed.step(epoch, None) == pytest.approx(0.0025)
+    expected = run_epoch(straight, 4, None)
+    assert (run_epoch(resumed, 4, None) if within else resumed.step(4, None)) == expected == pytest.approx(0.00025)
+    assert run_epoch(resumed, 5, None) == run_epoch(straight, 5, None)
+
+
+def test_the_state_of_another_schedule_is_refused() -> None:
+    """That of fairseq's fixed one, and of inverse_sqrt."""
+    for state in ({"lr": 0.1}, {"best": None}):
+        with pytest.raises(ValueError, match="give --reset-lr-scheduler"):
+            schedule().load_state_dict(state)
+
+
+def test_takes_one_rate() -> None:
+    with pytest.raises(ValueError, match=r"anneal_after_plateau takes one learning rate; see --lr-scheduler fixed$"):
+        schedule(lr=(0.25, 0.1))
+
+
+@pytest.mark.parametrize("factor", [-1, 0, 10, math.nan])
+def test_annealing_lowers_the_rate(factor: float) -> None:
+    with pytest.raises(ValueError, match=f"--lr-shrink: {float(factor)} is not above 0 and at most 1"):
+        schedule(lr_shrink=factor)

@@ -1,0 +1,270 @@
+"""Packed products against float64, and that no packed weight outlives a change of its parameter."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import pickle
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fairseq_plugins.cpu.linear import linear
+from fairseq_plugins.cpu.packing import Packing, cached, prepare_linear
+from fairseq_plugins.cpu.products import PRECISIONS, Packed, has_onednn
+from tests.operators import Operators
+
+pytestmark = pytest.mark.skipif(not has_onednn(), reason="this torch cannot pack")
+SUPPORTED = [name for name, (_, is_supported) in PRECISIONS.items() if is_supported()]
+PACKS = "mkldnn._reorder_linear_weight"
+
+
+def layer(seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(96, 64, generator=generator), torch.randn(96, generator=generator)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("rows", [1, 7, 80])
+@torch.no_grad()
+def test_errors_are_those_of_the_precision(precision: str, rows: int) -> None:
+    """Half a unit in the last place of weights, inputs and output; of int8 half a step of weights and inputs."""
+    if precision not in SUPPORTED:
+        pytest.skip(f"this processor has no {precision}")
+    weight, bias = layer()
+    x = torch.randn(rows, 64)
+    exact = F.linear(x.double(), weight.double(), bias.double())
+    products = F.linear(x.abs(), weight.abs(), bias.abs())  # what relative errors are relative to
+    step = (x.max() - x.min()) / (255 if torch.cpu._is_vnni_supported() else 127)
+    steps = F.linear(torch.ones(rows, 64), weight.abs()) * step
+    steps += F.linear(x.abs() + step, weight.abs().amax(1, keepdim=True).expand(-1, 64)) / 127
+    bound = {"float32": products * 64 * 2**-23, "bfloat16": products * 3 * 2**-8, "int8": steps}[precision]
+    with Packing(precision).for_batch() as batch:
+        y = prepare_linear(weight, bias, rows, batch)(x)
+    assert y.dtype == torch.float32
+    assert ((y - exact).abs() <= bound).all()
+    if precision != "float32":
+        assert (y - exact).abs().max() > products.max() * 64 * 2**-23  # it is not float32
+
+
+@pytest.mark.parametrize("rows", [1, 7, 80])
+@torch.no_grad()
+def test_sums_of_int8_do_not_overflow(rows: int) -> None:
+    """Where a processor adds up two products in 16 bits, the two largest are too large."""
+    if "int8" not in SUPPORTED:
+        pytest.skip("this processor has no int8")
+    packed = Packed(torch.ones(96, 64), None, "int8")
+    torch.testing.assert_close(packed(torch.ones(rows, 64)), torch.full((rows, 96), 64.0))
+
+
+def swapped(weight: torch.Tensor) -> torch.Tensor:
+    """Columns that are so far apart meet early in a sum over a row, which then stays the same to the last bit."""
+    columns = torch.arange(64)
+    columns[[0, 32]] = columns[[32, 0]]
+    return weight[:, columns]
+
+
+CHANGES: dict[str, Callable[[torch.nn.Linear], object]] = {
+    "in place": lambda module: module.weight.mul_(1.01),
+    "of one number, behind torch's back": lambda module: module.weight.data[3, 5].add_(1),
+    "of the data": lambda module: module.weight.data.copy_(layer(2)[0]),
+    "of the bias": lambda module: module.bias.data.add_(0.01),
+    "of the order of its rows": lambda module: module.weight.data.copy_(module.weight.data.flip(0)),
+    "of the order of its columns": lambda module: module.weight.data.copy_(module.weight.data.flip(1)),
+    "of the places of two columns": lambda module: module.weight.data.copy_(swapped(module.weight.data)),
+    "of the whole": lambda module: module.load_state_dict(dict(zip(("weight", "bias"), layer(2), strict=True))),
+}
+
+
+@pytest.mark.parametrize("precision", SUPPORTED)
+@pytest.mark.parametrize("change", CHANGES)
+@torch.no_grad()
+def test_a_weight_that_changes_is_packed_again(precision: str, change: str) -> None:
+    module, x = torch.nn.Linear(64, 96), torch.randn(5, 64)
+    module.load_state_dict(dict(zip(("weight", "bias"), layer(), strict=True)))
+    packing = Packing(precision)
+    with packing.for_batch() as batch:
+        before = prepare_linear(module.weight, module.bias, 5, batch)(x)
+    CHANGES[change](module)
+    with packing.for_batch() as batch:
+        after = prepare_linear(module.weight, module.bias, 5, batch)(x)
+    with Packing(precision).for_batch() as batch:
+        anew = prepare_linear(module.weight, module.bias, 5, batch)(x)
+    assert torch.equal(after, anew)
+    assert not torch.equal(after, before)
+
+
+@torch.no_grad()
+def test_what_is_packed_is_kept_as_long_as_it_is_used() -> None:
+    packing, (weight, bias), (other, _) = Packing(), layer(1), layer(2)
+    packed = []
+    for weights in [[weight], [weight], [weight, other], [other], [other], [weight, other]]:
+        with packing.for_batch() as batch, Operators() as operators:
+            for each in weights:
+                prepare_linear(each, bias, 5, batch)
+                prepare_linear(each.clone(), bias, 5, batch)
+        packed.append(operators.count(PACKS))
+    assert packed == [1, 0, 1, 0, 0, 1]
+
+
+def doubled(weight: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return 2 * weight, 2 * bias
+
+
+@pytest.mark.parametrize("change", [None, *CHANGES])
+@torch.no_grad()
+def test_what_is_computed_of_weights(change: str | None) -> None:
+    """It is kept, and packed, as long as they stay as they are."""
+    module, x, packing = torch.nn.Linear(64, 96), torch.randn(5, 64), Packing()
+    module.load_state_dict(dict(zip(("weight", "bias"), layer(), strict=True)))
+    results = []
+    for _ in range(2):
+        with packing.for_batch() as batch, Operators() as operators:
+            for _ in range(2):
+                weight, bias = cached(batch, doubled, module.weight, module.bias)
+                results.append(prepare_linear(weight, bias, 5, batch)(x))
+        torch.testing.assert_close(results[-1], 2 * F.linear(x, module.weight, module.bias), rtol=1e-4, atol=1e-4)
+        if change is not None:
+            CHANGES[change](module)
+    assert operators.count(PACKS) == (1 if change else 0)
+    assert operators.count("mkldnn._linear_pointwise") == 2 + 1  # of the rows, and of the weight, not of its double
+
+
+@torch.no_grad()
+def test_other_computations_of_the_same_weights_are_others() -> None:
+    weight, bias = layer()
+    with Packing().for_batch() as batch:
+        cached(batch, doubled, weight, bias)
+        half, _ = cached(batch, lambda weight, bias: (weight / 2, bias), weight, bias)
+    assert torch.equal(half, weight / 2)
+
+
+@pytest.mark.parametrize("again", ["the same tensor", "a copy"])
+@torch.no_grad()
+def test_a_weight_may_be_packed_in_several_ways(again: str) -> None:
+    weight, bias = layer()
+    other = weight if again == "the same tensor" else weight.clone()
+    with Packing().for_batch() as batch:
+        assert isinstance(batch.packed(Packed, weight, bias), Packed)
+        assert batch.packed(lambda *given: given, other, bias) == (other, bias, "float32")
+
+
+@torch.no_grad()
+def test_a_weight_and_its_transpose_are_two() -> None:
+    weight, x, packing = torch.randn(64, 64), torch.randn(5, 64), Packing()
+    with packing.for_batch() as batch:
+        for each in (weight, weight.t(), weight.t().contiguous()):
+            torch.testing.assert_close(prepare_linear(each, None, 5, batch)(x), F.linear(x, each))
+
+
+@torch.no_grad()
+def test_a_weight_is_looked_at_once_in_a_batch() -> None:
+    """However often a module multiplies with it, at each step for instance; another bias is another map."""
+    (weight, bias), x = layer(), torch.randn(64, 64, 64)
+    packing = Packing()
+    for _ in range(2):
+        with packing.for_batch() as batch, Operators() as operators:
+            for each in (bias, bias, bias + 1):
+                torch.testing.assert_close(
+                    linear(x, weight, each, batch), F.linear(x, weight, each), rtol=1e-4, atol=1e-4
+                )
+        assert operators.count("mkldnn._linear_pointwise") == 3 + 1  # of the rows, and of the weight
+
+
+@torch.no_grad()
+def test_to_look_at_a_weight_draws_no_random_numbers() -> None:
+    weight, before = torch.randn(96, 67), torch.get_rng_state()
+    with Packing().for_batch() as batch:
+        prepare_linear(weight, None, 5, batch)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@torch.no_grad()
+def test_only_within_a_batch() -> None:
+    (weight, bias), packing, x = layer(), Packing(), torch.randn(4, 64, 64)
+    with packing.for_batch() as batch, Operators() as operators:
+        linear(x.repeat(4, 1, 1), weight, bias, batch)
+        linear(x.repeat(4, 1, 1), weight, bias, batch)
+    assert operators.count(PACKS) == 1
+    with pytest.raises(ValueError, match="in between"), packing.for_batch():
+        raise ValueError("in between")
+    with Operators() as operators:
+        linear(x.repeat(4, 1, 1), weight, bias)
+    assert operators.count(PACKS) == 0
+
+
+def test_gradients_are_never_lost() -> None:
+    (weight, bias), x = layer(), torch.randn(64, 64, 64)
+    weight.requires_grad_()
+    with Packing("int8").for_batch() as batch:
+        linear(x, weight, bias, batch).sum().backward()
+    torch.testing.assert_close(weight.grad, x.sum(dim=(0, 1)).expand_as(weight), rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+@torch.no_grad()
+def test_without_the_instructions_it_is_float32(precision: str, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_avx2_supported", lambda: False)
+    with caplog.at_level(logging.WARNING):
+        packing = Packing(precision)
+    assert f"no fast {precision} products: float32 is used" in caplog.text
+    (weight, bias), x = layer(), torch.randn(5, 64)
+    with packing.for_batch() as batch:
+        torch.testing.assert_close(prepare_linear(weight, bias, 5, batch)(x), F.linear(x, weight, bias))
+
+
+@pytest.mark.parametrize("precision", SUPPORTED)
+def test_a_precision_that_changes_nothing_is_told_once(precision: str, caplog) -> None:
+    packing = Packing(precision)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            with packing.for_batch():
+                pass
+    assert caplog.text.count("changes nothing here") == (precision != "float32")
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda packing: pickle.loads(pickle.dumps(packing))])
+@pytest.mark.parametrize("precision", SUPPORTED)
+@torch.no_grad()
+def test_a_copy_packs_for_itself(precision: str, copied: Callable[[Packing], Packing]) -> None:
+    (weight, bias), x, packing = layer(), torch.randn(5, 64), Packing(precision)
+    with packing.for_batch() as batch:
+        expected = prepare_linear(weight, bias, 5, batch)(x)
+    packing = copied(packing)
+    with packing.for_batch() as batch, Operators() as operators:
+        assert torch.equal(prepare_linear(weight, bias, 5, batch)(x), expected)
+    assert operators.count(PACKS) + operators.count("quantized.linear_prepack") == 1
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("precision", SUPPORTED)
+@torch.no_grad()
+def test_what_is_not_finite_is_seen_and_stays_where_it_is(precision: str, broken: float) -> None:
+    """As in float32: a row of the input spoils its own outputs, a row of the weight its own."""
+    generator = torch.Generator().manual_seed(1)
+    x, weight = torch.randn(2, 5, 64, generator=generator), torch.rand(96, 64, generator=generator) + 0.5
+    weight[::2] *= -1
+    whole, spoilt, spoilt_weight = x.clone(), x.clone(), weight.clone()
+    whole[1, 2] = 0
+    spoilt[1, 2, 7] = broken
+    spoilt_weight[3, 4] = broken
+    with Packing(precision).for_batch() as batch:
+        expected, actual = (prepare_linear(weight, None, 10, batch)(each) for each in (whole, spoilt))
+        of_weight = prepare_linear(spoilt_weight, None, 10, batch)(x)
+    torch.testing.assert_close(actual[1, 2], F.linear(spoilt, weight)[1, 2], equal_nan=True)
+    actual[1, 2] = expected[1, 2]
+    torch.testing.assert_close(actual, expected)
+    assert torch.equal(of_weight.isfinite(), F.linear(x, spoilt_weight).isfinite())
+
+
+def test_a_packed_map_keeps_the_bias_of_its_time() -> None:
+    """Which its owner may overwrite while the map is used."""
+    weight, bias, x = torch.randn(8, 4), torch.randn(8), torch.randn(3, 4)
+    packed = Packed(weight, bias)
+    before = packed(x)
+    bias.add_(1)
+    assert torch.equal(packed(x), before)

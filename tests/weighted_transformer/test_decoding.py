@@ -1,0 +1,108 @@
+"""Decoding the Weighted Transformer step by step equals decoding all at once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fairseq_plugins.common.source import Source
+from fairseq_plugins.weighted_transformer.layers import split_heads
+from tests.common.stepwise import STATE, check_stepwise_equals_full, close, decodings
+
+
+@st.composite
+def options(draw: st.DrawFn) -> dict:
+    return {
+        "encoder_layers": draw(st.integers(1, 2)),
+        "decoder_layers": draw(st.integers(1, 3)),
+        "encoder_embed_dim": 12,
+        "encoder_ffn_embed_dim": 24,
+        "encoder_attention_heads": draw(st.sampled_from([1, 2, 3])),
+        "decoder_attention_heads": draw(st.sampled_from([1, 2, 3])),
+        "encoder_learned_pos": draw(st.booleans()),
+        "decoder_learned_pos": draw(st.booleans()),
+        "share_embeddings": draw(st.sampled_from(["all", "decoder", "none"])),
+        "branch_gating_topk": draw(st.sampled_from([None, 1])),
+    }
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(decoding=decodings(options()))
+def test_stepwise_equals_full(build, sentences, decoding: dict) -> None:
+    check_stepwise_equals_full(build, sentences, "weighted_transformer_tiny", decoding, check_past)
+
+
+def check_past(decoding, reference, tokens: torch.Tensor, source: Source) -> None:
+    """What each row finds at its ancestors' places are the keys and values of its own tokens."""
+    seen: list[torch.Tensor] = []
+    hooks = [
+        layer.self_attention.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        for layer in reference.decoder.layers
+    ]
+    reference.decoder(tokens, source)
+    for hook in hooks:
+        hook.remove()
+    table = decoding.ancestry.table[:, :, : tokens.size(1)]  # the rest is room for more
+    sentences, beam, steps = table.shape
+    places = table + torch.arange(steps, device=table.device) * beam  # (B, k, t)
+    for layer, module, x in zip(decoding.layers, reference.decoder.layers, seen, strict=True):
+        heads = module.self_attention.heads
+        past = (layer.past.keys.transpose(2, 3), layer.past.values)
+        for buffer, expected in zip(past, module.self_attention.project(x), strict=True):
+            index = places.view(sentences, 1, beam * steps, 1).expand(-1, heads, -1, buffer.size(-1))
+            found = buffer.gather(2, index).unflatten(2, (beam, steps)).transpose(1, 2).flatten(0, 1)
+            close(found, expected)
+
+
+@torch.no_grad()
+def test_memory_grows_with_the_target(build, sentences) -> None:
+    """Beyond the first allocation of sixteen steps, to no more than a quarter or sixteen steps too much."""
+    model = build("weighted_transformer_tiny", max_target_positions=120)
+    encoded, target = model.encoder(sentences([5, 3])), sentences([120, 120])
+    expected, _ = model.decoder(target, encoded)
+    state: dict = {}
+    for steps in range(1, 121):
+        logits, _ = model.decoder(target[:, :steps], encoded, incremental_state=state)
+        close(logits[:, 0], expected[:, steps - 1])
+        past = model.decoder.get_incremental_state(state, STATE).layers[0].past
+        assert steps <= past.values.size(2) <= max(steps + 16, 1.25 * steps)
+
+
+@torch.no_grad()
+def test_attention_is_that_of_the_last_layer(build, sentences) -> None:
+    model = build("weighted_transformer_tiny")
+    source, target = sentences([5, 3]), sentences([4, 4])
+    queries: list[torch.Tensor] = []
+    layer = model.decoder.layers[-1]
+    layer.source_attention.query.register_forward_hook(lambda _, __, output: queries.append(output))
+    encoded = model.encoder(source)
+    _, extra = model.decoder(target, encoded)
+    heads = layer.source_attention.heads
+    keys, _ = layer.source_attention.project(encoded.keys)
+    expected = torch.zeros_like(extra["attn"][0])
+    for head in range(heads):
+        scores = split_heads(queries[0], heads)[:, head] @ keys[:, head].transpose(1, 2)
+        scores = scores / keys.size(-1) ** 0.5 + encoded.bias
+        expected += scores.softmax(dim=-1) / heads
+    close(extra["attn"][0], expected)
+
+
+@pytest.mark.parametrize(("beam", "length"), [(1, 3), (2, 3), (3, 3), (3, 4), (3, 9)])
+@torch.no_grad()
+def test_the_first_maps_go_to_the_values_where_that_is_less_work(build, sentences, beam: int, length: int) -> None:
+    """Heads here have v = 4 numbers, and a branch's network 8 units: S·8 multiplications for a row instead of 4·8."""
+    sizes = {"encoder_embed_dim": 12, "encoder_ffn_embed_dim": 24, "encoder_attention_heads": 3}
+    model = build("weighted_transformer_tiny", **sizes)
+    encoded = model.encoder(sentences([length, length - 1]))
+    encoded = model.encoder.reorder_encoder_out(encoded, torch.arange(2).repeat_interleave(beam))
+    state: dict = {}
+    model.decoder(sentences([1] * 2 * beam), encoded, incremental_state=state)
+    for layer in model.decoder.get_incremental_state(state, STATE).layers:
+        if beam > 1 and length < 4:
+            assert layer.own_first is None
+            assert layer.source_values.shape == (2, 3, length, 4 + 8)
+        else:
+            assert layer.own_first.shape == (3, 4, 8)
+            assert layer.source_values.shape == (2, 3, length, 4)

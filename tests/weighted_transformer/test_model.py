@@ -1,0 +1,107 @@
+"""The size of the model, and what it refuses."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq.data import Dictionary
+
+from tests.common import test_presets
+from tests.conftest import random_model
+
+
+@pytest.mark.parametrize("sizes", [{}, {"encoder_layers": 2, "decoder_layers": 4, "encoder_attention_heads": 16}])
+def test_it_has_as_many_parameters_as_the_transformer(sizes: dict[str, int]) -> None:
+    """To the last one, but for the weights of branches: κ and α of each layer, 192 in the smaller model."""
+    if "encoder_attention_heads" in sizes:
+        sizes["decoder_attention_heads"] = sizes["encoder_attention_heads"]
+    ours = test_presets.build("weighted_transformer_small", **sizes)
+    theirs = test_presets.build("transformer", share_all_embeddings=True, **sizes)
+    weights = [value for name, value in ours.named_parameters() if ".kappa." in name or ".alpha." in name]
+    assert sum(value.numel() for value in weights) == 192
+    assert test_presets.parameters(ours) - 192 == test_presets.parameters(theirs)
+
+
+@pytest.mark.parametrize("sharing", ["none", "decoder"])
+def test_words_start_as_a_transformers(build, sharing: str) -> None:
+    """With a standard deviation of d^-½, around zero, and so does the output layer."""
+    model = build("weighted_transformer_tiny", enlivened=False, share_embeddings=sharing)
+    for layer in (model.encoder.embedding.words, model.decoder.embedding.words, model.decoder.output_projection):
+        weight = layer.weight.detach()
+        assert float(weight.std()) == pytest.approx(128**-0.5, rel=0.05)
+        assert float(weight.mean()) == pytest.approx(0, abs=0.005)
+
+
+def test_weights_off_the_simplex_are_refused(build) -> None:
+    """Before validation and translation, whatever the criterion."""
+    model = build("weighted_transformer_tiny").train()
+    model.decoder.layers[0].branches.alpha.weight.data.add_(0.1)
+    with pytest.raises(ValueError, match="train with --optimizer simplex_adam"):
+        model.eval()
+
+
+def test_an_optimizer_that_does_not_project_is_refused_early(build) -> None:
+    """Also where nothing is validated: the fifth update is off by more than the tolerance, the eighth looks."""
+    model = build("weighted_transformer_tiny")
+    alpha = model.decoder.layers[0].branches.alpha.weight.data
+
+    def train() -> None:
+        for _ in range(99):
+            model.train()
+            alpha[0] += 0.0021
+
+    with pytest.raises(ValueError, match="train with --optimizer simplex_adam"):
+        train()
+    assert alpha.sum() < 1 + 8 * 0.0021
+
+
+def test_a_checkpoint_of_the_first_structure_is_refused(build) -> None:
+    model = build("weighted_transformer_tiny")
+    with pytest.raises(ValueError, match="layers of version 1"):
+        model.load_state_dict({**model.state_dict(), "version": torch.tensor(1)})
+
+
+@pytest.mark.parametrize(("trained", "asked"), [("simplex", "softmax"), ("softmax", "simplex")])
+def test_logits_are_not_taken_for_weights(build, trained: str, asked: str) -> None:
+    one = {"encoder_attention_heads": 1, "decoder_attention_heads": 1}
+    state, other = (build("weighted_transformer_tiny", branch_constraint=each, **one) for each in (trained, asked))
+    with pytest.raises(ValueError, match=f"trained with --branch-constraint {trained}, and not {asked}"):
+        other.load_state_dict(state.state_dict())
+    state, other = (build("weighted_transformer_tiny", branch_constraint=each) for each in (trained, asked))
+    with pytest.raises(ValueError, match=f"trained with --branch-constraint {trained}, and not {asked}"):
+        other.load_state_dict(state.state_dict())
+    plain = {**state.state_dict(), "decoder.layers.0.branches.alpha.weight": torch.tensor([0.5, 0.6, 0.2, 0.2])}
+    state.load_state_dict(plain)  # which has left the simplex, but is not of another kind
+    other = build("weighted_transformer_tiny", branch_constraint=asked, branch_weights="uniform")
+    other.load_state_dict(state.state_dict())  # and keeps its own weights
+
+
+def test_different_dictionaries_are_named(dictionary: Dictionary) -> None:
+    other = SimpleNamespace(source_dictionary=dictionary, target_dictionary=Dictionary())
+    with pytest.raises(ValueError, match="--joined-dictionary, or use --share-embeddings decoder"):
+        random_model("weighted_transformer_tiny", other)
+
+
+def test_autocast(build, sentences, device) -> None:
+    """What --amp does, here in bfloat16: parameters stay in float32, products do not."""
+    model = build("weighted_transformer_tiny").train()
+    with torch.autocast(device.type, torch.bfloat16):
+        logits, _ = model(sentences([5, 3]), None, sentences([4, 4]))
+    assert logits.dtype == torch.bfloat16
+    logits.float().square().mean().backward()
+    assert all(parameter.grad.dtype == torch.float32 for parameter in model.parameters() if parameter.grad is not None)
+
+
+@pytest.mark.parametrize("stepwise", [False, True])
+@torch.no_grad()
+def test_retained_dropout_reaches_attention(build, sentences, stepwise: bool) -> None:
+    model = build("weighted_transformer_tiny", attention_dropout=0.5)
+    model.make_generation_fast_(retain_dropout=True, retain_dropout_modules=["AttentionHeads"])
+    source, target = sentences([5, 3]), sentences([4, 4])
+    state = [{}, {}] if stepwise else [None, None]
+    encoded = model.encoder(source)
+    first, second = (model.decoder(target, encoded, incremental_state=each)[0] for each in state)
+    assert not torch.equal(first, second)
+    assert not model.encoder.layers[0].branches.dropout.apply_during_inference

@@ -1,0 +1,222 @@
+"""Adam with a projection: where it arrives, what it keeps, and what it leaves alone."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable
+from copy import deepcopy
+
+import pytest
+import torch
+from fairseq.optim.adam import Adam
+from omegaconf import OmegaConf
+
+from fairseq_plugins.weighted_transformer.branches import SIMPLEX, SOFTMAX, project_onto_simplex
+from fairseq_plugins.weighted_transformer.config import SimplexAdamConfig
+from fairseq_plugins.weighted_transformer.training import FairseqSimplexAdam
+
+TARGET = torch.tensor([0.60, 0.35, 0.05, 0.0])
+
+
+def parameter(values: torch.Tensor, group: str | None = SIMPLEX) -> torch.nn.Parameter:
+    made = torch.nn.Parameter(values.clone())
+    if group is not None:
+        made.param_group = group
+    return made
+
+
+def optimizer(*parameters: torch.nn.Parameter, lr: float = 0.01, **options: object) -> FairseqSimplexAdam:
+    cfg = OmegaConf.structured(SimplexAdamConfig)
+    OmegaConf.update(cfg, "lr", [lr])
+    for name, value in options.items():
+        OmegaConf.update(cfg, name, value)
+    OmegaConf.update(cfg, "tpu", False)
+    return FairseqSimplexAdam(cfg, parameters)
+
+
+def descend(step: Callable[[], None], point: torch.nn.Parameter, common: float, updates: int = 1000) -> None:
+    for _ in range(updates):
+        point.grad = (point.detach() - TARGET) + common
+        step()
+
+
+def test_the_default_is_adam_and_then_the_projection() -> None:
+    """As sections 3 and 4.1 say, with fairseq's Adam."""
+    torch.manual_seed(1)
+    ours, theirs = parameter(torch.full((5,), 0.2)), parameter(torch.full((5,), 0.2))
+    mine, adam = optimizer(ours, lr=0.05), Adam([theirs], lr=0.05, betas=(0.9, 0.98), eps=1e-9)
+    for _ in range(20):
+        ours.grad = torch.randn(5)
+        theirs.grad = ours.grad.clone()
+        mine.step()
+        adam.step()
+        theirs.data.copy_(project_onto_simplex(theirs.data))
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_steps_by_the_formulas() -> None:
+    """Adam's means of gradients and squares (Kingma and Ba 2015, algorithm 1), with sums over all updates.
+
+    Not for the default epsilon, which is nothing beside a root; inside the simplex, where a step of mean zero stays and
+    any other loses its mean.
+    """
+    torch.manual_seed(1)
+    beta1, beta2, eps, lr = 0.8, 0.9, 0.3, 0.01
+    gradients = torch.randn(6, 4, dtype=torch.float64) + 1
+    point = parameter(torch.full((4,), 0.25))
+    mine = optimizer(point, lr=lr, adam_betas=str((beta1, beta2)), adam_eps=eps)
+    expected = torch.full((4,), 0.25, dtype=torch.float64)
+    for last, gradient in enumerate(gradients):
+        point.grad = gradient.float()
+        mine.step()
+        ago = last - torch.arange(last + 1, dtype=torch.float64).unsqueeze(1)
+        seen = gradients[: last + 1]
+        squares = seen**2
+        mean = (beta1**ago * seen).sum(0) / (beta1**ago).sum(0)
+        change = lr * mean / (((beta2**ago * squares).sum(0) / (beta2**ago).sum(0)).sqrt() + eps)
+        expected = expected - (change - change.mean())
+        torch.testing.assert_close(point.detach().double(), expected, rtol=1e-5, atol=1e-6)
+    assert float(expected.min()) > 0
+
+
+def test_the_network_gets_fairseqs_adam() -> None:
+    torch.manual_seed(1)
+    start = torch.randn(3, 4)
+    ours = [parameter(start, group) for group in (None, SOFTMAX, "a group of somebody else's")]
+    theirs = parameter(start, None)
+    mine, adam = optimizer(*ours), Adam([theirs], lr=0.01, betas=(0.9, 0.98), eps=1e-9)
+    for _ in range(5):
+        gradient = torch.randn(3, 4)
+        for each in (*ours, theirs):
+            each.grad = gradient.clone()
+        mine.step()
+        adam.step()
+    assert all(torch.equal(each, theirs) for each in ours)
+
+
+def test_it_stays_on_the_simplex_whatever_the_gradient() -> None:
+    torch.manual_seed(1)
+    point = parameter(torch.full((5,), 0.2))
+    mine = optimizer(point, lr=0.3)
+    for _ in range(50):
+        point.grad = torch.randn(5) * 100
+        mine.step()
+        assert float(point.min()) >= 0
+        assert float(point.sum()) == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("group", [SIMPLEX, SOFTMAX])
+def test_frozen_weights_do_not_move(group: str) -> None:
+    """Not by what is left of their momentum either, while the network goes on."""
+    frozen, network = parameter(torch.full((4,), 0.25), group), parameter(torch.zeros(4), None)
+    mine = optimizer(frozen, network, freeze_branch_weights_after=3)
+    states = []
+    for _ in range(6):
+        for each in (frozen, network):
+            each.grad = torch.tensor([1.0, -1.0, 2.0, 0.5])
+        mine.step()
+        states.append((frozen.detach().clone(), network.detach().clone()))
+    assert not torch.equal(states[1][0], states[2][0])
+    assert torch.equal(states[2][0], states[5][0])
+    assert not torch.equal(states[2][1], states[5][1])
+
+
+def test_it_goes_on_where_it_was_saved() -> None:
+    """Freezing included, which counts updates."""
+    torch.manual_seed(1)
+    gradients = torch.randn(8, 4)
+
+    def go_on(mine: FairseqSimplexAdam, point: torch.nn.Parameter, updates: range) -> None:
+        for update in updates:
+            point.grad = gradients[update].clone()
+            mine.step()
+
+    options = {"freeze_branch_weights_after": 6}
+    straight, stopped = parameter(torch.full((4,), 0.25)), parameter(torch.full((4,), 0.25))
+    go_on(optimizer(straight, **options), straight, range(8))
+    first = optimizer(stopped, **options)
+    go_on(first, stopped, range(4))
+    resumed = parameter(stopped.detach())
+    second = optimizer(resumed, **options)
+    second.load_state_dict(deepcopy(first.state_dict()), second.optimizer_config)
+    go_on(second, resumed, range(4, 8))
+    assert torch.equal(resumed, straight)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_small_steps_are_not_lost_in_half_precision(dtype: torch.dtype) -> None:
+    """With --memory-efficient-bf16 the parameters are all there is; a step here is far below their resolution."""
+    half, full = parameter(torch.full((4,), 0.25).to(dtype)), parameter(torch.full((4,), 0.25))
+    first, second = optimizer(half, lr=1e-5), optimizer(full, lr=1e-5)
+    for _ in range(2000):
+        half.grad = torch.tensor([1e-4, -1e-4, 5e-5, -5e-5]).to(dtype)  # whose squares float16 has not
+        full.grad = half.grad.float()
+        first.step()
+        second.step()
+    torch.testing.assert_close(half.float(), full.detach(), rtol=0.01, atol=0.001)
+    assert float(full[1]) > 0.26
+
+
+def test_what_was_saved_goes_where_the_parameter_is() -> None:
+    """fairseq reads checkpoints on the processor; a device without numbers stands for a GPU."""
+    half = parameter(torch.full((4,), 0.25).half())
+    moved = parameter(half.detach().to("meta"))
+    first, second = optimizer(half), optimizer(moved)
+    half.grad, moved.grad = torch.ones_like(half), torch.ones_like(moved)
+    first.step()
+    second.optimizer.state[moved] = deepcopy(first.optimizer.state[half])
+    second.step()
+    tensors = [value for value in second.optimizer.state[moved].values() if torch.is_tensor(value)]
+    assert len(tensors) == 3  # two means, and the parameter in float32
+    assert all(tensor.is_meta for tensor in tensors)
+
+
+def test_a_shard_of_the_parameters_is_stepped_alike() -> None:
+    """With --zero-sharding os fairseq makes the optimizer anew, from its class and `optimizer_config`."""
+    mine = optimizer(parameter(TARGET), freeze_branch_weights_after=3)
+    again = type(mine.optimizer)(mine.optimizer.param_groups, **mine.optimizer_config)
+    assert again.freeze_after == 3
+
+
+def test_a_closure_is_called_once_and_its_loss_returned() -> None:
+    """As by every optimizer of torch: it clears gradients and makes new ones."""
+    network, point = parameter(torch.ones(3), None), parameter(TARGET)
+    adam = optimizer(network, point).optimizer
+    losses: list[float] = []
+
+    def closure() -> float:
+        adam.zero_grad()
+        loss = (network * 2).sum() + point[0]
+        loss.backward()
+        losses.append(loss.item())
+        return losses[-1]
+
+    point.grad = torch.full((4,), 9.0)
+    before = network.detach().clone(), point.detach().clone()
+    assert adam.step(closure) == losses[0]
+    assert losses == [pytest.approx(6.6)]
+    assert point.grad.tolist() == [1, 0, 0, 0]
+    assert not torch.equal(network, before[0])
+    assert not torch.equal(point, before[1])
+    assert adam.step() is None
+
+
+def test_moments_are_never_in_half_precision() -> None:
+    with pytest.raises(ValueError, match=r"^--optimizer simplex_adam keeps .* float32: leave out --fp16-adam-stats$"):
+        optimizer(parameter(TARGET), fp16_adam_stats=True)
+
+
+def test_nothing_is_frozen_before_the_start() -> None:
+    with pytest.raises(ValueError, match="--freeze-branch-weights-after: -1 is below 0"):
+        optimizer(parameter(TARGET), freeze_branch_weights_after=-1)
+
+
+def test_a_flattened_optimizer_is_refused() -> None:
+    """fairseq then says: please set --fp16-no-flatten-grads."""
+    assert not optimizer(parameter(torch.zeros(3), None)).supports_flat_params
+
+
+def test_betas_are_not_evaluated() -> None:
+    assert Namespace(**optimizer(parameter(TARGET), adam_betas="(0.8, 0.9)").optimizer_config).betas == (0.8, 0.9)
+    with pytest.raises(ValueError, match="not a literal"):
+        optimizer(parameter(TARGET), adam_betas="__import__('os').getcwd()")
