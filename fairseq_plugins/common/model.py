@@ -5,6 +5,7 @@ B sentences, k hypotheses (rows) for each, R = B·k rows, T target positions, S 
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from typing import Any, ClassVar, NoReturn, TypeVar
 
@@ -130,6 +131,14 @@ class IncrementalDecoder(NoTorchScript, FairseqIncrementalDecoder):
             features (B, T, width), and the reported attention, (B, T, S) or None.
         """
 
+    @abstractmethod
+    def attention_modules(self) -> dict[int, nn.Module]:
+        """Return the modules that attend to the source, by the number of their layer from 1, for pictures.
+
+        The attention of a module is what its method ``weights`` returns for the module's inputs, (B, h, T, S); without
+        such a method, the module's second output, (B, T, S).
+        """
+
     def extract_features(
         self, prev_output_tokens: Tensor, encoder_out: Source, **unused: object
     ) -> tuple[Tensor, dict[str, list[Tensor | None]]]:
@@ -204,12 +213,14 @@ class TranslationModel(FairseqEncoderDecoderModel):
 
     Attributes:
         family: its name, for errors.
+        shortest_warmup: in updates, for own-data.
         onnx_program: module with the family's ``encode``, ``set_up`` and ``step`` as ONNX operators; not inherited, for
             a derived model may compute something else.
         state_version: of the layout of its checkpoints, which it saves as a buffer.
     """
 
     family: ClassVar[str]
+    shortest_warmup: ClassVar[int] = 400
     onnx_program: ClassVar[str]
     state_version: ClassVar[int] = 1
 
@@ -241,6 +252,22 @@ class TranslationModel(FairseqEncoderDecoderModel):
         if getattr(getattr(task, "cfg", None), "left_pad_target", False):
             raise ValueError(f"--left-pad-target: {cls.family} needs targets padded on the right; leave it out")
         return cls.build(cfg, task)
+
+    @classmethod
+    def training_options(cls, warmup: int) -> str:
+        """Return the options of fairseq-train with which own-data trains: criterion, optimizer and schedule.
+
+        The rate falls as 0.04 / sqrt(updates), as in examples/multi30k, after so many updates of warm-up.
+        """
+        return (
+            "--criterion label_smoothed_cross_entropy --optimizer adam --adam-betas (0.9,0.98) "
+            f"--lr {0.04 / warmup**0.5:.2g} --lr-scheduler inverse_sqrt --warmup-updates {warmup}"
+        )
+
+    @classmethod
+    def usual_epochs(cls, pairs: int) -> float:
+        """Return the number of epochs that own-data usually takes with so many sentence pairs; infinity if unknown."""
+        return math.inf
 
     def make_generation_fast_(self, **kwargs: Any) -> None:
         """Prepare for translation: replace normalised weights by their values, for good."""

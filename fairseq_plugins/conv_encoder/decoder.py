@@ -50,6 +50,10 @@ class LSTMDecoder(IncrementalDecoder):
         self.to_embedding = Linear(hidden_size, embed_dim)
         self.output_projection = Linear(embed_dim, len(dictionary))
 
+    def attention_modules(self) -> dict[int, nn.Module]:
+        """As of `IncrementalDecoder`."""
+        return {1: self.attentive}
+
     def features(self, g: Tensor, source: Source) -> tuple[Tensor, Tensor | None]:
         """All positions at once: (B, T, f), and the attention."""
         h, a = self.attentive(g, source)

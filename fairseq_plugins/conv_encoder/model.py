@@ -21,6 +21,7 @@ class ConvEncoderModel(TranslationModel):
     """An encoder without recurrence, or one of those that it is compared with, and an LSTM decoder."""
 
     family = "conv_encoder"
+    shortest_warmup = 100
     onnx_program = "fairseq_plugins.conv_encoder.onnx"
 
     @classmethod

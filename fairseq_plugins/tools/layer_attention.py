@@ -13,9 +13,7 @@ from fairseq.models.fconv import AttentionLayer
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
-from fairseq_plugins.conv_encoder.decoder import AttentiveLSTM
-from fairseq_plugins.convs2s.layers import MultiStepAttention
-from fairseq_plugins.weighted_transformer.layers import AttentionHeads
+from fairseq_plugins.common.model import IncrementalDecoder
 
 __all__ = ["attention_by_layer"]
 
@@ -36,8 +34,8 @@ def attention_by_layer(model: BaseFairseqModel, sample: dict[str, Any], target: 
     with ExitStack() as hooks, torch.no_grad():
         for number, module in _attending(model.decoder):
 
-            def keep(module: nn.Module, inputs: tuple[Any, ...], output: Any, number: int = number) -> None:
-                weights = module.weights(*inputs) if isinstance(module, AttentionHeads) else output[1]
+            def keep(module: Any, inputs: tuple[Any, ...], output: Any, number: int = number) -> None:
+                weights = module.weights(*inputs) if hasattr(module, "weights") else output[1]
                 # Of fairseq's Transformer heads come first, and only from the layer that it reports.
                 found[number] = weights.float().view(-1, *weights.shape[-2:]).mean(dim=0).t()
 
@@ -48,11 +46,13 @@ def attention_by_layer(model: BaseFairseqModel, sample: dict[str, Any], target: 
 
 
 def _attending(decoder: nn.Module) -> Iterator[tuple[int, nn.Module]]:
-    """The modules that attend to the source, with the number of their layer."""
-    for name, module in decoder.named_modules():
-        to_source = isinstance(module, (MultiStepAttention, AttentiveLSTM, AttentionLayer))
-        to_source |= isinstance(module, MultiheadAttention) and module.encoder_decoder_attention
-        to_source |= isinstance(module, AttentionHeads) and name.endswith("source_attention")
-        if to_source:
+    """Yield the modules that attend to the source, with the number of their layer."""
+    if isinstance(decoder, IncrementalDecoder):
+        yield from decoder.attention_modules().items()
+        return
+    for name, module in decoder.named_modules():  # of fairseq's fconv and Transformer
+        if isinstance(module, AttentionLayer) or (
+            isinstance(module, MultiheadAttention) and module.encoder_decoder_attention
+        ):
             number = re.search(r"\d+", name)
             yield (int(number[0]) + 1 if number else 1), module

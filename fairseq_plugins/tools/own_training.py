@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,9 +12,10 @@ from typing import Any
 import torch
 from fairseq import options
 from fairseq.dataclass.configs import OptimizationConfig
-from fairseq.models import ARCH_MODEL_NAME_REGISTRY
+from fairseq.models import ARCH_MODEL_REGISTRY
 
 import fairseq_plugins.registration  # noqa: F401  (its architectures)
+from fairseq_plugins.common.model import TranslationModel
 from fairseq_plugins.compat.resuming import NOTHING_LEFT
 from fairseq_plugins.tools import parallel_text
 from fairseq_plugins.tools.arguments import import_user_dir
@@ -48,12 +48,13 @@ class Training:
             raise ValueError(
                 f"--user-dir {user_dir} must import fairseq_plugins.command: it takes the place of the plugin's own"
             )
-        family = ARCH_MODEL_NAME_REGISTRY.get(arch)
-        if family is None:
+        model = ARCH_MODEL_REGISTRY.get(arch)
+        if model is None:
             raise ValueError(
                 f"--arch {arch}: there is no such architecture; --user-dir names a folder that registers your own"
             )
-        self.family, self.best, self.log = family, save / "checkpoint_best.pt", save / LOG
+        self.model = model if issubclass(model, TranslationModel) else TranslationModel
+        self.best, self.log = save / "checkpoint_best.pt", save / LOG
         self.own = ["--user-dir", str(user_dir), "--arch", arch, "--save-dir", str(save)]
         self.own += [*ALL_SENTENCES, *NO_LONG_ONES]
         self.wishes = [*wishes, "--log-format", "json"]  # what is told of the training, and its curve, come from there
@@ -77,7 +78,7 @@ class Training:
 
         On a GPU in half precision, unless --train has another.
         """
-        chosen = training_settings(self.family, pairs, tokens).split()
+        chosen = training_settings(self.model, pairs, tokens).split()
         wished, unknown = parse(["DATA_BIN", *self.own, *chosen, *self.wishes], parse_known=True)
         if torch.cuda.is_available() and not (wished.amp or wished.bf16 or wished.cpu):
             chosen.append("--fp16")
@@ -111,7 +112,7 @@ class Training:
         )
         limits = chosen["patience"], chosen["max_epoch"], chosen["max_update"]
         metric = chosen["best_checkpoint_metric"], chosen["maximize_best_checkpoint_metric"]
-        progress = TrainingProgress(usual_epochs(self.family, pairs), *limits, *metric)
+        progress = TrainingProgress(self.model.usual_epochs(pairs), *limits, *metric)
         self.log.parent.mkdir(exist_ok=True)
         lines = fairseq_lines("train", *words)
         # Line by line, so that a training that is killed leaves whole ones.
@@ -156,33 +157,14 @@ def count(path: Path) -> tuple[int, int]:
     return len(words), sum(words)
 
 
-def training_settings(family: str, pairs: int, tokens: int) -> str:
-    """Options of fairseq-train for so many sentence pairs and target tokens.
-
-    The rate falls as 0.04 / sqrt(updates), as in examples/multi30k and, at its width of 512, with the Transformer.
-    """
+def training_settings(model: type[TranslationModel], pairs: int, tokens: int) -> str:
+    """Return options of fairseq-train for so many sentence pairs and target tokens."""
     max_tokens = 1500 if pairs < 100_000 else 4000
     epoch = tokens // max_tokens + 1  # updates
-    convolutional = family in {"convs2s", "conv_encoder"}
-    warmup = min(max(epoch // 4, 100 if convolutional else 400), 4000)
+    warmup = min(max(epoch // 4, model.shortest_warmup), 4000)
     settings = f"--max-tokens {max_tokens} --dropout {0.2 if pairs < 1_000_000 else 0.1} --clip-norm 1"
-    settings += " --label-smoothing 0.1"
-    if family == "weighted_transformer":
-        settings += " --criterion weighted_label_smoothed_cross_entropy --optimizer simplex_adam"
-        settings += f" --lr-scheduler weighted_inverse_sqrt --warmup-updates {warmup}"
-        settings += f" --branch-lr-scale 0.1 --branch-warmup-updates {warmup // 10} --fp16-no-flatten-grads"
-    else:
-        settings += " --criterion label_smoothed_cross_entropy --optimizer adam --adam-betas (0.9,0.98)"
-        settings += f" --lr {0.04 / warmup**0.5:.2g} --lr-scheduler inverse_sqrt --warmup-updates {warmup}"
-    if epoch > 5000:  # what is lost by a stop
+    settings += f" --label-smoothing 0.1 {model.training_options(warmup)}"
+    if epoch > 5000:  # a stop loses the updates since the last checkpoint
         settings += " --save-interval-updates 5000 --keep-interval-updates 1"
     settings += f" --patience {PATIENCE} --no-epoch-checkpoints"
     return f"{settings} --log-interval {min(max(epoch // 4, 1), 100)}"
-
-
-def usual_epochs(family: str, pairs: int) -> float:
-    """After how many epochs validation no longer improves, patience included; infinity where that is not known.
-
-    Image captions and ConvS2S took 13 epochs with 2000 pairs and 16 with 5000; of 29 000, 24 brought hardly more.
-    """
-    return 13 * (pairs / 2000) ** 0.26 if family == "convs2s" and pairs < 100_000 else math.inf

@@ -84,6 +84,11 @@ class WeightedTransformerDecoder(IncrementalDecoder):
         heads = cast(DecoderLayer, layer).source_attention
         return x, heads.weights(query, source.keys, source.bias.unsqueeze(1)).mean(dim=1)
 
+    def attention_modules(self) -> dict[int, nn.Module]:
+        """As of `IncrementalDecoder`."""
+        layers = cast("list[DecoderLayer]", self.layers)
+        return {number: layer.source_attention for number, layer in enumerate(layers, 1)}
+
     def features_of_prefixes(self, tree: PrefixTree, source: Source) -> Tensor:
         """Return the features of all prefixes of a batch, (M, d), in the order of their tree.
 
@@ -158,6 +163,15 @@ class WeightedTransformerModel(TranslationModel):
         encoder = WeightedTransformerEncoder(cfg, task.source_dictionary, source)
         decoder = WeightedTransformerDecoder(cfg, task.target_dictionary, target, output_projection)
         return cls(encoder, decoder, str(cfg.branch_weights))
+
+    @classmethod
+    def training_options(cls, warmup: int) -> str:
+        """The paper's optimizer and schedule; with d = 512 the network's rate falls as 0.04 / sqrt(updates), too."""
+        return (
+            "--criterion weighted_label_smoothed_cross_entropy --optimizer simplex_adam "
+            f"--lr-scheduler weighted_inverse_sqrt --warmup-updates {warmup} "
+            f"--branch-lr-scale 0.1 --branch-warmup-updates {warmup // 10} --fp16-no-flatten-grads"
+        )
 
     def train(self, mode: bool = True) -> WeightedTransformerModel:
         """Before validation and translation, check that κ and α are on the simplex.

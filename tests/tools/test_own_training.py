@@ -10,8 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from fairseq_plugins.common.model import TranslationModel
+from fairseq_plugins.conv_encoder import ConvEncoderModel
+from fairseq_plugins.convs2s import ConvS2SModel
 from fairseq_plugins.tools import own_training
 from fairseq_plugins.tools.plot_loss import read_curve
+from fairseq_plugins.weighted_transformer import WeightedTransformerModel
 from tests.commands import run
 from tests.tools.test_own_data import TINY
 
@@ -28,20 +32,24 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "size", "options"),
+    ("model", "size", "options"),
     [
         # As examples/multi30k/conv_encoder.sh.
         (
-            "convs2s",
+            ConvS2SModel,
             (29_000, 420_000),
             "--max-tokens 1500 --dropout 0.2 --clip-norm 1 --adam-betas (0.9,0.98) --lr 0.004 --warmup-updates 100",
         ),
-        ("transformer", (4_500_000, 130_000_000), "--max-tokens 4000 --dropout 0.1 --lr 0.00063 --warmup-updates 4000"),
-        ("weighted_transformer", (29_000, 420_000), "--optimizer simplex_adam --warmup-updates 400"),
+        (
+            TranslationModel,
+            (4_500_000, 130_000_000),
+            "--max-tokens 4000 --dropout 0.1 --lr 0.00063 --warmup-updates 4000",
+        ),
+        (WeightedTransformerModel, (29_000, 420_000), "--optimizer simplex_adam --warmup-updates 400"),
     ],
 )
-def test_training_settings(family: str, size: tuple[int, int], options: str) -> None:
-    settings = own_training.training_settings(family, *size)
+def test_training_settings(model: type[TranslationModel], size: tuple[int, int], options: str) -> None:
+    settings = own_training.training_settings(model, *size)
     options += " --patience 5 --no-epoch-checkpoints"
     assert [option for option in options.split(" --") if option.removeprefix("--") not in settings] == []
 
@@ -49,9 +57,9 @@ def test_training_settings(family: str, size: tuple[int, int], options: str) -> 
 def test_the_time_that_a_training_takes_is_told_where_it_is_known() -> None:
     """Within a sixth of the epochs that trainings took; another family or a large text is not guessed at."""
     for pairs, took in ((1800, 13), (4800, 16), (29_000, 24)):
-        assert own_training.usual_epochs("convs2s", pairs) == pytest.approx(took, rel=1 / 6)
-    for family, pairs in (("conv_encoder", 2000), ("convs2s", 200_000)):
-        assert own_training.usual_epochs(family, pairs) == float("inf")
+        assert ConvS2SModel.usual_epochs(pairs) == pytest.approx(took, rel=1 / 6)
+    for model, pairs in ((ConvEncoderModel, 2000), (ConvS2SModel, 200_000)):
+        assert model.usual_epochs(pairs) == float("inf")
 
 
 def test_a_training_that_leaves_no_model_is_not_finished(data: Path, tmp_path: Path) -> None:
@@ -96,7 +104,7 @@ def test_a_training_that_goes_on_tells_so_in_the_same_log(
 )
 def test_the_parts_of_a_training_may_be_others(wishes: str, left_out: set[str], tmp_path: Path) -> None:
     """What is chosen for the criterion, the optimizer and the schedule goes with them."""
-    chosen = own_training.training_settings("convs2s", 9, 9).split()
+    chosen = own_training.training_settings(ConvS2SModel, 9, 9).split()
     kept = own_training.Training("convs2s_tiny", tmp_path, shlex.split(wishes)).settings(9, 9)
     assert {word for word in chosen if word.startswith("--")} - {*kept} == left_out
     assert own_training.Training("convs2s_tiny", tmp_path, ["--lr", "1"]).settings(9, 9) == chosen
