@@ -119,8 +119,6 @@ class TranslationFastTask(TranslationTask):
             self._tell_of("with --score-reference", "candidates", "cpu_dtype", "compile_steps", "word_penalty")
         extra = dict(extra_gen_cls_kwargs or {})
         if seq_gen_cls is None:
-            if self.cfg.word_penalty and getattr(args, "sampling", False) and getattr(args, "sampling_topp", 0) > 0:
-                raise ValueError("--word-penalty does not go with --sampling-topp: probabilities no longer sum to one")
             aligns = bool(getattr(args, "print_alignment", None))  # fairseq looks only where no class is given
             if aligns:
                 extra["print_alignment"] = args.print_alignment
