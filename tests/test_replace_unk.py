@@ -266,7 +266,6 @@ def test_a_trained_model_gets_its_names_right(corpus: Path, tmp_path: Path) -> N
     ("options", "message"),
     [
         (["--replace-unk", "nowhere"], "No such file or directory: 'nowhere'"),
-        (["--replace-unk", "--remove-bpe"], "does not go with --remove-bpe"),
         (["--replace-unk", "--score-reference"], "this generator reports none"),
         (["--replace-unk", "--dataset-impl", "mmap"], "--replace-unk requires a raw text dataset (--dataset-impl=raw)"),
     ],

@@ -12,7 +12,7 @@ from typing import Any
 
 from fairseq import options, utils
 
-from fairseq_plugins.compat.misfits import missing_in_the_task
+from fairseq_plugins.compat.refusals import command_of, refuse
 from fairseq_plugins.compat.wrapping import in_place_of
 
 __all__ = ["understand_command_lines"]
@@ -23,10 +23,8 @@ def understand_command_lines() -> None:
 
     ``--arch convs2s --help`` shows fairseq's options and not the model's: the first of two passes answers it, and here
     the second.  ``--bf16`` is taken for a wish to train on a TPU, also where there is no software for one, and fails.
-    ``--task language_modeling`` with a model of translation fails inside of the options; where the task has all that
-    the model takes, nothing is refused.  So does ``--tokenizer moses``, to which fairseq gives no languages but those
-    of the command line.  fairseq-validate without ``--task`` fails by KeyError: None.  And with
-    ``--num-shards`` fairseq-generate translates the whole, whichever the shard.
+    fairseq-validate without ``--task`` fails by KeyError: None, and fairseq-train without ``--arch`` by a RuntimeError
+    that says nothing.  And options that the command cannot do are refused.
     """
     parse = options.parse_args_and_arch
     answer_later = answers_help_too_early(parse)
@@ -49,25 +47,15 @@ def understand_command_lines() -> None:
         except KeyError as error:
             if error.args != (None,):
                 raise
-            raise ValueError("--task is wanted, that of the training, such as translation") from None
+            raise ValueError("--task is missing; give that of the training, such as translation") from None
+        except RuntimeError as error:
+            if error.args:
+                raise
+            raise ValueError("--arch is missing; give an architecture, such as convs2s") from None
         args = parsed[0] if isinstance(parsed, tuple) else parsed
         if no_tpu:
             args.tpu = "--tpu" in given
-            if args.tpu:
-                raise ValueError("--tpu needs torch_xla, which is not installed")
-        if (option := next(missing_in_the_task(args), None)) is not None:
-            raise ValueError(
-                f"--arch {args.arch} does not go with --task {args.task}, which has no {option}: take --task "
-                "translation or translation_fast"
-            )
-        asked = vars(args)
-        if "beam" in asked and asked["num_shards"] > 1:
-            raise ValueError(
-                "--num-shards does nothing here: fairseq-generate translates one part of N with "
-                "--distributed-world-size N --distributed-rank I"
-            )
-        if asked.get("tokenizer") == "moses" and None in (asked.get("source_lang", ""), asked.get("target_lang", "")):
-            raise ValueError("--tokenizer moses needs --source-lang and --target-lang")
+        refuse(command_of(args), args)
         return parsed
 
 

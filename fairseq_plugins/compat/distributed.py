@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 from torch.multiprocessing.spawn import spawn
 
+from fairseq_plugins.compat.refusals import refuse
 from fairseq_plugins.compat.wrapping import in_place_of, raises
 
 __all__ = [
@@ -76,7 +77,8 @@ def follow_torchrun() -> None:
 def join_the_others_under_hydra() -> None:
     """``fairseq-hydra-train`` decides how many processes there are before it imports the plugin.
 
-    Where it has overlooked torchrun's, which is the probe, training begins by joining them.
+    Where it has overlooked torchrun's, which is the probe, training begins by joining them.  Its options are checked
+    there too: no parser has read them.
     """
     train: Any = sys.modules.get("fairseq_cli.train")
     if train is None:
@@ -86,6 +88,7 @@ def join_the_others_under_hydra() -> None:
     @in_place_of(train, "add_defaults")
     def add_defaults(cfg: Any) -> None:
         add(cfg)
+        refuse("train", cfg)
         if processes_of_torchrun() > 1 and not torch.distributed.is_initialized():
             distributed_utils.call_main(cfg, lambda _: None)
 

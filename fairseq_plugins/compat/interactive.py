@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 def translate_every_line() -> None:
     """fairseq ends at a line that is no UTF-8 or too long, takes a carriage return for the end of a line, keeps all
-    that it has read, cannot print soft alignments, and has no references.
+    that it has read, and cannot print soft alignments.
 
     Its program may have been started as a script or as a module.
     """
@@ -173,8 +173,4 @@ def refuse_options_of_generate(program: Any) -> None:
     def refuse_and_run(cfg: Any, **options: Any) -> None:
         if cfg.generation.print_alignment == "soft":
             raise ValueError("--print-alignment soft: fairseq-generate prints it; fairseq-interactive only hard ones")
-        for option in ("score_reference", "prefix_size"):
-            if getattr(cfg.generation, option):
-                name = f"--{option.replace('_', '-')}"
-                raise ValueError(f"{name}: fairseq-generate does it; fairseq-interactive has no references")
         main(cfg, **options)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fairseq_plugins.compat.wrapping import in_place_of, raises
 
-__all__ = ["count_groups_by_their_place_in_the_batch", "refuse_what_no_search_does", "refuse_without_constraints"]
+__all__ = ["count_groups_by_their_place_in_the_batch", "refuse_without_constraints"]
 
 
 def takes_numbers_of_the_data_for_places(search: DiverseBeamSearch) -> bool:
@@ -71,18 +71,3 @@ def refuse_without_constraints() -> None:
                 "tab, and from Python they are inference_step_args={'constraints': ...}"
             )
         init(self, batch_constraints, beam_size)
-
-
-def refuse_what_no_search_does(args: Any) -> None:
-    """``--print-step`` and ``--retain-iter-history`` fail at the first translation: only models that refine theirs have
-    steps, whose tasks make other generators.  And a beam of none fails in the shape of a tensor.
-
-    There is nothing to probe: no generator of these tasks has them.
-    """
-    beam = getattr(args, "beam", 1)
-    if not isinstance(beam, int) or beam < 1:
-        raise ValueError(f"the beam must be a number from 1 on, not {beam!r}")
-    for option in ("print_step", "retain_iter_history"):
-        if getattr(args, option, False):
-            name = f"--{option.replace('_', '-')}"
-            raise ValueError(f"{name} is for models that refine a translation step by step (--task translation_lev)")

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fairseq_plugins.common.unfilled import filled_later
 from fairseq_plugins.compat.records import architecture, sides_of_other_words
-from fairseq_plugins.compat.searches import refuse_what_no_search_does
+from fairseq_plugins.compat.refusals import refuse
 from fairseq_plugins.compat.wrapping import in_place_of
 from fairseq_plugins.unknown_words import keep_source_words, read_translations, replace_unknown_words
 
@@ -157,7 +157,8 @@ def build_generators() -> None:
 
     @in_place_of(FairseqTask, "build_generator")
     def build_generator(self: Any, models: Any, args: Any, *more: Any, **others: Any) -> Any:
-        refuse_what_no_search_does(args)
+        words = len(self.target_dictionary or ())
+        refuse("python", getattr(self, "cfg", None), args, {"task": type(self), "words": words or None})
         language_model = (others.get("extra_gen_cls_kwargs") or {}).get("lm_model")
         if language_model is not None and language_model.decoder.dictionary != self.target_dictionary:
             raise ValueError("--lm-path: the language model (dict.txt) has other words than the translations")
@@ -200,8 +201,6 @@ def replace_unknown_words_by_attention() -> None:
         )
         if align_dict is None:
             return tokens, text, alignment
-        if remove_bpe is not None:
-            raise ValueError("--replace-unk is for models of words: it does not go with --remove-bpe, --post-process")
         text = replace_unknown_words(tokens, text, alignment, src_str, align_dict, tgt_dict)
         # The dictionary learns no word from it, which a later sentence would take for one that the model knows.
         return tgt_dict.encode_line(text, add_if_not_exist=False), text, alignment
