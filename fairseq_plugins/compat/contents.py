@@ -98,11 +98,25 @@ def fault_of(tensor: Tensor) -> str | None:
     return None
 
 
-def check(state: Any) -> None:
-    """Refuse what cannot be a checkpoint of fairseq's, or would harm who uses it.
+def check_parts(state: dict[str, Any]) -> None:
+    """Refuse a part of another kind, or with keys that are not names.
 
     Raises:
-        ValueError: says what.
+        ValueError: names the part.
+    """
+    for name, kind in (("cfg", dict), ("args", Namespace), ("extra_state", dict), ("task_state", dict)):
+        part = state.get(name)
+        if not isinstance(part, kind | NoneType):
+            raise ValueError(f"its {name} must be a {kind.__name__}, got {type(part).__name__}")
+        if isinstance(part, dict) and (odd := [key for key in part if not isinstance(key, str)]):
+            raise ValueError(f"its {name} must have names for keys, got a {type(odd[0]).__name__}")
+
+
+def check(state: Any) -> None:
+    """Refuse a state that is not a checkpoint of fairseq or would harm its user.
+
+    Raises:
+        ValueError: names the part that is wrong.
     """
     if type(state) is not dict or not isinstance(state.get("model"), dict):
         raise ValueError("it holds no parameters of a model")
@@ -110,9 +124,7 @@ def check(state: Any) -> None:
         if not isinstance(name, str) or not isinstance(value, Tensor):
             shown = repr(name[:100]) if isinstance(name, str) else f"of {type(name).__name__}"
             raise ValueError(f"its parameter {shown} is no tensor with a name")
-    for name, kind in (("cfg", dict), ("args", Namespace)):
-        if not isinstance(state.get(name), kind | NoneType):
-            raise ValueError(f"its {name} is no configuration")
+    check_parts(state)
     for count, (place, value) in enumerate(contents(state)):
         if count == MOST:
             raise ValueError(f"it holds more than {MOST} values")
