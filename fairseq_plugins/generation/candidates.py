@@ -95,9 +95,7 @@ class Candidates:
         elif not translations.ge(0).logical_and(translations.lt(len(target))).all():
             fault = f"`translations` must hold numbers of target words, from 0 to {len(target) - 1}"
         if fault is not None:
-            raise ValueError(
-                f"--candidates of the checkpoint: {fault}; give the folder that training read"
-            )
+            raise ValueError(f"--candidates of the checkpoint: {fault}; give the folder that training read")
         return cls(translations, always)  # type: ignore[arg-type]
 
     def mask(self, src_tokens: Tensor) -> Tensor:
