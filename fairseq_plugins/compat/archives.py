@@ -1,13 +1,16 @@
-"""Archives that ``from_pretrained`` unpacks: nothing is written elsewhere, and nothing of the user's is lost."""
+"""Archives for ``from_pretrained``: they write only below a new folder, and nothing of the user's is lost."""
 
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import shutil
 import tarfile
 import tempfile
-from pathlib import Path
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path, PurePosixPath
 
 from fairseq import file_utils
 
@@ -15,33 +18,70 @@ from fairseq_plugins.compat.wrapping import in_place_of
 
 __all__ = ["unpack_archives_beside_them"]
 
+MOST = 10_000  # files and folders; an archive of fairseq's has about ten
+LONGEST = 255  # bytes of a name, as in a plain tar
+
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack what is in the folder that holds all of it, and only files, folders and links that stay there.
+    """Write the files of an archive to a new folder, without the folders that hold all of them.
 
-    Python does not look at that by itself before 3.14.
+    No name is resolved, for the answer would depend on Python's version and on what the archive has written before.
 
     Raises:
-        tarfile.TarError: something would be elsewhere, or there is nothing.
+        tarfile.TarError: a member is not a file or folder below that folder, or there is none.
     """
     with tarfile.open(archive) as file:
-        members = file.getmembers()
-        for member in members:
-            if Path(member.name).is_absolute() or ".." in Path(member.name).parts:
-                raise tarfile.OutsideDestinationError(member, member.name)
-        if not members:
-            raise tarfile.ReadError("it holds nothing")
-        folders = [each.name if each.isdir() else str(Path(each.name).parent) for each in members]
-        top = os.path.commonpath(folders) or "."
+        members = list(itertools.islice(file, MOST + 1))
+        if not 1 <= len(members) <= MOST:
+            raise tarfile.ReadError(f"it holds {'nothing' if not members else f'more than {MOST} members'}")
+        paths = [path_of(member) for member in members]
+        folders = [path if each.isdir() else path.parent for each, path in zip(members, paths, strict=True)]
+        common = os.path.commonpath(folders)
+        folder.mkdir()
+        for member, path in zip(members, paths, strict=True):
+            write(file, member, path.relative_to(common).parts, folder)
 
-        def below(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
-            """Named from there, as Python's filter has to see links: to what is beside that folder they lead out."""
-            name, link = os.path.relpath(member.name, top), member.linkname
-            if member.islnk():
-                link = os.path.relpath(link, top)
-            return tarfile.data_filter(member.replace(name=name, linkname=link, deep=False), path)
 
-        file.extractall(folder, filter=below)
+def path_of(member: tarfile.TarInfo) -> PurePosixPath:
+    """The name of a member.
+
+    Raises:
+        tarfile.ReadError: it is a link, device or sparse file, or its name leads out of a folder.
+    """
+    name = member.name[:LONGEST]
+    if not (member.isdir() or (member.isreg() and not member.issparse() and member.size >= 0)):
+        raise tarfile.ReadError(f"{name!r} is not a plain file or folder; pack the archive without links and devices")
+    path = PurePosixPath(member.name)
+    if path.is_absolute() or ".." in path.parts or len(os.fsencode(member.name)) > LONGEST:
+        raise tarfile.ReadError(f"{name!r} is absolute, holds '..' or is longer than {LONGEST} bytes")
+    if member.isreg() and not path.parts:
+        raise tarfile.ReadError("it holds a file without a name")
+    return path
+
+
+def write(file: tarfile.TarFile, member: tarfile.TarInfo, path: Sequence[str], root: Path) -> None:
+    """Write one member below a folder, part by part from the folder's own descriptor, with this user's modes.
+
+    Raises:
+        tarfile.ReadError: the member is there already, or a file is where it needs a folder.
+    """
+    only_folders = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+    with ExitStack() as stack:
+        place = os.open(root, only_folders)
+        stack.callback(os.close, place)
+        try:
+            for part in path if member.isdir() else path[:-1]:
+                with suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=place)
+                place = os.open(part, only_folders, dir_fd=place)
+                stack.callback(os.close, place)
+            if member.isdir():
+                return
+            new = os.open(path[-1], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=place)
+        except (FileExistsError, NotADirectoryError):
+            raise tarfile.ReadError(f"it holds {member.name!r} twice, or as a file and as a folder") from None
+        with os.fdopen(new, "wb") as output:
+            shutil.copyfileobj(file.extractfile(member), output)  # type: ignore[arg-type]
 
 
 def unpacked(archive: Path) -> Path:
@@ -92,5 +132,5 @@ def unpack_archives_beside_them() -> None:
             return str(load(str(path)))
         try:
             return str(unpacked(path))
-        except (EOFError, OSError, tarfile.ReadError) as error:
+        except Exception as error:  # a damaged archive causes almost any
             raise OSError(f"{path} cannot be unpacked: {error}") from error

@@ -13,6 +13,7 @@ import re
 import tempfile
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from fairseq.distributed import utils as distributed_utils
 from omegaconf import OmegaConf
 
 from fairseq_plugins.compat.contents import OLD_METERS, reference_in
+from fairseq_plugins.compat.resuming import newest_whole_checkpoint
 from fairseq_plugins.compat.wrapping import in_place_of
 
 __all__ = ["broadcast_plain_configuration", "load_checkpoints_safely"]
@@ -92,12 +94,18 @@ def refuses(load: Callable[[str], Any], value: object) -> bool:
     return False
 
 
+def undamaged_beside(path: Path) -> str:
+    """Advice for an error about a damaged checkpoint of a training."""
+    newest = newest_whole_checkpoint(path.parent) if path.parent.is_dir() else None
+    return "" if newest in (None, path) else f"; the newest undamaged checkpoint beside it is {newest}"
+
+
 def load_checkpoints_safely() -> None:
     """torch refuses every checkpoint of fairseq, and advises to switch its check off; later fairseq has done so.
 
-    Here what is safe is allowed, and of what is not the user is told that it was refused. A fairseq that switches the
-    check off gets it back, at each of its ``torch.load``, by torch's own switch for a process and its children. Where
-    the probe still finds that files are not checked, no checkpoint is loaded.
+    The classes that checkpoints hold are allowed, and an error names any other. A fairseq that switches the check off
+    gets it back, at each of its ``torch.load``, by torch's own switch for a process and its children. If the probe
+    still finds that files are not checked, no checkpoint is loaded.
     """
     load = checkpoint_utils.load_checkpoint_to_cpu
     if not refuses(load, print):
@@ -110,14 +118,14 @@ def load_checkpoints_safely() -> None:
         if not files_are_checked:
             raise pickle.UnpicklingError(
                 f"{path} was not loaded: any code that it carries would be run. "
-                "It takes torch 2.6 or later, and TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD must not be set."
+                "Use torch 2.6 or later, and do not set TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD."
             )
         if found := reference_in((args, kwargs)):  # overrides
             raise ValueError(found)
         try:
             return load(path, *args, **kwargs)
         except (pickle.UnpicklingError, ValueError) as error:
-            # What was wrong, before torch adds its advice.
+            # The reason before torch adds its advice.
             reason = str(error if isinstance(error, ValueError) else error.__context__ or error)
             if foreign := re.search(r"GLOBAL (\S+)", reason):
                 reason = f"it holds {foreign[1]}, which no checkpoint of fairseq needs"
@@ -125,11 +133,12 @@ def load_checkpoints_safely() -> None:
         except (EOFError, OSError, RuntimeError) as error:  # fairseq does not say which file has no end
             if str(path) in str(error):
                 raise
-            raise OSError(f"{path} is damaged and cannot be read: {str(error) or 'it ends too early'}") from None
-        except Exception as error:  # there is none that a file cannot cause
+            reason = f"{str(error) or 'it ends too early'}{undamaged_beside(Path(path))}"
+            raise OSError(f"{path} is damaged and cannot be read: {reason}") from None
+        except Exception as error:  # a file can cause any
             reason = f"{type(error).__name__}: {error}"
             if "ARCH_MODEL_REGISTRY[" in str(traceback.extract_tb(error.__traceback__)[-1].line):
-                reason += ", an architecture that nothing here registers: it wants the --user-dir of its training"
+                reason += " is an architecture that is not registered; give the --user-dir of its training"
             raise pickle.UnpicklingError(f"{path} cannot be read as a checkpoint of fairseq: {reason}") from error
 
 

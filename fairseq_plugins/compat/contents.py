@@ -1,7 +1,7 @@
-"""What is read of a checkpoint is looked at before anybody uses it.
+"""Validate the contents of a checkpoint before use.
 
-Its tensors are plain numbers that the file has in full, its configuration refers to nothing, and its optimizer's state
-fits the parameters and does not choose how torch computes.
+Its records match their checksums, its tensors are plain numbers that the file has in full, its configuration refers to
+nothing, and its optimizer's state fits the parameters and does not choose how torch computes.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import functools
 import pickle
 import re
 import tempfile
+import zipfile
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType, NoneType
-from typing import Any
+from typing import IO, Any
 
 import torch
 from fairseq import checkpoint_utils
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from fairseq_plugins.compat.wrapping import in_place_of, raises
 
-__all__ = ["OLD_METERS", "fit_optimizer_states", "look_at_what_is_read", "reference_in"]
+__all__ = ["OLD_METERS", "damage_of", "fit_optimizer_states", "look_at_what_is_read", "reference_in"]
 
 OLD_METERS = (AverageMeter, StopwatchMeter, TimeMeter)  # which fairseq before 0.10 saved as objects
 MOST = 300_000  # values; there is one for each tensor
@@ -33,8 +34,30 @@ NUMBERS = {
 }
 # Hydra takes a backslash away where it stands before a brace, and omegaconf where it stands before a reference.
 REFERENCE = re.compile(r"\$\\*\{")
+ARCHIVE = b"PK\x03\x04"  # the first bytes by which torch tells its archives from its files before 1.6
 # How torch computes an update; its fused kernels believe the sizes of a state.
 KERNELS = ("foreach", "fused", "capturable", "differentiable")
+
+
+def damage_of(file: IO[bytes]) -> str | None:
+    """Return what is damaged in a checkpoint, or None; files of torch before 1.6 have no checksums.
+
+    torch reads each record without comparing it with its checksum.
+    """
+    file.seek(0)
+    if file.read(len(ARCHIVE)) != ARCHIVE:
+        return None
+    place = "its table of records"
+    try:
+        with zipfile.ZipFile(file) as archive:
+            for record in archive.infolist():
+                place = f"its record {record.filename!r}"
+                with archive.open(record) as content:
+                    while record.CRC and content.read(1 << 20):  # torch writes 0 where it is told to compute no sums
+                        pass
+    except Exception as error:  # a damaged file causes almost any
+        return f"{place} is not what was saved: {error}"
+    return None
 
 
 def contents(value: Any, place: str = "it") -> Iterator[tuple[str, Any]]:
@@ -75,11 +98,25 @@ def fault_of(tensor: Tensor) -> str | None:
     return None
 
 
-def check(state: Any) -> None:
-    """Refuse what cannot be a checkpoint of fairseq's, or would harm who uses it.
+def check_parts(state: dict[str, Any]) -> None:
+    """Refuse a part of another kind, or with keys that are not names.
 
     Raises:
-        ValueError: says what.
+        ValueError: names the part.
+    """
+    for name, kind in (("cfg", dict), ("args", Namespace), ("extra_state", dict), ("task_state", dict)):
+        part = state.get(name)
+        if not isinstance(part, kind | NoneType):
+            raise ValueError(f"its {name} must be a {kind.__name__}, got {type(part).__name__}")
+        if isinstance(part, dict) and (odd := [key for key in part if not isinstance(key, str)]):
+            raise ValueError(f"its {name} must have names for keys, got a {type(odd[0]).__name__}")
+
+
+def check(state: Any) -> None:
+    """Refuse a state that is not a checkpoint of fairseq or would harm its user.
+
+    Raises:
+        ValueError: names the part that is wrong.
     """
     if type(state) is not dict or not isinstance(state.get("model"), dict):
         raise ValueError("it holds no parameters of a model")
@@ -87,9 +124,7 @@ def check(state: Any) -> None:
         if not isinstance(name, str) or not isinstance(value, Tensor):
             shown = repr(name[:100]) if isinstance(name, str) else f"of {type(name).__name__}"
             raise ValueError(f"its parameter {shown} is no tensor with a name")
-    for name, kind in (("cfg", dict), ("args", Namespace)):
-        if not isinstance(state.get(name), kind | NoneType):
-            raise ValueError(f"its {name} is no configuration")
+    check_parts(state)
     for count, (place, value) in enumerate(contents(state)):
         if count == MOST:
             raise ValueError(f"it holds more than {MOST} values")
@@ -123,10 +158,13 @@ class CheckingTorch(ModuleType):
         return getattr(torch, name)
 
     @staticmethod
-    def load(*args: Any, **kwargs: Any) -> Any:
-        """As torch's own, without its advice to switch the check of files off."""
+    def load(file: IO[bytes], **kwargs: Any) -> Any:
+        """Load an undamaged file as torch does, without its advice to switch the check of files off."""
+        if (damage := damage_of(file)) is not None:
+            raise OSError(damage)
+        file.seek(0)
         try:
-            state = torch.load(*args, **kwargs)
+            state = torch.load(file, **kwargs)
         except RuntimeError as error:
             if "weights_only" not in str(error):
                 raise

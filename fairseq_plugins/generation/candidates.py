@@ -76,6 +76,28 @@ class Candidates:
         )
         return cls(translations, always)
 
+    @classmethod
+    def restore(cls, translations: object, always: object, source: Dictionary, target: Dictionary) -> Candidates:
+        """Take the tables out of a checkpoint.
+
+        Raises:
+            ValueError: they are not tables of these dictionaries.
+        """
+        fault = None
+        if not isinstance(always, Tensor) or always.dtype != torch.bool or always.shape != (len(target),):
+            fault = f"`always` must hold a boolean for each of {len(target)} target words"
+        elif not always[: target.nspecial].all():
+            fault = "`always` must hold the special symbols"
+        elif not isinstance(translations, Tensor) or translations.dtype not in (torch.int32, torch.int64):
+            fault = "`translations` must be a tensor of int32"
+        elif translations.dim() != 2 or len(translations) != len(source):
+            fault = f"`translations` must have a row for each of {len(source)} source words"
+        elif not translations.ge(0).logical_and(translations.lt(len(target))).all():
+            fault = f"`translations` must hold numbers of target words, from 0 to {len(target) - 1}"
+        if fault is not None:
+            raise ValueError(f"--candidates of the checkpoint: {fault}; give the folder that training read")
+        return cls(translations, always)  # type: ignore[arg-type]
+
     def mask(self, src_tokens: Tensor) -> Tensor:
         """Which target words are candidates of a batch of source words of any shape: (V,), new at each call."""
         if self.always.device != src_tokens.device:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from fairseq.data import Dictionary
@@ -77,12 +78,20 @@ class TranslationFastTask(TranslationTask):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take candidates that were chosen with these very options from a checkpoint, if there is no folder to read."""
+        """Take candidates that were chosen with the same options from a checkpoint, if there is no folder to read.
+
+        Raises:
+            ValueError: the checkpoint's candidates are not tables of the task's dictionaries.
+        """
         others = dict(state_dict)
         kept = others.pop("candidates", None)
         super().load_state_dict(others)
-        if kept is not None and "candidates" not in vars(self) and kept["options"] == self._options():
-            self.candidates = Candidates(kept["translations"], kept["always"])
+        if not isinstance(kept, dict | NoneType):
+            raise ValueError(f"--candidates of the checkpoint: its task_state holds a {type(kept).__name__} for them")
+        if kept and "candidates" not in vars(self) and str(kept.get("options")) == str(self._options()):
+            self.candidates = Candidates.restore(
+                kept.get("translations"), kept.get("always"), self.src_dict, self.tgt_dict
+            )
 
     def _options(self) -> list[Any]:
         return [self.cfg.candidates, self.cfg.candidates_per_word, self.cfg.frequent_candidates]

@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 import fairseq_plugins.registration  # noqa: F401  (mends fairseq's loader, which is looked up when it is called)
+from fairseq_plugins.tools.any_file import blaming
 from fairseq_plugins.tools.arguments import positive
 
 __all__ = ["add_arguments", "run"]
@@ -37,9 +38,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
 
 
-@torch.no_grad()  # else what a file holds as parameters cannot be summed
 def run(args: Namespace) -> None:
-    """Average; all but the parameters is the last checkpoint's, without the optimizer's state.
+    """Average; everything but the parameters comes from the last checkpoint, without the optimizer's state.
 
     Raises:
         ValueError: there are too few checkpoints, one cannot be read, they differ in kind, or the output exists or has
@@ -52,6 +52,19 @@ def run(args: Namespace) -> None:
     if args.last is None and args.updates:
         raise ValueError("--updates goes with --last")
     paths = args.input if args.last is None else last_checkpoints(args.input, args.last, args.updates)
+    with blaming(paths[-1], "and those before it cannot be averaged"):
+        averaged = mean(paths)
+    checkpoint_utils.torch_persistent_save(averaged, str(args.output))
+    print(f"{args.output}: the mean of\n" + "\n".join(f"  {path}" for path in paths))
+
+
+@torch.no_grad()  # else what a file holds as parameters cannot be summed
+def mean(paths: Sequence[Path]) -> dict[str, Any]:
+    """Return the last checkpoint with the mean of all parameters.
+
+    Raises:
+        ValueError: a checkpoint cannot be read, or differs from the first in kind.
+    """
     first = state = load(paths[0])
     total = {  # in a precision that survives a sum
         name: value.to(torch.float64, copy=True) for name, value in state["model"].items() if is_averaged(name, value)
@@ -63,7 +76,7 @@ def run(args: Namespace) -> None:
             total[name] += state["model"][name].double()
     means = {name: (value / len(paths)).to(state["model"][name].dtype) for name, value in total.items()}
     extra = {name: value for name, value in (state.get("extra_state") or {}).items() if not name.startswith("ema")}
-    averaged = {
+    return {
         **state,
         "args": None,
         "cfg": OmegaConf.to_container(state["cfg"], enum_to_str=True),
@@ -71,8 +84,6 @@ def run(args: Namespace) -> None:
         "last_optimizer_state": None,
         "extra_state": extra,
     }
-    checkpoint_utils.torch_persistent_save(averaged, str(args.output))
-    print(f"{args.output}: the mean of\n" + "\n".join(f"  {path}" for path in paths))
 
 
 def last_checkpoints(folders: Sequence[Path], count: int, updates: bool) -> list[Path]:

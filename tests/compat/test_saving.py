@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import resource
 import shutil
 import signal
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +17,10 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
 
+from fairseq_plugins.compat.contents import damage_of
 from fairseq_plugins.compat.resuming import newest_whole_checkpoint
+from fairseq_plugins.models.convs2s.model import ConvS2SModel
+from fairseq_plugins.tools import cli
 from tests import faults
 from tests.commands import USER_DIR, full_disk, run
 
@@ -285,6 +290,66 @@ def test_a_damaged_checkpoint_is_named(kept: int, trained: Path, tmp_path: Path)
     os.truncate(path, kept % path.stat().st_size)
     with pytest.raises(OSError, match=r"checkpoint_last\.pt is damaged and cannot be read"):
         checkpoint_utils.load_checkpoint_to_cpu(str(path))
+
+
+def damage(path: Path) -> str:
+    """Write other bytes into the middle of the largest record of a checkpoint; return the record's name."""
+    with zipfile.ZipFile(path) as archive:
+        record = max(archive.infolist(), key=lambda each: each.file_size)
+    content = bytearray(path.read_bytes())
+    middle = record.header_offset + record.file_size // 2
+    content[middle : middle + 100] = bytes(byte ^ 85 for byte in content[middle : middle + 100])
+    path.write_bytes(content)
+    return record.filename
+
+
+def test_a_checkpoint_whose_records_are_damaged_is_refused_by_all_that_read_it(
+    data: Path, save: Path, tmp_path: Path
+) -> None:
+    """Each of them loads it without a word otherwise; the error names the record and the newest of the others."""
+    path, new = save / "checkpoint_last.pt", tmp_path / "new"
+    error = f"{path} is damaged and cannot be read: its record {damage(path)!r} is not what was saved"
+    for word in ("restore-file", "finetune-from-model"):
+        assert error in fail([*options(data, 9), f"--{word}", path], save), word
+    found = run("generate", data, "--user-dir", USER_DIR, "--path", path, succeeds=False).stderr
+    assert f"{error}: " in found
+    assert re.search(rf"the newest undamaged checkpoint beside it is {save}/checkpoint_(best|1_6)\.pt$", found)
+    with pytest.raises(OSError, match=re.escape(error)):
+        ConvS2SModel.from_pretrained(str(save), path.name, str(data))
+    for words in (
+        ["average", path, path, "--output", new],
+        ["export", path, new, "--data", data],
+        ["import-fconv", path, new],
+        ["plot-branches", path, "--output", new.with_suffix(".svg")],
+    ):
+        with pytest.raises(SystemExit, match=re.escape(error)):
+            cli.main([*map(str, words)])
+    assert [*tmp_path.iterdir()] == [save]
+
+
+@pytest.mark.parametrize("record", ["data.pkl", "byteorder", "version"])
+def test_every_record_is_compared_with_its_checksum(record: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    checkpoint_utils.torch_persistent_save({"model": {"weight": torch.zeros(1)}, "extra": "a" * 9}, str(path))
+    with zipfile.ZipFile(path) as archive:
+        content = archive.read(f"archive/{record}")
+    path.write_bytes(path.read_bytes().replace(content, content[:-1] + b"x"))
+    with path.open("rb") as file:
+        assert f"its record 'archive/{record}' is not what was saved" in str(damage_of(file))
+
+
+def test_a_checkpoint_without_checksums_is_read(trained: Path, tmp_path: Path) -> None:
+    """torch before 1.6 wrote none, and today's writes none if it is told so."""
+    state = torch.load(trained / "checkpoint_last.pt", weights_only=False)
+    computed = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(state, tmp_path / "new.pt")
+    finally:
+        torch.serialization.set_crc32_options(computed)
+    torch.save(state, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    for name in ("new.pt", "old.pt"):
+        assert checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / name))["model"].keys() == state["model"].keys()
 
 
 def test_where_all_are_damaged_none_is_lost(data: Path, save: Path) -> None:

@@ -159,6 +159,39 @@ def test_candidates_in_checkpoints(dictionary, folder: Path) -> None:
             alone.candidates  # noqa: B018  (reads them)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"always": torch.ones(7, dtype=torch.bool)},
+        {"always": torch.ones(44)},
+        {"always": None},
+        {"always": torch.zeros(44, dtype=torch.bool)},
+        {"translations": torch.zeros(44, dtype=torch.int32)},
+        {"translations": torch.zeros(43, 1, dtype=torch.int32)},
+        {"translations": torch.full((44, 1), 44, dtype=torch.int32)},
+        {"translations": torch.full((44, 1), -1, dtype=torch.int32)},
+        {"translations": torch.zeros(44, 1)},
+        {"translations": [[4]]},
+    ],
+    ids=str,
+)
+def test_candidates_in_checkpoints_fit_the_dictionaries(dictionary, folder: Path, change: dict[str, Any]) -> None:
+    """A table that is too short would translate among a few words, and one that is too long fail inside of torch."""
+    state = task_with(dictionary, folder).state_dict()
+    assert state["candidates"]["always"].shape == (44,)
+    state["candidates"] |= change
+    shutil.rmtree(folder)
+    (name,) = change
+    with pytest.raises(ValueError, match=rf"--candidates of the checkpoint: `{name}` must"):
+        task_with(dictionary, folder).load_state_dict(state)
+
+
+@pytest.mark.parametrize("kept", [3, ["options"], torch.ones(1)], ids=str)
+def test_candidates_in_checkpoints_are_tables(dictionary, folder: Path, kept: object) -> None:
+    with pytest.raises(ValueError, match="--candidates of the checkpoint: "):
+        task_with(dictionary, folder).load_state_dict({"candidates": kept})
+
+
 def test_candidates_of_the_folder_come_first(dictionary, folder: Path) -> None:
     state = task_with(dictionary, folder).state_dict()
     (folder / "frequent.txt").write_text("w8 9\n")

@@ -163,7 +163,7 @@ def test_an_architecture_of_ones_own(data: Path, tmp_path: Path) -> None:
     saved = torch.load(path, weights_only=False)
     saved["args"].arch = "convs2s_of_mine"
     torch.save(saved, path)  # as fairseq wrote it before hydra
-    with pytest.raises(SystemExit, match=r"model\.pt .*'convs2s_of_mine', an architecture that nothing here registers"):
+    with pytest.raises(SystemExit, match=r"model\.pt .*'convs2s_of_mine' is an architecture that is not registered"):
         export(path, tmp_path / "out", "--data", data)
     options = {**vars(saved.pop("args")), "_name": "convs2s_of_mine"}
     torch.save({**saved, "cfg": {"model": options, "task": {**options, "_name": "translation"}}}, path)
