@@ -1,11 +1,11 @@
-"""Lines of text that somebody else has written."""
+"""Decode UTF-8 files line by line."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-__all__ = ["decoded"]
+__all__ = ["count_lines", "decoded"]
 
 
 def decoded(file: Iterable[bytes], path: Path) -> Iterator[str]:
@@ -19,3 +19,23 @@ def decoded(file: Iterable[bytes], path: Path) -> Iterator[str]:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             raise ValueError(f"{path}, line {number} is not UTF-8: {error}") from error
+
+
+def count_lines(path: Path) -> int:
+    """Count the lines of a file that is read again afterwards.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is not a regular file, not UTF-8, has no lines, or ends them with carriage returns alone.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is not a regular file, and is read more than once: copy it to one")
+    number, line = 0, ""
+    with path.open("rb") as file:
+        for number, line in enumerate(decoded(file, path), start=1):  # noqa: B007  (the last ones are used)
+            pass
+    if number == 0:
+        raise ValueError(f"{path} is empty: give a file with one sentence a line")
+    if number == 1 and "\r" in line.strip():
+        raise ValueError(f"{path} ends its lines with carriage returns: convert it to line feeds")
+    return number

@@ -24,6 +24,7 @@ from fairseq_plugins.compat import (
     resuming,
     saving,
     searches,
+    texts,
     translation,
 )
 
@@ -74,6 +75,10 @@ KINDNESS: tuple[Repair, ...] = (
     saving.copy_checkpoints_whole,
     searches.count_groups_by_their_place_in_the_batch,
     searches.refuse_without_constraints,
+    texts.end_lines_at_line_feeds,
+    texts.name_data_of_no_use,
+    texts.refuse_texts_that_do_not_match,
+    texts.say_that_nothing_was_translated,
     translation.load_models,
     translation.use_no_fused_encoder_layer,
     translation.block_repeated_ngrams,
