@@ -173,6 +173,15 @@ class FastBeamSearch(SequenceGenerator):
             model = among(model, rules.words)
         return Beams(FairseqDecoding(model, encoded, source, k), rules, rows=k)
 
+    def last_steps(self, source: Tensor, longest: int) -> Tensor:
+        """The step in which all hypotheses of a sentence end, (B,): as in fairseq the same for the whole batch.
+
+        Args:
+            source: (B, S).
+            longest: the last step of the search.
+        """
+        return torch.full((len(source),), longest, device=source.device)
+
     def _search_of_fairseq(
         self, words: Tensor, sample: dict[str, Any], prefix: Tensor | None, constraints: Tensor | None, bos: int | None
     ) -> list[list[dict[str, Tensor]]]:

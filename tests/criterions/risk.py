@@ -25,6 +25,12 @@ def batch(source: Tensor, target: Tensor) -> dict[str, Any]:
     return {"net_input": inputs, "target": target, "ntokens": int(target.ne(PAD).sum()), "nsentences": count}
 
 
+def one_by_one(sample: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each sentence of a batch in a batch of its own, without padding."""
+    source, target = sample["net_input"]["src_tokens"], sample["target"]
+    return [batch(x[x != PAD].unsqueeze(0), y[y != PAD].unsqueeze(0)) for x, y in zip(source, target, strict=True)]
+
+
 def translation_task(dictionary: Dictionary, **attributes: Any) -> Any:
     """fairseq's, as far as a criterion looks at it."""
     task = TranslationTask.__new__(TranslationTask)
