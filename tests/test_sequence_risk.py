@@ -109,11 +109,9 @@ def test_two_processes_are_one_with_twice_the_update_frequency(data: Path, tmp_p
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--risk-candidates", 0], "--risk-candidates: 0 is below 1"),
-        (["--risk-candidates", 1], "--risk-candidates: 1 has no other beside it"),
-        (["--risk-scale", "nan"], "--risk-scale: nan is not above zero"),
-        (["--risk-alpha", 1.5], "--risk-alpha: 1.5 is not from 0 to 1"),
-        (["--label-smoothing", -1], "--label-smoothing: -1.0 is not from 0 to 1"),
+        (["--risk-candidates", 0], "--risk-candidates must be finite and at least 1, got 0"),
+        (["--risk-candidates", 1], "--risk-candidates 1 has nothing to compare with"),
+        (["--risk-candidates", 10**6], "words of the target dictionary, got 1000000"),
     ],
 )
 def test_numbers_out_of_their_range_are_refused(data: Path, tmp_path: Path, more: list[object], message: str) -> None:

@@ -69,6 +69,8 @@ def _last_steps(lengths: Tensor) -> Tensor:
 class _Search(FastBeamSearch):
     """A search that limits each translation by the length of its own source; fairseq's takes that of the batch."""
 
+    search: Search
+
     def __init__(self, models: Sequence[BaseFairseqModel], dictionary: Dictionary, **options: Any) -> None:
         super().__init__(models, dictionary, **options)
         if not self._is_plain():

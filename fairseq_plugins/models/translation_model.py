@@ -57,12 +57,9 @@ class TranslationModel(FairseqEncoderDecoderModel):
         """`build` for fairseq, and make it fast.
 
         Raises:
-            ValueError: as of `build`; or a dropout is no probability; or targets would begin with padding
+            ValueError: as of `build`; or targets would begin with padding
                 (``--left-pad-target``), which a decoder would read in training and never when it translates.
         """
-        for option in ("dropout", "attention_dropout", "relu_dropout"):
-            if not 0 <= (p := getattr(cfg, option, None) or 0) <= 1:
-                raise ValueError(f"--{option.replace('_', '-')} must be in [0, 1], but it is {p}")
         if getattr(getattr(task, "cfg", None), "left_pad_target", False):
             raise ValueError(f"{cls.family} takes targets padded on the right: leave out --left-pad-target")
         model = cls.build(cfg, task)

@@ -17,6 +17,7 @@ from fairseq.optim import FairseqOptimizer
 from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
 
 from fairseq_plugins.optim.config import AnnealAfterPlateauConfig
+from fairseq_plugins.ranges import check_ranges
 
 __all__ = ["AnnealAfterPlateau"]
 
@@ -37,8 +38,7 @@ class AnnealAfterPlateau(FairseqLRScheduler):
         super().__init__(cfg, optimizer)
         if len(cfg.lr) > 1:
             raise ValueError("--lr-scheduler anneal_after_plateau takes one learning rate; see --lr-scheduler fixed")
-        if not 0 < cfg.lr_shrink <= 1:
-            raise ValueError(f"--lr-shrink: {cfg.lr_shrink} is not above 0 and at most 1")
+        check_ranges(cfg, AnnealAfterPlateauConfig)
         self.lr: float = cfg.lr[0]
         self.begun_with = self.lr
         self.annealing = False

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from fairseq_plugins.nn.simplex import SIMPLEX, SOFTMAX, project_onto_simplex
 from fairseq_plugins.optim.config import SimplexAdamConfig
+from fairseq_plugins.ranges import FRACTION, check_ranges
 
 __all__ = ["FairseqSimplexAdam", "SimplexAdam"]
 
@@ -35,15 +36,17 @@ class FairseqSimplexAdam(FairseqAdam):
     """Adam with a projection.  With fp16 it needs ``--fp16-no-flatten-grads`` or ``--memory-efficient-fp16``.
 
     Raises:
-        ValueError: ``--fp16-adam-stats`` is given, or a number of updates that is none.
+        ValueError: ``--fp16-adam-stats`` is given, or a number is out of its range.
     """
 
     def __init__(self, cfg: DictConfig, params: Iterable[Tensor]) -> None:
         FairseqOptimizer.__init__(self, cfg)
         if cfg.fp16_adam_stats:
             raise ValueError("--optimizer simplex_adam keeps its moments in float32: leave out --fp16-adam-stats")
-        if (cfg.freeze_branch_weights_after or 0) < 0:
-            raise ValueError(f"--freeze-branch-weights-after: {cfg.freeze_branch_weights_after} is below 0")
+        check_ranges(cfg, SimplexAdamConfig)
+        betas = self.optimizer_config["betas"]
+        if not isinstance(betas, list | tuple) or len(betas) != 2 or any(b not in FRACTION or b == 1 for b in betas):
+            raise ValueError(f"--adam-betas must be two numbers, at least 0 and below 1, got {cfg.adam_betas}")
         groups: dict[str, list[Tensor]] = {"network": [], SOFTMAX: [], SIMPLEX: []}
         for parameter in params:
             group = getattr(parameter, "param_group", None)

@@ -9,15 +9,14 @@ d model width, N layers, t updates:
 from __future__ import annotations
 
 import logging
-import math
 
 from fairseq.dataclass.configs import OptimizationConfig
 from fairseq.optim import FairseqOptimizer
 from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
 
-from fairseq_plugins.models.options import refuse_unless_positive
 from fairseq_plugins.models.weighted_transformer.config import DEFAULTS
 from fairseq_plugins.optim.config import WeightedInverseSqrtConfig
+from fairseq_plugins.ranges import check_ranges
 
 __all__ = ["WeightedInverseSqrt"]
 
@@ -31,17 +30,14 @@ class WeightedInverseSqrt(FairseqLRScheduler):
     It computes the rates from the model's size: ``--lr`` is not used, and who gives it is told so.
 
     Raises:
-        ValueError: the optimizer is not ``simplex_adam``, a warm-up is shorter than an update, or layers are no number.
+        ValueError: the optimizer is not ``simplex_adam``, a number is out of its range, or layers are no number.
     """
 
     def __init__(self, cfg: WeightedInverseSqrtConfig, optimizer: FairseqOptimizer) -> None:
         super().__init__(cfg, optimizer)
         if not all("name" in group for group in optimizer.param_groups):
             raise ValueError("--lr-scheduler weighted_inverse_sqrt needs --optimizer simplex_adam")
-        refuse_unless_positive(cfg, "warmup_updates", "branch_warmup_updates")
-        for option in ("lr_scale", "branch_lr_scale"):
-            if not 0 <= getattr(cfg, option) < math.inf:
-                raise ValueError(f"--{option.replace('_', '-')} is a factor, which {getattr(cfg, option)} cannot be")
+        check_ranges(cfg, WeightedInverseSqrtConfig)
         if list(optimizer.cfg.lr) != OptimizationConfig().lr:
             logger.warning("--lr does nothing with --lr-scheduler weighted_inverse_sqrt: take --lr-scale")
         # Under hydra the sizes of the default architecture are not in the configuration.

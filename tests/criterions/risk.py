@@ -39,4 +39,5 @@ def translation_task(dictionary: Dictionary, **attributes: Any) -> Any:
 
 
 def criterion(dictionary: Dictionary, candidates: Candidates | None = None, **options: Any) -> SequenceRisk:
+    options.setdefault("risk_candidates", min(SequenceRiskConfig.risk_candidates, len(dictionary) - 1))
     return SequenceRisk(translation_task(dictionary, candidates=candidates), SequenceRiskConfig(**options))

@@ -316,6 +316,20 @@ def test_a_wrapper_that_moves_arguments(build: Any, sample: Any, dictionary: Dic
     assert float(found(Wrapper(model), sample)[0]) == float(found(model, sample)[0])
 
 
+def test_too_many_candidates_for_the_memory(
+    build: Any, sample: Any, dictionary: Dictionary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's message stays in it, by which fairseq skips a batch on a GPU."""
+
+    def fill(*_: object) -> None:
+        torch.empty(2**62, dtype=torch.int8)
+
+    found = criterion(dictionary, risk_candidates=40)
+    monkeypatch.setattr(found.translator, "translate", fill)
+    with pytest.raises(RuntimeError, match=r"^--risk-candidates 40: out of memory .* you tried to allocate"):
+        found(build("convs2s_tiny"), sample)
+
+
 @pytest.mark.parametrize("architecture", ["convs2s_tiny", "weighted_transformer_tiny"])
 def test_a_reference_beyond_the_positions(
     build: Any, architecture: str, sentences: Any, dictionary: Dictionary
