@@ -212,7 +212,7 @@ def test_moving_average_of_the_weights(data: Path, tmp_path: Path) -> None:
     [
         (["--encoder-layers", "[(16, 3)] * __import__('os').getpid()"], "--encoder-layers: expected a list of"),
         (["--decoder-attention", "[True]"], "--decoder-attention: expected True or a list of 2 truth values"),
-        (["--decoder-out-embed-dim", "0"], "--decoder-out-embed-dim must be positive, but it is 0"),
+        (["--decoder-out-embed-dim", "0"], "--decoder-out-embed-dim must be finite and at least 1, got 0"),
         (["--decoder-embed-dim", "8"], "--encoder-embed-dim and --decoder-embed-dim must be equal"),
         (["--share-input-output-embed", "--decoder-out-embed-dim", "8"], "--share-input-output-embed needs equal"),
         (["--encoder-embed-path", "nowhere.txt"], "--encoder-embed-path: nowhere.txt does not exist"),

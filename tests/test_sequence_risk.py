@@ -83,6 +83,19 @@ def test_resuming_is_not_having_stopped(data: Path, start: Path, tmp_path: Path)
         torch.testing.assert_close(resumed[name], value, msg=lambda text, name=name: f"{name}: {text}")
 
 
+def test_a_batch_is_two_of_half_its_size(data: Path, tmp_path: Path) -> None:
+    """An untrained model's translations are as long as they may be."""
+    common = [*CRITERION, "--dropout", 0, "--max-epoch", 2]
+    for save, more in (("one", ["--batch-size", 64]), ("two", ["--batch-size", 32, "--update-freq", 2])):
+        train(data, tmp_path / save, *common, *more)
+    one, two = (
+        checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / save / "checkpoint_last.pt"))["model"]
+        for save in ("one", "two")
+    )
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=1e-4, atol=1e-6, msg=name)
+
+
 @pytest.mark.parametrize("backend", ["legacy_ddp", "pytorch_ddp"])
 def test_two_processes_are_one_with_twice_the_update_frequency(data: Path, tmp_path: Path, backend: str) -> None:
     common = [data, "--user-dir", USER_DIR, "--arch", "convs2s", *MODEL, *SIZES, *TRAINING, *QUIET, *CRITERION]
@@ -96,11 +109,9 @@ def test_two_processes_are_one_with_twice_the_update_frequency(data: Path, tmp_p
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--risk-candidates", 0], "--risk-candidates: 0 is below 1"),
-        (["--risk-candidates", 1], "--risk-candidates: 1 has no other beside it"),
-        (["--risk-scale", "nan"], "--risk-scale: nan is not above zero"),
-        (["--risk-alpha", 1.5], "--risk-alpha: 1.5 is not from 0 to 1"),
-        (["--label-smoothing", -1], "--label-smoothing: -1.0 is not from 0 to 1"),
+        (["--risk-candidates", 0], "--risk-candidates must be finite and at least 1, got 0"),
+        (["--risk-candidates", 1], "--risk-candidates 1 has nothing to compare with"),
+        (["--risk-candidates", 10**6], "words of the target dictionary, got 1000000"),
     ],
 )
 def test_numbers_out_of_their_range_are_refused(data: Path, tmp_path: Path, more: list[object], message: str) -> None:

@@ -216,12 +216,12 @@ def test_alternatives_train_and_translate(data: Path, tmp_path: Path, options: l
     [
         ({"encoder_attention_heads": 3}, "--encoder-attention-heads must divide --encoder-embed-dim, but 3"),
         ({"decoder_ffn_embed_dim": 30}, "--decoder-attention-heads must divide --decoder-ffn-embed-dim, but 4"),
-        ({"branch_gating_topk": 5}, "--branch-gating-topk must lie between 1 and --encoder-attention-heads"),
-        ({"decoder_layers": 0}, "--decoder-layers must be positive, but it is 0"),
-        ({"encoder_layers": 10**6}, "--encoder-layers is 1000000, 200 are the most"),
+        ({"branch_gating_topk": 5}, "--branch-gating-topk must be at most --encoder-attention-heads"),
+        ({"decoder_layers": 0}, "--decoder-layers must be .*, got 0"),
+        ({"encoder_layers": 10**6}, "--encoder-layers must be .* at most 200, got 1000000"),
         ({"encoder_embed_dim": 15}, "--encoder-embed-dim must be even, but it is 15"),
-        ({"encoder_embed_dim": 0}, "--encoder-embed-dim must be positive, but it is 0"),
-        ({"encoder_ffn_embed_dim": 0}, "--encoder-ffn-embed-dim must be positive, but it is 0"),
+        ({"encoder_embed_dim": 0}, "--encoder-embed-dim must be .*, got 0"),
+        ({"encoder_ffn_embed_dim": 0}, "--encoder-ffn-embed-dim must be .*, got 0"),
     ],
 )
 def test_wrong_options_get_a_clear_error(build, options: dict[str, int], message: str) -> None:

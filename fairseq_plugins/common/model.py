@@ -243,12 +243,9 @@ class TranslationModel(FairseqEncoderDecoderModel):
         """`build` for fairseq.
 
         Raises:
-            ValueError: as of `build`; or a dropout is no probability; or targets would begin with padding
+            ValueError: as of `build`; or targets would begin with padding
                 (``--left-pad-target``), which a decoder would read in training and never when it translates.
         """
-        for option in ("dropout", "attention_dropout", "relu_dropout"):
-            if not 0 <= (p := getattr(cfg, option, None) or 0) <= 1:
-                raise ValueError(f"--{option.replace('_', '-')} must be in [0, 1], got {p}")
         if getattr(getattr(task, "cfg", None), "left_pad_target", False):
             raise ValueError(f"--left-pad-target: {cls.family} needs targets padded on the right; leave it out")
         return cls.build(cfg, task)

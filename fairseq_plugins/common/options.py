@@ -1,4 +1,4 @@
-"""Options of models: filling them in, checking them, and registering architectures, which are named sets of them.
+"""Options: filling them in, checking their ranges, and registering architectures, which are named sets of them.
 
 Options in which architectures differ are None in the configuration: hydra merges its defaults before it looks at the
 architecture, and takes for the user's wish what is set by then.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from argparse import Namespace
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -27,19 +28,6 @@ def fill_in(args: Options, values: Mapping[str, Any]) -> None:
             setattr(args, option, value)
 
 
-def refuse_unless_positive(cfg: Any, *options: str, most: float = math.inf) -> None:
-    """Refuse values that are not above zero, or above the most.
-
-    Raises:
-        ValueError: names the option and its value.
-    """
-    for option in options:
-        if not (value := getattr(cfg, option)) > 0:
-            raise ValueError(f"--{option.replace('_', '-')} must be positive, but it is {value}")
-        if value > most:
-            raise ValueError(f"--{option.replace('_', '-')} is {value}, {most} are the most")
-
-
 def register_presets(model: str, config: type[FairseqDataclass], presets: Mapping[str, Mapping[str, Any]]) -> None:
     """Register architectures of a model.
 
@@ -53,3 +41,43 @@ def register_presets(model: str, config: type[FairseqDataclass], presets: Mappin
     defaults = {name: value for name, value in vars(config()).items() if not name.startswith("_")}
     for architecture, values in presets.items():
         register_model_architecture(model, architecture)(partial(fill_in, values={**defaults, **values}))
+
+
+@dataclass(frozen=True)
+class Range:
+    """Finite numbers from the least to the most, or from above the least."""
+
+    least: float
+    most: float = math.inf
+    above: bool = False
+
+    def __contains__(self, value: object) -> bool:
+        if not isinstance(value, int | float) or not -math.inf < value < math.inf:
+            return False
+        return (self.least < value if self.above else self.least <= value) and value <= self.most
+
+    def __str__(self) -> str:
+        least = f"above {self.least}" if self.above else f"at least {self.least}"
+        return f"finite and {least}" if self.most == math.inf else f"{least} and at most {self.most}"
+
+
+POSITIVE = Range(0, above=True)
+NOT_NEGATIVE = Range(0)
+SIZE = Range(1)
+FRACTION = Range(0, 1)
+
+
+def check_ranges(cfg: Any, config: type[FairseqDataclass]) -> None:
+    """Refuse numbers outside the ranges that a configuration's fields have in their metadata; None is unset.
+
+    Args:
+        cfg: the options.
+        config: their class.
+
+    Raises:
+        ValueError: names the option, its range and its value.
+    """
+    for each in fields(config):
+        allowed, value = each.metadata.get("range"), getattr(cfg, each.name, None)
+        if allowed is not None and value is not None and value not in allowed:
+            raise ValueError(f"--{each.name.replace('_', '-')} must be {allowed}, got {value}")

@@ -8,7 +8,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II
 
 from fairseq_plugins.common.layer_list import MOST_LAYERS
-from fairseq_plugins.common.options import Options, fill_in, refuse_unless_positive
+from fairseq_plugins.common.options import FRACTION, POSITIVE, SIZE, Options, Range, check_ranges, fill_in
 
 logger = logging.getLogger(__name__)
 
@@ -40,13 +40,15 @@ _OF_TYPES = {
 @dataclass
 class ConvEncoderConfig(FairseqDataclass):
     dropout: Optional[float] = field(
-        default=None, metadata={"help": "dropout on embeddings, decoder output and between LSTM layers"}
+        default=None,
+        metadata={"help": "dropout on embeddings, decoder output and between LSTM layers", "range": FRACTION},
     )
     encoder_type: Optional[ChoiceEnum(["convolutional", "pooling", "lstm", "bilstm"])] = field(  # type: ignore[valid-type]
         default=None, metadata={"help": "the encoder: section 3.2, section 3.1, or the baselines of section 2"}
     )
     encoder_embed_dim: Optional[int] = field(
-        default=None, metadata={"help": "width of source and target embeddings, and in front of the output layer"}
+        default=None,
+        metadata={"help": "width of source and target embeddings, and in front of the output layer", "range": SIZE},
     )
     encoder_layers: Optional[str] = field(
         default=None,
@@ -68,24 +70,35 @@ class ConvEncoderConfig(FairseqDataclass):
     no_encoder_positional_embeddings: bool = field(
         default=False, metadata={"help": "convolutional and pooling: no position embeddings"}
     )
-    pooling_width: int = field(default=5, metadata={"help": "pooling: k, words of an average; odd"})
+    pooling_width: int = field(default=5, metadata={"help": "pooling: k, words of an average; odd", "range": SIZE})
     encoder_hidden_size: Optional[int] = field(
-        default=None, metadata={"help": "lstm and bilstm: units of an LSTM, of bilstm in each direction"}
+        default=None, metadata={"help": "lstm and bilstm: units of an LSTM, of bilstm in each direction", "range": SIZE}
     )
-    encoder_lstm_layers: Optional[int] = field(default=None, metadata={"help": "lstm and bilstm: number of layers"})
+    encoder_lstm_layers: Optional[int] = field(
+        default=None, metadata={"help": "lstm and bilstm: number of layers", "range": Range(1, MOST_LAYERS)}
+    )
     encoder_lstm_positional_embeddings: bool = field(
         default=False, metadata={"help": "lstm and bilstm: position embeddings too (table 1)"}
     )
-    decoder_hidden_size: Optional[int] = field(default=None, metadata={"help": "units of a decoder layer"})
+    decoder_hidden_size: Optional[int] = field(
+        default=None, metadata={"help": "units of a decoder layer", "range": SIZE}
+    )
     decoder_layers: Optional[int] = field(
-        default=None, metadata={"help": "number of LSTM layers of the decoder, of which the first attends"}
+        default=None,
+        metadata={
+            "help": "number of LSTM layers of the decoder, of which the first attends",
+            "range": Range(1, MOST_LAYERS),
+        },
     )
     init_range: Optional[float] = field(
         default=None,
-        metadata={"help": "weights but those of convolutions start within this range; narrow layers need a wider one"},
+        metadata={
+            "help": "weights but those of convolutions start within this range; narrow layers need a wider one",
+            "range": POSITIVE,
+        },
     )
-    max_source_positions: int = II("task.max_source_positions")
-    max_target_positions: int = II("task.max_target_positions")
+    max_source_positions: int = field(default=II("task.max_source_positions"), metadata={"range": SIZE})
+    max_target_positions: int = field(default=II("task.max_target_positions"), metadata={"range": SIZE})
 
 
 def resolve_config(cfg: Options) -> None:
@@ -95,8 +108,7 @@ def resolve_config(cfg: Options) -> None:
         ValueError: names the option and its value.
     """
     fill_in(cfg, DEFAULTS)
-    refuse_unless_positive(cfg, "encoder_embed_dim", "encoder_hidden_size", "decoder_hidden_size", "init_range")
-    refuse_unless_positive(cfg, "encoder_lstm_layers", "decoder_layers", most=MOST_LAYERS)
+    check_ranges(cfg, ConvEncoderConfig)
     for option, types in _OF_TYPES.items():
         if cfg.encoder_type not in types and getattr(cfg, option) != getattr(ConvEncoderConfig, option):
             logger.warning(f"--{option.replace('_', '-')} does nothing with --encoder-type {cfg.encoder_type}")

@@ -10,7 +10,7 @@ from typing import Any, List, Optional
 from fairseq.dataclass import FairseqDataclass
 from omegaconf import II
 
-from fairseq_plugins.common.options import Options, fill_in, refuse_unless_positive
+from fairseq_plugins.common.options import FRACTION, SIZE, Options, Range, check_ranges, fill_in
 
 # Sections 4.2 and 5.1, WMT'16 English-Romanian, the paper's plainest model: defaults, unless an architecture
 # overrides them.
@@ -27,9 +27,12 @@ DEFAULTS = {
 @dataclass
 class ConvS2SConfig(FairseqDataclass):
     dropout: float = field(
-        default=0.1, metadata={"help": "dropout on embeddings, decoder output and the input of each convolution"}
+        default=0.1,
+        metadata={"help": "dropout on embeddings, decoder output and the input of each convolution", "range": FRACTION},
     )
-    encoder_embed_dim: Optional[int] = field(default=None, metadata={"help": "encoder embedding dimension"})
+    encoder_embed_dim: Optional[int] = field(
+        default=None, metadata={"help": "encoder embedding dimension", "range": SIZE}
+    )
     encoder_embed_path: Optional[str] = field(
         default=None,
         metadata={"help": "pretrained encoder embeddings: text, after a first line one 'word number ...' a line"},
@@ -42,7 +45,7 @@ class ConvS2SConfig(FairseqDataclass):
         default=False, metadata={"help": "encoder without position embeddings"}
     )
     decoder_embed_dim: Optional[int] = field(
-        default=None, metadata={"help": "decoder embedding dimension; must equal the encoder's"}
+        default=None, metadata={"help": "decoder embedding dimension; must equal the encoder's", "range": SIZE}
     )
     decoder_embed_path: Optional[str] = field(
         default=None,
@@ -56,7 +59,7 @@ class ConvS2SConfig(FairseqDataclass):
         default="True", metadata={"help": "which decoder layers attend: True, or a list [True, False, ...]"}
     )
     decoder_out_embed_dim: Optional[int] = field(
-        default=None, metadata={"help": "width in front of the projection to the vocabulary"}
+        default=None, metadata={"help": "width in front of the projection to the vocabulary", "range": SIZE}
     )
     no_decoder_positional_embeddings: bool = field(
         default=False, metadata={"help": "decoder without position embeddings"}
@@ -65,8 +68,8 @@ class ConvS2SConfig(FairseqDataclass):
         default=False,
         metadata={"help": "tie decoder input and output embeddings, which then must have the same dimension"},
     )
-    max_source_positions: int = II("task.max_source_positions")
-    max_target_positions: int = II("task.max_target_positions")
+    max_source_positions: int = field(default=II("task.max_source_positions"), metadata={"range": SIZE})
+    max_target_positions: int = field(default=II("task.max_target_positions"), metadata={"range": SIZE})
 
 
 def resolve_config(cfg: Options) -> None:
@@ -76,7 +79,7 @@ def resolve_config(cfg: Options) -> None:
         ValueError: names the options and their values.
     """
     fill_in(cfg, DEFAULTS)
-    refuse_unless_positive(cfg, "encoder_embed_dim", "decoder_embed_dim", "decoder_out_embed_dim")
+    check_ranges(cfg, ConvS2SConfig)
     if cfg.encoder_embed_dim != cfg.decoder_embed_dim:
         # Attention compares the encoder's output with the sum of decoder state and target embedding (equation 1).
         raise ValueError(
@@ -124,7 +127,11 @@ PRESETS: dict[str, dict[str, Any]] = {
 @dataclass
 class AnnealAfterPlateauConfig(FairseqDataclass):
     lr_shrink: float = field(
-        default=0.1, metadata={"help": "factor of the learning rate after each epoch of annealing"}
+        default=0.1,
+        metadata={
+            "help": "factor of the learning rate after each epoch of annealing",
+            "range": Range(0, 1, above=True),
+        },
     )
     lr: List[float] = II("optimization.lr")
     maximize_best_checkpoint_metric: bool = II("checkpoint.maximize_best_checkpoint_metric")

@@ -16,6 +16,7 @@ from typing import Any
 from fairseq.optim import FairseqOptimizer
 from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
 
+from fairseq_plugins.common.options import check_ranges
 from fairseq_plugins.convs2s.config import AnnealAfterPlateauConfig
 
 logger = logging.getLogger(__name__)
@@ -35,8 +36,7 @@ class AnnealAfterPlateau(FairseqLRScheduler):
         super().__init__(cfg, optimizer)
         if len(cfg.lr) > 1:
             raise ValueError("--lr-scheduler anneal_after_plateau takes one learning rate; see --lr-scheduler fixed")
-        if not 0 < cfg.lr_shrink <= 1:
-            raise ValueError(f"--lr-shrink: {cfg.lr_shrink} is not above 0 and at most 1")
+        check_ranges(cfg, AnnealAfterPlateauConfig)
         self.lr: float = cfg.lr[0]
         self.begun_with = self.lr
         self.annealing = False

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 
+from fairseq_plugins.common.options import FRACTION, POSITIVE, SIZE
 from fairseq_plugins.criterions.sentence_scores import SENTENCE_SCORES
 
 __all__ = ["SequenceRiskConfig"]
@@ -13,7 +14,10 @@ __all__ = ["SequenceRiskConfig"]
 class SequenceRiskConfig(FairseqDataclass):
     risk_candidates: int = field(
         default=8,
-        metadata={"help": "translations of each sentence that the risk is expected over (the width of a beam)"},
+        metadata={
+            "help": "translations of each sentence that the risk is expected over (the width of a beam)",
+            "range": SIZE,
+        },
     )
     risk_sampling: bool = field(
         default=False, metadata={"help": "draw them from the model's distribution instead of searching the best"}
@@ -25,11 +29,18 @@ class SequenceRiskConfig(FairseqDataclass):
     )
     risk_scale: float = field(
         default=1.0,
-        metadata={"help": "factor of a translation's mean log-probability in the softmax over the translations"},
+        metadata={
+            "help": "factor of a translation's mean log-probability in the softmax over the translations",
+            "range": POSITIVE,
+        },
     )
     risk_alpha: float = field(
-        default=0.3, metadata={"help": "weight of the label-smoothed cross-entropy of a word; the risk has the rest"}
+        default=0.3,
+        metadata={
+            "help": "weight of the label-smoothed cross-entropy of a word; the risk has the rest",
+            "range": FRACTION,
+        },
     )
     label_smoothing: float = field(
-        default=0.0, metadata={"help": "epsilon for label smoothing, 0 means no label smoothing"}
+        default=0.0, metadata={"help": "epsilon for label smoothing, 0 means no label smoothing", "range": FRACTION}
     )

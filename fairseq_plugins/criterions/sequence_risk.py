@@ -26,6 +26,7 @@ from fairseq.tasks import FairseqTask
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from fairseq_plugins.common.options import check_ranges
 from fairseq_plugins.common.output_layer import candidate_output
 from fairseq_plugins.criterions.config import SequenceRiskConfig
 from fairseq_plugins.criterions.row_scores import Rows, RowScores, score_rows
@@ -60,15 +61,14 @@ class SequenceRisk(FairseqCriterion):
 
     def __init__(self, task: FairseqTask, cfg: SequenceRiskConfig) -> None:
         super().__init__(task)
-        if cfg.risk_candidates < 1:
-            raise ValueError(f"--risk-candidates: {cfg.risk_candidates} is below 1")
+        check_ranges(cfg, SequenceRiskConfig)
         if cfg.risk_candidates == 1 and not cfg.risk_reference:
-            raise ValueError("--risk-candidates: 1 has no other beside it; take more, or --risk-reference")
-        if not 0 < cfg.risk_scale < math.inf:
-            raise ValueError(f"--risk-scale: {cfg.risk_scale} is not above zero")
-        for name, value in (("risk-alpha", cfg.risk_alpha), ("label-smoothing", cfg.label_smoothing)):
-            if not 0 <= value <= 1:
-                raise ValueError(f"--{name}: {value} is not from 0 to 1")
+            raise ValueError("--risk-candidates 1 has nothing to compare with: take more, or --risk-reference")
+        if cfg.risk_candidates >= len(task.target_dictionary):
+            raise ValueError(
+                f"--risk-candidates must be below the {len(task.target_dictionary)} words of the target dictionary, "
+                f"got {cfg.risk_candidates}"
+            )
         if getattr(getattr(task, "args", None), "decoder_langtok", False):
             raise ValueError("sequence_risk does not tell a decoder its language, as --decoder-langtok wants")
         self.dictionary = task.target_dictionary
@@ -95,8 +95,23 @@ class SequenceRisk(FairseqCriterion):
 
         Raises:
             ValueError: the model is no encoder-decoder, or its softmax is adaptive.
+            RuntimeError: the translations do not fit into memory.
         """
         inner = _unwrapped(model)
+        try:
+            return self._forward(model, inner, sample, reduce)
+        except RuntimeError as error:
+            if "memory" not in str(error):
+                raise
+            # fairseq skips a batch on a GPU by these words.
+            raise RuntimeError(
+                f"--risk-candidates {self.translator.count}: out of memory with that many translations of "
+                f"{len(sample['target'])} sentences; take fewer, or fewer --max-tokens ({error})"
+            ) from error
+
+    def _forward(
+        self, model: Any, inner: Any, sample: dict[str, Any], reduce: bool
+    ) -> tuple[Tensor, int, dict[str, Any]]:
         start = time.perf_counter()
         translations = self.translator.translate(inner, sample)
         searched = time.perf_counter()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from fairseq.models import FairseqEncoderDecoderModel
-from fairseq.search import Sampling
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import BaseFairseqModel, FairseqEncoderDecoderModel
+from fairseq.search import Sampling, Search
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
@@ -44,7 +47,7 @@ class Translator:
         draws = self.sampling and model.training
         with _evaluating(model):
             # A new one for each batch: kept, it would make the model a part of its owner.
-            generator = FastBeamSearch(
+            generator = _Search(
                 [model],
                 self.task.target_dictionary,
                 packing=self._packing,
@@ -56,6 +59,45 @@ class Translator:
             )
             found = self.task.inference_step(generator, [model], sample)
         return [[hypothesis["tokens"].tolist() for hypothesis in hypotheses] for hypotheses in found]
+
+
+def _last_steps(lengths: Tensor) -> Tensor:
+    """The step in which translations of sources of these lengths end at the latest."""
+    return (_LONGEST[0] * lengths + _LONGEST[1]).long()
+
+
+class _Search(FastBeamSearch):
+    """A search that limits each translation by the length of its own source; fairseq's takes that of the batch."""
+
+    search: Search
+
+    def __init__(self, models: Sequence[BaseFairseqModel], dictionary: Dictionary, **options: Any) -> None:
+        super().__init__(models, dictionary, **options)
+        if not self._is_plain():
+            self.search, self.should_set_src_lengths = _Limited(self.search, dictionary), True
+
+    def last_steps(self, source: Tensor, longest: int) -> Tensor:
+        """The last step of each sentence, (B,)."""
+        return _last_steps(source.ne(self.pad).sum(dim=1)).clamp(max=longest)
+
+
+class _Limited(Search):
+    """One of fairseq's searches, with the limits of `_Search`.
+
+    Args:
+        search: the search.
+        dictionary: target words.
+    """
+
+    def __init__(self, search: Search, dictionary: Dictionary) -> None:
+        super().__init__(dictionary)
+        self.search = search
+
+    def step(self, step: int, lprobs: Tensor, *args: Any) -> Any:
+        """As fairseq's; after its last step a sentence, whose log-probabilities are (k, V), has no word but the end."""
+        words = torch.arange(lprobs.size(2), device=lprobs.device) != self.eos
+        over = step >= _last_steps(self.src_lengths).to(lprobs.device)
+        return self.search.step(step, lprobs.masked_fill(over.view(-1, 1, 1) & words, -math.inf), *args)
 
 
 class _Sampling(Sampling):

@@ -183,6 +183,15 @@ class FastBeamSearch(SequenceGenerator):
             model = with_candidate_output(model, rules.words, packing)
         return Beams(FairseqDecoding(model, encoded, source, k), rules, rows=k)
 
+    def last_steps(self, source: Tensor, longest: int) -> Tensor:
+        """The step in which all hypotheses of a sentence end, (B,): as in fairseq the same for the whole batch.
+
+        Args:
+            source: (B, S).
+            longest: the last step of the search.
+        """
+        return torch.full((len(source),), longest, device=source.device)
+
     def _search_of_fairseq(
         self,
         packing: BatchPacking,

@@ -125,7 +125,8 @@ class Beams:
         sentences, size = len(self.sentences), best.size(1)
         scores = best.view(sentences, -1, size) + self.totals.unsqueeze(2)
         # Where a prefix ends the sentence, all its hypotheses end, as copies of the first: so it is in fairseq.
-        copies = (forced.eq(self.rules.eos) & self.position.ne(self.rules.last)).unsqueeze(1)
+        last = self.rules.last.index_select(0, self.sentences)
+        copies = (forced.eq(self.rules.eos) & self.position.ne(last)).unsqueeze(1)
         scores = scores[:, :1].where(copies.unsqueeze(2), scores).flatten(1)
         scores, at = scores.topk(min(2 * self.beam, scores.size(1)))
         parents = at.div(size, rounding_mode="floor").masked_fill(copies, 0)

@@ -227,6 +227,7 @@ def _rounded_up(source: Tensor, rules: Rules, encoder: Any) -> tuple[Tensor, Rul
     return source, rules._replace(
         penalties=F.pad(rules.penalties, (0, 0, 0, later)),
         forced=F.pad(rules.forced, (0, more, 0, later), value=-1),
+        last=F.pad(rules.last, (0, more)),
         words=words,
     )
 

@@ -23,7 +23,7 @@ class Rules(NamedTuple):
         ruled: the words whose log-probability is changed, (n,).
         penalties: what is added to it at each step, (T, n).
         forced: the word that all hypotheses of a sentence take at each step, (T, B); where -1, any.
-        last: the last step, in which all that is left ends, (1,).
+        last: the last step of each sentence, in which its hypotheses end, (B,).
         words: the candidates, (V,), or None where they are all words; where negative there is none.
         beam: k.
         word_penalty: added to the log-probability of each word but the end.
@@ -55,7 +55,7 @@ class Rules(NamedTuple):
         """Those that follow for a batch from a generator's options.
 
         Args:
-            options: a generator with fairseq's options and a `word_penalty`.
+            options: a `FastBeamSearch`.
             source: (B, S).
             prefix: the first words of each sentence, filled up with padding, (B, P).
             bos: the first word; by default the end.
@@ -64,13 +64,13 @@ class Rules(NamedTuple):
         longest = min(int(options.max_len_a * source.size(1) + options.max_len_b), options.max_len - 1)
         assert options.min_len <= longest, "min_len cannot be larger than max_len, please adjust these!"  # fairseq's
         device, steps, first = source.device, longest + 1, 0
-        forced = torch.full((steps, len(source)), -1, device=device)
-        forced[longest] = options.eos
+        forced, last = torch.full((steps, len(source)), -1, device=device), options.last_steps(source, longest)
         if prefix is not None:
             # Until the longest prefix has ended fairseq suppresses no word, and no end, of any sentence.
             first = min(prefix.size(1), longest)
             own = prefix[:, :first].t()
             forced[:first] = numbers_among(own.contiguous(), words).masked_fill(own == options.pad, -1)
+        forced.scatter_(0, last.unsqueeze(0), options.eos)
         ruled = [options.pad, options.unk, options.eos]
         if options.token_indices_to_suppress is not None:
             ruled += numbers_among(options.token_indices_to_suppress.to(device), words).tolist()
@@ -82,7 +82,7 @@ class Rules(NamedTuple):
             ruled=torch.tensor(ruled, device=device),
             penalties=penalties.to(device),
             forced=forced,
-            last=torch.full((1,), longest, device=device),
+            last=last,
             words=words,
             beam=options.beam_size,
             word_penalty=options.word_penalty,

@@ -11,7 +11,7 @@ from fairseq.optim.adam import FairseqAdamConfig
 from omegaconf import II
 
 from fairseq_plugins.common.layer_list import MOST_LAYERS
-from fairseq_plugins.common.options import Options, fill_in, refuse_unless_positive
+from fairseq_plugins.common.options import FRACTION, NOT_NEGATIVE, POSITIVE, SIZE, Options, Range, check_ranges, fill_in
 
 BRANCH_WEIGHTS = ["learned", "uniform", "random", "resampled"]  # checkpoints hold places in this list
 
@@ -29,26 +29,36 @@ DEFAULTS = {
 @dataclass
 class WeightedTransformerConfig(FairseqDataclass):
     dropout: Optional[float] = field(
-        default=None, metadata={"help": "dropout on embeddings and on the output of each block"}
+        default=None, metadata={"help": "dropout on embeddings and on the output of each block", "range": FRACTION}
     )
-    attention_dropout: float = field(default=0.1, metadata={"help": "dropout on the weights of attention"})
+    attention_dropout: float = field(
+        default=0.1, metadata={"help": "dropout on the weights of attention", "range": FRACTION}
+    )
     relu_dropout: float = field(
-        default=0.0, metadata={"help": "dropout inside the feed-forward networks; the paper has none"}
+        default=0.0,
+        metadata={"help": "dropout inside the feed-forward networks; the paper has none", "range": FRACTION},
     )
     encoder_embed_dim: Optional[int] = field(
-        default=None, metadata={"help": "d_model: width of embeddings and of all layers, also the decoder's"}
+        default=None,
+        metadata={"help": "d_model: width of embeddings and of all layers, also the decoder's", "range": SIZE},
     )
     encoder_ffn_embed_dim: Optional[int] = field(
-        default=None, metadata={"help": "d_ff: inner width of the feed-forward networks"}
+        default=None, metadata={"help": "d_ff: inner width of the feed-forward networks", "range": SIZE}
     )
-    encoder_layers: Optional[int] = field(default=None, metadata={"help": "N: number of encoder layers"})
+    encoder_layers: Optional[int] = field(
+        default=None, metadata={"help": "N: number of encoder layers", "range": Range(1, MOST_LAYERS)}
+    )
     encoder_attention_heads: Optional[int] = field(
-        default=None, metadata={"help": "h = M: heads, and branches, of a layer"}
+        default=None, metadata={"help": "h = M: heads, and branches, of a layer", "range": SIZE}
     )
-    decoder_ffn_embed_dim: Optional[int] = field(default=None, metadata={"help": "d_ff of the decoder (default: same)"})
-    decoder_layers: Optional[int] = field(default=None, metadata={"help": "number of decoder layers (default: same)"})
+    decoder_ffn_embed_dim: Optional[int] = field(
+        default=None, metadata={"help": "d_ff of the decoder (default: same)", "range": SIZE}
+    )
+    decoder_layers: Optional[int] = field(
+        default=None, metadata={"help": "number of decoder layers (default: same)", "range": Range(1, MOST_LAYERS)}
+    )
     decoder_attention_heads: Optional[int] = field(
-        default=None, metadata={"help": "heads, and branches, of a decoder layer (default: same)"}
+        default=None, metadata={"help": "heads, and branches, of a decoder layer (default: same)", "range": SIZE}
     )
     encoder_learned_pos: bool = field(
         default=False, metadata={"help": "learned, not sinusoidal, positions in the encoder"}
@@ -73,10 +83,13 @@ class WeightedTransformerConfig(FairseqDataclass):
     )
     branch_gating_topk: Optional[int] = field(
         default=None,
-        metadata={"help": "in place of alpha, a gate that picks so many branches for each token (section 4.5)"},
+        metadata={
+            "help": "in place of alpha, a gate that picks so many branches for each token (section 4.5)",
+            "range": SIZE,
+        },
     )
-    max_source_positions: int = II("task.max_source_positions")
-    max_target_positions: int = II("task.max_target_positions")
+    max_source_positions: int = field(default=II("task.max_source_positions"), metadata={"range": SIZE})
+    max_target_positions: int = field(default=II("task.max_target_positions"), metadata={"range": SIZE})
 
 
 def resolve_config(cfg: Options) -> None:
@@ -88,22 +101,21 @@ def resolve_config(cfg: Options) -> None:
     fill_in(cfg, DEFAULTS)
     sizes = ("ffn_embed_dim", "layers", "attention_heads")
     fill_in(cfg, {f"decoder_{size}": getattr(cfg, f"encoder_{size}") for size in sizes})
+    check_ranges(cfg, WeightedTransformerConfig)
     if cfg.encoder_embed_dim % 2:
         raise ValueError(f"--encoder-embed-dim must be even, but it is {cfg.encoder_embed_dim}")
     for side in ("encoder", "decoder"):
         branches = getattr(cfg, f"{side}_attention_heads")
-        refuse_unless_positive(cfg, f"{side}_layers", most=MOST_LAYERS)
         for name in ("encoder_embed_dim", f"{side}_ffn_embed_dim"):
-            refuse_unless_positive(cfg, name)
             size = getattr(cfg, name)
-            if branches < 1 or size % branches:
+            if size % branches:
                 raise ValueError(
                     f"--{side}-attention-heads must divide --{name.replace('_', '-')}, but {branches} does not "
                     f"divide {size}"
                 )
-        if cfg.branch_gating_topk is not None and not 1 <= cfg.branch_gating_topk <= branches:
+        if cfg.branch_gating_topk is not None and cfg.branch_gating_topk > branches:
             raise ValueError(
-                f"--branch-gating-topk must lie between 1 and --{side}-attention-heads ({branches}), but it is "
+                f"--branch-gating-topk must be at most --{side}-attention-heads ({branches}), got "
                 f"{cfg.branch_gating_topk}"
             )
 
@@ -128,20 +140,27 @@ PRESETS: dict[str, dict[str, Any]] = {
 @dataclass
 class SimplexAdamConfig(FairseqAdamConfig):
     adam_betas: Any = field(default=(0.9, 0.98), metadata={"help": "betas for Adam optimizer"})
-    adam_eps: float = field(default=1e-9, metadata={"help": "epsilon for Adam optimizer"})
+    adam_eps: float = field(default=1e-9, metadata={"help": "epsilon for Adam optimizer", "range": POSITIVE})
+    weight_decay: float = field(default=0.0, metadata={"help": "weight decay", "range": NOT_NEGATIVE})
     freeze_branch_weights_after: Optional[int] = field(
-        default=None, metadata={"help": "leave kappa and alpha as they are from this update on"}
+        default=None, metadata={"help": "leave kappa and alpha as they are from this update on", "range": NOT_NEGATIVE}
     )
 
 
 @dataclass
 class WeightedInverseSqrtConfig(FairseqDataclass):
-    warmup_updates: int = field(default=4000, metadata={"help": "updates of rising learning rate for the network"})
-    branch_warmup_updates: int = field(
-        default=400, metadata={"help": "updates of rising learning rate for kappa and alpha"}
+    warmup_updates: int = field(
+        default=4000, metadata={"help": "updates of rising learning rate for the network", "range": SIZE}
     )
-    lr_scale: float = field(default=1.0, metadata={"help": "factor of the network's learning rate"})
-    branch_lr_scale: float = field(default=1.0, metadata={"help": "factor of the learning rate of kappa and alpha"})
-    encoder_embed_dim: Optional[int] = II("model.encoder_embed_dim")
+    branch_warmup_updates: int = field(
+        default=400, metadata={"help": "updates of rising learning rate for kappa and alpha", "range": SIZE}
+    )
+    lr_scale: float = field(
+        default=1.0, metadata={"help": "factor of the network's learning rate", "range": NOT_NEGATIVE}
+    )
+    branch_lr_scale: float = field(
+        default=1.0, metadata={"help": "factor of the learning rate of kappa and alpha", "range": NOT_NEGATIVE}
+    )
+    encoder_embed_dim: Optional[int] = field(default=II("model.encoder_embed_dim"), metadata={"range": SIZE})
     # Of the convolutional models it is a list, which is refused when the schedule is made.
     encoder_layers: Optional[str] = II("model.encoder_layers")

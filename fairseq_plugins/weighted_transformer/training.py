@@ -30,7 +30,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fairseq_plugins.common.options import refuse_unless_positive
+from fairseq_plugins.common.options import FRACTION, check_ranges
 from fairseq_plugins.weighted_transformer.branches import SIMPLEX, SOFTMAX, SimplexVector, project_onto_simplex
 from fairseq_plugins.weighted_transformer.config import DEFAULTS, SimplexAdamConfig, WeightedInverseSqrtConfig
 
@@ -42,15 +42,17 @@ class FairseqSimplexAdam(FairseqAdam):
     """Adam with a projection.  With fp16 it needs ``--fp16-no-flatten-grads`` or ``--memory-efficient-fp16``.
 
     Raises:
-        ValueError: ``--fp16-adam-stats`` is given, or a number of updates that is none.
+        ValueError: ``--fp16-adam-stats`` is given, or a number is out of its range.
     """
 
     def __init__(self, cfg: DictConfig, params: Iterable[Tensor]) -> None:
         FairseqOptimizer.__init__(self, cfg)
         if cfg.fp16_adam_stats:
             raise ValueError("--optimizer simplex_adam keeps its moments in float32: leave out --fp16-adam-stats")
-        if (cfg.freeze_branch_weights_after or 0) < 0:
-            raise ValueError(f"--freeze-branch-weights-after: {cfg.freeze_branch_weights_after} is below 0")
+        check_ranges(cfg, SimplexAdamConfig)
+        betas = self.optimizer_config["betas"]
+        if not isinstance(betas, list | tuple) or len(betas) != 2 or any(b not in FRACTION or b == 1 for b in betas):
+            raise ValueError(f"--adam-betas must be two numbers, at least 0 and below 1, got {cfg.adam_betas}")
         groups: dict[str, list[Tensor]] = {"network": [], SOFTMAX: [], SIMPLEX: []}
         for parameter in params:
             group = getattr(parameter, "param_group", None)
@@ -144,17 +146,14 @@ class WeightedInverseSqrt(FairseqLRScheduler):
     It computes the rates from the model's size: ``--lr`` is not used, and who gives it is told so.
 
     Raises:
-        ValueError: the optimizer is not ``simplex_adam``, a warm-up is shorter than an update, or layers are no number.
+        ValueError: the optimizer is not ``simplex_adam``, a number is out of its range, or layers are no number.
     """
 
     def __init__(self, cfg: WeightedInverseSqrtConfig, optimizer: FairseqOptimizer) -> None:
         super().__init__(cfg, optimizer)
         if not all("name" in group for group in optimizer.param_groups):
             raise ValueError("--lr-scheduler weighted_inverse_sqrt needs --optimizer simplex_adam")
-        refuse_unless_positive(cfg, "warmup_updates", "branch_warmup_updates")
-        for option in ("lr_scale", "branch_lr_scale"):
-            if not 0 <= getattr(cfg, option) < math.inf:
-                raise ValueError(f"--{option.replace('_', '-')} is a factor, which {getattr(cfg, option)} cannot be")
+        check_ranges(cfg, WeightedInverseSqrtConfig)
         if list(optimizer.cfg.lr) != OptimizationConfig().lr:
             logger.warning("--lr does nothing with --lr-scheduler weighted_inverse_sqrt: take --lr-scale")
         # Under hydra the sizes of the default architecture are not in the configuration.

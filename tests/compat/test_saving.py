@@ -19,7 +19,7 @@ from fairseq.file_io import PathManager
 
 from fairseq_plugins.compat.contents import damage_of
 from fairseq_plugins.compat.resuming import newest_whole_checkpoint
-from fairseq_plugins.models.convs2s.model import ConvS2SModel
+from fairseq_plugins.convs2s.model import ConvS2SModel
 from fairseq_plugins.tools import cli
 from tests import faults
 from tests.commands import USER_DIR, full_disk, run

@@ -25,6 +25,12 @@ def batch(source: Tensor, target: Tensor) -> dict[str, Any]:
     return {"net_input": inputs, "target": target, "ntokens": int(target.ne(PAD).sum()), "nsentences": count}
 
 
+def one_by_one(sample: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each sentence of a batch in a batch of its own, without padding."""
+    source, target = sample["net_input"]["src_tokens"], sample["target"]
+    return [batch(x[x != PAD].unsqueeze(0), y[y != PAD].unsqueeze(0)) for x, y in zip(source, target, strict=True)]
+
+
 def translation_task(dictionary: Dictionary, **attributes: Any) -> Any:
     """fairseq's, as far as a criterion looks at it."""
     task = TranslationTask.__new__(TranslationTask)
@@ -33,4 +39,5 @@ def translation_task(dictionary: Dictionary, **attributes: Any) -> Any:
 
 
 def criterion(dictionary: Dictionary, candidates: Candidates | None = None, **options: Any) -> SequenceRisk:
+    options.setdefault("risk_candidates", min(SequenceRiskConfig.risk_candidates, len(dictionary) - 1))
     return SequenceRisk(translation_task(dictionary, candidates=candidates), SequenceRiskConfig(**options))

@@ -26,7 +26,7 @@ from fairseq_plugins.criterions.row_scores import score_rows
 from fairseq_plugins.criterions.sequence_risk import SequenceRisk
 from fairseq_plugins.generation.beam_search import FastBeamSearch
 from fairseq_plugins.generation.candidates import Candidates
-from tests.criterions.risk import EOS, PAD, batch, criterion, translation_task
+from tests.criterions.risk import EOS, PAD, batch, criterion, one_by_one, translation_task
 from tests.generation.fairseq_models import fairseq_model
 
 BOS = 0
@@ -77,9 +77,10 @@ def plain(
 
 
 def searched(model: Any, sample: dict[str, Any], dictionary: Dictionary, beam: int) -> list[list[list[int]]]:
-    """The beam of fairseq's own generator."""
+    """The beam of fairseq's own generator, for each sentence alone."""
     generator = SequenceGenerator([model], dictionary, beam_size=beam, max_len_a=1.5, max_len_b=5)
-    return [[h["tokens"].tolist() for h in found] for found in generator.generate([model], sample)]
+    found = [generator.generate([model], one) for one in one_by_one(sample)]
+    return [[h["tokens"].tolist() for h in hypotheses] for (hypotheses,) in found]
 
 
 def assert_same_gradients(models: list[Any], losses: list[Tensor]) -> None:
@@ -103,6 +104,26 @@ def test_loss_and_gradients(models: list[Any], sample: Any, dictionary: Dictiona
     torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-9)
     assert (size, log["sample_size"], log["nsentences"], log["translations"]) == (3, 3, 3, 15)
     assert_same_gradients(models, [loss, expected])
+
+
+@pytest.mark.parametrize("options", [{}, {"risk_reference": True, "risk_cost": "chrf", "label_smoothing": 0.1}])
+def test_a_sentence_does_not_depend_on_its_batch(
+    models: list[Any], sentences: Any, dictionary: Dictionary, options: dict[str, Any]
+) -> None:
+    """Its loss and gradients are those that it has alone, also where no hypothesis ends before its limit."""
+    if isinstance(models[0], FConvModel):
+        pytest.skip("its encoder convolves over padding")
+    sample = batch(sentences([9, 4, 1]), sentences([5, 4, 3], seed=2))
+    found = criterion(dictionary, risk_candidates=5, **options)
+    losses = found(models[0], sample, reduce=False)[0]
+    parameters, others = (list(model.parameters()) for model in models)
+    for loss, one in zip(losses, one_by_one(sample), strict=True):
+        alone = found(models[1], one)[0]
+        torch.testing.assert_close(loss, alone, rtol=1e-6, atol=1e-8)
+        mine = torch.autograd.grad(loss, parameters, retain_graph=True, materialize_grads=True)
+        torch.testing.assert_close(
+            mine, torch.autograd.grad(alone, others, materialize_grads=True), rtol=1e-5, atol=1e-7
+        )
 
 
 def everything(words: range, longest: int) -> list[list[int]]:
@@ -182,8 +203,12 @@ def test_a_reference_that_is_found_counts_once(
         assert len(found.sets(sample, sets)[0].tokens) == 6, "none is scored twice"
 
 
-def test_sampling(models: list[Any], sample: Any, dictionary: Dictionary) -> None:
-    """What fairseq's generator draws with the same random numbers, each different sentence once."""
+def test_sampling(models: list[Any], sentences: Any, dictionary: Dictionary) -> None:
+    """What fairseq's generator draws with the same random numbers, each different sentence once.
+
+    Its limits are those of the longest source, so all have one length.
+    """
+    sample = batch(sentences([4, 4, 4]), sentences([5, 4, 3], seed=2))
     models[0].training = True  # not its parts, which would drop something
     torch.manual_seed(5)
     loss, _, log = criterion(dictionary, risk_candidates=6, risk_sampling=True)(models[0], sample)
@@ -289,6 +314,20 @@ def test_a_wrapper_that_moves_arguments(build: Any, sample: Any, dictionary: Dic
     model = build("convs2s_tiny")
     found = criterion(dictionary, risk_candidates=3)
     assert float(found(Wrapper(model), sample)[0]) == float(found(model, sample)[0])
+
+
+def test_too_many_candidates_for_the_memory(
+    build: Any, sample: Any, dictionary: Dictionary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's message stays in it, by which fairseq skips a batch on a GPU."""
+
+    def fill(*_: object) -> None:
+        torch.empty(2**62, dtype=torch.int8)
+
+    found = criterion(dictionary, risk_candidates=40)
+    monkeypatch.setattr(found.translator, "translate", fill)
+    with pytest.raises(RuntimeError, match=r"^--risk-candidates 40: out of memory .* you tried to allocate"):
+        found(build("convs2s_tiny"), sample)
 
 
 @pytest.mark.parametrize("architecture", ["convs2s_tiny", "weighted_transformer_tiny"])

@@ -13,15 +13,18 @@ from fairseq_plugins.cpu.products import PRECISIONS
 from fairseq_plugins.criterions.config import SequenceRiskConfig
 from fairseq_plugins.criterions.sequence_risk import SequenceRisk
 from fairseq_plugins.criterions.translations import _Sampling
+from fairseq_plugins.generation.beam_search import FastBeamSearch
 from tests.criterions.risk import EOS, criterion, translation_task
 from tests.operators import Operators
+
+LONGEST = [{9 + 5 + 1}, {6 + 5 + 1}, {1 + 5 + 1}]  # of sources of 6, 4 and 1 words, with the end
 
 
 def test_a_forced_end_that_is_too_unlikely_for_a_number(build: Any, sample: Any, dictionary: Dictionary) -> None:
     model = build("convs2s_tiny")
     model.decoder.output_projection.bias.data[EOS] = -1e4
     translations = criterion(dictionary, risk_sampling=True).translator.translate(model.train(), sample)
-    assert {len(each) for found in translations for each in found} == {15}
+    assert [{len(each) for each in found} for found in translations] == LONGEST
 
 
 def test_a_forced_end_counts_with_its_probability(dictionary: Dictionary) -> None:
@@ -41,13 +44,16 @@ def test_validation_draws_nothing(build: Any, sample: Any, dictionary: Dictionar
     assert drawn.translate(model.train(), sample) != beam.translate(model, sample)
 
 
-def test_longest_translations(build: Any, sample: Any, dictionary: Dictionary) -> None:
-    """1.5 times the source and five words, of a model that ends none by itself."""
+@pytest.mark.parametrize("plain", [True, False])
+def test_longest_translations(
+    build: Any, sample: Any, dictionary: Dictionary, monkeypatch: pytest.MonkeyPatch, plain: bool
+) -> None:
+    """1.5 times each source and five words, of a model that ends none by itself; also in fairseq's own search."""
+    monkeypatch.setattr(FastBeamSearch, "_is_plain", lambda self: plain)
     model = build("convs2s_tiny")
     model.decoder.output_projection.bias.data[EOS] = -1e4
-    assert sample["net_input"]["src_tokens"].size(1) == 6
-    lengths = {len(each) for found in criterion(dictionary).translator.translate(model, sample) for each in found}
-    assert lengths == {9 + 5 + len([EOS])}
+    found = criterion(dictionary).translator.translate(model, sample)
+    assert [{len(each) for each in hypotheses} for hypotheses in found] == LONGEST
 
 
 @pytest.mark.parametrize("precision", ["float32", "int8"])

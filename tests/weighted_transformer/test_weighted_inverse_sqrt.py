@@ -62,11 +62,8 @@ def test_the_sizes_of_the_default_architecture() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^--lr-scheduler weighted_inverse_sqrt needs --optimizer simplex_adam$"):
         schedule(FairseqAdam)
-    with pytest.raises(ValueError, match="--branch-warmup-updates must be positive, but it is 0"):
+    with pytest.raises(ValueError, match=r"--branch-warmup-updates must be .*, got 0"):
         schedule(branch_warmup_updates=0)
-    for option, value in (("lr_scale", -1.0), ("branch_lr_scale", float("nan"))):
-        with pytest.raises(ValueError, match=f"is a factor, which {value} cannot be"):
-            schedule(**{option: value})
     layers = "[(16, 3)]"
     with pytest.raises(ValueError, match=r"whose --encoder-layers is a number, and not \[\(16, 3\)\]$"):
         schedule(layers=layers)

@@ -1,0 +1,102 @@
+"""Numeric options outside their ranges."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from fairseq_plugins.conv_encoder.config import ConvEncoderConfig
+from fairseq_plugins.convs2s.config import AnnealAfterPlateauConfig, ConvS2SConfig
+from fairseq_plugins.convs2s.training import AnnealAfterPlateau
+from fairseq_plugins.criterions.config import SequenceRiskConfig
+from fairseq_plugins.criterions.sequence_risk import SequenceRisk
+from fairseq_plugins.weighted_transformer.config import (
+    SimplexAdamConfig,
+    WeightedInverseSqrtConfig,
+    WeightedTransformerConfig,
+)
+from fairseq_plugins.weighted_transformer.training import FairseqSimplexAdam, WeightedInverseSqrt
+from tests.commands import QUIET, USER_DIR, run
+from tests.conftest import random_model
+from tests.criterions.risk import translation_task
+
+
+def options(config: type, values: dict[str, Any]) -> Any:
+    """A configuration whose references to other groups have plain values."""
+    plain = {
+        "lr": [0.25],
+        "tpu": False,
+        "maximize_best_checkpoint_metric": False,
+        "encoder_embed_dim": 16,
+        "encoder_layers": "2",
+    }
+    names = {each.name for each in fields(config)}
+    return OmegaConf.merge(
+        OmegaConf.create(vars(config())), {**{n: v for n, v in plain.items() if n in names}, **values}
+    )
+
+
+def model(architecture: str) -> Callable[..., Any]:
+    return lambda dictionary, values: random_model(
+        architecture, SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary), **values
+    )
+
+
+def optimizer(**values: Any) -> FairseqSimplexAdam:
+    return FairseqSimplexAdam(options(SimplexAdamConfig, values), [torch.ones(1)])
+
+
+MADE: dict[type, Callable[..., Any]] = {
+    ConvS2SConfig: model("convs2s_tiny"),
+    ConvEncoderConfig: model("conv_encoder_tiny"),
+    WeightedTransformerConfig: model("weighted_transformer_tiny"),
+    SimplexAdamConfig: lambda _, values: optimizer(**values),
+    WeightedInverseSqrtConfig: lambda _, values: WeightedInverseSqrt(
+        options(WeightedInverseSqrtConfig, values), optimizer()
+    ),
+    AnnealAfterPlateauConfig: lambda _, values: AnnealAfterPlateau(
+        options(AnnealAfterPlateauConfig, values), optimizer()
+    ),
+    SequenceRiskConfig: lambda dictionary, values: SequenceRisk(
+        translation_task(dictionary), SequenceRiskConfig(**values)
+    ),
+}
+NUMBERS = [
+    (config, each.name, value)
+    for config in MADE
+    for each in fields(config)
+    if each.name != "lr" and ("int" in str(each.type) or "float" in str(each.type))
+    for value in (-1, *(() if "int" in str(each.type) else (math.nan, math.inf)))
+]
+
+
+@pytest.mark.parametrize(("config", "name", "value"), NUMBERS)
+def test_numbers(config: type, name: str, value: float, dictionary: Any) -> None:
+    """Of every numeric option of the models, optimizers, schedules and criterions."""
+    with pytest.raises(ValueError, match=rf"^--{name.replace('_', '-')} must be .*, got {value}"):
+        MADE[config](dictionary, {name: value})
+
+
+@pytest.mark.parametrize("config", MADE)
+def test_the_defaults_are_allowed(config: type, dictionary: Any) -> None:
+    MADE[config](dictionary, {})
+
+
+@pytest.mark.parametrize("betas", ["(2, 3)", "(0.9, 1)", "(0.9,)", "(-0.1, 0.9)", "('a', 0.9)", "0.9"])
+def test_betas(betas: str, dictionary: Any) -> None:
+    with pytest.raises(ValueError, match=r"^--adam-betas must be two numbers"):
+        MADE[SimplexAdamConfig](dictionary, {"adam_betas": betas})
+
+
+def test_through_a_command(data: Path) -> None:
+    training = ["--arch", "weighted_transformer_tiny", "--optimizer", "simplex_adam", "--batch-size", 16, *QUIET]
+    result = run("train", data, "--user-dir", USER_DIR, *training, "--adam-eps", "nan", "--no-save", succeeds=False)
+    assert "--adam-eps must be finite and above 0, got nan" in result.stderr.splitlines()[-1]
