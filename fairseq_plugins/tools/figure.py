@@ -8,7 +8,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fairseq_plugins.tools.whole_file import replacing
+from fairseq_plugins.whole_file import replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -31,7 +31,7 @@ from fairseq_plugins.lines import decoded
 from fairseq_plugins.long_words import segment, without_long_words
 from fairseq_plugins.tools.any_file import blaming
 from fairseq_plugins.tools.bar import bar
-from fairseq_plugins.tools.whole_file import replacing
+from fairseq_plugins.whole_file import replacing
 
 __all__ = [
     "apply_codes", "clean", "concatenate", "each_line", "learn_codes", "moses", "read_pairs", "read_text",
