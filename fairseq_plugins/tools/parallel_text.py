@@ -67,7 +67,7 @@ def read_text(path: Path, language: str) -> Iterator[str]:
     with gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb") as file:
         try:
             if name.endswith(".tmx"):
-                yield from _units(file, language)
+                yield from _units(file, path, language)
                 return
             lines = (line.rstrip("\r\n") for line in decoded(file, path))
             if name.endswith((".sgm", ".xml")):
@@ -82,17 +82,17 @@ def read_text(path: Path, language: str) -> Iterator[str]:
                         yield re.sub("</?(title|description)>", "", line)
             else:
                 yield from lines
-        except (ElementTree.ParseError, gzip.BadGzipFile, zlib.error, EOFError) as error:
+        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
             raise ValueError(f"{path}: {error}") from error
 
 
-def _units(file: Any, language: str) -> Iterator[str]:
+def _units(file: Any, path: Path, language: str) -> Iterator[str]:
     """The sentences of a translation memory, in a language (``en``) or one of its regions (``en-US``).
 
     A unit without one gives an empty one.  What is marked as code of a file's format is no text.
     """
     language = language.lower().replace("_", "-")
-    for _, element in ElementTree.iterparse(file):
+    for element in _elements(file, path):
         name = element.tag.rpartition("}")[2]
         if name in {"bpt", "ept", "ph", "it", "ut"}:
             behind = element.tail
@@ -107,6 +107,23 @@ def _units(file: Any, language: str) -> Iterator[str]:
             regions = (text for name, text in sides.items() if name.partition("-")[0] == language)
             yield " ".join(sides.get(language, next(regions, "")).split())
             element.clear()
+
+
+def _elements(file: Any, path: Path) -> Iterator[ElementTree.Element]:
+    """The elements of an XML file, each at its end.
+
+    Raises:
+        ValueError: it is not XML, in no encoding of text, or refers to text that it does not hold.
+    """
+    try:
+        for _, element in ElementTree.iterparse(file):
+            yield element
+    except (
+        ElementTree.ParseError,
+        LookupError,
+        ValueError,
+    ) as error:  # the latter two from Python's codecs
+        raise ValueError(f"{path} is not readable as XML: {error}") from error
 
 
 class _Worker:
