@@ -25,6 +25,7 @@ __all__ = ["LOG", "Point", "add_arguments", "draw", "read_curve", "read_log", "r
 
 
 LOG = "train.log"  # beside the checkpoints of own-data
+LARGEST = 1e30  # loss; with larger ones, means and axes overflow
 
 
 class Point(NamedTuple):
@@ -154,11 +155,12 @@ def read_curve(log: Path) -> list[Point]:
 
 
 def numbers(line: Mapping[str, Any]) -> dict[str, float]:
-    """What in a line is a number, and of updates one that can be counted to."""
+    """The numbers in a line, nan for losses that are too large; numbers of updates are whole."""
     found: dict[str, float] = {}
     for name, value in line.items():
         with suppress(TypeError, ValueError, OverflowError):
-            found[name] = int(float(value)) if name.endswith("num_updates") else float(value)
+            number = float(value)
+            found[name] = int(number) if name.endswith("num_updates") else number if abs(number) < LARGEST else math.nan
     return found
 
 
@@ -198,7 +200,8 @@ def draw(runs: Mapping[str, Sequence[Sequence[Point]]], output: Path) -> None:
     right.set(xlabel="training loss", ylabel="validation loss", xlim=limits)
     left.locator_params(axis="x", nbins=6)  # numbers of five digits need room
     for text, label in zip(left.legend(fontsize="small").get_texts(), labels, strict=True):
-        text.set(text=label, parse_math=False)  # set here, a name may begin with _ and hold $
+        drawable = label.encode(errors="replace").decode()  # without the bytes of a name that are not UTF-8
+        text.set(text=drawable, parse_math=False)  # set here, a name may begin with _ and hold $
     for panel in (left, right):
         panel.grid(alpha=0.3)
     save(figure, output)

@@ -54,11 +54,14 @@ def test_what_is_no_plain_file_is_written_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["plot-attention", "plot-branches", "plot-loss"])
-def test_a_picture_needs_an_ending(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("ending", ["", ".eps", ".jpg"])
+def test_a_picture_needs_an_ending(
+    command: str, ending: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Without one matplotlib would write, or write over, another file."""
     with pytest.raises(SystemExit):
-        cli.main([command, "x", "--output", str(tmp_path / "foo")])
-    assert "foo does not end in .png, .pdf or .svg" in capsys.readouterr().err
+        cli.main([command, "x", "--output", str(tmp_path / f"foo{ending}")])
+    assert f"foo{ending} does not end in .png, .pdf or .svg" in capsys.readouterr().err
 
 
 def test_two_writers_of_one_file(tmp_path: Path) -> None:
