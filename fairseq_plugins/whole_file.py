@@ -42,17 +42,18 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         OSError: it could not be written; names ``path``.
     """
+    if number := _standard_stream(path):
+        with TemporaryDirectory() as folder:
+            yield (content := Path(folder, "content"))
+            for stream in filter(None, (sys.stdout, sys.stderr)):
+                stream.flush()
+            with content.open("rb") as source, os.fdopen(os.dup(number), "ab") as file:
+                shutil.copyfileobj(source, file)
+        return
     with naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         target = Path(os.path.realpath(path))
-        if descriptor := _standard_stream(path):
-            with TemporaryDirectory() as folder:
-                yield (content := Path(folder, "content"))
-                for stream in filter(None, (sys.stdout, sys.stderr)):
-                    stream.flush()
-                with content.open("rb") as source, open(descriptor, "ab", closefd=False) as file:
-                    shutil.copyfileobj(source, file)
-        elif target.is_symlink() or (target.exists() and not target.is_file()):  # a loop of links fails when opened
+        if target.is_symlink() or (target.exists() and not target.is_file()):  # a loop of links fails when opened
             yield path
         else:
             if target.exists() and not os.access(target, os.W_OK):
