@@ -13,8 +13,9 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from functools import partial
+from io import StringIO
 from itertools import chain, islice, zip_longest
 from multiprocessing import parent_process
 from multiprocessing.process import BaseProcess
@@ -29,7 +30,6 @@ from subword_nmt.learn_bpe import learn_bpe
 
 from fairseq_plugins.lines import decoded
 from fairseq_plugins.long_words import segment, without_long_words
-from fairseq_plugins.tools.any_file import blaming
 from fairseq_plugins.tools.bar import bar
 from fairseq_plugins.whole_file import replacing
 
@@ -249,9 +249,14 @@ def segmenter(codes: Path) -> Line:
     Raises:
         ValueError: they are none of subword-nmt.
     """
-    with blaming(codes, "has no codes of subword-nmt"), codes.open(encoding="utf-8") as file:
-        bpe = BPE(file)
-        bpe.process_line("xy")  # which tells whether it knows their version
+    said = StringIO()
+    with codes.open(encoding="utf-8") as file, redirect_stderr(said):
+        try:
+            bpe = BPE(file)
+            bpe.process_line("xy")  # which tells whether it knows their version
+        except (Exception, SystemExit) as error:  # subword-nmt prints a reason and ends the process
+            reason = " ".join(said.getvalue().split()) or str(error) or type(error).__name__
+            raise ValueError(f"{codes} holds no BPE codes of subword-nmt: {reason[:300]}") from error
     return partial(segment, bpe)
 
 

@@ -218,7 +218,7 @@ def test_what_cannot_be_exported(data: Path, tmp_path: Path) -> None:
         ([path, tmp_path / "there"], "there exists already"),
         ([path, tmp_path / "nowhere"], "nowhere exists already"),
         ([path, tmp_path / "out", "--bpe-codes", tmp_path / "codes"], "there is no file .*codes"),
-        ([path, tmp_path / "out", "--bpe-codes", tmp_path / "fastbpe"], "fastbpe has no codes of subword-nmt"),
+        ([path, tmp_path / "out", "--bpe-codes", tmp_path / "fastbpe"], "fastbpe holds no BPE codes of subword-nmt"),
         ([path, tmp_path / "out", "--data", tmp_path / "dta"], "dta is no folder"),
         ([path, tmp_path / "out", "--data", data, "--candidates", tmp_path], r"frequent\.txt does not exist"),
         ([path, tmp_path / "out", "--data", data, "--frequent-candidates", 0], "go with --candidates"),

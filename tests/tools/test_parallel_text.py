@@ -155,3 +155,15 @@ def test_entities_hold_no_files_and_no_bombs(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(ValueError, match=r"a\.tmx"):
             list(parallel_text.read_text(path, "en"))
+
+
+@pytest.mark.parametrize(
+    "content", ["", "more than two words\n", "#version: 0.2\na\n", "#version: 9.9\na b\n", "#version:\n", "\udcff"]
+)
+def test_what_holds_no_codes_is_named(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without the numbers of subword-nmt's exits, and what it prints is a part of the error."""
+    (tmp_path / "codes").write_text(content, errors="surrogateescape")
+    with pytest.raises(ValueError, match=r"codes holds no BPE codes of subword-nmt: [^0-9].*\w") as raised:
+        parallel_text.segmenter(tmp_path / "codes")
+    assert "SystemExit" not in str(raised.value)
+    assert capsys.readouterr().err == ""
