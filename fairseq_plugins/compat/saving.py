@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import glob
-import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,6 +15,7 @@ from fairseq.file_io import PathManager
 
 from fairseq_plugins.compat.resuming import SAVED_BESIDE_THE_LAST, is_whole, newest_whole_checkpoint
 from fairseq_plugins.compat.wrapping import in_place_of
+from fairseq_plugins.whole_file import beside
 
 __all__ = ["copy_checkpoints_whole", "save_checkpoints_whole"]
 
@@ -28,20 +27,6 @@ def cause(error: BaseException | None) -> BaseException | None:
     return error
 
 
-def name_beside(path: str) -> str:
-    """A name for this process alone; what killed processes of this machine have left under theirs is removed."""
-    before, after = f"{path}.{os.uname().nodename}-", ".tmp"
-    for left in glob.glob(f"{glob.escape(before)}*{after}"):  # noqa: PTH207  (fairseq has names, not paths)
-        with contextlib.suppress(ValueError, OverflowError):
-            try:
-                os.kill(int(left[len(before) : -len(after)]), 0)
-            except ProcessLookupError:
-                Path(left).unlink(missing_ok=True)
-            except PermissionError:  # somebody else's
-                pass
-    return f"{before}{os.getpid()}{after}"
-
-
 @contextlib.contextmanager
 def replacing_checkpoint(path: str) -> Iterator[str]:
     """A file beside ``path`` that takes its place when it is written, and is gone when it could not be.
@@ -49,17 +34,10 @@ def replacing_checkpoint(path: str) -> Iterator[str]:
     Raises:
         OSError: it could not; ``path`` is what it was.
     """
-    beside = name_beside(path)
     try:
-        yield beside
-        with Path(beside).open("rb") as file:
-            os.fsync(file.fileno())  # else, after a power failure, the new name may stand before the new content
-        Path(beside).replace(path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):  # a full disk should not stay full for it
-            Path(beside).unlink()
-        if not isinstance(error, Exception):
-            raise
+        with beside(Path(path)) as unfinished:
+            yield str(unfinished)
+    except Exception as error:
         raise OSError(f"{path} was not written: {cause(error) or error}{what_remains(Path(path))}") from error
 
 
@@ -106,7 +84,7 @@ def save_checkpoints_whole() -> None:
         if async_write or not PathManager.supports_rename(filename):
             save(obj, filename, async_write)
             return
-        with replacing_checkpoint(filename) as beside, open(beside, "wb") as file:  # noqa: PTH123  (fairseq has names, not paths)
+        with replacing_checkpoint(filename) as unfinished, open(unfinished, "wb") as file:  # noqa: PTH123  (fairseq has names, not paths)
             torch.save(obj, file)
 
 
@@ -131,5 +109,5 @@ def copy_checkpoints_whole() -> None:
     def copy_and_rename(src_path: str, dst_path: str, overwrite: bool = False) -> Any:
         if not (overwrite and PathManager.supports_rename(dst_path)):
             return copy(src_path, dst_path, overwrite)
-        with replacing_checkpoint(dst_path) as beside:
-            return copy(src_path, beside, overwrite)
+        with replacing_checkpoint(dst_path) as unfinished:
+            return copy(src_path, unfinished, overwrite)

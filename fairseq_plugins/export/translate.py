@@ -295,7 +295,11 @@ def main() -> None:
         for found in translator.translate(block, replace, **args):
             best = [found] if args["nbest"] == 1 else [f"{score:.4f}\t{text}" for text, score in found]
             sys.stdout.buffer.write("".join(f"{line}\n" for line in best).encode())
-        sys.stdout.flush()
+        try:
+            sys.stdout.flush()
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python tries it again at its end
+            raise OSError(f"the standard output was not written: {error.strerror}") from None
 
 
 if __name__ == "__main__":

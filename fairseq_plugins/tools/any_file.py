@@ -19,7 +19,7 @@ def blaming(path: Path, cannot: str) -> Iterator[None]:
     """
     try:
         yield
-    except (Exception, SystemExit) as error:  # there is none that a file cannot cause; subword-nmt ends the process
+    except (Exception, SystemExit) as error:  # a file can cause any error
         named = isinstance(error, ValueError | OSError | pickle.UnpicklingError)
         if named and not isinstance(error, UnicodeError):
             raise

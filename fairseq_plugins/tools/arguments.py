@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["add_user_dir", "import_user_dir", "positive"]
+__all__ = ["add_user_dir", "import_user_dir", "positive", "refuse_existing", "refuse_input_as_output"]
 
 
 def positive(text: str) -> int:
@@ -17,6 +19,26 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise ArgumentTypeError(f"expected a number from 1 on, got {text!r}")
     return int(text)
+
+
+def refuse_existing(path: Path) -> None:
+    """Refuse an output that would take the place of something, be it a symbolic link that leads nowhere.
+
+    Raises:
+        ValueError: it would.
+    """
+    if os.path.lexists(path):
+        raise ValueError(f"{path} exists already")
+
+
+def refuse_input_as_output(output: Path, inputs: Iterable[Path]) -> None:
+    """Refuse to write over a file that is read.
+
+    Raises:
+        ValueError: the output is one of the inputs, under whatever name.
+    """
+    if output.is_file() and any(path.is_file() and path.samefile(output) for path in inputs):
+        raise ValueError(f"{output} is also to be read: choose another file to write")
 
 
 def add_user_dir(parser: ArgumentParser, default: Path | None = None) -> None:

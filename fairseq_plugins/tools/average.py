@@ -20,7 +20,7 @@ from torch import Tensor
 
 import fairseq_plugins.registration  # noqa: F401  (mends fairseq's loader, which is looked up when it is called)
 from fairseq_plugins.tools.any_file import blaming
-from fairseq_plugins.tools.arguments import positive
+from fairseq_plugins.tools.arguments import positive, refuse_existing
 
 __all__ = ["add_arguments", "run"]
 
@@ -45,8 +45,7 @@ def run(args: Namespace) -> None:
         ValueError: there are too few checkpoints, one cannot be read, they differ in kind, or the output exists or has
             no folder.
     """
-    if args.output.exists():
-        raise ValueError(f"{args.output} exists already")
+    refuse_existing(args.output)
     if not args.output.parent.is_dir():
         raise ValueError(f"{args.output.parent} is no folder to write {args.output.name} to")
     if args.last is None and args.updates:

@@ -9,9 +9,11 @@ import os
 import pickle
 import re
 import sys
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from types import ModuleType
 
+from fairseq_plugins import __version__
+from fairseq_plugins.tools.streams import is_of_output, standard_streams
 from fairseq_plugins.tools.work import stoppable
 
 __all__ = ["COMMANDS", "main"]
@@ -42,15 +44,30 @@ def find(name: str) -> ModuleType:
 
 
 @stoppable()
+@standard_streams()
 def main(arguments: list[str] | None = None) -> None:
     """The command line; errors in what the user gave end it with one line and status 1."""
+    args = parse(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # letters that its encoding has not
+    try:
+        args.run(args)
+    except (ValueError, OSError, pickle.UnpicklingError) as error:
+        if is_of_output(error):
+            raise
+        message = re.sub(r"\[Errno -?\d+\] ", "", str(error))  # without the system's number for it
+        sys.exit(f"fairseq-plugins {args.command}: error: {message}")
+
+
+def parse(words: list[str]) -> Namespace:
+    """The arguments of a command, and its ``run``."""
     parser = ArgumentParser(
         prog="fairseq-plugins", description="Tools around the translation models of fairseq_plugins."
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")  # for subword-nmt's bar, which asks for no terminal
-    words = sys.argv[1:] if arguments is None else arguments
     called = next((word for word in words if not word.startswith("-")), None)
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text)
@@ -59,11 +76,4 @@ def main(arguments: list[str] | None = None) -> None:
             command.description = tool.__doc__
             tool.add_arguments(command)
             command.set_defaults(run=tool.run)
-    args = parser.parse_args(words)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # letters that its encoding has not
-    try:
-        args.run(args)
-    except (ValueError, OSError, pickle.UnpicklingError) as error:
-        message = re.sub(r"\[Errno -?\d+\] ", "", str(error))  # without the system's number for it
-        sys.exit(f"fairseq-plugins {args.command}: error: {message}")
+    return parser.parse_args(words)

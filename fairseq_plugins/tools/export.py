@@ -10,7 +10,6 @@ import sys
 from argparse import ArgumentParser, Namespace
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from fairseq import checkpoint_utils
@@ -22,8 +21,9 @@ from fairseq_plugins.generation.candidates import Candidates
 from fairseq_plugins.generation.config import TranslationFastConfig
 from fairseq_plugins.subwords import bpe_symbol
 from fairseq_plugins.tools.any_file import blaming
-from fairseq_plugins.tools.arguments import add_user_dir, import_user_dir
+from fairseq_plugins.tools.arguments import add_user_dir, import_user_dir, refuse_existing
 from fairseq_plugins.tools.parallel_text import segmenter
+from fairseq_plugins.whole_file import beside, naming
 
 __all__ = ["add_arguments", "run"]
 
@@ -57,8 +57,7 @@ def run(args: Namespace) -> None:
         ValueError: the checkpoint is none of this plugin's, a file does not fit it, or the output exists.
         OSError: a file cannot be read or written.
     """
-    if args.output.exists() or args.output.is_symlink():
-        raise ValueError(f"{args.output} exists already")
+    refuse_existing(args.output)
     for path in (args.checkpoint, args.bpe_codes):
         if path is not None and not path.is_file():
             raise ValueError(
@@ -87,8 +86,7 @@ def run(args: Namespace) -> None:
         candidates = Candidates.read(args.candidates, source, target, *numbers)
     languages = (task.cfg.source_lang, task.cfg.target_lang) if args.tokenizer else None
     args.output.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=args.output.parent, prefix=f".{args.output.name}.") as folder:
-        unfinished = Path(folder, args.output.name)
+    with naming(args.output), beside(args.output) as unfinished:
         unfinished.mkdir()
         write_folder(
             unfinished,
@@ -101,7 +99,6 @@ def run(args: Namespace) -> None:
             int8=args.int8,
             candidates=candidates,
         )
-        unfinished.rename(args.output)
     program = shlex.quote(str(args.output / "translate.py"))
     print(f"{args.output}: translate with python {program} < source.txt > translation.txt")
 

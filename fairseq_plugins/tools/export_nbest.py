@@ -9,6 +9,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+from fairseq_plugins.tools.arguments import refuse_input_as_output
 from fairseq_plugins.tools.generated import LARGEST, add_generated, read_generated
 from fairseq_plugins.tools.parallel_text import writing
 
@@ -31,8 +32,7 @@ def run(args: Namespace) -> None:
     """
     if not abs(args.lenpen) <= LARGEST:
         raise ValueError(f"--lenpen: expected a number between -{LARGEST} and {LARGEST}")
-    if args.output.resolve() in [path.resolve() for path in args.generated]:
-        raise ValueError(f"{args.output} is also to be read")
+    refuse_input_as_output(args.output, args.generated)
     lines = [
         f"{sentence.number} ||| {hyp.words.replace('|||', '&#124;' * 3)} ||| "
         f"LogProbability= {hyp.log_probability:.4f} Length= {hyp.length} ||| {hyp.score(args.lenpen):.6f}\n"

@@ -8,7 +8,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fairseq_plugins.tools.whole_file import replacing
+from fairseq_plugins.whole_file import replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,8 +30,10 @@ def add_picture(parser: ArgumentParser, default: str | None = None) -> None:
 
 def _picture(name: str) -> Path:
     path = Path(name)
-    if not path.suffix:  # matplotlib would write another file than is named
+    if path.suffix.lower() not in {".png", ".pdf", ".svg"}:  # without one, matplotlib would write another file
         raise ArgumentTypeError(f"{name} does not end in .png, .pdf or .svg")
+    if path.is_dir():
+        raise ArgumentTypeError(f"{name} is a folder")
     return path
 
 
@@ -59,7 +61,6 @@ def save(figure: Figure, output: Path) -> None:
     """Write a picture of the kind that its name tells.
 
     Raises:
-        ValueError: matplotlib knows no such kind.
         OSError: it cannot be written.
     """
     picture = BytesIO()  # of a full disk matplotlib tells other errors

@@ -15,7 +15,7 @@ import fairseq_plugins.registration  # noqa: F401  (mends fairseq's loader, whic
 from fairseq_plugins.compat.records import architecture
 from fairseq_plugins.convs2s.fconv import convert_options, convert_parameters
 from fairseq_plugins.tools.any_file import blaming
-from fairseq_plugins.tools.arguments import add_user_dir, import_user_dir
+from fairseq_plugins.tools.arguments import add_user_dir, import_user_dir, refuse_existing
 
 __all__ = ["add_arguments", "run"]
 
@@ -36,8 +36,7 @@ def run(args: Namespace) -> None:
     """
     if not args.input.is_file():
         raise ValueError(f"there is no file {args.input}")
-    if args.output.exists():
-        raise ValueError(f"{args.output} exists already")
+    refuse_existing(args.output)
     import_user_dir(args.user_dir)
     with blaming(args.input, "cannot be converted from fairseq's fconv"):
         converted = convert(checkpoint_utils.load_checkpoint_to_cpu(str(args.input)))

@@ -13,18 +13,21 @@ import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fairseq_plugins.tools.arguments import positive
+from fairseq_plugins.tools.arguments import positive, refuse_input_as_output
 from fairseq_plugins.tools.bar import bar
+from fairseq_plugins.tools.parallel_text import writing
 from fairseq_plugins.tools.work import running
+from fairseq_plugins.whole_file import naming
 
 __all__ = ["add_arguments", "run"]
 
+FILES = ("dictionary.txt", "candidates.txt", "frequent.txt")
 LONGEST = 1023  # words; eflomal takes a longer sentence for an empty one
 
 
@@ -55,18 +58,23 @@ def run(args: Namespace) -> None:
     """
     if args.output.exists() and not args.output.is_dir():
         raise ValueError(f"{args.output} exists already and is no folder")
+    outputs = [args.output / name for name in FILES]
+    for path in outputs:
+        refuse_input_as_output(path, [args.source, args.target])
     aligner = find_aligner()
-    with TemporaryDirectory() as folder:
-        work = Path(folder)
-        pairs, frequency = copy_text(args.source, args.target, work)
-        # Made before the alignment, so that a folder that cannot be written to costs no hours.
-        args.output.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=args.output) as partial:
+    with ExitStack() as stack:
+        work = Path(stack.enter_context(TemporaryDirectory()))
+        with naming(work):
+            pairs, frequency = copy_text(args.source, args.target, work)
+        # Opened before the alignment, so that a folder that cannot be written to costs no hours.
+        files = [stack.enter_context(writing(path)) for path in outputs]
+        with naming(work):
             align(aligner, work)
             links = count_links(work, pairs)
-            write(Path(partial), links, frequency, args.max_candidates)
-            for file in Path(partial).iterdir():
-                file.replace(args.output / file.name)
+        for path, file, lines in zip(outputs, files, contents(links, frequency, args.max_candidates), strict=True):
+            with naming(path):
+                file.writelines(lines)
+                file.flush()  # all of them are whole before the first gets its name
     print(f"{args.output}: {len(links)} source types and {len(frequency)} target types from {pairs} sentence pairs")
 
 
@@ -214,19 +222,19 @@ def count_links(work: Path, pairs: int) -> dict[str, Counter[str]]:
     return dict(links)
 
 
-def write(folder: Path, links: Mapping[str, Counter[str]], frequency: Counter[str], max_candidates: int) -> None:
-    """Write the three files; of translations that are equally likely, the more frequent word comes first."""
+def contents(links: Mapping[str, Counter[str]], frequency: Counter[str], max_candidates: int) -> list[Iterable[str]]:
+    """The lines of the three files; of translations that are equally likely, the more frequent word comes first."""
     ranking = sorted(frequency, key=lambda word: (-frequency[word], word))
     rank = {word: position for position, word in enumerate(ranking)}
-    with (
-        (folder / "dictionary.txt").open("w", encoding="utf-8") as dictionary,
-        (folder / "candidates.txt").open("w", encoding="utf-8") as candidates,
-    ):
-        for source, counts in sorted(links.items()):
-            total = counts.total()
-            targets = sorted(counts, key=lambda word: (-counts[word], rank[word]))
-            dictionary.write(f"{source} {targets[0]}\n")
-            for target in targets[:max_candidates]:
-                candidates.write(f"{source} {target} {counts[target] / total:.6g}\n")
-    with (folder / "frequent.txt").open("w", encoding="utf-8") as frequent:
-        frequent.writelines(f"{word} {frequency[word]}\n" for word in ranking)
+    targets = {
+        source: sorted(counts, key=lambda word: (-counts[word], rank[word])) for source, counts in sorted(links.items())
+    }
+    return [
+        (f"{source} {best}\n" for source, (best, *_) in targets.items()),
+        (
+            f"{source} {target} {links[source][target] / links[source].total():.6g}\n"
+            for source, best in targets.items()
+            for target in best[:max_candidates]
+        ),
+        (f"{word} {frequency[word]}\n" for word in ranking),
+    ]

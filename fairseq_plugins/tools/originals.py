@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fairseq_plugins.tools.bar import bar
 from fairseq_plugins.tools.download import digest_of, download
-from fairseq_plugins.tools.whole_file import replacing
+from fairseq_plugins.whole_file import replacing
 
 __all__ = ["File", "Texts", "fetch", "sums", "text"]
 

@@ -72,6 +72,8 @@ def run(args: Namespace) -> None:
     """
     if odd := re.search(r"[,:\\]|\$\{", str(args.output)):
         raise ValueError(f"{args.output}: fairseq takes {odd[0]} for no part of a folder's name; choose another one")
+    if args.translate == "-" and sys.stdin is None:
+        raise ValueError("--translate -: the standard input is closed")
     if args.translate not in (None, "-"):
         refuse_no_text(Path(args.translate))
     model = args.output / args.arch

@@ -23,6 +23,7 @@ from fairseq_plugins.tools.fairseq_command import ALL_SENTENCES, NO_LONG_ONES, f
 from fairseq_plugins.tools.plot_loss import LOG
 from fairseq_plugins.tools.training_progress import TrainingProgress
 from fairseq_plugins.tools.user_dir import USER_DIR
+from fairseq_plugins.whole_file import naming
 
 __all__ = ["Training"]
 
@@ -116,7 +117,7 @@ class Training:
         self.log.parent.mkdir(exist_ok=True)
         lines = fairseq_lines("train", *words)
         # Line by line, so that a training that is killed leaves whole ones.
-        with closing(lines), self.log.open("a", encoding="utf-8", buffering=1) as log:
+        with naming(self.log), closing(lines), self.log.open("a", encoding="utf-8", buffering=1) as log:
             for line in lines:
                 log.write(line)
                 progress.see(line)

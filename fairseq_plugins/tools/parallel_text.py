@@ -13,8 +13,9 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from functools import partial
+from io import StringIO
 from itertools import chain, islice, zip_longest
 from multiprocessing import parent_process
 from multiprocessing.process import BaseProcess
@@ -29,9 +30,8 @@ from subword_nmt.learn_bpe import learn_bpe
 
 from fairseq_plugins.lines import decoded
 from fairseq_plugins.long_words import segment, without_long_words
-from fairseq_plugins.tools.any_file import blaming
 from fairseq_plugins.tools.bar import bar
-from fairseq_plugins.tools.whole_file import replacing
+from fairseq_plugins.whole_file import replacing
 
 __all__ = [
     "apply_codes", "clean", "concatenate", "each_line", "learn_codes", "moses", "read_pairs", "read_text",
@@ -67,7 +67,7 @@ def read_text(path: Path, language: str) -> Iterator[str]:
     with gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb") as file:
         try:
             if name.endswith(".tmx"):
-                yield from _units(file, language)
+                yield from _units(file, path, language)
                 return
             lines = (line.rstrip("\r\n") for line in decoded(file, path))
             if name.endswith((".sgm", ".xml")):
@@ -82,17 +82,17 @@ def read_text(path: Path, language: str) -> Iterator[str]:
                         yield re.sub("</?(title|description)>", "", line)
             else:
                 yield from lines
-        except (ElementTree.ParseError, gzip.BadGzipFile, zlib.error, EOFError) as error:
+        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
             raise ValueError(f"{path}: {error}") from error
 
 
-def _units(file: Any, language: str) -> Iterator[str]:
+def _units(file: Any, path: Path, language: str) -> Iterator[str]:
     """The sentences of a translation memory, in a language (``en``) or one of its regions (``en-US``).
 
     A unit without one gives an empty one.  What is marked as code of a file's format is no text.
     """
     language = language.lower().replace("_", "-")
-    for _, element in ElementTree.iterparse(file):
+    for element in _elements(file, path):
         name = element.tag.rpartition("}")[2]
         if name in {"bpt", "ept", "ph", "it", "ut"}:
             behind = element.tail
@@ -107,6 +107,23 @@ def _units(file: Any, language: str) -> Iterator[str]:
             regions = (text for name, text in sides.items() if name.partition("-")[0] == language)
             yield " ".join(sides.get(language, next(regions, "")).split())
             element.clear()
+
+
+def _elements(file: Any, path: Path) -> Iterator[ElementTree.Element]:
+    """The elements of an XML file, each at its end.
+
+    Raises:
+        ValueError: it is not XML, in no encoding of text, or refers to text that it does not hold.
+    """
+    try:
+        for _, element in ElementTree.iterparse(file):
+            yield element
+    except (
+        ElementTree.ParseError,
+        LookupError,
+        ValueError,
+    ) as error:  # the latter two from Python's codecs
+        raise ValueError(f"{path} is not readable as XML: {error}") from error
 
 
 class _Worker:
@@ -232,9 +249,14 @@ def segmenter(codes: Path) -> Line:
     Raises:
         ValueError: they are none of subword-nmt.
     """
-    with blaming(codes, "has no codes of subword-nmt"), codes.open(encoding="utf-8") as file:
-        bpe = BPE(file)
-        bpe.process_line("xy")  # which tells whether it knows their version
+    said = StringIO()
+    with codes.open(encoding="utf-8") as file, redirect_stderr(said):
+        try:
+            bpe = BPE(file)
+            bpe.process_line("xy")  # which tells whether it knows their version
+        except (Exception, SystemExit) as error:  # subword-nmt prints a reason and ends the process
+            reason = " ".join(said.getvalue().split()) or str(error) or type(error).__name__
+            raise ValueError(f"{codes} holds no BPE codes of subword-nmt: {reason[:300]}") from error
     return partial(segment, bpe)
 
 

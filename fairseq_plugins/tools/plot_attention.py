@@ -18,7 +18,7 @@ from torch import Tensor
 import fairseq_plugins.registration  # noqa: F401  (mends fairseq's loader, which is looked up when it is called)
 from fairseq_plugins.subwords import bpe_symbol
 from fairseq_plugins.tools.any_file import blaming
-from fairseq_plugins.tools.arguments import add_user_dir, import_user_dir, positive
+from fairseq_plugins.tools.arguments import add_user_dir, import_user_dir, positive, refuse_input_as_output
 from fairseq_plugins.tools.figure import add_picture, new_figure, save
 from fairseq_plugins.tools.layer_attention import attention_by_layer
 from fairseq_plugins.tools.parallel_text import segmenter
@@ -57,6 +57,8 @@ def run(args: Namespace) -> None:
     for file in (args.path, args.bpe_codes):
         if file is not None and not file.is_file():
             raise ValueError(f"there is no file {file}")
+        if file is not None:
+            refuse_input_as_output(args.output, [file])
     import_user_dir(args.user_dir)
     with blaming(args.path, "cannot translate"):
         load = checkpoint_utils.load_model_ensemble_and_task

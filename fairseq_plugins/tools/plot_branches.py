@@ -14,6 +14,7 @@ from torch import Tensor
 
 import fairseq_plugins.registration  # noqa: F401  (mends fairseq's loader, which is looked up when it is called)
 from fairseq_plugins.tools.any_file import blaming
+from fairseq_plugins.tools.arguments import refuse_input_as_output
 from fairseq_plugins.tools.figure import add_picture, line_styles, new_figure, save
 
 __all__ = ["add_arguments", "holds_logits", "run"]
@@ -40,6 +41,7 @@ def run(args: Namespace) -> None:
         ValueError: a checkpoint is missing, has no such layer, or matplotlib is not installed.
     """
     files = list_files(args.checkpoints)
+    refuse_input_as_output(args.output, files)
     with blaming(files[0], "and those after it cannot be drawn"):
         updates, vectors = read(files, args.layer)
         draw(updates, vectors, args.output)

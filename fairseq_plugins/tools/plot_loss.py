@@ -18,12 +18,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fairseq_plugins.tools.arguments import refuse_input_as_output
 from fairseq_plugins.tools.figure import add_picture, line_styles, new_figure, save
 
 __all__ = ["LOG", "Point", "add_arguments", "draw", "read_curve", "read_log", "records", "run"]
 
 
 LOG = "train.log"  # beside the checkpoints of own-data
+LARGEST = 1e30  # loss; with larger ones, means and axes overflow
 
 
 class Point(NamedTuple):
@@ -62,6 +64,7 @@ def run(args: Namespace) -> None:
             installed.
         OSError: a log cannot be read.
     """
+    refuse_input_as_output(args.output, [*args.logs, *(Path(log) for _, *logs in args.runs for log in logs)])
     runs: dict[str, list[list[Point]]] = {}
     for path in args.logs:
         runs |= curves_in(path) if path.is_dir() else {str(path): [read_curve(path)]}
@@ -152,11 +155,12 @@ def read_curve(log: Path) -> list[Point]:
 
 
 def numbers(line: Mapping[str, Any]) -> dict[str, float]:
-    """What in a line is a number, and of updates one that can be counted to."""
+    """The numbers in a line, nan for losses that are too large; numbers of updates are whole."""
     found: dict[str, float] = {}
     for name, value in line.items():
         with suppress(TypeError, ValueError, OverflowError):
-            found[name] = int(float(value)) if name.endswith("num_updates") else float(value)
+            number = float(value)
+            found[name] = int(number) if name.endswith("num_updates") else number if abs(number) < LARGEST else math.nan
     return found
 
 
@@ -196,7 +200,8 @@ def draw(runs: Mapping[str, Sequence[Sequence[Point]]], output: Path) -> None:
     right.set(xlabel="training loss", ylabel="validation loss", xlim=limits)
     left.locator_params(axis="x", nbins=6)  # numbers of five digits need room
     for text, label in zip(left.legend(fontsize="small").get_texts(), labels, strict=True):
-        text.set(text=label, parse_math=False)  # set here, a name may begin with _ and hold $
+        drawable = label.encode(errors="replace").decode()  # without the bytes of a name that are not UTF-8
+        text.set(text=drawable, parse_math=False)  # set here, a name may begin with _ and hold $
     for panel in (left, right):
         panel.grid(alpha=0.3)
     save(figure, output)

@@ -16,6 +16,7 @@ from fairseq_plugins.tools.arguments import positive
 from fairseq_plugins.tools.corpus import Corpus, prepare, unread
 from fairseq_plugins.tools.experiments import CORPORA
 from fairseq_plugins.tools.work import work_in
+from fairseq_plugins.whole_file import replacing
 
 __all__ = ["add_arguments", "run", "write_miniature"]
 
@@ -69,8 +70,8 @@ def write_miniature(corpus: Corpus, orig: Path) -> None:
             for path, group in groupby(zip(corpus.languages, sides, strict=True), key=lambda side: side[1][0]):
                 content = _dressed(Path(path).name.removesuffix(".gz"), {name: lines for name, (_, lines) in group})
                 output = orig / path
-                output.parent.mkdir(parents=True, exist_ok=True)
-                output.write_bytes(gzip.compress(content, mtime=0) if path.endswith(".gz") else content)
+                with replacing(output) as unfinished:
+                    unfinished.write_bytes(gzip.compress(content, mtime=0) if path.endswith(".gz") else content)
 
 
 def _dressed(name: str, sides: dict[str, list[str]]) -> bytes:

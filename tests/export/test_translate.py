@@ -122,6 +122,14 @@ def test_closed_input_and_output(closed: str, folder: Path) -> None:
     assert re.fullmatch(rb"translate\.py: error: the standard output is closed, or .*\n", result.stderr)
 
 
+def test_a_full_output_is_named(folder: Path) -> None:
+    command = ["sh", "-c", 'exec "$0" -I "$1" >/dev/full', sys.executable, folder / "translate.py"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    result = subprocess.run(command, input=b"w1\n", capture_output=True, check=False, env=environment)
+    message = b"translate.py: error: the standard output was not written: No space left on device\n"
+    assert (result.returncode, result.stderr) == (1, message)
+
+
 def test_what_is_told_to_a_closed_stderr_goes_nowhere_else(folder: Path) -> None:
     command = ["sh", "-c", 'exec "$0" -I "$1" 2>&-', sys.executable, folder / "translate.py"]
     results = [subprocess.run(command, input=text, capture_output=True, check=False) for text in (b"w1\n", b"\xe9\n")]

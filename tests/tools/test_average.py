@@ -189,5 +189,9 @@ def test_code_in_a_checkpoint_is_refused_and_files_are_kept(trained: Path, tmp_p
         cli.main(["average", str(first), str(tmp_path / "foreign.pt"), "--output", str(tmp_path / "average.pt")])
     with pytest.raises(SystemExit, match="exists already"):
         cli.main(["average", str(first), "--output", str(first)])
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(SystemExit, match="link exists already"):
+        cli.main(["average", str(first), "--output", str(tmp_path / "link")])
+    assert (tmp_path / "link").is_symlink()
     with pytest.raises(SystemExit, match=r"missing is no folder to write average\.pt to"):
         cli.main(["average", str(first), "--output", str(tmp_path / "missing" / "average.pt")])

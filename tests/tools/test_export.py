@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import multiprocessing
+import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
@@ -17,7 +21,7 @@ from fairseq.tasks.translation_multi_simple_epoch import TranslationMultiSimpleE
 
 from fairseq_plugins.tools import cli
 from fairseq_plugins.tools.export import about_subwords
-from tests.commands import MAIN, USER_DIR, own_user_dir, python, run, save_model
+from tests.commands import MAIN, USER_DIR, full_disk, own_user_dir, python, run, save_model
 from tests.conftest import enliven, random_model
 
 TEXT = "w1 w2 w3\nw4\nw19 w0 w7 w7\nnever seen\n"
@@ -179,6 +183,26 @@ def test_an_architecture_of_ones_own(data: Path, tmp_path: Path) -> None:
     assert len(translate(tmp_path / "out")) == 4
 
 
+def test_a_full_disk_and_a_kill_leave_no_folder(data: Path, tmp_path: Path) -> None:
+    """The error names the folder; the next call removes what a killed one has left."""
+    path, out = checkpoint(data, tmp_path / "model.pt", "convs2s_tiny"), tmp_path / "out"
+    with full_disk(100_000), pytest.raises(SystemExit, match="out was not written: File too large"):
+        export(path, out, "--data", data)
+    assert sorted(tmp_path.iterdir()) == [path]
+    killed = multiprocessing.get_context("fork").Process(target=be_killed_in_export, args=(path, out, data))
+    killed.start()
+    killed.join()
+    assert [left.is_dir() for left in tmp_path.iterdir()].count(True) == 1
+    export(path, out, "--data", data)
+    assert sorted(tmp_path.iterdir()) == [path, out]
+    assert "SHA256SUMS" in {file.name for file in out.iterdir()}
+
+
+def be_killed_in_export(path: Path, out: Path, data: Path) -> None:
+    hashlib.sha256 = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+    export(path, out, "--data", data)
+
+
 def test_what_cannot_be_exported(data: Path, tmp_path: Path) -> None:
     """Nothing is left behind."""
     path = checkpoint(data, tmp_path / "model.pt", "convs2s_tiny")
@@ -194,7 +218,7 @@ def test_what_cannot_be_exported(data: Path, tmp_path: Path) -> None:
         ([path, tmp_path / "there"], "there exists already"),
         ([path, tmp_path / "nowhere"], "nowhere exists already"),
         ([path, tmp_path / "out", "--bpe-codes", tmp_path / "codes"], "there is no file .*codes"),
-        ([path, tmp_path / "out", "--bpe-codes", tmp_path / "fastbpe"], "fastbpe has no codes of subword-nmt"),
+        ([path, tmp_path / "out", "--bpe-codes", tmp_path / "fastbpe"], "fastbpe holds no BPE codes of subword-nmt"),
         ([path, tmp_path / "out", "--data", tmp_path / "dta"], "dta is no folder"),
         ([path, tmp_path / "out", "--data", data, "--candidates", tmp_path], r"frequent\.txt does not exist"),
         ([path, tmp_path / "out", "--data", data, "--frequent-candidates", 0], "go with --candidates"),

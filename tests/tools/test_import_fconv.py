@@ -112,6 +112,10 @@ def test_refuses_what_it_cannot_convert(tmp_path, data, fconv) -> None:
     checkpoint = save(tmp_path / "old.pt", fconv.state_dict(), data)
     assert "old.pt exists already" in fails(checkpoint, checkpoint)
 
+    (tmp_path / "link").symlink_to("nowhere")
+    assert "link exists already" in fails(checkpoint, tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+
     other = save(tmp_path / "other.pt", fconv.state_dict(), data, arch="transformer")
     assert "'transformer', of the family transformer, and not one" in fails(other, tmp_path / "new.pt")
     ours = save(tmp_path / "ours.pt", fconv.state_dict(), data, arch="convs2s_tiny")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import errno
+import multiprocessing
+import os
 import random
+import signal
 import sys
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 from fairseq.utils import load_align_dict
 
 from fairseq_plugins.tools import cli, lexicon
+from tests.commands import full_disk
 
 FILES = ["candidates.txt", "dictionary.txt", "frequent.txt"]
 # In the place of eflomal-align: it writes the links that lie beside it.
@@ -165,18 +168,42 @@ def test_a_failure_of_the_aligner_leaves_the_old_lexicon(
     assert contents(corpus) == old
 
 
-def test_a_full_disk_leaves_the_old_lexicon(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", FILES)
+def test_a_full_disk_leaves_the_old_lexicon(corpus: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make_lexicon(corpus)
     old = contents(corpus)
-
-    def write(folder: Path, *_: object) -> None:
-        (folder / "dictionary.txt").write_text("half of")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(lexicon, "write", write)
-    with pytest.raises(SystemExit, match="No space left on device"):
+    lines = [["x" * 300 if each == name else "x"] for each in lexicon.FILES]
+    monkeypatch.setattr(lexicon, "contents", lambda *_: lines)
+    with full_disk(200), pytest.raises(SystemExit, match=f"lexicon/{name} was not written: File too large"):
         make_lexicon(corpus)
     assert contents(corpus) == old
+
+
+def test_a_text_that_is_read_is_not_written_over(corpus: Path) -> None:
+    (corpus / "lexicon").mkdir()
+    (corpus / "source").rename(corpus / "lexicon" / "dictionary.txt")
+    (corpus / "source").symlink_to(corpus / "lexicon" / "dictionary.txt")
+    with pytest.raises(SystemExit, match=r"dictionary\.txt is also to be read"):
+        make_lexicon(corpus)
+    assert list(contents(corpus)) == ["dictionary.txt"]
+
+
+def test_a_killed_call_leaves_nothing_for_long(corpus: Path, aligner: Path) -> None:
+    """The next one removes it; the user's files stay, and so do those of a call that is still at work."""
+    working = aligner.read_text()
+    aligner.write_text("#!/bin/sh\nkill -9 $PPID\n")
+    killed = multiprocessing.get_context("fork").Process(target=make_lexicon, args=(corpus,))
+    killed.start()
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL
+    left = sorted(contents(corpus))
+    assert left
+    mine = [f"{name}.{os.uname().nodename}-{who}.tmp" for name in FILES for who in ("mine", os.getppid())]
+    for name in mine:
+        (corpus / "lexicon" / name).touch()
+    aligner.write_text(working)
+    make_lexicon(corpus)
+    assert sorted(contents(corpus)) == sorted([*FILES, *mine])
 
 
 def test_a_missing_aligner_is_named(corpus: Path, aligner: Path) -> None:

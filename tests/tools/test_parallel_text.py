@@ -130,3 +130,40 @@ def test_letters_have_no_bpe(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"letters and .*letters have no word of two letters, so there is no BPE"):
         parallel_text.learn_codes([tmp_path / "letters"] * 2, 9, tmp_path / "codes")
     assert not (tmp_path / "codes").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["rot13", "hex", "no-such", "idna", "undefined", "utf-7", "shift_jis", "utf-16", "cp037"]
+)
+def test_an_encoding_that_xml_cannot_have_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "a.tmx").write_text(f"<?xml version='1.0' encoding='{name}'?><tmx/>")
+    with pytest.raises(ValueError, match=r"a\.tmx"):
+        list(parallel_text.read_text(tmp_path / "a.tmx", "en"))
+
+
+def test_entities_hold_no_files_and_no_bombs(tmp_path: Path) -> None:
+    """Those of a file itself are text."""
+    (tmp_path / "secret").write_text("secret")
+    ten = "".join(f"<!ENTITY e{n + 1} '{f'&e{n};' * 10}'>" for n in range(9))
+    path, unit = tmp_path / "a.tmx", "<tmx><tu><tuv xml:lang='en'><seg>{}</seg></tuv></tu></tmx>"
+    path.write_text(f"<!DOCTYPE tmx [<!ENTITY e0 'one'>{ten}]>{unit.format('&e1;')}")
+    assert list(parallel_text.read_text(path, "en")) == ["one" * 10]
+    for text in (
+        f"<!DOCTYPE tmx [<!ENTITY e0 'one'>{ten}]>{unit.format('&e9;')}",
+        f"<!DOCTYPE tmx [<!ENTITY e SYSTEM '{tmp_path}/secret'>]>{unit.format('&e;')}",
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"a\.tmx"):
+            list(parallel_text.read_text(path, "en"))
+
+
+@pytest.mark.parametrize(
+    "content", ["", "more than two words\n", "#version: 0.2\na\n", "#version: 9.9\na b\n", "#version:\n", "\udcff"]
+)
+def test_what_holds_no_codes_is_named(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without the numbers of subword-nmt's exits, and what it prints is a part of the error."""
+    (tmp_path / "codes").write_text(content, errors="surrogateescape")
+    with pytest.raises(ValueError, match=r"codes holds no BPE codes of subword-nmt: [^0-9].*\w") as raised:
+        parallel_text.segmenter(tmp_path / "codes")
+    assert "SystemExit" not in str(raised.value)
+    assert capsys.readouterr().err == ""

@@ -146,9 +146,11 @@ def test_words_that_the_model_does_not_know(data: Path, tmp_path: Path, capsys: 
         cli.main(["plot-attention", *files, "--input", "w1"])
         printed = capsys.readouterr()
         assert printed.out.startswith("w1 </s>\n")
-        told = re.search(rf"^warning: {tmp_path}/code has no codes of subword-nmt: .*\.", printed.err, re.MULTILINE)
+        told = re.search(
+            rf"^warning: {tmp_path}/code holds no BPE codes of subword-nmt: .*\.", printed.err, re.MULTILINE
+        )
         assert told[0].endswith("The sentence is not segmented; see --bpe-codes."), told[0]
-        with pytest.raises(SystemExit, match="code has no codes of subword-nmt"):
+        with pytest.raises(SystemExit, match="code holds no BPE codes of subword-nmt"):
             cli.main(["plot-attention", *files, "--input", "w1", "--bpe-codes", str(tmp_path / "code")])
         capsys.readouterr()
 

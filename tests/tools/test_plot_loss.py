@@ -125,3 +125,24 @@ def test_a_folder_with_a_young_training(tmp_path: Path, capsys: pytest.CaptureFi
     printed = capsys.readouterr()
     assert printed.out.splitlines()[0] == f"{old}: 6.000 at update 100"
     assert f"warning: {young}: no validation there" in printed.err
+
+
+@pytest.mark.parametrize("loss", [1.79e308, -1.79e308, math.inf, -math.inf, math.nan])
+def test_losses_beyond_all_bounds_are_not_drawn(
+    loss: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether in validation or training, in one curve or a mean of several."""
+    one = log(
+        tmp_path / "one", inner(4), valid(1, 3), inner(loss), inner(loss, 2), valid(2, loss), inner(4), valid(3, 5)
+    )
+    two = log(tmp_path / "two", inner(4), valid(1, loss), inner(3), valid(2, 2), valid(3, -loss))
+    words = ["plot-loss", str(one), "--run", "mean", str(one), str(two)]
+    cli.main([*words, "--output", str(tmp_path / "x.png")])
+    assert "mean: 3.000 at update 1, 2.000 at update 2\n" in capsys.readouterr().out
+
+
+def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:
+    curve = log(tmp_path / "x", valid(1, 6))
+    for number, name in enumerate(["\udcff", "\ud800x", "a\nb\0", "$"]):
+        cli.main(["plot-loss", "--run", name, str(curve), "--output", str(tmp_path / f"{number}.svg")])
+        assert (tmp_path / f"{number}.svg").exists()
