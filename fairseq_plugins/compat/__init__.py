@@ -19,6 +19,7 @@ from fairseq_plugins.compat import (
     interactive,
     misfits,
     options,
+    positions,
     precision,
     processors,
     records,
@@ -65,6 +66,8 @@ KINDNESS: tuple[Repair, ...] = (
     misfits.refuse_adaptive_loss_of_a_full_softmax,
     misfits.refuse_models_of_one_pair_of_languages,
     options.read_numbers_of_manual_schedules,  # behind read_options_without_eval, by which it reads the numbers
+    positions.finish_epochs_with_another_update_freq,
+    positions.resume_with_another_number_of_processes,
     precision.save_masters,
     processors.clip_gradients_where_they_are,
     processors.flatten_on_gpus_only,
