@@ -19,6 +19,8 @@ from fairseq_plugins.compat import (
     hub,
     interactive,
     options,
+    positions,
+    precision,
     processors,
     records,
     resuming,
@@ -66,6 +68,9 @@ KINDNESS: tuple[Repair, ...] = (
     options.configure_parts_without_options,
     options.read_first_embedding,
     options.read_numbers_of_manual_schedules,  # behind read_options_without_eval, by which it reads the numbers
+    positions.finish_epochs_with_another_update_freq,
+    positions.resume_with_another_number_of_processes,
+    precision.save_masters,
     processors.clip_gradients_where_they_are,
     processors.flatten_on_gpus_only,
     processors.overflow_on_processors,

@@ -13,6 +13,7 @@ from fairseq import checkpoint_utils
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from fairseq.trainer import Trainer
 
+from fairseq_plugins.compat.precision import loading_masters, restore_loss_scale
 from fairseq_plugins.compat.resuming import fingerprint, lost_patience
 from fairseq_plugins.compat.wrapping import in_place_of
 
@@ -39,13 +40,18 @@ def ask_what_was_trained() -> None:
     @in_place_of(Trainer, "load_checkpoint")
     def load_checkpoint(self: Any, filename: str, reset_optimizer: bool = False, *args: Any, **kwargs: Any) -> Any:
         try:
-            with averages_that_begin_with_the_model() if self.cfg.ema.store_ema else contextlib.nullcontext():
+            with (
+                averages_that_begin_with_the_model() if self.cfg.ema.store_ema else contextlib.nullcontext(),
+                loading_masters(self, filename, reset_optimizer),
+            ):
                 extra_state = load(self, filename, reset_optimizer, *args, **kwargs)
         except Exception as error:
             reason = " ".join(str(error.__context__).split())
             if type(error) is not Exception or error.__context__ is None or reason in str(error):
                 raise
             raise RuntimeError(f"{filename}: {misfit(filename, self.cfg.model, reason)}") from None
+        if extra_state is not None and not reset_optimizer:
+            restore_loss_scale(self.optimizer, extra_state.get("loss_scale"))
         if not compares_words:
             refuse_other_words(self.task, filename, extra_state, reset_optimizer)
         start = self.cfg.checkpoint.finetune_from_model

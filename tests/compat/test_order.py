@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from inspect import unwrap
 from types import FunctionType, MethodType, ModuleType
 
 import pytest
@@ -49,7 +50,7 @@ def test_all_repairs_are_in_the_table() -> None:
         for name in getattr(module, "__all__", ())
         if not module.__name__.endswith(".memory")
     }
-    repairs = {each for each in offered if isinstance(each, FunctionType) and not each.__code__.co_argcount}
+    repairs = {each for each in offered if isinstance(each, FunctionType) and not unwrap(each).__code__.co_argcount}
     table = (*compat.SAFETY, *compat.KINDNESS)
     assert len(table) == len(set(table))
     assert set(table) == {each for each in repairs if each.__name__ != "lost_patience"}
