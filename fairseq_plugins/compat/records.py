@@ -5,13 +5,19 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from fairseq import checkpoint_utils
+from fairseq.dataclass.configs import CheckpointConfig
+from fairseq.file_io import PathManager
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from fairseq.trainer import Trainer
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import get_original_cwd
 
 from fairseq_plugins.compat.precision import loading_masters, restore_loss_scale
 from fairseq_plugins.compat.resuming import fingerprint, lost_patience
@@ -23,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 
 def ask_what_was_trained() -> None:
-    """One wrapper each of saving and loading: words, patience and the start of a fine-tuning are saved, and what does
-    not go together is refused.
+    """One wrapper each of saving and loading: words, patience and the start of a fine-tuning are saved, and checkpoints
+    that are missing, or that this training cannot go on from, are refused.
 
     The probe of words: does saving look at them?  Of parameters, it comes with the error: does it give the reason?
     """
@@ -39,6 +45,7 @@ def ask_what_was_trained() -> None:
 
     @in_place_of(Trainer, "load_checkpoint")
     def load_checkpoint(self: Any, filename: str, reset_optimizer: bool = False, *args: Any, **kwargs: Any) -> Any:
+        refuse_missing_file(self.cfg.checkpoint, filename)
         try:
             with (
                 averages_that_begin_with_the_model() if self.cfg.ema.store_ema else contextlib.nullcontext(),
@@ -52,6 +59,8 @@ def ask_what_was_trained() -> None:
             raise RuntimeError(f"{filename}: {misfit(filename, self.cfg.model, reason)}") from None
         if extra_state is not None and not reset_optimizer:
             restore_loss_scale(self.optimizer, extra_state.get("loss_scale"))
+        if self._optim_history and not reset_optimizer:
+            refuse_lost_optimizer(filename, self._optim_history[-1].get("num_updates", 0), self.get_num_updates())
         if not compares_words:
             refuse_other_words(self.task, filename, extra_state, reset_optimizer)
         start = self.cfg.checkpoint.finetune_from_model
@@ -59,6 +68,50 @@ def ask_what_was_trained() -> None:
         if start is not None:
             refuse_another_start(start, filename, self.finetuned_from)
         return extra_state
+
+
+def refuse_missing_file(options: Any, filename: str) -> None:
+    """fairseq begins with random parameters where this file is missing, and overwrites the checkpoints of the folder.
+
+    Only ``checkpoint_last.pt``, the default, need not exist yet.
+
+    Raises:
+        ValueError: it is missing; the error says where a file of that name is.
+    """
+    names = ("finetune_from_model", "continue_once")
+    option = next((name for name in names if getattr(options, name, None) == filename), "restore_file")
+    default = option == "restore_file" and options.restore_file == CheckpointConfig.restore_file
+    if PathManager.isfile(filename) or (default and not os.path.lexists(filename)):
+        return
+    path, started_in = (
+        Path(filename),
+        get_original_cwd() if HydraConfig.initialized() else "",
+    )  # hydra leaves that folder
+    similar = (path, path.name, f"{path}.pt", f"{path.name}.pt", path / "checkpoint_last.pt")
+    places = (Path(folder, name) for folder in (options.save_dir, started_in) for name in similar)
+    found = next((f"; a checkpoint of that name is {place}" for place in places if place.is_file()), "")
+    problem = "is a folder" if path.is_dir() else "does not exist"
+    raise ValueError(f"--{option.replace('_', '-')} {filename}: {path.absolute()} {problem}{found}")
+
+
+def refuse_lost_optimizer(filename: str, saved: int, loaded: int) -> None:
+    """fairseq goes on with the epoch of a checkpoint that has no optimizer state, and with a fresh optimizer, a second
+    warm-up and updates that are counted from zero.
+
+    Args:
+        filename: the checkpoint.
+        saved: the updates that made it.
+        loaded: the updates that the training counts after loading it.
+
+    Raises:
+        ValueError: the checkpoint had no optimizer state.
+    """
+    if saved != loaded:
+        raise ValueError(
+            f"{filename} has no optimizer state (--no-save-optimizer-state, or an average), and training cannot go on "
+            f"from its {saved} updates: to begin a training with its parameters, give --finetune-from-model {filename} "
+            "and another --save-dir; to go on with its epoch and a fresh optimizer, --reset-optimizer"
+        )
 
 
 @contextlib.contextmanager

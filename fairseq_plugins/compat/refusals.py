@@ -17,6 +17,8 @@ from fairseq.tasks.translation import TranslationTask
 from fairseq.tasks.translation_lev import TranslationLevenshteinTask
 from omegaconf import MISSING, DictConfig, OmegaConf
 
+from fairseq_plugins.compat.training_options import beyond_its_limits, no_decay_rates, wrong_direction
+
 __all__ = ["Options", "command_of", "missing_in_the_task", "refuse"]
 
 # Only the parser of this command has the option; the first one found names the command.
@@ -247,6 +249,26 @@ def several_searches(o: Options) -> str | None:
 
 
 REFUSALS = (
+    Refusal(
+        (*TRAIN, *COMMAND_LINES, "validate"),
+        lambda o: next(beyond_its_limits(o), None),
+        "{found}",
+    ),
+    Refusal(
+        TRAIN,
+        no_decay_rates,
+        "--adam-betas must be two numbers of at least 0 and less than 1, got {o.adam_betas}",
+    ),
+    Refusal(
+        TRAIN,
+        lambda o: o.lr_scheduler == "inverse_sqrt" and o.warmup_updates == 0,
+        "--warmup-updates must be at least 1 with --lr-scheduler inverse_sqrt, got 0",
+    ),
+    Refusal(
+        TRAIN,
+        wrong_direction,
+        "--best-checkpoint-metric {o.best_checkpoint_metric} {found} --maximize-best-checkpoint-metric",
+    ),
     Refusal(
         TRAIN,
         lambda o: next(missing_in_the_task(o), None),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from argparse import Namespace
 from pathlib import Path
@@ -12,6 +13,7 @@ from fairseq import options
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from fairseq_plugins.compat import refusals
+from fairseq_plugins.compat.training_options import LIMITS
 from tests.commands import QUIET, TRAINING, USER_DIR, run
 from tests.conftest import ARCHITECTURES
 
@@ -26,6 +28,26 @@ MULTILINGUAL = "--task multilingual_translation --lang-pairs a-b --arch"
 
 # A command line, and the option that its refusal begins with.
 REFUSED = [
+    (f"train {OURS} --seed -1", "--seed"),
+    (f"train {OURS} --clip-norm nan", "--clip-norm"),
+    (f"train {OURS} --lr 0.1,-0.1", "--lr"),
+    (f"train {OURS} --update-freq 1,0", "--update-freq"),
+    (f"train {OURS} --optimizer adam --adam-eps nan", "--adam-eps"),
+    (f"train {OURS} --optimizer nag --momentum 2", "--momentum"),
+    (f"train {OURS} --criterion label_smoothed_cross_entropy --label-smoothing 2", "--label-smoothing"),
+    ("train --arch transformer_tiny --dropout 1.5", "--dropout"),
+    ("generate --max-tokens 0", "--max-tokens"),
+    (f"train {OURS} --optimizer adam --adam-betas (2,3)", "--adam-betas"),
+    (f"train {OURS} --optimizer adam --adam-betas 0.9", "--adam-betas"),
+    (f"train {OURS} --optimizer adam --adam-betas (0.9,nan)", "--adam-betas"),
+    (f"train {OURS} --lr-scheduler inverse_sqrt --warmup-updates 0", "--warmup-updates"),
+    (f"train {OURS} --best-checkpoint-metric bleu --keep-best-checkpoints 2", "--best-checkpoint-metric"),
+    (f"train {OURS} --maximize-best-checkpoint-metric", "--best-checkpoint-metric"),
+    (f"train {OURS} --best-checkpoint-metric ppl --maximize-best-checkpoint-metric", "--best-checkpoint-metric"),
+    (
+        f"train {OURS} --criterion sequence_risk --best-checkpoint-metric best --maximize-best-checkpoint-metric",
+        "--best-checkpoint-metric",
+    ),
     (f"train --task language_modeling {OURS}", "--task"),
     (f"train --task cross_lingual_lm {OURS}", "--task"),  # its options are in fairseq's old way
     (f"train {MULTILINGUAL} {ARCHITECTURES[0]}", "--task"),
@@ -98,6 +120,13 @@ REFUSED = [
 ]
 
 TAKEN = [
+    f"train {OURS} --lr 0 --clip-norm 0 --max-update 0 --patience -1 --stop-time-hours 0",
+    f"train {OURS} --optimizer adam --adam-betas (0,0.98) --lr-scheduler inverse_sqrt --warmup-updates 1",
+    f"train {OURS} --lr-scheduler polynomial_decay --total-num-update 9",
+    f"train {OURS} --best-checkpoint-metric bleu --maximize-best-checkpoint-metric",
+    f"train {OURS} --best-checkpoint-metric nll_loss",
+    f"train {OURS} --criterion sequence_risk --best-checkpoint-metric best",
+    f"train {OURS} --best-checkpoint-metric bsz --maximize-best-checkpoint-metric",
     f"train {OURS}",
     f"train {MULTILINGUAL} multilingual_transformer",
     f"train --task translation_multi_simple_epoch {OURS} --max-source-positions 9 --max-target-positions 9",
@@ -171,6 +200,29 @@ def test_generators_refuse_from_python(dictionary, options: dict[str, object], n
     task = TranslationTask(TranslationConfig(), dictionary, dictionary)
     with pytest.raises(ValueError, match=f"^--{name} "):
         task.build_generator([], Namespace(**options))
+
+
+@pytest.mark.parametrize("option", LIMITS)
+def test_values_beyond_the_limits_of_an_option_are_refused(option: str) -> None:
+    least, most = LIMITS[option]
+    for value in {least - 1, most + 1, math.nan, math.inf, -math.inf}:
+        for given in (value, [1.0, value]):
+            with pytest.raises(ValueError, match=f"^--{option.replace('_', '-')} must be "):
+                refusals.refuse("train", {option: given})
+    for value in {least, most, 1} - {-math.inf, math.inf}:
+        refusals.refuse("train", {option: value})
+
+
+def test_every_refusal_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    for refusal in refusals.REFUSALS:
+        monkeypatch.setattr(refusals, "REFUSALS", [refusal])
+        refused = []
+        for line, _ in REFUSED:
+            try:
+                parse(line)
+            except ValueError as error:
+                refused.append(error)
+        assert any(not str(error).startswith("--task is missing") for error in refused), refusal.sentence
 
 
 @pytest.mark.parametrize("command", ["train", "generate", "interactive"])

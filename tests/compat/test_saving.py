@@ -15,9 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 from fairseq import checkpoint_utils
+from fairseq.dataclass.configs import CheckpointConfig
 from fairseq.file_io import PathManager
 
 from fairseq_plugins.compat.contents import damage_of
+from fairseq_plugins.compat.records import refuse_missing_file
 from fairseq_plugins.compat.resuming import newest_whole_checkpoint
 from fairseq_plugins.convs2s.model import ConvS2SModel
 from fairseq_plugins.tools import cli
@@ -243,6 +245,69 @@ def test_fine_tuning_goes_on_with_its_own_start_alone(data: Path, trained: Path,
     assert updates(faults.finish(faults.start([*options(data, 4), "--finetune-from-model", moved], out), out)) == 4
     shutil.copy(other, moved)
     assert "has begun with another checkpoint" in fail([*tuning, moved], out)
+
+
+@pytest.mark.parametrize("option", ["--restore-file", "--finetune-from-model", "--continue-once"])
+def test_a_named_file_that_is_missing_is_refused(data: Path, save: Path, tmp_path: Path, option: str) -> None:
+    """Random parameters would take the places of all that was trained; only where nothing is named training begins."""
+    begun, name = tmp_path / "begun", save if option == "--finetune-from-model" else "checkpoint_1_3.pt"
+    begun.mkdir()  # the other two options begin a training only where none is
+    message = fail([*options(data, 9), option, name], save if option == "--restore-file" else begun)
+    assert message.startswith(f"ValueError: {option} {name}: ")
+    assert message.endswith("checkpoint_1_3.pt does not exist") == (option == "--continue-once")
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("checkpoint1.pt", "checkpoint1.pt"),  # in the folder, and not where the command was started
+        ("other/checkpoint1.pt", "checkpoint1.pt"),
+        ("checkpoint1", "checkpoint1.pt"),
+        ("./checkpoint_last.pt", "checkpoint_last.pt"),
+        ("{}", "checkpoint_last.pt"),
+        ("{}/checkpoint1", "checkpoint1.pt"),
+        ("none.pt", None),
+    ],
+)
+def test_a_missing_file_is_found_elsewhere(name: str, found: str | None, tmp_path: Path) -> None:
+    for each in ("checkpoint1.pt", "checkpoint_last.pt"):
+        (tmp_path / each).touch()
+    name = name.format(tmp_path)
+    with pytest.raises(ValueError, match=rf"is {tmp_path}/{found}$" if found else "does not exist$"):
+        refuse_missing_file(CheckpointConfig(save_dir=str(tmp_path), restore_file=name), name)
+
+
+def test_a_link_to_a_checkpoint_that_is_gone_is_no_first_start(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "checkpoint_last.pt").symlink_to(tmp_path / "gone.pt")
+    process = faults.start(options(data, 3), tmp_path)
+    process.join()
+    assert process.exitcode == 1
+    assert "ValueError: --restore-file" in (tmp_path / "log").read_text()
+
+
+def test_hydra_refuses_a_missing_file(data: Path, trained: Path, tmp_path: Path) -> None:
+    """And finds one of that name where the command was started: hydra changes to a folder of its own."""
+    words = ["task=translation", f"task.data={data}", "criterion=cross_entropy", f"common.user_dir={USER_DIR}"]
+    words += ["+model._name=convs2s_tiny", "optimizer=adam", "lr_scheduler=fixed", "dataset.batch_size=16"]
+    words += ["checkpoint.restore_file=checkpoint_1_3.pt", f"hydra.run.dir={tmp_path}", "optimization.max_update=1"]
+    error = run("hydra_train", *words, cwd=trained, succeeds=False).stderr
+    assert re.search(rf"ValueError: --restore-file checkpoint_1_3\.pt: .* is {trained}/checkpoint_1_3\.pt", error)
+
+
+def test_training_goes_on_with_an_optimizer_or_says_how(data: Path, save: Path, tmp_path: Path) -> None:
+    """Warm-up would come a second time, and in the middle of training."""
+    without, begun = tmp_path / "without.pt", tmp_path / "begun"
+    begun.mkdir()
+    cli.main(["average", str(save / "checkpoint_1_3.pt"), str(save / "checkpoint_1_6.pt"), "--output", str(without)])
+    message = fail([*options(data, 9), "--restore-file", without], save)
+    assert message.startswith(f"ValueError: {without} has no optimizer state")
+    for fix in ("--finetune-from-model", "--reset-optimizer"):
+        assert fix in message
+    words = [*options(data, 2), "--finetune-from-model", without, "--no-save-optimizer-state"]
+    assert updates(faults.finish(faults.start(words, begun), begun)) == 2
+    assert f"ValueError: {begun}/checkpoint_last.pt has no optimizer state" in fail(words, begun)
+    reset = [*options(data, 3), "--reset-optimizer", "--restore-file", without]
+    assert updates(faults.finish(faults.start(reset, begun), begun)) == 3
 
 
 def test_an_unknown_metric_does_not_lose_the_epoch(data: Path, tmp_path: Path) -> None:
