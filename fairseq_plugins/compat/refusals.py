@@ -250,7 +250,7 @@ def several_searches(o: Options) -> str | None:
 
 REFUSALS = (
     Refusal(
-        (*TRAIN, *COMMAND_LINES, "validate"),
+        COMMANDS,
         lambda o: next(beyond_its_limits(o), None),
         "{found}",
     ),
