@@ -7,10 +7,11 @@ what fairseq's checkpoints hold, in a form that can neither run code nor corrupt
 from __future__ import annotations
 
 import argparse
+import functools
+import io
 import os
 import pickle
 import re
-import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from fairseq import checkpoint_utils
 from fairseq.distributed import utils as distributed_utils
 from omegaconf import OmegaConf
 
-from fairseq_plugins.compat.contents import OLD_METERS, reference_in
+from fairseq_plugins.compat.contents import OLD_METERS, load_from_memory, reference_in
 from fairseq_plugins.compat.resuming import newest_whole_checkpoint
 from fairseq_plugins.compat.wrapping import in_place_of
 
@@ -80,18 +81,23 @@ SAFE_GLOBALS: list[Any] = [
 ]
 
 
-def refuses(load: Callable[[str], Any], value: object) -> bool:
-    """Probe: whether ``load`` refuses a file that holds something that nobody has called safe."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = f"{folder}/probe.pt"
-        torch.save(value, path)
-        try:
-            load(path)
-        except pickle.UnpicklingError:
-            return True
-        except (TypeError, ValueError, RuntimeError):  # read, and no checkpoint; or torch is to check and not to check
-            pass
+def refuses(load: Callable[[Any], Any], value: object) -> bool:
+    """Probe: whether ``load`` refuses a value that is not on torch's list."""
+    try:
+        load(value)
+    except pickle.UnpicklingError:
+        return True
+    except (TypeError, ValueError, RuntimeError):  # read, and no checkpoint; or torch is to check and not to check
+        pass
     return False
+
+
+def load_by_torch(value: object) -> Any:
+    """For probes: what torch makes of a saved value."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file)
 
 
 def undamaged_beside(path: Path) -> str:
@@ -108,9 +114,10 @@ def load_checkpoints_safely() -> None:
     still finds that files are not checked, no checkpoint is loaded.
     """
     load = checkpoint_utils.load_checkpoint_to_cpu
-    if not refuses(load, print):
+    load_value = functools.partial(load_from_memory, load)
+    if not refuses(load_value, print):
         os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
-    files_are_checked = refuses(load, print)
+    files_are_checked = refuses(load_value, print)
     torch.serialization.add_safe_globals(SAFE_GLOBALS)
 
     @in_place_of(checkpoint_utils, "load_checkpoint_to_cpu")
@@ -147,7 +154,7 @@ def broadcast_plain_configuration() -> None:
 
     It is sent as it stood in the file, as plain dictionaries.
     """
-    if not refuses(torch.load, OmegaConf.create()):
+    if not refuses(load_by_torch, OmegaConf.create()):
         return
     broadcast = distributed_utils.broadcast_object
 

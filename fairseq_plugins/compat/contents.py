@@ -7,14 +7,15 @@ nothing, and its optimizer's state fits the parameters and does not choose how t
 from __future__ import annotations
 
 import functools
+import io
 import pickle
 import re
-import tempfile
 import zipfile
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType, NoneType
 from typing import IO, Any
+from unittest import mock
 
 import torch
 from fairseq import checkpoint_utils
@@ -24,7 +25,14 @@ from torch import Tensor
 
 from fairseq_plugins.compat.wrapping import in_place_of, raises
 
-__all__ = ["OLD_METERS", "damage_of", "fit_optimizer_states", "look_at_what_is_read", "reference_in"]
+__all__ = [
+    "OLD_METERS",
+    "damage_of",
+    "fit_optimizer_states",
+    "load_from_memory",
+    "look_at_what_is_read",
+    "reference_in",
+]
 
 OLD_METERS = (AverageMeter, StopwatchMeter, TimeMeter)  # which fairseq before 0.10 saved as objects
 MOST = 300_000  # values; there is one for each tensor
@@ -139,16 +147,23 @@ def check(state: Any) -> None:
         raise ValueError(found)
 
 
+def load_from_memory(load: Callable[[str], Any], state: object) -> Any:
+    """For probes: what fairseq's loader makes of a state; nothing may be written where an import happens."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    with mock.patch.object(checkpoint_utils, "open", return_value=file, create=True):
+        return load("probe.pt")
+
+
 def follows_references(load: Callable[[str], Any]) -> bool:
     """Probe: whether a file's configuration can refer to another of its values."""
     state = {"cfg": {"seed": 1, "of": "${seed}"}, "model": {}, "extra_state": {"train_iterator": {}}}
     history = {"optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}
-    with tempfile.TemporaryDirectory() as folder:
-        torch.save({**state, "optimizer_history": [history]}, f"{folder}/probe.pt")
-        try:
-            return bool(load(f"{folder}/probe.pt")["cfg"].of == 1)
-        except pickle.UnpicklingError:
-            return False
+    try:
+        return bool(load_from_memory(load, {**state, "optimizer_history": [history]})["cfg"].of == 1)
+    except pickle.UnpicklingError:
+        return False
 
 
 class CheckingTorch(ModuleType):

@@ -8,12 +8,12 @@ import io
 import itertools
 import logging
 import sys
-import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE
@@ -46,12 +46,10 @@ def translate_every_line() -> None:
 
 
 def reads_every_line(read: Callable[[str, int], Iterator[list[str]]]) -> bool:
-    """Probe: whether ``read`` finds the lines of a file that is not all text."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "probe")
-        path.write_bytes(b"a\rb\n\xff\n\n")
+    """Probe: whether ``read`` finds the lines of an input that is not all text."""
+    with mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\rb\n\xff\n\n"), "utf-8")):
         try:
-            return len(next(read(str(path), 9))) == 3
+            return len(next(read("-", 9))) == 3
         except UnicodeDecodeError:
             return False
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,32 +51,13 @@ def what_remains(path: Path) -> str:
     return f". Started again, without --restore-file, training goes on from {found}"
 
 
-class Interrupted(BaseException):
-    """Ends the probe's saving; being no Exception, fairseq does not wait some seconds to try again."""
-
-
-class Unsaved:
-    """Something that is never saved to its end."""
-
-    def __reduce__(self) -> Any:
-        raise Interrupted
-
-
-def leaves_half_a_file(save: Callable[..., None]) -> bool:
-    """Probe: whether a file stays behind when ``save`` cannot finish."""
-    with tempfile.TemporaryDirectory() as folder:
-        with contextlib.suppress(Interrupted):
-            save(Unsaved(), f"{folder}/probe.pt")
-        return any(Path(folder).iterdir())
-
-
 def save_checkpoints_whole() -> None:
-    """Where the disk is full, fairseq writes on behind the half that it has written, three times, leaves that file
-    there, and ends with an error that names neither the file nor the reason.
+    """On a full disk fairseq appends to the half that it has written, three times, leaves that file there, and ends
+    with an error that names neither the file nor the reason.
+
+    There is nothing to probe: a file that is written whole stays the same.
     """
     save = checkpoint_utils.torch_persistent_save
-    if not leaves_half_a_file(save):
-        return
 
     @in_place_of(checkpoint_utils, "torch_persistent_save")
     def torch_persistent_save(obj: Any, filename: Any, async_write: bool = False) -> None:
@@ -88,22 +68,12 @@ def save_checkpoints_whole() -> None:
             torch.save(obj, file)
 
 
-def copies_into_the_old_file(copy: Callable[..., Any]) -> bool:
-    """Probe: whether ``copy`` writes into the file that it replaces."""
-    with tempfile.TemporaryDirectory() as folder:
-        new, old = Path(folder, "new"), Path(folder, "old")
-        new.touch()
-        old.touch()
-        before = old.stat().st_ino
-        copy(str(new), str(old), overwrite=True)
-        return old.stat().st_ino == before
-
-
 def copy_checkpoints_whole() -> None:
-    """fairseq writes into ``checkpoint_last.pt``: killed meanwhile, it leaves neither the old one nor the new."""
+    """fairseq writes into ``checkpoint_last.pt``: killed meanwhile, it leaves neither the old one nor the new.
+
+    There is nothing to probe: a copy that is renamed may be renamed twice.
+    """
     copy = PathManager.copy
-    if not copies_into_the_old_file(copy):
-        return
 
     @in_place_of(PathManager, "copy")
     def copy_and_rename(src_path: str, dst_path: str, overwrite: bool = False) -> Any:

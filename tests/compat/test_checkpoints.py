@@ -89,8 +89,8 @@ def test_what_is_allowed_cannot_be_misused(hostile: Pickled, tmp_path: Path) -> 
 
 def test_without_a_check_nothing_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.save(Payload(tmp_path / "trace"), tmp_path / "model.pt")
-    assert checkpoints.refuses(torch.load, print)
-    assert not checkpoints.refuses(torch.load, 1)
+    assert checkpoints.refuses(checkpoints.load_by_torch, print)
+    assert not checkpoints.refuses(checkpoints.load_by_torch, 1)
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "0")
     own_load = inspect.unwrap(checkpoint_utils.load_checkpoint_to_cpu)
@@ -100,7 +100,7 @@ def test_without_a_check_nothing_is_loaded(tmp_path: Path, monkeypatch: pytest.M
         checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "model.pt"))
     with pytest.raises(RuntimeError, match="Only one of"):  # torch itself, told both
         checkpoint_utils.load_ema_from_checkpoint(str(tmp_path / "model.pt"))
-    assert not checkpoints.refuses(torch.load, print)  # a probe, which is made on import
+    assert not checkpoints.refuses(checkpoints.load_by_torch, print)  # a probe, which is made on import
     assert not (tmp_path / "trace").exists()
 
 

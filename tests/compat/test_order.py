@@ -10,7 +10,7 @@ from types import FunctionType, MethodType, ModuleType
 import pytest
 
 from fairseq_plugins import compat
-from fairseq_plugins.compat import batches, distributed, hub, options, saving, searches, translation
+from fairseq_plugins.compat import batches, distributed, hub, options, searches, translation
 
 
 def wrappers(function: object) -> list[str]:
@@ -69,8 +69,6 @@ def test_all_repairs_are_in_the_table() -> None:
         options.read_first_embedding,
         options.read_numbers_of_manual_schedules,
         options.refuse_references,
-        saving.copy_checkpoints_whole,
-        saving.save_checkpoints_whole,
         searches.count_groups_by_their_place_in_the_batch,
         searches.refuse_without_constraints,
         translation.block_repeated_ngrams,
