@@ -1,3 +1,34 @@
-"""Translation models for fairseq: `fairseq_plugins.registration` makes them known to it, this alone does nothing."""
+"""Translation models for fairseq.  Importing registers names with fairseq, and has no other effect; see `install`."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
 
 __version__ = "0.1.0"
+
+# These rooms register no names with fairseq.
+_UNREGISTERED = {"cli", "export", "repairs"}
+
+
+def install(keep_memory: bool = False) -> None:
+    """Repair fairseq, and register all models, criterions, optimizers, schedules and the task.
+
+    ``--user-dir`` calls this, and so do ``from_pretrained`` of our models and the commands of ``fairseq-plugins``.
+    Later calls do nothing.
+
+    Args:
+        keep_memory: also set up the memory allocator for a process that only trains or translates.
+    """
+    _repair_and_register()
+    if keep_memory:
+        importlib.import_module("fairseq_plugins.repairs.memory").keep_memory()
+
+
+@functools.cache
+def _repair_and_register() -> None:
+    importlib.import_module("fairseq_plugins.repairs").repair_fairseq()
+    for room in pkgutil.iter_modules(__path__):
+        if room.ispkg and room.name not in _UNREGISTERED:
+            importlib.import_module(f"{__name__}.{room.name}")

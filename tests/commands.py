@@ -29,7 +29,7 @@ from fairseq import trainer
 
 ROOT = Path(__file__).resolve().parents[1]
 USER_DIR = ROOT / "user_dir"
-MAIN = "from fairseq_plugins.tools.cli import main; main()"  # fairseq-plugins, for python -c
+MAIN = "from fairseq_plugins.cli.main import main; main()"  # fairseq-plugins, for python -c
 
 # Small enough for seconds: one epoch is four updates.
 MODEL = ["--encoder-layers", "[(16, 3)] * 2", "--decoder-layers", "[(16, 3)] * 2"]

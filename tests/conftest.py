@@ -13,9 +13,11 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, BaseFairseqModel
 
-import fairseq_plugins.registration  # noqa: F401  (registers the architectures)
+import fairseq_plugins
 from tests.commands import make_data
-from tests.compat.payloads import untrained
+from tests.repairs.payloads import untrained
+
+fairseq_plugins.install()
 
 ARCHITECTURES = ["convs2s_tiny", "weighted_transformer_tiny", "conv_encoder_tiny"]  # the smallest of each family
 WORDS = 40

@@ -22,8 +22,10 @@ from typing import Any
 import torch
 from fairseq import checkpoint_utils
 
-import fairseq_plugins.registration  # noqa: F401  (its repairs are what is tried here)
+import fairseq_plugins
 from tests.commands import FORKED, QUIET, ROOT, USER_DIR, become, make_data
+
+fairseq_plugins.install()
 
 # The schedules and optimizers of the papers.
 FAMILIES = {

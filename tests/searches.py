@@ -17,13 +17,13 @@ from fairseq.sequence_generator import EnsembleModel, SequenceGenerator
 from torch import Tensor
 from tqdm import tqdm
 
-from fairseq_plugins.generation import loop
-from fairseq_plugins.generation.beam_search import FastBeamSearch
-from fairseq_plugins.generation.candidates import Candidates
-from fairseq_plugins.generation.programs import Programs
+from fairseq_plugins.search import loop
+from fairseq_plugins.search.generator import FastBeamSearch
+from fairseq_plugins.search.graphs import Programs
+from fairseq_plugins.vocabulary.candidates import Candidates
 from tests.conftest import ARCHITECTURES, WORDS, enliven, random_model
-from tests.generation.fairseq_models import FAIRSEQ_MODELS, fairseq_model
-from tests.generation.searching import assert_same, read_copy_later
+from tests.search.fairseq_models import FAIRSEQ_MODELS, fairseq_model
+from tests.search.searching import assert_same, read_copy_later
 
 FIRST = 4  # of the words that are no special symbols
 PAD, EOS = 1, 2

@@ -11,9 +11,9 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 
-from fairseq_plugins.compat import translation
+from fairseq_plugins.cli import main as cli
 from fairseq_plugins.convs2s.model import ConvS2SModel
-from fairseq_plugins.tools import cli
+from fairseq_plugins.repairs import translation
 from tests.commands import MODEL, QUIET, SIZES, TRAINING, USER_DIR, hypotheses, run
 
 

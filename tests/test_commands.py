@@ -16,8 +16,8 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, build_mode
 from fairseq.optim import OPTIMIZER_DATACLASS_REGISTRY
 from omegaconf import OmegaConf, open_dict
 
+from fairseq_plugins.cli import main as cli
 from fairseq_plugins.convs2s.model import ConvS2SModel
-from fairseq_plugins.tools import cli
 from tests.commands import MODEL, QUIET, ROOT, SIZES, TRAINING, USER_DIR, hypotheses, run
 
 # Validation by BLEU, hence translation in the middle of training, and the plugin's learning-rate schedule.

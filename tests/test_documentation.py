@@ -20,10 +20,12 @@ from fairseq.optim.lr_scheduler import LR_SCHEDULER_REGISTRY
 from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_REGISTRY
 
-import fairseq_plugins.registration  # noqa: F401  (registers what it has)
-from fairseq_plugins.tools import cli
+import fairseq_plugins
+from fairseq_plugins.cli import main as cli
 from tests.commands import ROOT
 from tests.common.test_presets import build
+
+fairseq_plugins.install()
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
-from fairseq_plugins.compat import interactive
+from fairseq_plugins.repairs import interactive
 from tests.commands import ROOT, USER_DIR, hypotheses, run, save_model
 from tests.conftest import ARCHITECTURES, enliven, random_model
 

@@ -11,9 +11,9 @@ import pytest
 from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE
 from subword_nmt.apply_bpe import BPE
 
-from fairseq_plugins.compat.interactive import takes_long_words
-from fairseq_plugins.long_words import LONGEST, segment
-from fairseq_plugins.tools import parallel_text
+from fairseq_plugins.cli.own_data import parallel_text
+from fairseq_plugins.common.long_words import LONGEST, segment
+from fairseq_plugins.repairs.interactive import takes_long_words
 
 LETTERS = "abcdefghijklmnop"
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from fairseq_plugins.generation.config import TranslationFastConfig
-from fairseq_plugins.generation.task import TranslationFastTask
+from fairseq_plugins.search.config import TranslationFastConfig
+from fairseq_plugins.search.task import TranslationFastTask
 from tests.commands import QUIET, USER_DIR, run
 
 TRAINING = ["--arch", "weighted_transformer_tiny", "--optimizer", "simplex_adam", "--batch-size", 16, "--max-epoch", 1]

@@ -14,11 +14,11 @@ from fairseq.optim.lr_scheduler import LR_SCHEDULER_DATACLASS_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from fairseq.tasks.translation import TranslationConfig
 
+from fairseq_plugins.cli import main as cli
 from fairseq_plugins.conv_encoder.config import ConvEncoderConfig
 from fairseq_plugins.convs2s.config import AnnealAfterPlateauConfig, ConvS2SConfig
-from fairseq_plugins.criterions.config import SequenceRiskConfig
-from fairseq_plugins.generation.config import TranslationFastConfig
-from fairseq_plugins.tools import cli
+from fairseq_plugins.search.config import TranslationFastConfig
+from fairseq_plugins.sequence_risk.config import SequenceRiskConfig
 from fairseq_plugins.weighted_transformer.config import (
     SimplexAdamConfig,
     WeightedInverseSqrtConfig,

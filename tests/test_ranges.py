@@ -16,8 +16,8 @@ from omegaconf import OmegaConf
 from fairseq_plugins.conv_encoder.config import ConvEncoderConfig
 from fairseq_plugins.convs2s.config import AnnealAfterPlateauConfig, ConvS2SConfig
 from fairseq_plugins.convs2s.training import AnnealAfterPlateau
-from fairseq_plugins.criterions.config import SequenceRiskConfig
-from fairseq_plugins.criterions.sequence_risk import SequenceRisk
+from fairseq_plugins.sequence_risk.config import SequenceRiskConfig
+from fairseq_plugins.sequence_risk.criterion import SequenceRisk
 from fairseq_plugins.weighted_transformer.config import (
     SimplexAdamConfig,
     WeightedInverseSqrtConfig,
@@ -26,7 +26,7 @@ from fairseq_plugins.weighted_transformer.config import (
 from fairseq_plugins.weighted_transformer.training import FairseqSimplexAdam, WeightedInverseSqrt
 from tests.commands import QUIET, USER_DIR, run
 from tests.conftest import random_model
-from tests.criterions.risk import translation_task
+from tests.sequence_risk.risk import translation_task
 
 
 def options(config: type, values: dict[str, Any]) -> Any:

@@ -14,9 +14,9 @@ import pytest
 import torch
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
-from fairseq_plugins.tools import tune_offset
-from fairseq_plugins.tools.generated import read_generated
-from fairseq_plugins.unknown_words import read_translations
+from fairseq_plugins.cli import tune_offset
+from fairseq_plugins.cli.generated import read_generated
+from fairseq_plugins.vocabulary.unknown_words import read_translations
 from tests.commands import QUIET, USER_DIR, hypotheses, run, save_model
 from tests.conftest import random_model
 

@@ -1,1 +1,5 @@
-import fairseq_plugins.command  # noqa: F401  # this folder is what --user-dir points at
+"""fairseq's commands import this folder with ``--user-dir``."""
+
+import fairseq_plugins
+
+fairseq_plugins.install(keep_memory=True)

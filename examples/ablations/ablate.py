@@ -24,12 +24,14 @@ from typing import NamedTuple
 import yaml
 from tables import FAMILIES, Family
 
-import fairseq_plugins.registration  # noqa: F401  (its repairs of fairseq)
-from fairseq_plugins.tools.arguments import positive
-from fairseq_plugins.tools.fairseq_command import fairseq_lines
-from fairseq_plugins.tools.figure import new_figure
-from fairseq_plugins.tools.plot_loss import read_log
-from fairseq_plugins.tools.work import refuse_other_settings, stoppable, work_in
+import fairseq_plugins
+from fairseq_plugins.cli.arguments import positive
+from fairseq_plugins.cli.fairseq_command import fairseq_lines
+from fairseq_plugins.cli.plots.figure import new_figure
+from fairseq_plugins.cli.plots.loss import read_log
+from fairseq_plugins.cli.work import refuse_other_settings, stoppable, work_in
+
+fairseq_plugins.install()
 
 HERE = Path(__file__).resolve().parent
 

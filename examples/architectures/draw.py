@@ -19,7 +19,9 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_REGI
 from paper import GAP, HEIGHT, LINE, Box, Paper, runs
 from torch import nn
 
-import fairseq_plugins.registration  # noqa: F401  (registers the architectures)
+import fairseq_plugins
+
+fairseq_plugins.install()
 
 SOURCE, TARGET = "source words", "target words so far"
 

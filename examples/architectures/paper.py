@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 from matplotlib.patches import Circle, FancyBboxPatch
 
-from fairseq_plugins.tools.figure import new_figure
+from fairseq_plugins.cli.plots.figure import new_figure
 
 # Fill and edge of a box; Okabe and Ito's colours, paled.
 COLOURS = {

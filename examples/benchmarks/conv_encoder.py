@@ -29,7 +29,9 @@ from turns import (
     without_state,
 )
 
-import fairseq_plugins.registration  # noqa: F401  (registers the architectures)
+import fairseq_plugins
+
+fairseq_plugins.install()
 
 OPTIONS = (
     ("source-vocabulary", 35882, "source words"),

@@ -53,8 +53,8 @@ from turns import (
 
 from fairseq_plugins.cpu.packing import Packing
 from fairseq_plugins.cpu.products import PRECISIONS
-from fairseq_plugins.generation.beam_search import FastBeamSearch
-from fairseq_plugins.generation.programs import Programs
+from fairseq_plugins.search.generator import FastBeamSearch
+from fairseq_plugins.search.graphs import Programs
 
 OPTIONS = (
     *SIZES,

@@ -41,11 +41,11 @@ from turns import (
     write_json,
 )
 
+from fairseq_plugins.cli import export, import_fconv
+from fairseq_plugins.cli.fairseq_command import fairseq
+from fairseq_plugins.cli.own_data.parallel_text import read_text
+from fairseq_plugins.cli.user_dir import USER_DIR
 from fairseq_plugins.cpu.products import PRECISIONS
-from fairseq_plugins.tools import export, import_fconv
-from fairseq_plugins.tools.fairseq_command import fairseq
-from fairseq_plugins.tools.parallel_text import read_text
-from fairseq_plugins.tools.user_dir import USER_DIR
 
 OPTIONS = (
     ("input", "", "text to translate, plain or gzipped, one sentence of words between spaces a line"),

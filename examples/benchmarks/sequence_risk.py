@@ -22,9 +22,11 @@ from fairseq.sequence_generator import SequenceGenerator
 from sacrebleu import BLEU, CHRF
 from torch import Tensor
 
-import fairseq_plugins.registration  # noqa: F401  (mends fairseq, registers the models)
-from fairseq_plugins.criterions.config import SequenceRiskConfig
-from fairseq_plugins.criterions.sequence_risk import SequenceRisk
+import fairseq_plugins
+from fairseq_plugins.sequence_risk.config import SequenceRiskConfig
+from fairseq_plugins.sequence_risk.criterion import SequenceRisk
+
+fairseq_plugins.install()
 
 ALPHA, SCALE, EPSILON = 0.2, 4.0, 0.1
 METRICS = {"bleu": partial(BLEU, smooth_method="add-k", smooth_value=1, tokenize="none"), "chrf": CHRF}

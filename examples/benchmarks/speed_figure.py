@@ -9,7 +9,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 
-from fairseq_plugins.tools.figure import new_figure
+from fairseq_plugins.cli.plots.figure import new_figure
 
 PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
 GREY, BLUE, ORANGE = "#999999", "#0072b2", "#e69f00"  # fairseq, this plugin and CTranslate2; told apart in grey, too

@@ -24,10 +24,10 @@ from fairseq.models.fconv import FConvModel
 from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
 
-from fairseq_plugins.compat.memory import keep_memory
 from fairseq_plugins.convs2s.fconv import convert_options, convert_parameters
 from fairseq_plugins.convs2s.model import ConvS2SModel
 from fairseq_plugins.cpu.packing import prepare_linear
+from fairseq_plugins.repairs.memory import keep_memory
 
 DEVICE = ("device", "cpu", "where the models are: cpu or cuda")
 JSON = ("json", "", "also write all figures, machine and options to this file")

@@ -27,10 +27,10 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 from turns import build, compare, machine, make_dictionary, parse_options, ratio, take_turns
 
-from fairseq_plugins.criterions.vocab_selection_cross_entropy import VocabSelectionCrossEntropy
-from fairseq_plugins.generation.beam_search import FastBeamSearch
-from fairseq_plugins.generation.candidates import Candidates
-from fairseq_plugins.tools.parallel_text import read_text
+from fairseq_plugins.cli.own_data.parallel_text import read_text
+from fairseq_plugins.search.generator import FastBeamSearch
+from fairseq_plugins.vocabulary.candidates import Candidates
+from fairseq_plugins.vocabulary.criterion import VocabSelectionCrossEntropy
 
 OPTIONS = (
     ("input", "", "source text, plain or gzipped, one sentence a line"),

@@ -19,9 +19,11 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.data.data_utils import infer_language_pair
 
-import fairseq_plugins.registration  # noqa: F401  (its repairs of fairseq)
-from fairseq_plugins.generation.candidates import Candidates
-from fairseq_plugins.tools.parallel_text import read_text
+import fairseq_plugins
+from fairseq_plugins.cli.own_data.parallel_text import read_text
+from fairseq_plugins.vocabulary.candidates import Candidates
+
+fairseq_plugins.install()
 
 HERE = Path(__file__).resolve().parent
 BATCH = 16  # sentences

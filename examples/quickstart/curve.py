@@ -9,8 +9,8 @@ from __future__ import annotations
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 
-from fairseq_plugins.tools.figure import new_figure, save
-from fairseq_plugins.tools.plot_loss import read_log
+from fairseq_plugins.cli.plots.figure import new_figure, save
+from fairseq_plugins.cli.plots.loss import read_log
 
 GREY, BLUE = "#999999", "#0072b2"
 # What is logged, what the line is called, and how it looks.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sacrebleu.metrics import BLEU, CHRF
 
-from fairseq_plugins.tools.generated import lines_of, read_generated
+from fairseq_plugins.cli.generated import lines_of, read_generated
 
 MIN_BLEU, MIN_EXACT = 95, 90
 SHOWN = 10

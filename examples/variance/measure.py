@@ -25,11 +25,11 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY
 from torch import Tensor
 
+from fairseq_plugins.cli.plots.figure import new_figure
 from fairseq_plugins.common.linear import MAGNITUDE
 from fairseq_plugins.convs2s import layers
 from fairseq_plugins.convs2s import model as model_module
 from fairseq_plugins.convs2s.model import ConvS2SModel
-from fairseq_plugins.tools.figure import new_figure
 
 ENCODER, DECODER, PLAIN = STACKS = ("encoder", "decoder", "encoder without residual connections")
 # Colours that the colour-blind tell apart (Okabe & Ito), and a mark of its own for each.

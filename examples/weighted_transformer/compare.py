@@ -26,12 +26,14 @@ import torch
 from fairseq import checkpoint_utils
 from sacrebleu.metrics import BLEU, CHRF
 
-import fairseq_plugins.registration  # noqa: F401  (its repairs of fairseq)
-from fairseq_plugins.tools.generated import lines_of, read_generated
-from fairseq_plugins.tools.parallel_text import writing
-from fairseq_plugins.tools.plot_branches import holds_logits
-from fairseq_plugins.tools.plot_loss import Point, draw, read_curve
-from fairseq_plugins.tools.work import refuse_other_settings
+import fairseq_plugins
+from fairseq_plugins.cli.generated import lines_of, read_generated
+from fairseq_plugins.cli.own_data.parallel_text import writing
+from fairseq_plugins.cli.plots.branches import holds_logits
+from fairseq_plugins.cli.plots.loss import Point, draw, read_curve
+from fairseq_plugins.cli.work import refuse_other_settings
+
+fairseq_plugins.install()
 
 USER_DIR = Path(__file__).resolve().parents[2] / "user_dir"
 MODELS = {

@@ -15,6 +15,7 @@ from fairseq.models import FairseqEncoder, FairseqEncoderDecoderModel, FairseqIn
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
+import fairseq_plugins
 from fairseq_plugins.common.decoding import StepwiseDecoding
 from fairseq_plugins.common.embedding import InputEmbedding
 from fairseq_plugins.common.linear import fold_weight_norm_, remove_weight_norm_
@@ -227,6 +228,12 @@ class TranslationModel(FairseqEncoderDecoderModel):
     def __init__(self, encoder: SourceEncoder, decoder: IncrementalDecoder) -> None:
         super().__init__(encoder, decoder)
         self.register_buffer("version", torch.tensor(self.state_version))
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """As fairseq's, after `fairseq_plugins.install`: no checkpoint is loaded without the repairs."""
+        fairseq_plugins.install()
+        return super().from_pretrained(*args, **kwargs)
 
     @classmethod
     @abstractmethod

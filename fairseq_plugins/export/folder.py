@@ -12,7 +12,7 @@ import numpy as np
 from fairseq.data import Dictionary
 
 from fairseq_plugins.export.model import write_programs
-from fairseq_plugins.generation.candidates import Candidates
+from fairseq_plugins.vocabulary.candidates import Candidates
 
 __all__ = ["write_folder"]
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from fairseq.modules import FairseqDropout
 
-from fairseq_plugins.generation.programs import tensors_of
+from fairseq_plugins.search.graphs import tensors_of
 from tests.common.stepwise import close
 from tests.conftest import random_model
 from tests.operators import Operators

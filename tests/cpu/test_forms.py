@@ -10,7 +10,7 @@ import torch
 
 from fairseq_plugins.cpu.packing import Packing, with_packing
 from fairseq_plugins.cpu.products import has_onednn
-from fairseq_plugins.generation.beam_search import FastBeamSearch
+from fairseq_plugins.search.generator import FastBeamSearch
 
 # Wide and long enough that each fast form has its turn.
 SIZES = {

@@ -10,7 +10,7 @@ from fairseq.data import Dictionary, data_utils
 from torch import Tensor
 
 from fairseq_plugins.export.folder import write_folder
-from fairseq_plugins.generation.beam_search import FastBeamSearch
+from fairseq_plugins.search.generator import FastBeamSearch
 
 TIE = 1e-4  # in nats: closer scores may be rounded either way
 

@@ -12,7 +12,7 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 
 from fairseq_plugins.export import translate
-from fairseq_plugins.generation.candidates import Candidates
+from fairseq_plugins.vocabulary.candidates import Candidates
 from tests.conftest import WORDS
 from tests.export.exporting import assert_same, export, lines_of, search
 

@@ -24,7 +24,7 @@ from fairseq.data.encoders.moses_tokenizer import MosesTokenizer, MosesTokenizer
 from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE, SubwordNMTBPEConfig
 
 from fairseq_plugins.export import translate
-from fairseq_plugins.generation.candidates import Candidates
+from fairseq_plugins.vocabulary.candidates import Candidates
 from tests.export.exporting import export
 from tests.searches import model
 

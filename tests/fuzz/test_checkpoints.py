@@ -20,7 +20,7 @@ from fairseq.logging import meters
 from fairseq.models import ARCH_CONFIG_REGISTRY
 from fairseq.models.fconv import FConvModel
 
-from fairseq_plugins.tools import import_fconv
+from fairseq_plugins.cli import import_fconv
 from tests.fuzz.texts import integer, number, several, text
 from tests.fuzz.trial import Trial, fuzz
 
@@ -39,7 +39,7 @@ GLOBALS = """posix.system builtins.eval builtins.exec builtins.getattr builtins.
     numpy.core.multiarray._reconstruct numpy.core.multiarray.scalar numpy._core.multiarray.scalar torch.FloatStorage
     torch._utils._rebuild_tensor_v2 torch._utils._rebuild_parameter torch._utils._rebuild_sparse_tensor torch.Tensor
     fairseq.logging.meters.AverageMeter fairseq.meters.TimeMeter fairseq.distributed.utils._TensorPlaceholder
-    fairseq_plugins.compat.checkpoints.PlainArray fairseq_plugins.compat.checkpoints.plain_scalar torch.load"""
+    fairseq_plugins.repairs.checkpoints.PlainArray fairseq_plugins.repairs.checkpoints.plain_scalar torch.load"""
 OPCODES = [
     *(b"c" + "\n".join(name.rsplit(".", 1)).encode() + b"\n" for name in GLOBALS.split()),
     *(bytes([code]) for code in b"()]}ltdRbo\x81ea\x85\x86\x87su0N\x88\x89Q.2"),

@@ -9,9 +9,9 @@ import pytest
 from fairseq.data import Dictionary
 from fairseq.tokenizer import tokenize_line
 
-from fairseq_plugins.generation.candidates import Candidates
-from fairseq_plugins.tools import lexicon
-from fairseq_plugins.unknown_words import read_translations
+from fairseq_plugins.cli import lexicon
+from fairseq_plugins.vocabulary.candidates import Candidates
+from fairseq_plugins.vocabulary.unknown_words import read_translations
 from tests.fuzz.texts import several
 from tests.fuzz.trial import Trial, fuzz
 

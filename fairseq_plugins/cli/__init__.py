@@ -1,0 +1,1 @@
+"""``fairseq-plugins``: one file or folder for each command, named after it."""

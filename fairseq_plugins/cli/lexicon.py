@@ -1,0 +1,240 @@
+"""``fairseq-plugins lexicon``: the translations of each source word, from a parallel text that eflomal aligns.
+
+It writes dictionary.txt, each source type with its most likely translation (for --replace-unk); candidates.txt, all
+its likely translations with their probabilities; and frequent.txt, the target types by frequency. eflomal samples and
+takes no seed: two runs differ a little.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from argparse import ArgumentParser, Namespace
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from itertools import zip_longest
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from fairseq_plugins.cli.arguments import positive, refuse_input_as_output
+from fairseq_plugins.cli.bar import bar
+from fairseq_plugins.cli.own_data.parallel_text import writing
+from fairseq_plugins.cli.work import running
+from fairseq_plugins.common.whole_file import naming
+
+__all__ = ["add_arguments", "run"]
+
+FILES = ("dictionary.txt", "candidates.txt", "frequent.txt")
+LONGEST = 1023  # words; eflomal takes a longer sentence for an empty one
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--source",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="source sentences, one per line, segmented as for fairseq-preprocess",
+    )
+    parser.add_argument("--target", type=Path, required=True, metavar="FILE", help="their translations, line by line")
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder to write the three files to")
+    parser.add_argument(
+        "--max-candidates",
+        type=positive,
+        default=100,
+        metavar="K",
+        help="translations that candidates.txt keeps of a source type (default: %(default)s)",
+    )
+
+
+def run(args: Namespace) -> None:
+    """Align the text and write the lexicon; files of an earlier run are replaced only when all is done.
+
+    Raises:
+        ValueError: eflomal is missing or fails, the text is corrupt, or the output is no folder.
+    """
+    if args.output.exists() and not args.output.is_dir():
+        raise ValueError(f"{args.output} exists already and is no folder")
+    outputs = [args.output / name for name in FILES]
+    for path in outputs:
+        refuse_input_as_output(path, [args.source, args.target])
+    aligner = find_aligner()
+    with ExitStack() as stack:
+        work = Path(stack.enter_context(TemporaryDirectory()))
+        with naming(work):
+            pairs, frequency = copy_text(args.source, args.target, work)
+        # Opened before the alignment, so that a folder that cannot be written to costs no hours.
+        files = [stack.enter_context(writing(path)) for path in outputs]
+        with naming(work):
+            align(aligner, work)
+            links = count_links(work, pairs)
+        for path, file, lines in zip(outputs, files, contents(links, frequency, args.max_candidates), strict=True):
+            with naming(path):
+                file.writelines(lines)
+                file.flush()  # all of them are whole before the first gets its name
+    print(f"{args.output}: {len(links)} source types and {len(frequency)} target types from {pairs} sentence pairs")
+
+
+def find_aligner() -> str:
+    """The command of eflomal, in this environment or on the PATH.
+
+    eflomal is under the GPL: it is run as a program of its own and never imported.
+
+    Raises:
+        ValueError: it is not installed.
+    """
+    # An empty entry would be the working folder, where a program of this name may be anybody's.
+    path = [folder for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
+    aligner = shutil.which("eflomal-align", path=os.pathsep.join([str(Path(sys.executable).parent), *path]))
+    if aligner is None:
+        raise ValueError("eflomal-align is not installed: pip install --no-build-isolation eflomal")
+    return aligner
+
+
+def copy_text(source: Path, target: Path, work: Path) -> tuple[int, Counter[str]]:
+    """Copy both sides to the files ``source`` and ``target`` in ``work``, words separated by single spaces.
+
+    Returns:
+        The number of sentence pairs and the frequency of each target type.
+
+    Raises:
+        ValueError: the text is corrupt, or there is none.
+    """
+    pairs = too_long = 0
+    frequency: Counter[str] = Counter()
+    with (
+        (work / "source").open("w", encoding="utf-8") as sources,
+        (work / "target").open("w", encoding="utf-8") as targets,
+    ):
+        for source_words, target_words in bar(read_word_pairs(source, target), desc="read", unit=" pairs"):
+            print(*source_words, file=sources)
+            print(*target_words, file=targets)
+            frequency.update(target_words)
+            pairs += 1
+            too_long += max(len(source_words), len(target_words)) > LONGEST
+    if not pairs:
+        raise ValueError(f"{source} and {target} hold no sentences")
+    if too_long:
+        print(f"not aligned, for more than {LONGEST} words: {too_long} of {pairs} sentence pairs", file=sys.stderr)
+    return pairs, frequency
+
+
+def read_word_pairs(source: Path, target: Path) -> Iterator[tuple[list[str], list[str]]]:
+    """The words of each pair of lines, without the pairs of empty lines.
+
+    Raises:
+        ValueError: a sentence without a translation, or a line that ``read`` refuses.
+    """
+    sides = read(source), read(target)
+    for number, (source_words, target_words) in enumerate(zip_longest(*sides), 1):
+        if source_words is None or target_words is None:
+            longer, shorter = (source, target) if target_words is None else (target, source)
+            lines = number + sum(1 for _ in sides[longer is target])
+            raise ValueError(
+                f"{longer} has {lines} lines, {shorter} {number - 1}: line {number} of {longer} has no partner"
+            )
+        if bool(source_words) != bool(target_words):
+            empty, other = (target, source) if source_words else (source, target)
+            raise ValueError(f"line {number} of {empty} is empty, and that of {other} is not: leave such pairs out")
+        if source_words:
+            yield source_words, target_words
+
+
+def read(path: Path) -> Iterator[list[str]]:
+    """The words of each line, what fairseq takes for words.
+
+    Raises:
+        ValueError: a line is not UTF-8, or no line of text.
+    """
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                text = line.decode("utf-8")  # with a byte order mark, which is a part of fairseq's word
+            except UnicodeDecodeError as error:
+                raise ValueError(f"line {number} of {path} is not UTF-8: {error}") from error
+            # fairseq ends a line at every carriage return; its lines would be other pairs than the ones aligned here.
+            if "\r" in text.removesuffix("\n").removesuffix("\r"):
+                raise ValueError(f"line {number} of {path} has a carriage return inside")
+            if "\0" in text:
+                raise ValueError(f"line {number} of {path} has a NUL character: this is no text")
+            yield text.split()
+
+
+def align(aligner: str, work: Path) -> None:
+    """Align ``source`` and ``target`` in ``work`` into the files ``forward`` and ``reverse`` there.
+
+    Raises:
+        ValueError: eflomal fails.
+    """
+    command = [aligner, "--verbose", "--source", str(work / "source"), "--target", str(work / "target")]
+    command += ["--forward-links", str(work / "forward"), "--reverse-links", str(work / "reverse")]
+    last: deque[str] = deque(maxlen=5)
+    with (
+        running(command, stderr=subprocess.PIPE, errors="replace") as process,
+        # The last of the three models takes most of the time: what remains cannot be told from what is done.
+        bar(total=6, desc="align", bar_format="{l_bar}{bar}| {n}/{total} models [{elapsed}]") as progress,
+    ):
+        assert process.stderr is not None  # mypy: it was asked for
+        for line in process.stderr:
+            last.append(line)
+            progress.update(line.startswith("Done"))
+    if process.returncode:
+        raise ValueError(f"eflomal-align failed with status {process.returncode}:\n{''.join(last).rstrip()}")
+
+
+def count_links(work: Path, pairs: int) -> dict[str, Counter[str]]:
+    """How often each source type is linked to each target type.
+
+    Both directions count, a link that is in both twice: on held-out sentences such candidates miss fewer words than
+    those from one direction, from their intersection or from grow-diag, and as few as those from their union.
+
+    Raises:
+        ValueError: eflomal linked nothing or what is not there, or wrote not as many lines as there are pairs.
+    """
+    links: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    lines = 0
+    with ExitStack() as stack:
+        names = ("source", "target", "forward", "reverse")
+        files = [stack.enter_context((work / name).open(encoding="utf-8", errors="replace")) for name in names]
+        for source, target, forward, reverse in bar(
+            zip(*files, strict=False), desc="count", total=pairs, unit=" pairs"
+        ):
+            lines += 1
+            source_words, target_words = source.split(), target.split()
+            for link in forward.split() + reverse.split():
+                try:
+                    i, j = map(int, link.split("-"))
+                    links[source_words[i]][target_words[j]] += 1
+                except (ValueError, IndexError):
+                    raise ValueError(
+                        f"eflomal-align wrote {link!r} in line {lines}, of {len(source_words)} source and "
+                        f"{len(target_words)} target words: expected the numbers of two of them, i-j"
+                    ) from None
+        if lines != pairs:
+            raise ValueError(f"eflomal-align wrote the links of {lines} sentence pairs out of {pairs}")
+        if any(next(file, None) is not None for file in files):
+            raise ValueError(f"eflomal-align wrote the links of more than {pairs} sentence pairs")
+    if not links:
+        raise ValueError("eflomal-align linked no words: is there too little text, or is it no translation?")
+    return dict(links)
+
+
+def contents(links: Mapping[str, Counter[str]], frequency: Counter[str], max_candidates: int) -> list[Iterable[str]]:
+    """The lines of the three files; of translations that are equally likely, the more frequent word comes first."""
+    ranking = sorted(frequency, key=lambda word: (-frequency[word], word))
+    rank = {word: position for position, word in enumerate(ranking)}
+    targets = {
+        source: sorted(counts, key=lambda word: (-counts[word], rank[word])) for source, counts in sorted(links.items())
+    }
+    return [
+        (f"{source} {best}\n" for source, (best, *_) in targets.items()),
+        (
+            f"{source} {target} {links[source][target] / links[source].total():.6g}\n"
+            for source, best in targets.items()
+            for target in best[:max_candidates]
+        ),
+        (f"{word} {frequency[word]}\n" for word in ranking),
+    ]

@@ -1,0 +1,1 @@
+"""``fairseq-plugins own-data``: from two text files to translations."""

@@ -1,0 +1,1 @@
+"""``fairseq-plugins plot-attention``, ``plot-branches`` and ``plot-loss``."""

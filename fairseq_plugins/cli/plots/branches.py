@@ -1,0 +1,121 @@
+"""``fairseq-plugins plot-branches``: how κ and α of a Weighted Transformer's layers develop (the paper's Figure 3)."""
+
+from __future__ import annotations
+
+import re
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from fairseq import checkpoint_utils
+from torch import Tensor
+
+import fairseq_plugins
+from fairseq_plugins.cli.any_file import blaming
+from fairseq_plugins.cli.arguments import refuse_input_as_output
+from fairseq_plugins.cli.plots.figure import add_picture, line_styles, new_figure, save
+
+__all__ = ["add_arguments", "holds_logits", "run"]
+
+_GREEK = {"kappa": "κ", "alpha": "α"}
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "checkpoints",
+        nargs="+",
+        type=Path,
+        metavar="CHECKPOINT",
+        help="checkpoints of one training, or the folder that holds them (--save-interval-updates makes them)",
+    )
+    parser.add_argument("--layer", metavar="SIDE.N", help="encoder.N or decoder.N, from 0 (default: all layers)")
+    add_picture(parser)
+
+
+def run(args: Namespace) -> None:
+    """Draw both vectors over the updates.
+
+    Raises:
+        ValueError: a checkpoint is missing, has no such layer, or matplotlib is not installed.
+    """
+    fairseq_plugins.install()
+    files = list_files(args.checkpoints)
+    refuse_input_as_output(args.output, files)
+    with blaming(files[0], "and those after it cannot be drawn"):
+        updates, vectors = read(files, args.layer)
+        draw(updates, vectors, args.output)
+    print(f"{len(updates)} checkpoints, updates {updates[0]} to {updates[-1]}\n{args.output}")
+
+
+def list_files(paths: Sequence[Path]) -> list[Path]:
+    """The files among ``paths``, and the checkpoints in its folders."""
+    files: list[Path] = []
+    for path in paths:
+        found = sorted(path.glob("checkpoint*.pt")) if path.is_dir() else [path]
+        if not found or not found[0].is_file():
+            raise ValueError(f"{path}: no checkpoint there")
+        files += found
+    return files
+
+
+class Vector(NamedTuple):
+    """The place of a κ or an α in the model."""
+
+    side: str
+    layer: int
+    name: str
+
+
+def read(files: Sequence[Path], layer: str | None) -> tuple[list[int], dict[Vector, Tensor]]:
+    """The updates of the checkpoints, in order, and κ and α of a layer or of all at each of them, (updates, M).
+
+    Raises:
+        ValueError: a file has no such weights, or others than another of as many updates.
+    """
+    points: dict[int, dict[Vector, Tensor]] = {}
+    for file in files:
+        state = checkpoint_utils.load_checkpoint_to_cpu(str(file))
+        updates = state["optimizer_history"][-1]["num_updates"]
+        found: dict[Vector, Tensor] = {}
+        for parameter, value in state["model"].items():
+            match = re.fullmatch(r"(encoder|decoder)\.layers\.(\d+)\.branches\.(kappa|alpha)\.weight", parameter)
+            if match and layer in (None, f"{match[1]}.{match[2]}"):
+                point = torch.softmax(value.float(), dim=0) if holds_logits(state) else value.float()
+                found[Vector(match[1], int(match[2]), match[3])] = point
+        if not found:
+            wanted = "" if layer is None else f" for layer {layer!r} (such as encoder.0 or decoder.5)"
+            raise ValueError(f"{file} has no branch weights{wanted}")
+        before = points.setdefault(updates, found)
+        if any(not torch.equal(value, before[vector]) for vector, value in found.items()):
+            raise ValueError(f"{file} has other weights than another file of {updates} updates: give one training's")
+    order = sorted(points)
+    return order, {vector: torch.stack([points[updates][vector] for updates in order]) for vector in points[order[0]]}
+
+
+def holds_logits(state: dict[str, Any]) -> bool:
+    """Whether κ and α are softmaxes of what is learned."""
+    return str(getattr(state["cfg"]["model"], "branch_constraint", "simplex")) == "softmax"
+
+
+def draw(updates: Sequence[int], vectors: dict[Vector, Tensor], output: Path) -> None:
+    """A row for each layer, a column for each side's κ and α, one line for each branch; dotted where all are equal."""
+    kinds = list(dict.fromkeys((vector.side, vector.name) for vector in vectors))
+    layers = sorted({vector.layer for vector in vectors})
+    figure = new_figure(0.5 + 2.5 * len(kinds), 0.9 + 1.8 * len(layers))
+    panels = figure.subplots(len(layers), len(kinds), sharex=True, sharey=True, squeeze=False)
+    for (side, layer, name), values in vectors.items():
+        panel = panels[layers.index(layer)][kinds.index((side, name))]
+        panel.axhline(1 / values.size(1), color="grey", linestyle=":", linewidth=1)
+        for branch, line in enumerate(values.t()):
+            marker = "." if len(updates) < 20 else None
+            panel.plot(updates, line.numpy(), **line_styles(branch), linewidth=1.2, marker=marker)
+        panel.set_title(f"{_GREEK[name]}, {side}.{layer}", fontsize="medium")
+    panels[0][0].set_ylim(0, 1.05 * max(float(values.max()) for values in vectors.values()))
+    figure.supxlabel("updates", fontsize="medium")
+    figure.supylabel("weight", fontsize="medium")
+    lines = max((panel.lines[1:] for panel in panels.flat), key=len)
+    names = [f"branch {branch + 1}" for branch in range(len(lines))]
+    figure.legend(lines, names, loc="outside upper center", ncols=min(len(lines), 2 * len(kinds)), fontsize="small")
+    save(figure, output)

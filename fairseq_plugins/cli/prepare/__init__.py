@@ -1,0 +1,1 @@
+"""``fairseq-plugins prepare``: the data of the papers' experiments."""

@@ -1,0 +1,89 @@
+"""``fairseq-plugins prepare``: the data of an experiment of the papers, from download to fairseq's binary form.
+
+What was interrupted, downloads too, goes on with the next call.
+"""
+
+from __future__ import annotations
+
+import gzip
+import random
+from argparse import ArgumentParser, Namespace
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+
+from fairseq_plugins.cli.arguments import positive
+from fairseq_plugins.cli.prepare.corpus import Corpus, prepare, unread
+from fairseq_plugins.cli.prepare.experiments import CORPORA
+from fairseq_plugins.cli.work import work_in
+from fairseq_plugins.common.whole_file import replacing
+
+__all__ = ["add_arguments", "run", "write_miniature"]
+
+LARGEST_MINIATURE_BPE = 30  # merges
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("experiment", choices=sorted(CORPORA), help="folder of examples/")
+    parser.add_argument("output", type=Path, metavar="OUT", help="folder for everything that is made")
+    parser.add_argument(
+        "--orig", type=Path, metavar="DIR", help="the original files, as far as they are there (default: OUT/orig)"
+    )
+    parser.add_argument("--words", action="store_true", help="make data-bin-words, of whole words")
+    parser.add_argument("--workers", type=positive, default=1, metavar="N", help="processes (default: %(default)s)")
+    parser.add_argument("--smoke", action="store_true", help="make up a miniature of the files, and download nothing")
+
+
+def run(args: Namespace) -> None:
+    """Prepare one experiment.
+
+    Raises:
+        ValueError: two options exclude each other, a file is missing or not the one that was expected, or another call
+            is at work.
+        OSError: the network fails.
+    """
+    corpus, orig = CORPORA[args.experiment], args.orig or args.output / "orig"
+    if args.smoke and args.orig:
+        raise ValueError("--smoke makes files up, and --orig names real ones: take one of them")
+    # By a slip, and gigabytes would be downloaded into it; when all has been read, it may have gone.
+    if args.orig and not args.orig.is_dir() and unread(corpus, args.output, args.words):
+        raise ValueError(f"--orig: there is no folder {args.orig}")
+    with work_in(args.output):
+        if args.smoke:
+            orig = args.output / "orig-miniature"
+            write_miniature(corpus, orig)
+            merges = corpus.merges and LARGEST_MINIATURE_BPE
+            corpus = replace(corpus, merges=merges, terms="made up")  # which tells it from the real one
+        print(prepare(corpus, args.output, orig, words=args.words, workers=args.workers))
+
+
+def write_miniature(corpus: Corpus, orig: Path) -> None:
+    """Some sentences, translated by reversal, in each file's name and format."""
+    generator = random.Random(1)
+    for part, texts in corpus.parts().items():
+        for source, target in texts:
+            rows = [
+                generator.choices(("one", "two", "three", "four", "twenty-five", "."), k=generator.randint(2, 9))
+                for _ in range(300 if part == "train" else 6)
+            ]
+            sides = [(file.path, [" ".join(row[::step]) for row in rows]) for file, step in ((source, 1), (target, -1))]
+            for path, group in groupby(zip(corpus.languages, sides, strict=True), key=lambda side: side[1][0]):
+                content = _dressed(Path(path).name.removesuffix(".gz"), {name: lines for name, (_, lines) in group})
+                output = orig / path
+                with replacing(output) as unfinished:
+                    unfinished.write_bytes(gzip.compress(content, mtime=0) if path.endswith(".gz") else content)
+
+
+def _dressed(name: str, sides: dict[str, list[str]]) -> bytes:
+    if name.endswith(".tmx"):
+        units = (
+            "<tu>" + "".join(f'<tuv xml:lang="{language}"><seg>{line}</seg></tuv>' for language, line in unit) + "</tu>"
+            for unit in zip(*([(language, line) for line in lines] for language, lines in sides.items()), strict=True)
+        )
+        return f"<tmx><body>{''.join(units)}</body></tmx>".encode()
+    (lines,) = sides.values()
+    if name.endswith((".sgm", ".xml")):
+        lines = [f'<seg id="{number}"> {line} </seg>' for number, line in enumerate(lines, start=1)]
+    elif name.startswith("train.tags."):
+        lines = ["<url>of a talk</url>", "<title>one two</title>", *lines]
+    return "".join(line + "\n" for line in lines).encode()

@@ -1,0 +1,131 @@
+"""What fairseq's data sets and batches do between epochs and versions."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from fairseq.data import FairseqDataset, bucket_pad_length_dataset, data_utils
+from fairseq.data.audio import raw_audio_dataset
+from fairseq.tasks import FairseqTask
+
+from fairseq_plugins.repairs.wrapping import in_place_of
+
+__all__ = [
+    "find_buckets_with_numpy_2",
+    "keep_the_batches_on_resume",
+    "keep_the_last_batch",
+    "restore_numpy_compat",
+]
+
+
+class Shuffled(FairseqDataset):
+    """What the probe makes batches of: sixteen sentences, each a batch, in an order that is drawn."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def ordered_indices(self) -> Any:
+        return np.random.permutation(len(self))  # noqa: NPY002  (the generator that fairseq seeds)
+
+    def batch_by_size(self, indices: Any, **_: object) -> list[list[int]]:
+        return [[int(index)] for index in indices]
+
+
+def makes_other_batches_in_a_later_epoch(get: Callable[..., Any]) -> bool:
+    """Probe: whether the batches that ``get`` makes for all epochs depend on the epoch in which it makes them."""
+    level = logging.root.manager.disable
+    logging.disable(logging.INFO)  # of each batch iterator it is logged whether it is kept
+    try:
+        first, later = (get(FairseqTask(None), Shuffled(), epoch=epoch).frozen_batches for epoch in (1, 2))
+    finally:
+        logging.disable(level)
+    return bool(first != later)
+
+
+def keep_the_batches_on_resume() -> None:
+    """fairseq makes the batches for all epochs by the number of the epoch in which the process starts.
+
+    So a training that was stopped goes on with other batches: some sentences come twice in its epoch, others never.
+    Here they are always those of a process that started in the first epoch.
+    """
+    get = FairseqTask.get_batch_iterator
+    if not makes_other_batches_in_a_later_epoch(get):
+        return
+    signature = inspect.signature(get)
+
+    @in_place_of(FairseqTask, "get_batch_iterator")
+    def get_batch_iterator(*args: Any, **kwargs: Any) -> Any:
+        call = signature.bind(*args, **kwargs)
+        call.apply_defaults()
+        given = call.arguments
+        task, dataset, epoch = given["self"], given["dataset"], given["epoch"]
+        made_anew = given["disable_iterator_cache"] or given["update_epoch_batch_itr"]
+        if made_anew or not task.can_reuse_epoch_itr(dataset) or dataset in task.dataset_to_epoch_iter:
+            return get(*args, **kwargs)
+        given["epoch"] = 1
+        epoch_itr = get(*call.args, **call.kwargs)
+        epoch_itr.epoch = epoch
+        dataset.set_epoch(epoch)
+        return epoch_itr
+
+
+def restore_numpy_compat() -> None:
+    """fairseq's data sets ask for ``np.compat.long`` (language models, ``--num-batch-buckets``), gone from NumPy 2."""
+    if not hasattr(np, "compat"):
+        vars(np)["compat"] = SimpleNamespace(long=int)
+
+
+def finds_buckets() -> bool:
+    """Probe: whether fairseq can ask this NumPy for percentiles."""
+    try:
+        return list(data_utils.get_buckets([3, 5], 1)) == [5]
+    except TypeError:
+        return False
+
+
+def find_buckets_with_numpy_2() -> None:
+    """``--num-batch-buckets`` asks ``np.percentile`` for ``interpolation``, which NumPy calls ``method`` since 1.22.
+
+    From 2.4 on it no longer knows the old name.
+    """
+    if finds_buckets():
+        return
+
+    def get_buckets(sizes: Any, num_buckets: int) -> Any:
+        return np.unique(np.percentile(sizes, np.linspace(0, 100, num_buckets + 1), method="lower")[1:])
+
+    for module in (data_utils, bucket_pad_length_dataset, raw_audio_dataset):
+        in_place_of(module, "get_buckets")(get_buckets)
+
+
+def keeps_the_last_batch() -> bool:
+    """Probe: whether three sentences come back when batches are to have eight or fewer, or a multiple of eight."""
+    try:
+        batches = data_utils.batch_by_size(np.arange(3), lambda _: 1, max_sentences=8, required_batch_size_multiple=8)
+    except IndexError:
+        return False
+    return sum(map(len, batches)) == 3
+
+
+def keep_the_last_batch() -> None:
+    """Later fairseq drops the last batch if it is no multiple of ``--required-batch-size-multiple``, by default eight.
+
+    Its sentences, the longest ones, are then neither translated by ``fairseq-generate`` nor validated on.
+    """
+    if keeps_the_last_batch():
+        return
+    divide = data_utils.batch_by_size
+
+    @in_place_of(data_utils, "batch_by_size")
+    def batch_by_size(indices: Any, *args: Any, **kwargs: Any) -> Any:
+        indices = np.asarray(indices)
+        batches = divide(indices, *args, **kwargs) if len(indices) else []
+        if kwargs.get("fixed_shapes") is None:  # whose batches have no order to go by
+            rest = indices[sum(map(len, batches)) :]
+            batches = [*batches, rest] if len(rest) else batches
+        return batches

@@ -1,0 +1,73 @@
+"""What fairseq's searches do with a batch, and with options that are for other searches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.search import DiverseBeamSearch, LexicallyConstrainedBeamSearch
+from torch import Tensor
+
+from fairseq_plugins.repairs.wrapping import in_place_of, raises
+
+__all__ = ["count_groups_by_their_place_in_the_batch", "refuse_without_constraints"]
+
+
+def takes_numbers_of_the_data_for_places(search: DiverseBeamSearch) -> bool:
+    """Probe: whether ``search`` fails for a batch of the sentence that is the second one of the data."""
+    sentence = torch.tensor([1])
+    try:
+        for step in range(2):
+            search.step(step, torch.zeros(1, 2, 5), torch.zeros(1, 2, step), torch.zeros(2, step + 1), sentence)
+    except IndexError:
+        return True
+    return False
+
+
+def count_groups_by_their_place_in_the_batch() -> None:
+    """``--diverse-beam-groups`` fails: what its groups have in common is looked for at a sentence's number in the data.
+
+    It is found at the sentence's place in the first step, when all are there.  And a hypothesis that has ended is gone
+    on with, as it never is by other searches, which have others in reserve.
+    """
+    if not takes_numbers_of_the_data_for_places(DiverseBeamSearch(Dictionary(), 2, 0.5)):
+        return
+    make = DiverseBeamSearch.step
+
+    @in_place_of(DiverseBeamSearch, "step")
+    def make_step(
+        self: Any, step: int, lprobs: Tensor, scores: Tensor, prev_output_tokens: Tensor, original_batch_idxs: Tensor
+    ) -> Any:
+        if step == 0:
+            self.sentences = original_batch_idxs
+        else:
+            ended = prev_output_tokens[:, -1].eq(self.eos).view(len(lprobs), -1, 1)
+            lprobs = lprobs.masked_fill(ended, -torch.inf)
+        places = original_batch_idxs.unsqueeze(1).eq(self.sentences).int().argmax(dim=1)
+        return make(self, step, lprobs, scores, prev_output_tokens, places)
+
+
+def cannot_do_without(init: Callable[..., None]) -> bool:
+    """Probe: whether ``init`` fails, without a reason, where there are no constraints."""
+    with suppress(ValueError):  # with one
+        return raises(TypeError, init, LexicallyConstrainedBeamSearch(Dictionary(), "ordered"), None, 1)
+    return False
+
+
+def refuse_without_constraints() -> None:
+    """``--constraints`` wants constraints, which ``fairseq-generate`` has none of."""
+    init = LexicallyConstrainedBeamSearch.init_constraints
+    if not cannot_do_without(init):
+        return
+
+    @in_place_of(LexicallyConstrainedBeamSearch, "init_constraints")
+    def init_constraints(self: Any, batch_constraints: Tensor | None, beam_size: int) -> None:
+        if batch_constraints is None:
+            raise ValueError(
+                "--constraints: these sentences have none; fairseq-interactive reads them behind each line, after a "
+                "tab, and from Python they are inference_step_args={'constraints': ...}"
+            )
+        init(self, batch_constraints, beam_size)

@@ -1,1 +1,0 @@
-"""The `fairseq-plugins` command."""

@@ -1,0 +1,6 @@
+"""Vocabulary selection (L'Hostis et al. 2016) and unknown words."""
+
+from fairseq_plugins.vocabulary import criterion  # noqa: F401  (registration)
+from fairseq_plugins.vocabulary.candidates import Candidates
+
+__all__ = ["Candidates"]

@@ -1,0 +1,95 @@
+"""A server of files, which may hang up; and texts for own-data, and its options."""
+
+from __future__ import annotations
+
+import random
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from fairseq_plugins.cli.own_data import command as own_data
+
+
+class Server(ThreadingHTTPServer):
+    """Serves ``files``; with ``breaks`` it hangs up half-way, and without ``ranges`` it always sends all.
+
+    Without ``sizes`` it sends a part, of a length that it tells before it.
+    """
+
+    files: dict[str, bytes]
+    breaks = False
+    ranges = True
+    sizes = True
+    asked: list[str | None]
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        content, wanted = self.server.files.get(self.path), self.headers.get("Range")
+        self.server.asked.append(wanted)
+        if content is None:
+            self.send_error(404)
+            return
+        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and self.server.ranges else 0
+        if start >= len(content):
+            self.send_response(416)
+            self.send_header("Content-Range", f"bytes */{len(content)}")
+            self.end_headers()
+            return
+        self.send_response(206 if start else 200)
+        if not self.server.sizes:
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.write(b"100000\r\n" + content[: len(content) // 2])
+            return
+        self.send_header("Content-Length", str(len(content) - start))
+        self.end_headers()
+        self.wfile.write(content[start : len(content) // 2 if self.server.breaks else None])
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setenv("no_proxy", "*")
+    with Server(("127.0.0.1", 0), Handler) as server:
+        server.files, server.asked = {}, []
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def url(server: Server, name: str = "file.bin") -> str:
+    return f"http://127.0.0.1:{server.server_port}/{name}"
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Captions of a kind: raw text, that tokenising changes."""
+    folder = tmp_path_factory.mktemp("texts")
+    generator = random.Random(1)
+    nouns = {"dog": "Hund", "man": "Mann", "well-known boat": "bekanntes Boot", "horse": "Pferd"}
+    for part, size in (("train", 300), ("test", 7)):
+        rows = [generator.choices(list(nouns), k=2) for _ in range(size)]
+        for number in (1, 19):  # of which the latter is of the validation part; longer than a model of `TINY` can read
+            if number < size:
+                rows[number] = ["horse", "man " * 90]
+        (folder / f"{part}.en").write_text("".join(f"A {a}, and a {b}.\n" for a, b in rows))
+        german = {**nouns, "man " * 90: "Mann " * 90}
+        (folder / f"{part}.de").write_text("".join(f"Ein {german[a]}, und ein {german[b]}.\n" for a, b in rows))
+    return folder
+
+
+def parse(*words: object) -> Any:
+    """Options of own-data."""
+    parser = ArgumentParser()
+    own_data.add_arguments(parser)
+    return parser.parse_args([*map(str, words)])

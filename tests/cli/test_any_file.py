@@ -1,0 +1,79 @@
+"""Files that are not what a command takes them for: a sentence, whatever is in them."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fairseq_plugins.cli import main as cli
+from fairseq_plugins.cli.any_file import blaming
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), AssertionError(), UnicodeDecodeError("utf-8", b"x", 0, 1, "bad")])
+def test_what_names_no_file_gets_its_name(error: Exception) -> None:
+    with (
+        pytest.raises(ValueError, match=f"^a.txt cannot be read: {type(error).__name__}: "),
+        blaming(Path("a.txt"), "cannot be read"),
+    ):
+        raise error
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), OSError("x"), pickle.UnpicklingError("x"), KeyboardInterrupt()])
+def test_what_names_it_stays(error: BaseException) -> None:
+    with pytest.raises(type(error), match=f"^{error}$"), blaming(Path("a.txt"), "cannot be read"):
+        raise error
+
+
+def with_options(part: str, **options: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda state: {**state, "cfg": {**state["cfg"], part: {**state["cfg"][part], **options}}}
+
+
+def with_other_numbers(state: dict[str, Any]) -> dict[str, Any]:
+    model = {
+        name: torch.full_like(value, torch.nan) if value.is_floating_point() and "version" not in name else value
+        for name, value in state["model"].items()
+    }
+    return {**state, "model": model}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        with_other_numbers,
+        with_options("task", eval_bleu=True, eval_bleu_detok="odd"),
+        with_options("task", eval_bleu=True, eval_bleu_args="[1]"),
+        with_options("task", _name="odd"),
+        lambda state: {**state, "cfg": {**state["cfg"], "model": {"_name": "odd"}}},
+        lambda state: {**state, "cfg": {**state["cfg"], "model": []}},
+        lambda state: {**state, "cfg": {}},
+        lambda state: {**state, "optimizer_history": 3},
+    ],
+)
+def test_pictures_of_odd_checkpoints(
+    change: Callable[[dict[str, Any]], dict[str, Any]], state: dict[str, Any], data: Path, tmp_path: Path
+) -> None:
+    torch.save(change(state), tmp_path / "odd.pt")
+    picture = ["--output", str(tmp_path / "picture.svg")]
+    sentence = ["--path", str(tmp_path / "odd.pt"), "--input", "w1 w2"]
+    with pytest.raises(SystemExit, match="plot-attention: error: "):
+        cli.main(["plot-attention", str(data), *sentence, *picture])
+    with pytest.raises(SystemExit, match=r"plot-branches: error: .*odd\.pt"):
+        cli.main(["plot-branches", str(tmp_path / "odd.pt"), *picture])
+
+
+@pytest.mark.parametrize("vector", [torch.ones(()), torch.ones(2, 3), torch.full((3,), torch.nan), torch.ones(0)])
+@pytest.mark.parametrize("updates", [1, "one", None, [1]])
+def test_pictures_of_odd_branches(vector: torch.Tensor, updates: object, state: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    name = "encoder.layers.0.branches.kappa.weight"
+    history = [{**state["optimizer_history"][0], "num_updates": updates}]
+    torch.save({**state, "model": {name: vector}, "optimizer_history": history}, tmp_path / "odd.pt")
+    torch.save({**state, "model": {name: torch.ones(3)}}, tmp_path / "other.pt")
+    files = [str(tmp_path / "odd.pt"), str(tmp_path / "other.pt")]
+    with pytest.raises(SystemExit, match="plot-branches: error: "):
+        cli.main(["plot-branches", *files, "--output", str(tmp_path / "picture.svg")])

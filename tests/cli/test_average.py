@@ -1,0 +1,197 @@
+"""``fairseq-plugins average`` on a real training of the Weighted Transformer, whose state has all that can go wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+
+from fairseq_plugins.cli import main as cli
+from tests.commands import QUIET, USER_DIR, hypotheses, run
+from tests.repairs.payloads import untrained
+
+MODEL = ["--arch", "weighted_transformer_tiny", "--encoder-layers", "1", "--encoder-embed-dim", "16"]
+MODEL += ["--encoder-ffn-embed-dim", "32", "--criterion", "weighted_label_smoothed_cross_entropy"]
+MODEL += ["--optimizer", "simplex_adam", "--lr-scheduler", "weighted_inverse_sqrt", "--warmup-updates", "4"]
+MODEL += ["--branch-warmup-updates", "2", "--batch-size", "16"]  # an epoch is four updates
+
+
+def state(path: Path) -> dict[str, Any]:
+    return checkpoint_utils.load_checkpoint_to_cpu(str(path))
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three epochs, with checkpoints between them."""
+    folder = tmp_path_factory.mktemp("trained")
+    options = ["--max-epoch", 3, "--save-interval-updates", 3, "--clip-norm", 1]
+    run("train", data, "--user-dir", USER_DIR, "--save-dir", folder, *MODEL, *QUIET, *options)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (["--last", "2"], ["checkpoint2.pt", "checkpoint3.pt"]),
+        (["--last", "2", "--updates"], ["checkpoint_2_6.pt", "checkpoint_3_9.pt"]),
+        (["checkpoint1.pt", "checkpoint_best.pt", "checkpoint_3_9.pt"],) * 2,
+    ],
+    ids=["epochs", "updates", "named"],
+)
+def test_parameters_are_the_plain_mean(trained: Path, tmp_path: Path, arguments: list[str], names: list[str]) -> None:
+    """Versions are kept as they are, and so are the weights of branches on the simplex."""
+    inputs = [str(trained / name) for name in names] if arguments == names else [str(trained), *arguments]
+    cli.main(["average", *inputs, "--output", str(tmp_path / "average.pt")])
+    averaged = state(tmp_path / "average.pt")
+    models = [state(trained / name)["model"] for name in names]
+    assert averaged["model"].keys() == models[0].keys()
+    for name, value in averaged["model"].items():
+        stack = torch.stack([model[name] for model in models])
+        assert value.dtype == stack.dtype
+        if value.is_floating_point():
+            torch.testing.assert_close(value, stack.mean(0), msg=lambda text, name=name: f"{name}: {text}")
+        else:
+            assert name in {"version", "branch_weights_version"}
+            assert torch.equal(value, stack[0])
+        if ".kappa." in name or ".alpha." in name:
+            assert float(value.min()) >= 0
+            assert float(value.sum()) == pytest.approx(1)
+    assert averaged["last_optimizer_state"] is None
+
+
+def test_doubles_that_are_parameters_and_tied(data: Path, tmp_path: Path) -> None:
+    """No precision has to be gained for their sum, which is still no file's tensor."""
+    paths = [tmp_path / f"{number}.pt" for number in range(3)]
+    for number, path in enumerate(paths):
+        tied = torch.nn.Parameter(torch.full((2,), float(number), dtype=torch.float64))
+        model = {"one": tied, "other": tied}
+        extra = {"ema": model, "ema_fp32_params": model, "epoch": 1}
+        torch.save({**untrained(data), "model": model, "extra_state": extra}, path)
+    cli.main(["average", *map(str, paths), "--output", str(tmp_path / "average.pt")])
+    averaged = state(tmp_path / "average.pt")
+    assert {name: value.tolist() for name, value in averaged["model"].items()} == {"one": [1, 1], "other": [1, 1]}
+    # A moving average of one training is not that of their mean.
+    assert averaged["extra_state"].keys() == {"epoch", "train_iterator"}
+
+
+def test_it_translates_as_the_mean_does(data: Path, trained: Path, tmp_path: Path) -> None:
+    """Beside a checkpoint into which the mean was put by hand."""
+    paths = [trained / f"checkpoint{epoch}.pt" for epoch in (1, 2, 3)]
+    cli.main(["average", str(trained), "--last", "3", "--output", str(tmp_path / "average.pt")])
+    by_hand = torch.load(paths[2])
+    models = [torch.load(path)["model"] for path in paths]
+    for name, value in by_hand["model"].items():
+        if value.is_floating_point():
+            by_hand["model"][name] = sum(model[name] for model in models) / 3
+    torch.save(by_hand, tmp_path / "by_hand.pt")
+    found = [
+        hypotheses(run("generate", data, "--user-dir", USER_DIR, "--path", tmp_path / name, "--beam", 3).stdout)
+        for name in ("average.pt", "by_hand.pt")
+    ]
+    assert sorted(found[0]) == list(range(16))
+    for number, beams in found[1].items():
+        assert [text for _, text in found[0][number]] == [text for _, text in beams]
+        assert [score for score, _ in found[0][number]] == pytest.approx([score for score, _ in beams], abs=1e-4)
+
+
+def changed(path: Path, output: Path, **values: Any) -> Path:
+    content = torch.load(path)
+    for name, value in values.items():
+        if name == "architecture":
+            content["cfg"]["model"]["_name"] = value
+        elif name == "branch_constraint":
+            content["cfg"]["model"][name] = value
+        elif name == "words":
+            content["extra_state"][name] = value
+        elif value is None:
+            del content["model"][name]
+        else:
+            content["model"][name] = value
+    torch.save(content, output)
+    return output
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"version": torch.tensor(1)}, "differ in version, of which there is no mean: 2 and 1"),
+        ({"version": torch.tensor(1.0)}, "differ in version, of which there is no mean: 2 and 1.0"),
+        ({"branch_weights_version": torch.tensor(1)}, "differ in branch_weights_version"),
+        ({"branch_constraint": "softmax"}, "differ in --branch-constraint: simplex and softmax"),
+        ({"words": {"source": "0", "target": "0"}}, "were trained with other words"),
+        ({"architecture": "convs2s"}, "of different architectures: weighted_transformer_tiny and convs2s"),
+        ({"version": None}, "only one has version"),
+        ({"encoder.layers.0.branches.kappa.weight": torch.ones(2)}, "size of encoder.layers.0.branches.kappa.weight"),
+    ],
+)
+def test_what_does_not_belong_together_is_refused(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], values: dict[str, Any], message: str
+) -> None:
+    other = changed(trained / "checkpoint2.pt", tmp_path / "other.pt", **values)
+    with pytest.raises(SystemExit, match="average: error: ") as ended:
+        cli.main(["average", str(trained / "checkpoint1.pt"), str(other), "--output", str(tmp_path / "average.pt")])
+    assert message in str(ended.value)
+    assert not (tmp_path / "average.pt").exists()
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [[1], {1: 2}, {(1, 2): 3}, {None: 4}, {"words": torch.zeros(2)}],
+    ids=["list", "1", "pair", "None", "words"],
+)
+def test_an_odd_extra_state_is_a_clear_error(trained: Path, tmp_path: Path, extra: Any) -> None:
+    odd = tmp_path / "odd.pt"
+    saved = torch.load(trained / "checkpoint2.pt", weights_only=False)
+    whole = {**saved["extra_state"], **extra} if isinstance(extra, dict) else extra
+    torch.save({**saved, "extra_state": whole}, odd)
+    for inputs in ([odd, trained / "checkpoint1.pt"], [trained / "checkpoint1.pt", odd]):
+        with pytest.raises(SystemExit, match=r"average: error: .*odd\.pt"):
+            cli.main(["average", *map(str, inputs), "--output", str(tmp_path / "average.pt")])
+    assert [*tmp_path.iterdir()] == [odd]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--last", "4"], "has 3 checkpoints that were saved after an epoch, not 4 (own-data trains in OUT/ARCH and"),
+        (["--updates"], "--updates goes with --last"),
+        ([], "is a folder: its last N checkpoints are taken with --last N"),
+    ],
+)
+def test_wrong_options_get_a_clear_error(trained: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
+    with pytest.raises(SystemExit, match="average: error: ") as ended:
+        cli.main(["average", str(trained), *arguments, "--output", str(tmp_path / "average.pt")])
+    assert message in str(ended.value)
+
+
+def test_the_last_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["average", str(tmp_path), "--last", "0", "--output", str(tmp_path / "average.pt")])
+    assert "--last: expected a number from 1 on, got '0'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("model", [None, "text", [], {}, "???", {"_name": "???"}])
+def test_what_has_no_architecture_is_refused(trained: Path, tmp_path: Path, model: Any) -> None:
+    content = torch.load(trained / "checkpoint1.pt")
+    content["cfg"]["model"] = model
+    torch.save(content, tmp_path / "odd.pt")
+    with pytest.raises(SystemExit, match=r"odd\.pt (does not say of which architecture it is|cannot be read)"):
+        cli.main(["average", str(tmp_path / "odd.pt"), "--output", str(tmp_path / "average.pt")])
+
+
+def test_code_in_a_checkpoint_is_refused_and_files_are_kept(trained: Path, tmp_path: Path) -> None:
+    torch.save({"model": print}, tmp_path / "foreign.pt")
+    first = trained / "checkpoint1.pt"
+    with pytest.raises(SystemExit, match="which no checkpoint of fairseq needs"):
+        cli.main(["average", str(first), str(tmp_path / "foreign.pt"), "--output", str(tmp_path / "average.pt")])
+    with pytest.raises(SystemExit, match="exists already"):
+        cli.main(["average", str(first), "--output", str(first)])
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(SystemExit, match="link exists already"):
+        cli.main(["average", str(first), "--output", str(tmp_path / "link")])
+    assert (tmp_path / "link").is_symlink()
+    with pytest.raises(SystemExit, match=r"missing is no folder to write average\.pt to"):
+        cli.main(["average", str(first), "--output", str(tmp_path / "missing" / "average.pt")])

@@ -1,0 +1,134 @@
+"""``fairseq-plugins`` imports what the command that is called needs, and no command goes without the repairs."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import io
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from fairseq import checkpoint_utils
+from fairseq.criterions import CRITERION_REGISTRY
+from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.optim import OPTIMIZER_REGISTRY
+from fairseq.optim.lr_scheduler import LR_SCHEDULER_REGISTRY
+from fairseq.tasks import TASK_REGISTRY
+from fairseq.utils import import_user_module
+
+from fairseq_plugins.cli import main as cli
+from fairseq_plugins.cli.user_dir import USER_DIR
+from tests.commands import FORKED, MAIN, python
+
+WITHOUT_FAIRSEQ = ["export-nbest", "lexicon", "own-data", "plot-loss", "prepare", "score", "tune-length", "user-dir"]
+LOADING = ["average", "import-fconv", "plot-attention", "plot-branches"]
+
+
+def call(*words: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process that tells at its end, on stderr, what it has imported."""
+    program = f"import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); {MAIN}"
+    return python("-c", program, *words)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["user-dir"], *([name, "--help"] for name in WITHOUT_FAIRSEQ)])
+def test_what_needs_no_torch_imports_none(words: list[str]) -> None:
+    result = call(*words)
+    assert result.returncode == 0
+    assert {"torch", "fairseq", "omegaconf"} & set(result.stderr.split()) == set()
+
+
+def test_what_there_is_and_what_there_is_not() -> None:
+    """Each command in the list of help, and its own help at length; a wrong name gets the names."""
+    shown = call("--help").stdout
+    assert [name for name in cli.COMMANDS if f"\n    {name}" not in shown] == []
+    assert "``fairseq-plugins score``: BLEU or ROUGE" in call("score", "--help").stdout
+    assert "invalid choice: 'scores'" in call("scores").stderr
+    assert "required: COMMAND" in call().stderr
+    assert "Please install" not in call("average", "--help").stderr, "fairseq asks for tensorboardX on import"
+
+
+def test_letters_that_the_terminal_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    tool = SimpleNamespace(__doc__="", add_arguments=lambda parser: None, run=lambda args: print("a\u0308\xe4"))
+    monkeypatch.setattr(cli, "find", lambda name: tool)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    cli.main(["score"])
+    terminal.flush()
+    assert terminal.buffer.getvalue() == rb"a\u0308\xe4" + b"\n"  # type: ignore[attr-defined]
+
+
+def test_errors_of_the_system_have_no_numbers(tmp_path: Path) -> None:
+    files = ["--generated", str(tmp_path / "none"), "--reference", str(tmp_path / "none")]
+    with pytest.raises(SystemExit, match=r"score: error: No such file or directory: '.*none'$"):
+        cli.main(["score", *files])
+
+
+def forked(target: Callable[[str, Path], None], argument: str, folder: Path) -> str:
+    """What ``target`` writes in a process that has imported fairseq, and nothing of this plugin that touches it."""
+    found = folder / "found"
+    process = FORKED.Process(target=target, args=(argument, found))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    return found.read_text()
+
+
+def look_at(name: str, found: Path) -> None:
+    """Which loaders of fairseq's a command's module has, in a process where the repairs had not been made."""
+    assert not hasattr(checkpoint_utils.load_checkpoint_to_cpu, "__wrapped__")
+    tool = cli.find(name)
+    mended = [inspect.unwrap(each) for each in vars(checkpoint_utils).values() if hasattr(each, "__wrapped__")]
+    assert inspect.unwrap(checkpoint_utils.load_checkpoint_to_cpu) in mended
+    found.write_text(" ".join(each.__name__ for each in vars(tool).values() if each in mended))
+
+
+@pytest.mark.parametrize("name", LOADING)
+def test_checkpoints_are_loaded_with_the_repairs(name: str, tmp_path: Path) -> None:
+    """Also where the command's module has asked fairseq for the loader before they were made."""
+    assert forked(look_at, name, tmp_path) == ""
+
+
+def register(name: str, found: Path) -> None:
+    """What `fairseq_plugins` alone registers, and then one of its modules."""
+    registries = ARCH_MODEL_REGISTRY, CRITERION_REGISTRY, OPTIMIZER_REGISTRY, LR_SCHEDULER_REGISTRY, TASK_REGISTRY
+    before = list(map(len, registries))
+    importlib.import_module("fairseq_plugins")
+    assert list(map(len, registries)) == before
+    importlib.import_module(f"fairseq_plugins.{name}")
+    added = [sorted(set(registry)) for registry in registries]
+    mended = hasattr(checkpoint_utils.load_checkpoint_to_cpu, "__wrapped__")
+    found.write_text(str((added, mended)))
+
+
+def test_whatever_comes_first_registers_everything(tmp_path: Path) -> None:
+    """As from Python, where nobody gives --user-dir, and the other way round."""
+    names = ["registration", "models.convs2s.model", "models.conv_encoder.lstm", "generation.task", "optim.config"]
+    names += ["criterions.vocab_selection_cross_entropy"]
+    found = {name: forked(register, name, tmp_path) for name in names}
+    assert set(found.values()) == {found["registration"]}
+    assert found["registration"].endswith(", True)")
+    assert "translation_fast" in found["registration"]
+    assert "simplex_adam" in found["registration"]
+
+
+def test_what_registers_leaves_out_the_compiler_of_torch() -> None:
+    """Which takes a second and 60 MB, of each of fairseq's commands."""
+    program = "import sys, fairseq_plugins; fairseq_plugins.install(); assert 'torch._dynamo' not in sys.modules"
+    result = python("-c", program)
+    assert result.returncode == 0, result.stderr
+
+
+def import_twice(user_dir: str, found: Path) -> None:
+    importlib.import_module("fairseq_plugins")
+    import_user_module(Namespace(user_dir=user_dir))
+    found.write_text(str("convs2s" in ARCH_MODEL_REGISTRY))
+
+
+@pytest.mark.parametrize("user_dir", ["user_dir", str(USER_DIR)])
+def test_a_folder_registers_where_the_package_is_known_already(user_dir: str, tmp_path: Path) -> None:
+    assert forked(import_twice, user_dir, tmp_path) == "True"

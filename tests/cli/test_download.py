@@ -1,0 +1,89 @@
+"""Downloads that break off, go on, or are of something else."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from fairseq_plugins.cli.prepare import download as downloads
+from fairseq_plugins.cli.prepare.download import download
+from tests.cli.conftest import Server, url
+
+CONTENT = bytes(range(256)) * 1000
+SHA256 = "sha256:" + hashlib.sha256(CONTENT).hexdigest()
+
+
+@pytest.fixture(autouse=True)
+def served(server: Server) -> None:
+    server.files["/file.bin"] = CONTENT
+
+
+def test_a_part_that_breaks_off(server: Server, tmp_path: Path) -> None:
+    server.sizes = False
+    with pytest.raises(OSError, match="IncompleteRead"):
+        download(url(server), tmp_path / "file.bin", SHA256)
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_download_goes_on_where_it_broke_off(server: Server, tmp_path: Path, ranges: bool) -> None:
+    path, server.breaks, server.ranges = tmp_path / "file.bin", True, ranges
+    with pytest.raises(OSError, match=f"broke off after {len(CONTENT) // 2} of {len(CONTENT)} bytes"):
+        download(url(server), path, SHA256)
+    assert not path.exists()
+    server.breaks = False
+    download(url(server), path, SHA256)
+    assert path.read_bytes() == CONTENT
+    download(url(server), path, SHA256)  # is there
+    assert server.asked == [None, f"bytes={len(CONTENT) // 2}-"]
+
+
+def test_a_wrong_file_is_refused_and_not_continued(server: Server, tmp_path: Path) -> None:
+    server.files["/file.bin"] = CONTENT[:-1] + b"x"
+    with pytest.raises(ValueError, match=SHA256.removeprefix("sha256:")):
+        download(url(server), tmp_path / "file.bin", SHA256)
+    assert list(tmp_path.iterdir()) == []
+    server.files["/file.bin"] = CONTENT
+    download(url(server), tmp_path / "file.bin", SHA256)
+    with pytest.raises(OSError, match="404"):
+        download(url(server, "nothing"), tmp_path / "nothing")
+    nobody = "http://127.0.0.1:1/file.bin"
+    with pytest.raises(OSError, match=f"{nobody} to .*refused"):
+        download(nobody, tmp_path / "nothing")
+
+
+def test_a_download_that_was_stopped_at_its_very_end(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file.bin.partial").write_bytes(CONTENT)
+    download(url(server), tmp_path / "file.bin", SHA256)
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT
+
+
+def test_what_is_longer_than_the_file_is_none_of_it(server: Server, tmp_path: Path) -> None:
+    """As two processes have left it that wrote one file; also where there is no sum."""
+    (tmp_path / "file.bin.partial").write_bytes(CONTENT + b"more")
+    download(url(server), tmp_path / "file.bin")
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT
+
+
+def test_one_download_of_a_file_at_a_time(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetch = downloads._fetch
+
+    def meanwhile(*words: object) -> int | None:
+        with pytest.raises(ValueError, match=r"another call is downloading .*/file\.bin"):
+            download(url(server), tmp_path / "file.bin")
+        return fetch(*words)
+
+    monkeypatch.setattr(downloads, "_fetch", meanwhile)
+    download(url(server), tmp_path / "file.bin", SHA256)
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("error", [TimeoutError("timed out"), ConnectionResetError("reset by peer")])
+def test_what_breaks_off_is_named(server: Server, error: OSError, tmp_path: Path, monkeypatch) -> None:
+    def broken(*_: object) -> bytes:
+        raise error
+
+    monkeypatch.setattr("http.client.HTTPResponse.read", broken)
+    with pytest.raises(OSError, match=f"{url(server)} to .*: {error}"):
+        download(url(server), tmp_path / "file.bin")

@@ -1,0 +1,229 @@
+"""``fairseq-plugins export``: a checkpoint becomes a folder that translates as ``fairseq-interactive`` does."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
+from fairseq.tasks.translation_multi_simple_epoch import TranslationMultiSimpleEpochTask
+
+from fairseq_plugins.cli import main as cli
+from fairseq_plugins.cli.export import about_subwords
+from tests.commands import MAIN, USER_DIR, full_disk, own_user_dir, python, run, save_model
+from tests.conftest import enliven, random_model
+
+TEXT = "w1 w2 w3\nw4\nw19 w0 w7 w7\nnever seen\n"
+
+
+def checkpoint(data: Path, path: Path, architecture: str) -> Path:
+    """Of a random model."""
+    task = TranslationTask.setup_task(TranslationConfig(data=str(data), source_lang="src", target_lang="tgt"))
+    options = {"max_source_positions": 32, "max_target_positions": 32, "source_lang": "src", "target_lang": "tgt"}
+    options |= {"data": str(data), "criterion": "cross_entropy"}
+    args, model = random_model(architecture, task, **options, task="translation")
+    if architecture != "fconv_iwslt_de_en":
+        enliven(model)
+    return save_model(model, args, path)
+
+
+def export(*words: object) -> None:
+    cli.main(["export", *map(str, words)])
+
+
+def translate(folder: Path, *words: object) -> list[str]:
+    command = [sys.executable, "-I", str(folder / "translate.py"), "--threads", "1", *map(str, words)]
+    result = subprocess.run(command, input=TEXT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()
+
+
+def interactive(data: Path, path: Path, *words: object) -> list[str]:
+    command = [data, "--user-dir", USER_DIR, "--path", path, "--task", "translation_fast", "-s", "src", "-t", "tgt"]
+    text = path.with_name("text")
+    text.write_text(TEXT)
+    result = run("interactive", *command, "--buffer-size", 9, "--max-tokens", 2000, "--input", text, *words)
+    text.unlink()
+    return [line.split("\t", 2)[2] for line in result.stdout.splitlines() if line.startswith("D-")]
+
+
+def test_translates_as_fairseq_interactive(
+    data: Path, architecture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = checkpoint(data, tmp_path / "model.pt", architecture), tmp_path / "deep" / "an out"
+    export(path, out, "--data", data)
+    program = shlex.quote(str(out / "translate.py"))
+    assert capsys.readouterr().out == f"{out}: translate with python {program} < source.txt > translation.txt\n"
+    for words in (["--beam", 4, "--max-len-b", 9], ["--beam", 1, "--lenpen", 0.5, "--min-len", 4, "--max-len-b", 7]):
+        assert translate(out, *words) == interactive(data, path, *words)
+    readme = (out / "README.md").read_text()
+    assert "pip install numpy onnxruntime\n" in readme
+    assert 'Translator(".")' in readme
+
+
+def test_candidates_and_unknown_words(data: Path, tmp_path: Path) -> None:
+    path, lexicon = checkpoint(data, tmp_path / "model.pt", "convs2s_tiny"), tmp_path / "lexicon"
+    lexicon.mkdir()
+    (lexicon / "candidates.txt").write_text("".join(f"w{n} w{(n + 1) % 20} 0.5\n" for n in range(20)))
+    (lexicon / "frequent.txt").write_text("".join(f"w{n} 9\n" for n in range(20)))
+    (lexicon / "dictionary.txt").write_bytes("\ufeffnever translated\n".encode())
+    options = ["--candidates", lexicon, "--frequent-candidates", 8]
+    export(path, tmp_path / "out", "--data", data, *options)
+    words = ["--beam", 3, "--max-len-b", 9]
+    found = translate(tmp_path / "out", *words)
+    assert found == interactive(data, path, *options, *words)
+    assert found != interactive(data, path, *words)
+    words += ["--unkpen", -9, "--replace-unk", lexicon / "dictionary.txt"]
+    assert "translated" in " ".join(translate(tmp_path / "out", *words))
+    assert translate(tmp_path / "out", *words) == interactive(data, path, *options, *words)
+    (lexicon / "dictionary.txt").write_text("\n")
+    assert "never" in " ".join(translate(tmp_path / "out", *words))
+    (lexicon / "dictionary.txt").write_text("never translated\n\nnever translated at all\n")
+    with pytest.raises(AssertionError, match=r"dictionary\.txt: line 3 is not two words"):
+        translate(tmp_path / "out", *words)
+
+
+def test_imported_fconv(data: Path, tmp_path: Path) -> None:
+    path = checkpoint(data, tmp_path / "fconv.pt", "fconv_iwslt_de_en")
+    cli.main(["import-fconv", str(path), str(tmp_path / "model.pt")])
+    export(tmp_path / "model.pt", tmp_path / "out", "--data", data)
+    words = ["--beam", 3, "--max-len-b", 9]
+    assert translate(tmp_path / "out", *words) == interactive(data, tmp_path / "model.pt", *words)
+    with pytest.raises(SystemExit, match=r"holds FConvModel, and not a model of this plugin .*import-fconv"):
+        export(path, tmp_path / "other", "--data", data)
+
+
+def test_subwords_without_codes(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, subwords = checkpoint(data, tmp_path / "model.pt", "convs2s_tiny"), tmp_path / "subwords"
+    export(path, tmp_path / "words", "--data", data)
+    assert not capsys.readouterr().err
+    subwords.mkdir()
+    for dictionary in data.glob("dict.*.txt"):
+        (subwords / dictionary.name).write_text(dictionary.read_text().replace("w1 ", "w1@@ "))
+    export(path, tmp_path / "out", "--data", subwords)
+    assert "without --bpe-codes the folder takes only text that is in them" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "has_codes", "warning"),
+    [
+        (["a@@", "b"], True, None),
+        (["a", "b"], False, None),
+        (["a@@", "b"], False, "without --bpe-codes"),
+        (["a~~", "b"], True, "are they its codes"),
+        (["\u2581a", "\u2581b", "c@@"], True, "pieces of sentencepiece"),
+        (["\u2581", "b@@", "c@@"], False, "without --bpe-codes"),
+        (["\u2581a", "b"], False, "pieces of sentencepiece"),
+    ],
+)
+def test_units_that_codes_do_not_make_are_told(words: list[str], has_codes: bool, warning: str | None) -> None:
+    found = about_subwords(words, has_codes)
+    assert found == warning or (found is not None and warning is not None and warning in found)
+
+
+def test_both_dictionaries_and_the_languages_suffice(data: Path, tmp_path: Path) -> None:
+    path, only = checkpoint(data, tmp_path / "model.pt", "convs2s_tiny"), tmp_path / "only"
+    saved = torch.load(path, weights_only=False)
+    saved["args"].source_lang = saved["args"].target_lang = None  # as fairseq saves them where it has inferred them
+    torch.save(saved, path)
+    only.mkdir()
+    for dictionary in data.glob("dict.*.txt"):
+        shutil.copy(dictionary, only)
+    with pytest.raises(SystemExit, match="language pair"):
+        export(path, tmp_path / "out", "--data", only)
+    export(path, tmp_path / "out", "--data", only, "-s", "src", "-t", "tgt")
+    assert len(translate(tmp_path / "out")) == 4
+
+
+def test_a_task_that_puts_languages_into_text_is_refused(data: Path, tmp_path: Path) -> None:
+    """A folder would leave them out, and translate otherwise."""
+    path = checkpoint(data, tmp_path / "model.pt", "convs2s_tiny")
+    options = ArgumentParser()
+    TranslationMultiSimpleEpochTask.add_args(options)
+    of_task = options.parse_args([str(data), "--langs", "src,tgt", "--lang-pairs", "src-tgt"])
+    of_model = torch.load(path, weights_only=False)["args"]
+    args = Namespace(**vars(of_model) | vars(of_task) | {"task": "translation_multi_simple_epoch", "seed": 1})
+    task = TranslationMultiSimpleEpochTask.setup_task(args)
+    save_model(ARCH_MODEL_REGISTRY[args.arch].build_model(args, task), args, path)
+    with pytest.raises(SystemExit, match="TranslationMultiSimpleEpochTask, and a folder knows only"):
+        export(path, tmp_path / "out", "--data", data)
+
+
+def test_an_architecture_of_ones_own(data: Path, tmp_path: Path) -> None:
+    """It is registered by a user directory; without it, the error says which architecture that is."""
+    pytest.importorskip("matplotlib")  # for plot-attention
+    path = checkpoint(data, tmp_path / "model.pt", "convs2s_tiny")
+    saved = torch.load(path, weights_only=False)
+    saved["args"].arch = "convs2s_of_mine"
+    torch.save(saved, path)  # as fairseq wrote it before hydra
+    with pytest.raises(SystemExit, match=r"model\.pt .*'convs2s_of_mine' is an architecture that is not registered"):
+        export(path, tmp_path / "out", "--data", data)
+    options = {**vars(saved.pop("args")), "_name": "convs2s_of_mine"}
+    torch.save({**saved, "cfg": {"model": options, "task": {**options, "_name": "translation"}}}, path)
+    with pytest.raises(SystemExit, match=r"model\.pt holds a model of the architecture convs2s_of_mine, which"):
+        export(path, tmp_path / "out", "--data", data)
+    mine, picture = own_user_dir(tmp_path), tmp_path / "picture.svg"
+    for words in (
+        ["export", path, tmp_path / "out", "--data", data, "--user-dir", mine],
+        ["plot-attention", data, "--path", path, "--input", "w1", "--output", picture, "--user-dir", mine],
+    ):
+        result = python("-c", MAIN, *words)
+        assert result.returncode == 0, result.stderr
+    assert len(translate(tmp_path / "out")) == 4
+
+
+def test_a_full_disk_and_a_kill_leave_no_folder(data: Path, tmp_path: Path) -> None:
+    """The error names the folder; the next call removes what a killed one has left."""
+    path, out = checkpoint(data, tmp_path / "model.pt", "convs2s_tiny"), tmp_path / "out"
+    with full_disk(100_000), pytest.raises(SystemExit, match="out was not written: File too large"):
+        export(path, out, "--data", data)
+    assert sorted(tmp_path.iterdir()) == [path]
+    killed = multiprocessing.get_context("fork").Process(target=be_killed_in_export, args=(path, out, data))
+    killed.start()
+    killed.join()
+    assert [left.is_dir() for left in tmp_path.iterdir()].count(True) == 1
+    export(path, out, "--data", data)
+    assert sorted(tmp_path.iterdir()) == [path, out]
+    assert "SHA256SUMS" in {file.name for file in out.iterdir()}
+
+
+def be_killed_in_export(path: Path, out: Path, data: Path) -> None:
+    hashlib.sha256 = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+    export(path, out, "--data", data)
+
+
+def test_what_cannot_be_exported(data: Path, tmp_path: Path) -> None:
+    """Nothing is left behind."""
+    path = checkpoint(data, tmp_path / "model.pt", "convs2s_tiny")
+    (tmp_path / "text").write_text("no checkpoint")
+    (tmp_path / "there").mkdir()
+    (tmp_path / "nowhere").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "fastbpe").write_text("t h 1234\n")  # codes of another program, at which subword-nmt ends the process
+    before = sorted(tmp_path.iterdir())
+    for words, message in (
+        ([tmp_path / "nothing.pt", tmp_path / "out"], r"there is no file .*nothing\.pt"),
+        ([f"{path}:{path}", tmp_path / "out"], "no ensemble"),
+        ([tmp_path / "text", tmp_path / "out"], "text"),
+        ([path, tmp_path / "there"], "there exists already"),
+        ([path, tmp_path / "nowhere"], "nowhere exists already"),
+        ([path, tmp_path / "out", "--bpe-codes", tmp_path / "codes"], "there is no file .*codes"),
+        ([path, tmp_path / "out", "--bpe-codes", tmp_path / "fastbpe"], "fastbpe holds no BPE codes of subword-nmt"),
+        ([path, tmp_path / "out", "--data", tmp_path / "dta"], "dta is no folder"),
+        ([path, tmp_path / "out", "--data", data, "--candidates", tmp_path], r"frequent\.txt does not exist"),
+        ([path, tmp_path / "out", "--data", data, "--frequent-candidates", 0], "go with --candidates"),
+        ([path, tmp_path / "out", "--data", tmp_path], r"dict\.\w+\.txt does not exist: --data DATA_BIN"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            export(*words)
+    assert sorted(tmp_path.iterdir()) == before

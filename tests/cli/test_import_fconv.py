@@ -1,0 +1,160 @@
+"""Coming from fairseq's fconv: old and new checkpoints translate as fairseq translates them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+from fairseq.models.fconv import FConvModel
+
+from fairseq_plugins.cli import main as cli
+from fairseq_plugins.convs2s.fconv import convert_parameters
+from tests.commands import full_disk
+from tests.common.test_generation import assert_same, generate
+from tests.conftest import enliven, random_model
+
+OPTIONS = {
+    "encoder_layers": "[(16, 3)] * 2 + [(24, 3)]",
+    "decoder_layers": "[(16, 3)] * 2 + [(24, 3)]",
+    "encoder_embed_dim": 12,
+    "decoder_embed_dim": 12,
+    "decoder_out_embed_dim": 12,
+    "max_source_positions": 64,
+    "max_target_positions": 64,
+}
+
+
+@pytest.fixture
+def fconv(task) -> FConvModel:
+    _, model = random_model("fconv", task, **OPTIONS)
+    enliven(model)
+    for name, parameter in model.named_parameters():
+        if name.endswith("weight_g"):
+            parameter.data.mul_(torch.rand_like(parameter) + 0.5)  # trained: no longer the norm of weight_v
+    return model.eval()
+
+
+def save(path: Path, model: dict[str, torch.Tensor], data: Path, **options: Any) -> Path:
+    """A checkpoint as fairseq wrote them in 2017: an ``args`` namespace, and little else."""
+    args = Namespace(data=str(data), source_lang="src", target_lang="tgt", **{"arch": "fconv", **OPTIONS, **options})
+    history = [{"criterion_name": "CrossEntropyCriterion", "best_loss": 4.0, "optimizer": {}}]
+    extra = {"epoch": 3, "batch_offset": 0, "val_loss": 4.0}
+    torch.save({"args": args, "model": model, "optimizer_history": history, "extra_state": extra}, path)
+    return path
+
+
+def first_version(parameters: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same weights with one magnitude for each kernel position in the decoder, and stale linearised weights."""
+    old = {name: value.clone() for name, value in parameters.items() if name != "decoder.version"}
+    for name in [name for name in old if re.fullmatch(r"decoder\.convolutions\.\d+\.weight_v", name)]:
+        prefix = name.removesuffix("weight_v")
+        weight = torch._weight_norm(old[name], old[prefix + "weight_g"], 2)
+        old[prefix + "weight_g"] = torch.linalg.vector_norm(weight, dim=(1, 2), keepdim=True)
+        old[prefix + "weight_v"] = weight * (torch.rand(weight.size(0), 1, 1) + 0.5)
+        old[prefix + "_linearized_weight"] = torch.full((weight.size(2), weight[..., 0].numel()), float("nan"))
+    return old
+
+
+@pytest.fixture
+def data(tmp_path: Path, dictionary) -> Path:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for language in ("src", "tgt"):
+        dictionary.save(str(folder / f"dict.{language}.txt"))
+    return folder
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("prepared", [False, True])
+@torch.no_grad()
+def test_translates_as_fairseq_does(tmp_path, data, dictionary, sentences, fconv, version: int, prepared: bool) -> None:
+    parameters = fconv.state_dict()
+    old = save(tmp_path / "old.pt", first_version(parameters) if version == 1 else parameters, data)
+    cli.main(["import-fconv", str(old), str(tmp_path / "new.pt")])
+    (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(tmp_path / "new.pt")])
+    assert type(model).__name__ == "ConvS2SModel"
+    assert model.max_positions() == (62, 62)
+    if prepared:
+        model.make_generation_fast_(beamable_mm_beam_size=5, need_attn=True)
+    source = sentences([9, 3, 6, 1]).cpu()
+    assert_same(generate([model], dictionary, source), generate([fconv], dictionary, source))
+
+
+@torch.no_grad()
+def test_keeps_what_fairseq_would_have_filled_in(tmp_path, data, task, capsys) -> None:
+    """Options that an old checkpoint leaves out had the defaults of its architecture."""
+    parameters = random_model("fconv_iwslt_de_en", task)[1].state_dict()
+    old = Namespace(arch="fconv_iwslt_de_en", data=str(data), source_lang="src", target_lang="tgt", max_positions=64)
+    state = {"args": old, "model": parameters, "optimizer_history": [{"criterion_name": "x", "best_loss": 4.0}]}
+    torch.save({**state, "extra_state": {"epoch": 1}}, tmp_path / "old.pt")
+    new = str(tmp_path / "a new.pt")
+    cli.main(["import-fconv", str(tmp_path / "old.pt"), new])
+    assert shlex.split(capsys.readouterr().out)[-2:] == ["--path", new]
+    (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([new])
+    assert [convolution.kernel for convolution in model.decoder.convolutions] == [3, 3, 3]
+
+
+def fails(*arguments: object) -> str:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["import-fconv", *map(str, arguments)])
+    return str(stop.value)
+
+
+def test_refuses_what_it_cannot_convert(tmp_path, data, fconv) -> None:
+    assert f"there is no file {tmp_path / 'nowhere.pt'}" in fails(tmp_path / "nowhere.pt", tmp_path / "new.pt")
+
+    checkpoint = save(tmp_path / "old.pt", fconv.state_dict(), data)
+    assert "old.pt exists already" in fails(checkpoint, checkpoint)
+
+    (tmp_path / "link").symlink_to("nowhere")
+    assert "link exists already" in fails(checkpoint, tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+
+    other = save(tmp_path / "other.pt", fconv.state_dict(), data, arch="transformer")
+    assert "'transformer', of the family transformer, and not one" in fails(other, tmp_path / "new.pt")
+    ours = save(tmp_path / "ours.pt", fconv.state_dict(), data, arch="convs2s_tiny")
+    assert "'convs2s_tiny', of the family convs2s, and not one" in fails(ours, tmp_path / "new.pt")
+
+    more = save(tmp_path / "more.pt", {**fconv.state_dict(), "decoder.gate.weight": torch.zeros(1)}, data)
+    assert "decoder.gate.weight is not a parameter of fairseq's fconv" in fails(more, tmp_path / "new.pt")
+
+    large = {**fconv.state_dict(), "encoder.fc1.bias": torch.zeros(1).expand(10**12)}  # in a file of some kilobytes
+    blown_up = save(tmp_path / "blown_up.pt", large, data)
+    assert "encoder.fc1.bias is a tensor of 4000000000000 bytes" in fails(blown_up, tmp_path / "new.pt")
+
+    (tmp_path / "text.pt").write_text("not a checkpoint")
+    assert "text.pt" in fails(tmp_path / "text.pt", tmp_path / "new.pt")
+    assert not (tmp_path / "new.pt").exists()
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path, data, fconv) -> None:
+    checkpoint = save(tmp_path / "old.pt", fconv.state_dict(), data)
+    before = sorted(tmp_path.iterdir())
+    with full_disk(1000):
+        assert "new.pt was not written: File too large" in fails(checkpoint, tmp_path / "new.pt")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("magnitude", "direction"),
+    [
+        (torch.ones(4, 1), torch.ones(20_000, 0, 20_000)),
+        (torch.ones(4, 1), torch.ones(1).expand(20_000, 1, 20_000)),
+        (torch.ones(4, 1), torch.ones(1).expand(4, 1)),
+        (torch.ones(1, 20_000), torch.ones(20_000, 1)),
+        (torch.ones(20_000, 1, 1), torch.ones(1, 20_000)),
+        (torch.ones(3, 1), torch.ones(4, 5)),
+    ],
+    ids=["no numbers", "repeated", "a few repeated", "two that stretch", "a dimension more", "other outputs"],
+)
+def test_few_numbers_do_not_become_many(magnitude: torch.Tensor, direction: torch.Tensor) -> None:
+    """A file of a few kilobytes asked for gigabytes."""
+    parameters = {"encoder.fc1.weight_g": magnitude, "encoder.fc1.weight_v": direction}
+    with pytest.raises(ValueError, match=r"weight_v is no tensor that holds|a magnitude of"):
+        convert_parameters(parameters)

@@ -1,0 +1,278 @@
+"""The lexicon: its three files from links that are known, from eflomal itself, and what is refused."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pytest
+from fairseq.utils import load_align_dict
+
+from fairseq_plugins.cli import lexicon
+from fairseq_plugins.cli import main as cli
+from tests.commands import full_disk
+
+FILES = ["candidates.txt", "dictionary.txt", "frequent.txt"]
+# In the place of eflomal-align: it writes the links that lie beside it.
+ALIGNER = f"""#!{sys.executable}
+import pathlib, sys
+for side in ("forward", "reverse"):
+    links = pathlib.Path(__file__).with_name(side).read_text()
+    pathlib.Path(sys.argv[sys.argv.index(f"--{{side}}-links") + 1]).write_text(links)
+"""
+
+
+def make_lexicon(folder: Path, *options: object) -> None:
+    sides = [option for side in ("source", "target") for option in (f"--{side}", folder / side)]
+    cli.main(["lexicon", *map(str, [*sides, "--output", folder / "lexicon", *options])])
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in (folder / "lexicon").iterdir()}
+
+
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The scripts folder of an environment, and nothing in the PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setattr(sys, "executable", str(folder / "python"))
+    monkeypatch.setenv("PATH", "")
+    return folder
+
+
+@pytest.fixture
+def aligner(environment: Path) -> Path:
+    """A stand-in for eflomal-align, which gives the links in the files ``forward`` and ``reverse`` beside it."""
+    aligner = environment / "eflomal-align"
+    aligner.write_text(ALIGNER)
+    aligner.chmod(0o755)
+    return aligner
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, aligner: Path) -> Path:
+    """Three pairs, one of them empty, and their links."""
+    (tmp_path / "source").write_text("a b C\n\nb b a\n", encoding="utf-8")
+    (tmp_path / "target").write_text("x Y\n\nY x ä Y\n", encoding="utf-8")
+    aligner.with_name("forward").write_text("0-0 1-1 2-1\n0-0 1-0 2-2\n")
+    aligner.with_name("reverse").write_text("0-0\n1-0 0-3 1-1\n")
+    return tmp_path
+
+
+def test_the_files(corpus: Path) -> None:
+    """a: x twice, ä once.  b: Y once, three times and once again, x once.  C: Y.  Y is the most frequent, then x."""
+    make_lexicon(corpus)
+    assert contents(corpus) == {
+        "dictionary.txt": b"C Y\na x\nb Y\n",
+        "candidates.txt": "C Y 1\na x 0.666667\na ä 0.333333\nb Y 0.833333\nb x 0.166667\n".encode(),
+        "frequent.txt": "Y 3\nx 2\nä 1\n".encode(),
+    }
+    assert load_align_dict(str(corpus / "lexicon" / "dictionary.txt")) == {"C": "Y", "a": "x", "b": "Y"}
+
+
+def test_equally_likely_translations(corpus: Path, aligner: Path) -> None:
+    """The more frequent one first, then in the order of characters; those of which there are too many are left out."""
+    (corpus / "target").write_text("x z\n\nz x y w\n", encoding="utf-8")
+    aligner.with_name("forward").write_text("0-0 0-1\n2-2 2-3\n")
+    aligner.with_name("reverse").write_text("\n2-2 2-3\n")
+    make_lexicon(corpus)
+    assert contents(corpus)["candidates.txt"] == b"a w 0.333333\na y 0.333333\na x 0.166667\na z 0.166667\n"
+    assert contents(corpus)["frequent.txt"] == b"x 2\nz 2\nw 1\ny 1\n"
+
+    aligner.with_name("reverse").write_text("\n\n")
+    make_lexicon(corpus, "--max-candidates", 3)
+    assert contents(corpus)["candidates.txt"] == b"a x 0.25\na z 0.25\na w 0.25\n"
+    assert contents(corpus)["dictionary.txt"] == b"a x\n"
+
+
+def test_words_are_those_of_fairseq(corpus: Path) -> None:
+    """Line ends of Windows, tabs, odd spaces and a missing last line end change nothing."""
+    make_lexicon(corpus)
+    plain = contents(corpus)
+    (corpus / "source").write_bytes("a\tb \u2028C\r\n \r\nb\x0b b\u00a0a\r\n".encode())
+    (corpus / "target").write_bytes(" x Y\n\nY x ä\x85Y".encode())
+    make_lexicon(corpus)
+    assert contents(corpus) == plain
+
+
+def test_the_aligner_may_be_anywhere_in_the_path(corpus: Path, aligner: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(corpus / "python"))
+    monkeypatch.setenv("PATH", str(aligner.parent))
+    make_lexicon(corpus)
+    assert sorted(contents(corpus)) == FILES
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        (b"a\n", b"x\ny\nz\n", "target has 3 lines, .*source 1: line 2 of .*target has no partner"),
+        (b"a\nb\nc", b"x\n", "source has 3 lines, .*target 1: line 2 of .*source has no partner"),
+        (b"a\n\n", b"x\ny\n", "line 2 of .*source is empty, and that of .*target is not"),
+        (b"a\nb\n", b"x\n \n", "line 2 of .*target is empty, and that of .*source is not"),
+        (b"a\nb\n", b"x\n\xff\n", "line 2 of .*target is not UTF-8"),
+        (b"a\nb\rc\n", b"x\ny\n", "line 2 of .*source has a carriage return inside"),
+        (b"a\n\0\n", b"x\ny\n", "line 2 of .*source has a NUL"),
+        (b"\n", b"\n", "hold no sentences"),
+    ],
+)
+def test_corrupt_input_is_refused_before_anything_is_written(
+    corpus: Path, source: bytes, target: bytes, message: str
+) -> None:
+    (corpus / "source").write_bytes(source)
+    (corpus / "target").write_bytes(target)
+    with pytest.raises(SystemExit, match=message):
+        make_lexicon(corpus)
+    assert not (corpus / "lexicon").exists()
+
+
+def test_no_candidates_are_refused(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        make_lexicon(corpus, "--max-candidates", 0)
+    assert "--max-candidates: expected a number from 1 on, got '0'" in capsys.readouterr().err
+
+
+def test_a_file_in_the_place_of_the_folder_is_kept(corpus: Path) -> None:
+    (corpus / "lexicon").write_text("precious")
+    with pytest.raises(SystemExit, match="lexicon exists already and is no folder"):
+        make_lexicon(corpus)
+    assert (corpus / "lexicon").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("echo first >&2; seq 1 9 >&2; exit 3", r"eflomal-align failed with status 3:\n5\n6\n7\n8\n9$"),
+        ('echo 0-0 >"$7"; echo 0-0 >"$9"', "eflomal-align wrote the links of 1 sentence pairs out of 2"),
+        (r'printf "\n\n" >"$7"; printf "\n\n" >"$9"', "eflomal-align linked no words"),
+        (r'printf "\n\n\n" >"$7"; printf "0-0\n\n" >"$9"', "the links of more than 2 sentence pairs"),
+        (r'printf "0-0\n0-4\n" >"$7"; printf "\n\n" >"$9"', "wrote '0-4' in line 2, of 3 source and 4 target words"),
+        (r'printf "0-0 x\n\n" >"$7"; printf "\n\n" >"$9"', "wrote 'x' in line 1, of 3 source and 2 target words"),
+        (r'printf "0-0 -1-0\n\n" >"$7"; printf "\n\n" >"$9"', "wrote '-1-0' in line 1"),
+        (r'printf "\377\n\n" >"$7"; printf "\n\n" >"$9"', "wrote '\ufffd' in line 1"),
+        ("exit 0", "No such file or directory"),
+    ],
+)
+def test_a_failure_of_the_aligner_leaves_the_old_lexicon(
+    corpus: Path, aligner: Path, program: str, message: str
+) -> None:
+    make_lexicon(corpus)
+    old = contents(corpus)
+    aligner.write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\n{program}\n")
+    with pytest.raises(SystemExit, match=message):
+        make_lexicon(corpus)
+    assert contents(corpus) == old
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_full_disk_leaves_the_old_lexicon(corpus: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_lexicon(corpus)
+    old = contents(corpus)
+    lines = [["x" * 300 if each == name else "x"] for each in lexicon.FILES]
+    monkeypatch.setattr(lexicon, "contents", lambda *_: lines)
+    with full_disk(200), pytest.raises(SystemExit, match=f"lexicon/{name} was not written: File too large"):
+        make_lexicon(corpus)
+    assert contents(corpus) == old
+
+
+def test_a_text_that_is_read_is_not_written_over(corpus: Path) -> None:
+    (corpus / "lexicon").mkdir()
+    (corpus / "source").rename(corpus / "lexicon" / "dictionary.txt")
+    (corpus / "source").symlink_to(corpus / "lexicon" / "dictionary.txt")
+    with pytest.raises(SystemExit, match=r"dictionary\.txt is also to be read"):
+        make_lexicon(corpus)
+    assert list(contents(corpus)) == ["dictionary.txt"]
+
+
+def test_a_killed_call_leaves_nothing_for_long(corpus: Path, aligner: Path) -> None:
+    """The next one removes it; the user's files stay, and so do those of a call that is still at work."""
+    working = aligner.read_text()
+    aligner.write_text("#!/bin/sh\nkill -9 $PPID\n")
+    killed = multiprocessing.get_context("fork").Process(target=make_lexicon, args=(corpus,))
+    killed.start()
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL
+    left = sorted(contents(corpus))
+    assert left
+    mine = [f"{name}.{os.uname().nodename}-{who}.tmp" for name in FILES for who in ("mine", os.getppid())]
+    for name in mine:
+        (corpus / "lexicon" / name).touch()
+    aligner.write_text(working)
+    make_lexicon(corpus)
+    assert sorted(contents(corpus)) == sorted([*FILES, *mine])
+
+
+def test_a_missing_aligner_is_named(corpus: Path, aligner: Path) -> None:
+    aligner.unlink()
+    with pytest.raises(SystemExit, match=r"not installed: pip install --no-build-isolation eflomal"):
+        make_lexicon(corpus)
+    assert not (corpus / "lexicon").exists()
+
+
+@pytest.mark.parametrize("path", ["", ":", "nowhere::"])
+def test_a_program_in_the_working_folder_is_not_run(
+    corpus: Path, aligner: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(corpus / "python"))
+    monkeypatch.setenv("PATH", path)
+    monkeypatch.chdir(aligner.parent)
+    with pytest.raises(SystemExit, match="eflomal-align is not installed"):
+        make_lexicon(corpus)
+
+
+@pytest.fixture(scope="module")
+def translated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """300 sentences translated word for word, with neighbours swapped and an article before every third word."""
+    generator = random.Random(1)
+    folder = tmp_path_factory.mktemp("translated")
+    with (folder / "source").open("w") as source, (folder / "target").open("w") as target:
+        for _ in range(300):
+            words = generator.sample(range(60), generator.randint(3, 9))
+            translations = list(words)
+            for place in range(0, len(words) - 1, 2):
+                if generator.random() < 0.5:
+                    translations[place : place + 2] = reversed(translations[place : place + 2])
+            print(*(f"Word{word}" for word in words), file=source)
+            print(*(f"the Wort{word}" if word % 3 == 0 else f"Wort{word}" for word in translations), file=target)
+        # One more than eflomal takes: it must not shift the links of others.
+        print(*["long"] * 1024, file=source)
+        print(*["lang"] * 1024, file=target)
+        print("Word1", file=source)
+        print("Wort1", file=target)
+    return folder
+
+
+def test_eflomal_finds_the_translations(translated: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        lexicon.find_aligner()
+    except ValueError as error:
+        pytest.skip(str(error))
+    make_lexicon(translated)
+    assert "not aligned, for more than 1023 words: 1 of 302 sentence pairs" in capsys.readouterr().err
+
+    folder = translated / "lexicon"
+    assert sorted(contents(translated)) == FILES
+    dictionary = load_align_dict(str(folder / "dictionary.txt"))
+    assert dictionary == {f"Word{word}": f"Wort{word}" for word in range(60)}
+
+    best: dict[str, str] = {}
+    probabilities: defaultdict[str, list[float]] = defaultdict(list)
+    for line in (folder / "candidates.txt").read_text().splitlines():
+        source, target, probability = line.split(" ")
+        best.setdefault(source, target)
+        probabilities[source].append(float(probability))
+    assert best == dictionary
+    for values in probabilities.values():
+        assert values == sorted(values, reverse=True)
+        assert sum(values) == pytest.approx(1, abs=1e-4)
+        assert values[0] > 0.5
+
+    counts = Counter((translated / "target").read_text().split())
+    lines = [line.split(" ") for line in (folder / "frequent.txt").read_text().splitlines()]
+    assert {word: int(count) for word, count in lines} == counts
+    assert [word for word, _ in lines] == sorted(counts, key=lambda word: (-counts[word], word))

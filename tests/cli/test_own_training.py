@@ -1,0 +1,141 @@
+"""How own-data trains: with which options, until when, and what it tells."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from fairseq_plugins.cli.own_data import training as own_training
+from fairseq_plugins.cli.plots.loss import read_curve
+from fairseq_plugins.common.model import TranslationModel
+from fairseq_plugins.conv_encoder import ConvEncoderModel
+from fairseq_plugins.convs2s import ConvS2SModel
+from fairseq_plugins.weighted_transformer import WeightedTransformerModel
+from tests.cli.test_own_data import TINY
+from tests.commands import run
+
+
+@pytest.fixture(autouse=True)
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """fairseq is not imported again for each training."""
+
+    def lines(command: str, *words: object) -> Iterator[str]:
+        result = run(command, *words)
+        yield from (result.stdout + result.stderr).splitlines(keepends=True)
+
+    monkeypatch.setattr(own_training, "fairseq_lines", lines)
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "options"),
+    [
+        # As examples/multi30k/conv_encoder.sh.
+        (
+            ConvS2SModel,
+            (29_000, 420_000),
+            "--max-tokens 1500 --dropout 0.2 --clip-norm 1 --adam-betas (0.9,0.98) --lr 0.004 --warmup-updates 100",
+        ),
+        (
+            TranslationModel,
+            (4_500_000, 130_000_000),
+            "--max-tokens 4000 --dropout 0.1 --lr 0.00063 --warmup-updates 4000",
+        ),
+        (WeightedTransformerModel, (29_000, 420_000), "--optimizer simplex_adam --warmup-updates 400"),
+    ],
+)
+def test_training_settings(model: type[TranslationModel], size: tuple[int, int], options: str) -> None:
+    settings = own_training.training_settings(model, *size)
+    options += " --patience 5 --no-epoch-checkpoints"
+    assert [option for option in options.split(" --") if option.removeprefix("--") not in settings] == []
+
+
+def test_the_time_that_a_training_takes_is_told_where_it_is_known() -> None:
+    """Within a sixth of the epochs that trainings took; another family or a large text is not guessed at."""
+    for pairs, took in ((1800, 13), (4800, 16), (29_000, 24)):
+        assert ConvS2SModel.usual_epochs(pairs) == pytest.approx(took, rel=1 / 6)
+    for model, pairs in ((ConvEncoderModel, 2000), (ConvS2SModel, 200_000)):
+        assert model.usual_epochs(pairs) == float("inf")
+
+
+def test_a_training_that_leaves_no_model_is_not_finished(data: Path, tmp_path: Path) -> None:
+    wishes = shlex.split(f"{TINY} --save-interval 9")
+    training = own_training.Training("convs2s_tiny", tmp_path / "save", wishes)
+    with pytest.raises(ValueError, match=r"training has ended without .*/save/checkpoint_best\.pt: by --train, it has"):
+        training.run(data, data.parent / "train.tgt", ["-s", "src", "-t", "tgt"])
+
+
+def test_a_training_that_goes_on_tells_so_in_the_same_log(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the form that its curve is drawn from, whatever the user asks for."""
+    curves = []
+    for epochs in (1, 2):
+        wishes = [*shlex.split(TINY), "--max-epoch", str(epochs), "--log-format", "simple"]
+        wishes += ["--best-checkpoint-metric", "nll_loss"]
+        training = own_training.Training("convs2s_tiny", tmp_path / "save", wishes)
+        training.run(data, data.parent / "train.tgt", ["-s", "src", "-t", "tgt"])
+        curves.append(read_curve(tmp_path / "save" / "train.log"))
+    assert [len(curve) for curve in curves] == [1, 2]
+    assert curves[1][:1] == curves[0]
+    training.run(data, data.parent / "train.tgt", [])
+    told = capsys.readouterr().err
+    assert "nothing is left to train" not in told  # by --max-epoch, which fairseq looks at itself
+    training = own_training.Training("convs2s_tiny", tmp_path / "save", [*wishes, "--max-update", "2"])
+    training.run(data, data.parent / "train.tgt", [])
+    assert re.search(r"^nothing is left to train: \d+ updates", capsys.readouterr().err, flags=re.MULTILINE)
+    told_of = re.findall(r"^epoch (\d), .* loss [\d.]+, nll_loss [\d.]+, the best so far", told, flags=re.MULTILINE)
+    assert told_of == ["1", "2"]
+    assert "it ends after 5 validations in a row without improvement or 2 epochs." in told
+
+
+@pytest.mark.parametrize(
+    ("wishes", "left_out"),
+    [
+        ("--criterion cross_entropy", {"--label-smoothing"}),
+        ("--optimizer nag --momentum 0.99", {"--adam-betas"}),
+        ("--lr-scheduler anneal_after_plateau", {"--warmup-updates"}),
+        ("--optimizer=adafactor --lr-scheduler fixed --clip-norm 0.1", {"--adam-betas"}),
+    ],
+)
+def test_the_parts_of_a_training_may_be_others(wishes: str, left_out: set[str], tmp_path: Path) -> None:
+    """What is chosen for the criterion, the optimizer and the schedule goes with them."""
+    chosen = own_training.training_settings(ConvS2SModel, 9, 9).split()
+    kept = own_training.Training("convs2s_tiny", tmp_path, shlex.split(wishes)).settings(9, 9)
+    assert {word for word in chosen if word.startswith("--")} - {*kept} == left_out
+    assert own_training.Training("convs2s_tiny", tmp_path, ["--lr", "1"]).settings(9, 9) == chosen
+
+
+@pytest.mark.parametrize(
+    ("wishes", "precision"),
+    [
+        ("", "fp16"),
+        ("--memory-efficient-fp16", "fp16"),
+        ("--bf16", "bf16"),
+        ("--memory-efficient-bf16", "bf16"),
+        ("--amp", "amp"),
+        ("--cpu", "cpu"),
+    ],
+)
+def test_half_precision_is_for_a_gpu_and_no_other_wish(
+    wishes: str, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As fairseq takes the options; it ends with an error where two precisions are asked for."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    training = own_training.Training("weighted_transformer_tiny", tmp_path, wishes.split())
+    chosen = own_training.parse(["DATA_BIN", *training.own, *training.settings(9, 9), *training.wishes])
+    assert [name for name in ("fp16", "bf16", "amp", "cpu") if getattr(chosen, name)] == [precision]
+    assert chosen.fp16_no_flatten_grads
+
+
+def test_another_schedule_needs_a_rate(tmp_path: Path) -> None:
+    """The Weighted Transformer's own has none, and fairseq's default is far too large."""
+    wishes = ["--lr-scheduler", "inverse_sqrt"]
+    with pytest.raises(ValueError, match="--train: --lr-scheduler inverse_sqrt needs --lr"):
+        own_training.Training("weighted_transformer_tiny", tmp_path, wishes)
+    own_training.Training("weighted_transformer_tiny", tmp_path, [*wishes, "--lr", "0.001"])
+    own_training.Training("weighted_transformer_tiny", tmp_path, [])

@@ -1,0 +1,169 @@
+"""Reading, cleaning and tokenising text, beside what other libraries and plain Python make of it."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
+
+from fairseq_plugins.cli.own_data import parallel_text
+
+
+def test_the_papers_filters() -> None:
+    lengths = [(175, 175), (176, 3), (3, 176), (2, 3), (3, 2), (2, 4), (0, 1), (1, 0)]
+    pairs = [(" ".join("a" * source), " ".join("b" * target)) for source, target in lengths]
+    kept = [(len(s.split()), len(t.split())) for s, t in parallel_text.clean(pairs, 175, None)]
+    assert kept == [(175, 175), (2, 3), (3, 2), (2, 4)]
+    kept = [(len(s.split()), len(t.split())) for s, t in parallel_text.clean(pairs, 175, 1.5)]
+    assert kept == [(175, 175), (2, 3), (3, 2)]
+
+
+def test_test_sets_are_read_as_sacrebleu_reads_them(tmp_path: Path) -> None:
+    path = tmp_path / "newstest-src.en.sgm"
+    path.write_text(
+        '<srcset setid="x">\n<doc>\n<p>\n<seg id="1">A “word”  &amp; more.</seg>\n<seg id="2"> two\u2028lines </seg>\n'
+        "</p>\n<seg id='3'></seg>\n</doc></srcset>\n",
+        encoding="utf-8",
+    )
+    reader = FakeSGMLDataset("x", data=[], description="", citation="", md5=[], langpairs={})
+    reader._convert_format(str(path), str(tmp_path / "plain"))
+    ours = list(parallel_text.read_text(path, "en"))
+    assert len(ours) == 3
+    assert ours == (tmp_path / "plain").read_text(encoding="utf-8").removesuffix("\n").split("\n")
+
+
+def test_formats(tmp_path: Path) -> None:
+    unit = "<tu><tuv xml:lang='en'><seg>one <b>x</b>\n two</seg></tuv><tuv xml:lang='RO'><seg>unu</seg></tuv></tu>"
+    tmx = f"<tmx><body>{unit}<tu><tuv xml:lang='ro'/></tu></body></tmx>"
+    (tmp_path / "a.tmx.gz").write_bytes(gzip.compress(tmx.encode()))
+    assert list(parallel_text.read_text(tmp_path / "a.tmx.gz", "en")) == ["one x two", ""]
+    assert list(parallel_text.read_text(tmp_path / "a.tmx.gz", "ro")) == ["unu", ""]
+    (tmp_path / "b.tmx").write_text(tmx.replace("'en'", "'en-US'"))
+    for language in ("en", "EN", "en-us", "en-US"):
+        assert list(parallel_text.read_text(tmp_path / "b.tmx", language)) == ["one x two", ""]
+    code = "Press <bpt i='1'>&lt;b&gt;</bpt>OK<ept i='1'>&lt;/b&gt;</ept><ph>{1}</ph>."
+    old = f"<tmx xmlns='x'><body><tu><tuv lang='EN_GB'><seg>{code}</seg></tuv></tu></body></tmx>"
+    (tmp_path / "old.TMX").write_text(old)
+    assert list(parallel_text.read_text(tmp_path / "old.TMX", "en")) == ["Press OK."]
+    (tmp_path / "train.tags.de-en.de").write_text(
+        "<url>u</url>\n<title>Ein Titel</title>\n Satz. \n<talkid>1</talkid>\n"
+    )
+    assert list(parallel_text.read_text(tmp_path / "train.tags.de-en.de", "de")) == ["Ein Titel", " Satz. "]
+    (tmp_path / "odd.en").write_bytes("a\x85b\r\nc\u2028d\n".encode())
+    assert list(parallel_text.read_text(tmp_path / "odd.en", "en")) == ["a\x85b", "c\u2028d"]
+    for name, content in (("bad.en", b"\xff"), ("bad.gz", b"plain"), ("bad.tmx", b"<tmx>")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=name):
+            list(parallel_text.read_text(tmp_path / name, "en"))
+
+
+@pytest.mark.parametrize("line", ["<seg " * 40_000, "<seg>" * 40_000, "<seg" * 10_000 + ">" + "</seg" * 10_000])
+def test_many_beginnings_of_a_sentence_take_no_time(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "test.sgm"
+    path.write_text(f"{line}\n<seg id='1'> a  b </seg> <seg>c</seg>\n<seg\n")
+    began = time.process_time()
+    assert list(parallel_text.read_text(path, "en")) == ["a b"]
+    assert time.process_time() - began < 0.5
+
+
+def test_a_byte_order_mark_is_no_part_of_a_word(tmp_path: Path) -> None:
+    (tmp_path / "train.en").write_text("a\n\ufeffb\n", encoding="utf-8-sig")
+    assert list(parallel_text.read_text(tmp_path / "train.en", "en")) == ["a", "\ufeffb"]
+
+
+def test_tokens_are_those_of_fairseq_whatever_the_number_of_workers() -> None:
+    from fairseq.data.encoders.moses_tokenizer import MosesTokenizer, MosesTokenizerConfig  # noqa: PLC0415
+
+    lines = ["Well-known: it's 5 o'clock \u2013 \u201cnow\u201d & here.", "", "a\u2028b\tc"] * 3
+    expected = [MosesTokenizer(MosesTokenizerConfig(source_lang="en")).encode(line) for line in lines]
+    assert list(map(parallel_text.moses("en"), lines)) == expected
+    assert list(parallel_text.each_line(_english, lines, 2)) == expected
+    assert parallel_text.moses("en", dashes=False, lowercase=True)("Well-known X") == "well-known x"
+
+
+def test_a_worker_that_is_killed_is_not_waited_for() -> None:
+    """As by the system, where memory ends."""
+    with pytest.raises(ValueError, match="was killed; if memory had ended, take fewer --workers"):
+        list(parallel_text.each_line(_killed, ["a"] * 9, 2))
+
+
+def test_workers_end_with_their_parent() -> None:
+    """Which may be killed, and has perhaps a lock that they have inherited."""
+    code = "from fairseq_plugins.cli.own_data.parallel_text import each_line\n"
+    code += "for _ in each_line(lambda: str, (str(number) for number in range(10**9)), 2): print()"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.kill()
+        try:
+            process.communicate(timeout=30)  # to the end, when nobody has its output open any more
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _killed() -> parallel_text.Line:
+    return lambda _: str(os.kill(os.getpid(), signal.SIGKILL))
+
+
+def _english() -> parallel_text.Line:
+    return parallel_text.moses("en")
+
+
+def test_sides_of_different_length_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1\n2\n")
+    (tmp_path / "b").write_text("1\n")
+    with pytest.raises(ValueError, match="b ends before line 2 of "):
+        list(parallel_text.read_pairs(tmp_path / "a", tmp_path / "b"))
+
+
+def test_letters_have_no_bpe(tmp_path: Path) -> None:
+    (tmp_path / "letters").write_text("a b c\nb\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"letters and .*letters have no word of two letters, so there is no BPE"):
+        parallel_text.learn_codes([tmp_path / "letters"] * 2, 9, tmp_path / "codes")
+    assert not (tmp_path / "codes").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["rot13", "hex", "no-such", "idna", "undefined", "utf-7", "shift_jis", "utf-16", "cp037"]
+)
+def test_an_encoding_that_xml_cannot_have_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "a.tmx").write_text(f"<?xml version='1.0' encoding='{name}'?><tmx/>")
+    with pytest.raises(ValueError, match=r"a\.tmx"):
+        list(parallel_text.read_text(tmp_path / "a.tmx", "en"))
+
+
+def test_entities_hold_no_files_and_no_bombs(tmp_path: Path) -> None:
+    """Those of a file itself are text."""
+    (tmp_path / "secret").write_text("secret")
+    ten = "".join(f"<!ENTITY e{n + 1} '{f'&e{n};' * 10}'>" for n in range(9))
+    path, unit = tmp_path / "a.tmx", "<tmx><tu><tuv xml:lang='en'><seg>{}</seg></tuv></tu></tmx>"
+    path.write_text(f"<!DOCTYPE tmx [<!ENTITY e0 'one'>{ten}]>{unit.format('&e1;')}")
+    assert list(parallel_text.read_text(path, "en")) == ["one" * 10]
+    for text in (
+        f"<!DOCTYPE tmx [<!ENTITY e0 'one'>{ten}]>{unit.format('&e9;')}",
+        f"<!DOCTYPE tmx [<!ENTITY e SYSTEM '{tmp_path}/secret'>]>{unit.format('&e;')}",
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"a\.tmx"):
+            list(parallel_text.read_text(path, "en"))
+
+
+@pytest.mark.parametrize(
+    "content", ["", "more than two words\n", "#version: 0.2\na\n", "#version: 9.9\na b\n", "#version:\n", "\udcff"]
+)
+def test_what_holds_no_codes_is_named(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without the numbers of subword-nmt's exits, and what it prints is a part of the error."""
+    (tmp_path / "codes").write_text(content, errors="surrogateescape")
+    with pytest.raises(ValueError, match=r"codes holds no BPE codes of subword-nmt: [^0-9].*\w") as raised:
+        parallel_text.segmenter(tmp_path / "codes")
+    assert "SystemExit" not in str(raised.value)
+    assert capsys.readouterr().err == ""

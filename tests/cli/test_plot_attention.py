@@ -1,0 +1,168 @@
+"""What each decoder layer attends to, and its picture."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fairseq.data import Dictionary
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import ARCH_CONFIG_REGISTRY, BaseFairseqModel
+from fairseq.tasks.language_modeling import LanguageModelingTask
+from torch import Tensor
+
+from fairseq_plugins.cli import main as cli
+from fairseq_plugins.cli.plots.attention import choose, draw
+from fairseq_plugins.cli.plots.layer_attention import attention_by_layer
+from tests.commands import save_model
+from tests.conftest import ARCHITECTURES
+from tests.repairs.payloads import untrained
+from tests.search.fairseq_models import fairseq_model
+
+LAYERS = {"decoder_layers": "[(16, 3)] * 3", "decoder_attention": "[True, False, True]"}
+
+
+@pytest.fixture
+def decode(sentences: Callable[..., Tensor]) -> Callable[[BaseFairseqModel], tuple[dict[int, Tensor], Tensor]]:
+    """Each layer's attention for a sentence of five tokens in seven, and what the model reports; both (S, T)."""
+    source, target = sentences([5]), sentences([7], seed=2)
+    net_input = {"src_tokens": source, "src_lengths": torch.tensor([5], device=source.device)}
+
+    def decode(model: BaseFairseqModel) -> tuple[dict[int, Tensor], Tensor]:
+        model.to(source.device)
+        found = attention_by_layer(model, {"net_input": net_input}, target[0])
+        for attention in found.values():
+            assert attention.shape == (5, 7)
+            torch.testing.assert_close(attention.sum(dim=0), torch.ones(7, device=source.device))
+        with torch.no_grad():
+            _, extra = model(**net_input, prev_output_tokens=target.roll(1, dims=1))
+        reported: Any = extra if torch.is_tensor(extra) else extra["attn"][0]
+        return found, reported[0].t()
+
+    return decode
+
+
+def test_convs2s_has_attention_in_some_layers(build, decode) -> None:
+    found, reported = decode(build("convs2s_tiny", **LAYERS))
+    assert list(found) == [1, 3]
+    assert not torch.allclose(found[1], found[3])
+    torch.testing.assert_close((found[1] + found[3]) / 2, reported)
+
+
+def test_the_lstm_decoder_has_one(build, decode) -> None:
+    found, reported = decode(build("conv_encoder_tiny", decoder_layers=2))
+    torch.testing.assert_close(found, {1: reported})
+
+
+def test_the_weighted_transformer_reports_its_last_layer(build, decode) -> None:
+    model = build("weighted_transformer_tiny", decoder_layers=3)
+    found, _ = decode(model)
+    assert list(found) == [1, 2, 3]
+    for layers in (3, 2, 1):
+        model.decoder.layers = model.decoder.layers[:layers]
+        torch.testing.assert_close(found[layers], decode(model)[1])
+
+
+def test_models_of_fairseq(task, decode) -> None:
+    found, reported = decode(fairseq_model("fconv", task))
+    torch.testing.assert_close(torch.stack(list(found.values())).mean(dim=0), reported)
+    found, reported = decode(fairseq_model("transformer_tiny", task))
+    assert list(found) == [1, 2]
+    torch.testing.assert_close(found[2], reported)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_nothing_stays_in_the_model(build, decode, architecture: str) -> None:
+    model = build(architecture)
+    decode(model)
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_an_unknown_kind_has_none(task, decode) -> None:
+    found, _ = decode(fairseq_model("lstm", task))
+    assert found == {}
+
+
+def test_layers_are_chosen() -> None:
+    layers = {f"layer {number}": torch.tensor(number) for number in (1, 3, 5)}
+    assert list(choose(layers, [5, 1]).items()) == [("layer 5", 5), ("layer 1", 1)]
+    with pytest.raises(ValueError, match="cannot draw layer 2, layer 6: the model reports layer 1, layer 3, layer 5"):
+        choose(layers, [1, 2, 6])
+
+
+@pytest.mark.parametrize(("layers", "kind"), [(1, "svg"), (5, "png")])
+def test_a_picture_is_drawn(tmp_path: Path, layers: int, kind: str) -> None:
+    """With a place left over in the grid, and words that look like formulas."""
+    pytest.importorskip("matplotlib")
+    output = tmp_path / f"picture.{kind}"
+    attention = {f"layer {number}": torch.rand(2, 3) for number in range(layers)}
+    draw(["$x^$", "b"], ["c", "$", "e"], attention, output)
+    assert output.stat().st_size > 1000
+
+
+def test_a_long_sentence_has_a_picture_of_a_bearable_size(tmp_path: Path) -> None:
+    """In which some of its words are left out, and those that are there stand where they belong."""
+    pytest.importorskip("matplotlib")
+    words = [f"w{number}" for number in range(400)]
+    draw(words, words[:50], {"layer 1": torch.rand(400, 50)}, tmp_path / "long.png")
+    header = (tmp_path / "long.png").read_bytes()[16:24]
+    assert max(int.from_bytes(header[:4], "big"), int.from_bytes(header[4:], "big")) <= 3000
+    draw(words, words[:50], {"layer 1": torch.rand(400, 50)}, tmp_path / "long.svg")
+    written = re.findall(r"<!-- (w\d+|source|translation) -->", (tmp_path / "long.svg").read_text())
+    assert {"w0", "w4", "w8", "source", "translation"} <= set(written)
+    assert "w1" not in written
+
+
+def test_words_that_the_model_does_not_know(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are named; codes that lie beside the data, as own-data leaves them, are used for what has no @@.
+
+    But not for a model of words, as that of `prepare --words` beside its other data.
+    """
+    pytest.importorskip("matplotlib")
+    shutil.copytree(data, tmp_path / "bin")
+    torch.save(untrained(data), tmp_path / "model.pt")
+    files = [str(tmp_path / "bin"), "--path", str(tmp_path / "model.pt"), "--output", str(tmp_path / "picture.svg")]
+    cli.main(["plot-attention", *files, "--input", "w1 dog w2 cat"])
+    printed = capsys.readouterr()
+    assert re.search(r"^warning: the model does not know dog cat\. Was the text", printed.err, flags=re.MULTILINE)
+    (tmp_path / "code").write_text("#version: 0.2\n1 2</w>\n")
+    cli.main(["plot-attention", *files, "--input", "w1"])
+    assert capsys.readouterr().out.startswith("w1 </s>\n")
+    for path in (tmp_path / "bin").glob("dict.*.txt"):
+        path.write_text(path.read_text().replace("w2 ", "w2@@ "))
+    cli.main(["plot-attention", *files, "--input", "w1"])
+    printed = capsys.readouterr()
+    assert printed.err.startswith("warning: the model does not know w@@ 1. ")
+    cli.main(["plot-attention", *files, "--input", "w1 x@@"])
+    assert capsys.readouterr().err.startswith("warning: the model does not know x@@. ")
+    for other in (b"one word\nor three of them\n", b"\x80", b"#version: 0.3\n1 2</w>\n"):
+        (tmp_path / "code").write_bytes(other)
+        cli.main(["plot-attention", *files, "--input", "w1"])
+        printed = capsys.readouterr()
+        assert printed.out.startswith("w1 </s>\n")
+        told = re.search(
+            rf"^warning: {tmp_path}/code holds no BPE codes of subword-nmt: .*\.", printed.err, re.MULTILINE
+        )
+        assert told[0].endswith("The sentence is not segmented; see --bpe-codes."), told[0]
+        with pytest.raises(SystemExit, match="code holds no BPE codes of subword-nmt"):
+            cli.main(["plot-attention", *files, "--input", "w1", "--bpe-codes", str(tmp_path / "code")])
+        capsys.readouterr()
+
+
+def test_a_language_model_is_refused(data: Path, tmp_path: Path) -> None:
+    words = Dictionary.load(shutil.copy(next(data.glob("dict.*.txt")), str(tmp_path / "dict.txt")))
+    args = Namespace(arch="transformer_lm", task="language_modeling", criterion="cross_entropy", data=str(tmp_path))
+    vars(args).update(decoder_embed_dim=8, decoder_ffn_embed_dim=8, decoder_layers=1, tokens_per_sample=16)
+    ARCH_CONFIG_REGISTRY[args.arch](args)
+    cfg = convert_namespace_to_omegaconf(args)
+    path = save_model(LanguageModelingTask(cfg.task, words).build_model(cfg.model), args, tmp_path / "lm.pt")
+    with pytest.raises(SystemExit, match=r"lm\.pt holds a TransformerLanguageModel, and no encoder-decoder"):
+        cli.main(
+            ["plot-attention", str(tmp_path), "--path", str(path), "--input", "w1", "--output", str(tmp_path / "a.png")]
+        )

@@ -1,0 +1,148 @@
+"""Curves out of fairseq's logs."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from fairseq_plugins.cli import main as cli
+from fairseq_plugins.cli.plots.loss import Point, draw, read_curve
+
+
+def log(path: Path, *lines: tuple[str, dict], hydra: bool = False) -> Path:
+    """A log as fairseq-train writes it, or as fairseq-hydra-train does."""
+    form = "[2026-01-01 00:00:00,000][%s][INFO] - %s" if hydra else "2026-01-01 00:00:00 | INFO | %s | %s"
+    noise = [("fairseq_cli.train", "{'_name': None}"), ("fairseq.trainer", "NOTE: {half} a"), ("valid", '{"epoch": 1')]
+    text = [form % line for line in noise]
+    text += [form % (name, json.dumps({"epoch": 1, **values})) for name, values in lines]
+    path.write_text("\n".join(text) + "\n", encoding="utf-8")
+    return path
+
+
+def inner(loss: float, updates: int = 1) -> tuple[str, dict]:
+    return "train_inner", {"update": 0.5, "loss": str(loss), "num_updates": str(updates)}
+
+
+def valid(updates: int, loss: float) -> tuple[str, dict]:
+    return "valid", {"valid_loss": str(loss), "valid_num_updates": str(updates)}
+
+
+def epoch(updates: int, loss: float) -> tuple[str, dict]:
+    return "train", {"train_loss": str(loss), "train_num_updates": str(updates)}
+
+
+@pytest.mark.parametrize("hydra", [False, True])
+def test_training_loss_is_the_mean_since_the_validation_before(tmp_path: Path, hydra: bool) -> None:
+    lines = [inner(9, 50), inner(7, 90), valid(100, 6.5), epoch(100, 7.7), inner(5), valid(200, 4)]
+    assert read_curve(log(tmp_path / "log", *lines, hydra=hydra)) == [Point(100, 6.5, 8), Point(200, 4, 5)]
+
+
+def test_another_part_than_valid(tmp_path: Path) -> None:
+    """As of ``--valid-subset test``; of several it is ``valid``, if that is one of them."""
+    test = "test", {"test_loss": "6.5", "test_num_updates": "100", "test_nll_loss": "1"}
+    lines = [inner(9, 50), epoch(60, 9.5), test]
+    assert read_curve(log(tmp_path / "log", *lines)) == [Point(100, 6.5, 9)]
+    assert read_curve(log(tmp_path / "log", *lines, inner(7, 150), valid(200, 3))) == [Point(200, 3, 8)]
+
+
+def test_of_epochs_alone(tmp_path: Path) -> None:
+    """And of neither, at the end."""
+    *points, last = read_curve(
+        log(tmp_path / "log", valid(8, 6), epoch(8, 7), valid(16, 5), epoch(16, 6), valid(20, 4))
+    )
+    assert points == [Point(8, 6, 7), Point(16, 5, 6)]
+    assert last[:2] == (20, 4)
+    assert math.isnan(last.training)
+
+
+def test_lines_that_come_several_times(tmp_path: Path) -> None:
+    """As with ``--log-file``, where one that begins within an epoch is written less often than the others."""
+    first, second, end = inner(9, 50), inner(7, 90), valid(100, 6)
+    lines = [first, second, second, second, end, end, epoch(100, 7.7), epoch(100, 7.7)]
+    assert read_curve(log(tmp_path / "log", *lines)) == [Point(100, 6, 8)]
+
+
+def test_what_was_trained_again_counts_as_the_second_time(tmp_path: Path) -> None:
+    lines = [inner(9), valid(100, 6), inner(8), valid(200, 5), inner(7.5), valid(200, 4.5), inner(7), valid(300, 4)]
+    assert read_curve(log(tmp_path / "log", *lines)) == [Point(100, 6, 9), Point(200, 4.5, 7.5), Point(300, 4, 7)]
+
+
+def test_a_picture_of_runs_and_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    one = log(tmp_path / "one", valid(100, 6), inner(5), valid(200, 5), valid(300, 5.5))
+    two = log(tmp_path / "two", inner(9), valid(100, math.nan), valid(200, 4))
+    output = tmp_path / "picture.svg"
+    name = r"_a, $\frac$"  # as it is: neither left out of the legend nor a formula
+    cli.main(["plot-loss", str(one), "--run", name, str(one), str(two), "--output", str(output)])
+    assert f"<!-- {name}, 2 seeds -->" in output.read_text(encoding="utf-8")
+    best = f"{one}: 5.000 at update 200\n{name}: 5.000 at update 200, 4.000 at update 200\n{output}\n"
+    assert capsys.readouterr().out == best
+
+
+def test_a_single_validation_is_seen(tmp_path: Path) -> None:
+    """As a point of each kind on the left, where no line can be, and one on the right."""
+    pytest.importorskip("matplotlib")
+    draw({"run": [[Point(100, 6, 7)]]}, tmp_path / "picture.svg")
+    assert len(re.findall(r'<g clip-path="[^"]*">\s*<use', (tmp_path / "picture.svg").read_text())) == 3
+
+
+def test_what_cannot_be_drawn_is_named(tmp_path: Path) -> None:
+    one, two, empty = log(tmp_path / "one", valid(1, 6)), log(tmp_path / "two", valid(2, 6)), log(tmp_path / "empty")
+    for arguments, message in (
+        ([], "no log to draw"),
+        (["--run", "name"], "--run name: give the run's logs"),
+        ([tmp_path], r"no training of own-data is there; its log would be called train\.log"),
+        ([log(tmp_path / "diverged", valid(1, math.nan), valid(2, math.inf))], "no loss is a number"),
+        ([empty], "no validation there; fairseq-train writes them with --log-format json"),
+        (["--run", "name", one, two], "no update at which all"),
+        (["--run", "name", one, "--run", "name", two], "--run name: another run has that name"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            cli.main(["plot-loss", *map(str, arguments), "--output", str(tmp_path / "x.png")])
+
+
+def test_a_folder_with_a_young_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those that were validated are drawn; of lines that are none of fairseq's, or half of one, nothing is."""
+    for name in ("new", "old"):
+        (tmp_path / name).mkdir()
+    young = log(tmp_path / "new" / "train.log", inner(9))
+    with pytest.raises(SystemExit, match="no training of own-data was validated yet"):
+        cli.main(["plot-loss", str(tmp_path), "--output", str(tmp_path / "x.png")])
+    old = log(tmp_path / "old" / "train.log", inner(9), valid(100, 6))
+    with old.open("a") as file:
+        file.write('{"epoch": 1, "upd{"epoch": 1}\n{"epoch": 1, "valid_loss": "5"}\n')
+        file.write('{"epoch": 1, "valid_loss": null, "valid_num_updates": "200"}\n')
+        file.write('{"epoch": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
+        file.write('{"epoch": ' + "1" * 5000 + "}\n")
+        for loss, updates in (("[1]", "1"), ("1", "1e999"), ("1", "NaN"), ("1", "1" + "0" * 400), ('"x"', "{}")):
+            file.write(f'{{"epoch": 1, "valid_loss": {loss}, "valid_num_updates": {updates}}}\n')
+    capsys.readouterr()
+    cli.main(["plot-loss", str(tmp_path), "--output", str(tmp_path / "x.png")])
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[0] == f"{old}: 6.000 at update 100"
+    assert f"warning: {young}: no validation there" in printed.err
+
+
+@pytest.mark.parametrize("loss", [1.79e308, -1.79e308, math.inf, -math.inf, math.nan])
+def test_losses_beyond_all_bounds_are_not_drawn(
+    loss: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether in validation or training, in one curve or a mean of several."""
+    one = log(
+        tmp_path / "one", inner(4), valid(1, 3), inner(loss), inner(loss, 2), valid(2, loss), inner(4), valid(3, 5)
+    )
+    two = log(tmp_path / "two", inner(4), valid(1, loss), inner(3), valid(2, 2), valid(3, -loss))
+    words = ["plot-loss", str(one), "--run", "mean", str(one), str(two)]
+    cli.main([*words, "--output", str(tmp_path / "x.png")])
+    assert "mean: 3.000 at update 1, 2.000 at update 2\n" in capsys.readouterr().out
+
+
+def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:
+    curve = log(tmp_path / "x", valid(1, 6))
+    for number, name in enumerate(["\udcff", "\ud800x", "a\nb\0", "$"]):
+        cli.main(["plot-loss", "--run", name, str(curve), "--output", str(tmp_path / f"{number}.svg")])
+        assert (tmp_path / f"{number}.svg").exists()

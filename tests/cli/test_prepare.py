@@ -1,0 +1,256 @@
+"""Preparing a corpus: what is fetched, the order of steps, and going on."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fairseq_plugins.cli import main as cli
+from fairseq_plugins.cli.prepare import corpus
+from fairseq_plugins.cli.prepare.corpus import Corpus, prepare
+from fairseq_plugins.cli.prepare.experiments import CORPORA
+from fairseq_plugins.cli.prepare.originals import File, fetch, text
+from tests.cli.conftest import Server, url
+
+
+def test_a_miniature_is_not_taken_for_the_corpus(tmp_path: Path) -> None:
+    """Also where both are of words, so that nothing else tells them apart."""
+    own = Corpus("xx", "yy", train=text("train.{}", ("xx", "yy")), tests=(), merges=None, terms="Ask somebody.")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(CORPORA, "convs2s", own)
+        cli.main(["prepare", "convs2s", str(tmp_path / "out"), "--smoke"])
+        with pytest.raises(SystemExit, match="holds other text"):
+            cli.main(["prepare", "convs2s", str(tmp_path / "out")])
+
+
+def archive(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def small(server: Server, **options: object) -> Corpus:
+    """A training text in an archive, and a test text by itself."""
+    rows = [f"word{number % 7} tail {number}" for number in range(60)]
+    lines = "".join(row + "\n" for row in rows).encode()
+    server.files["/train.tgz"] = archive({"./in/train.en": lines, "in/train.de": lines.upper(), "../evil": b"x"})
+    for language in ("en", "de"):
+        server.files[f"/test.{language}"] = lines
+    train = text("in/train.{}", ("en", "de"), url(server, "train.tgz"))
+    tests = (text("test.{}", ("en", "de"), url(server, "test.{}")),)
+    return Corpus("en", "de", train=train, tests=tests, tokenise={}, merges=20, valid_every=10, **options)  # type: ignore[arg-type]
+
+
+def test_archives_of_one_name(server: Server, tmp_path: Path) -> None:
+    """As wmt15/test.tgz and wmt13/test.tgz; also when one of them has been unpacked."""
+    texts = {}
+    for folder in ("wmt13", "wmt15"):
+        server.files[f"/{folder}/test.tgz"] = archive({f"{folder}.en": folder.encode(), f"{folder}.de": b"x"})
+        texts[folder] = text(folder + ".{}", ("en", "de"), url(server, f"{folder}/test.tgz"))
+    corpus = Corpus("en", "de", train=texts["wmt13"], tests=(texts["wmt15"],))
+    for missing in ("wmt13.en", "wmt15.en"):
+        fetch([*corpus.files()], tmp_path, [*corpus.files()])
+        assert {path.name for path in tmp_path.glob("*.tgz")} == {"wmt13-test.tgz", "wmt15-test.tgz"}
+        assert [(tmp_path / f"{folder}.en").read_text() for folder in texts] == list(texts)
+        (tmp_path / missing).unlink()
+    asked = len(server.asked)
+    fetch([*corpus.files()], tmp_path, texts["wmt15"][0])  # the names are the same where one of them is not wanted
+    assert len(server.asked) == asked
+
+
+def test_only_what_is_missing_is_fetched(server: Server, tmp_path: Path) -> None:
+    described = small(server)
+    orig = tmp_path / "orig"
+    (orig).mkdir()
+    (orig / "test.en").write_text("mine\n")
+    fetch([*described.files()], orig, [*described.files()])
+    assert (orig / "test.en").read_text() == "mine\n"
+    assert (orig / "in" / "train.de").read_text().startswith("WORD0 TAIL 0\n")
+    assert len(server.asked) == 2  # the archive once, and test.de
+    assert (orig / "train.tgz").exists()
+    assert not (tmp_path / "evil").exists()
+    fetch([*described.files()], orig, [*described.files()])
+    assert len(server.asked) == 2
+    server.files["/train.tgz"] = archive({"in/train.en": b""})
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ValueError, match=r"does not hold in/train\.de"):
+        fetch([*described.files()], tmp_path / "other", [*described.files()])
+
+
+def test_an_interrupted_preparation_goes_on(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped within each step in turn; the text is the same as without a stop, and no finished step is repeated."""
+    described = small(server)
+    monkeypatch.setattr(corpus, "binarise", lambda *arguments: arguments[2].mkdir())
+    for name in ("straight", "stopped"):
+        (tmp_path / name / "orig").mkdir(parents=True)
+    prepare(described, tmp_path / "straight", tmp_path / "straight" / "orig")
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    steps = ["tokenise", "clean_and_split", "segment", "binarise"]
+    out = tmp_path / "stopped"
+    for step in steps:
+        with monkeypatch.context() as patch:
+            patch.setattr(corpus, step, stop)
+            with pytest.raises(KeyboardInterrupt):
+                prepare(described, out, out / "orig")
+    before = {path: path.stat().st_ino for path in out.rglob("*.en") if path.parent != out / "orig"}
+    (out / "train.en").rename(out / "train.en.partial")  # as if the segmentation of this file had been stopped
+    prepare(described, out, out / "orig")
+    again = {path.relative_to(out).as_posix() for path, inode in before.items() if path.stat().st_ino != inode}
+    assert again <= {"train.en", "tmp/test.en"}
+    names = sorted(path.relative_to(out) for path in out.rglob("*") if path.is_file() and path.suffix != ".partial")
+    made = {"code", "train.en", "valid.de", "test.de", "tmp/valid.en", "test.reference"}
+    assert {str(name) for name in names} >= made
+    for name in names:
+        assert (out / name).read_bytes() == (tmp_path / "straight" / name).read_bytes(), name
+    with pytest.raises(ValueError, match="prepared otherwise"):
+        prepare(small(server, max_words=9), out, out / "orig")
+
+
+def test_other_text_under_the_same_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without sums of its own; a project may be moved, without its texts too, and one of a former version goes on."""
+    monkeypatch.setattr(corpus, "binarise", lambda *arguments: arguments[2].mkdir())
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for language in ("en", "de"):
+            (tmp_path / name / f"text.{language}").write_text(f"word {name}\n" * 40)
+    texts = text("text.{}", ("en", "de"))
+    described, out = Corpus("en", "de", train=texts, tests=(texts,), valid_every=10, merges=2), tmp_path / "out"
+    binary = prepare(described, out, tmp_path / "a")
+    (tmp_path / "a").rename(tmp_path / "moved")
+    (tmp_path / "moved" / "text.en.gz").write_bytes(gzip.compress((tmp_path / "moved" / "text.en").read_bytes()))
+    (tmp_path / "moved" / "text.en").unlink()
+    for orig in ("moved", "gone"):
+        assert prepare(described, out, tmp_path / orig) == binary
+    (tmp_path / "moved" / "text.en").write_text("word a\n" * 40)
+    with pytest.raises(ValueError, match="holds other text"):
+        prepare(described, out, tmp_path / "b")
+    with pytest.raises(ValueError, match="prepared otherwise"):
+        prepare(replace(described, max_words=9), out, tmp_path / "moved")
+    (out / "settings").write_text(f"{described}\n")
+    binary.rmdir()
+    for _ in range(2):
+        assert prepare(described, out, tmp_path / "moved") == binary
+    assert (out / "settings").read_text() == f"{described}\n", "which texts the tokens are of is not known"
+    plain, zipped = (tmp_path / "moved" / f"text.de{end}" for end in ("", ".gz"))
+    summed = text("text.{}", ("en", "de"), "http://archive.tgz", "md5:of the archive")
+    described, out = replace(described, train=summed, tests=(summed,)), tmp_path / "summed"
+    prepare(described, out, tmp_path / "moved")
+    zipped.write_bytes(gzip.compress(plain.read_bytes()))
+    plain.unlink()
+    prepare(described, out, tmp_path / "moved")
+    zipped.write_bytes(gzip.compress(b"word a\n" * 39))
+    with pytest.raises(ValueError, match="holds other text"):
+        prepare(described, out, tmp_path / "moved")
+
+
+def test_what_has_been_read_may_have_gone(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what is still to be read is looked for, and nothing is downloaded into a folder that is named by a slip."""
+    monkeypatch.setattr(corpus, "binarise", lambda *arguments: arguments[2].mkdir())
+    (tmp_path / "orig").mkdir()
+    prepare(small(server), tmp_path, tmp_path / "orig")
+    (tmp_path / "orig").rename(tmp_path / "moved")
+    asked = len(server.asked)
+    prepare(small(server), tmp_path, tmp_path / "orig", words=True)
+    (tmp_path / "data-bin").rmdir()
+    (tmp_path / "test.reference").unlink()
+    monkeypatch.setitem(CORPORA, "convs2s", small(server))
+    call = ["prepare", "convs2s", str(tmp_path), "--orig", str(tmp_path / "orig")]
+    with pytest.raises(SystemExit, match=r"--orig: there is no folder .*/orig"):
+        cli.main(call)
+    assert len(server.asked) == asked
+    cli.main([*call, "--words"])
+    prepare(small(server), tmp_path, tmp_path / "orig")
+    assert [path.name for path in (tmp_path / "orig").iterdir()] == ["test.de"]
+
+
+@pytest.mark.parametrize(("there", "place"), [("a", "a"), ("a.gz", "a.gz"), ("a a.gz", "{}"), ("", "{}")])
+@pytest.mark.parametrize("name", ["a", "a.gz"])
+def test_gzipped_or_not(tmp_path: Path, name: str, there: str, place: str) -> None:
+    """Also where the published name ends in .gz; where there are both, what was named."""
+    for each in there.split():
+        (tmp_path / each).touch()
+    assert File(name).place(tmp_path).name == place.format(name)
+
+
+def test_apostrophes_of_the_talks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As fairseq's script has them: straight in test parts, whose references stay as they are."""
+    monkeypatch.setattr(corpus, "binarise", lambda *arguments: arguments[2].mkdir())
+    for name in ("train.tags.en", "train.tags.de"):
+        (tmp_path / name).write_text("it\u2019s so\n" * 30)
+    for name in ("IWSLT14.en.xml", "IWSLT14.de.xml"):
+        (tmp_path / name).write_text('<seg id="1"> it\u2019s so </seg>\n')
+    languages = "en", "de"
+    described, out = CORPORA["iwslt14_de_en"], tmp_path / "out"
+    texts = {"train": text("train.tags.{}", languages), "tests": (text("IWSLT14.{}.xml", languages),)}
+    prepare(replace(described, source="en", target="de", valid_every=9, merges=2, **texts), out, tmp_path)
+    assert (out / "tmp" / "test.en").read_text() == "it &apos;s so\n"
+    assert (out / "test.reference").read_text() == "it\u2019s so\n"
+    assert "\u2019" in (out / "tmp" / "train.en").read_text()
+
+
+def test_every_nth_pair_is_held_out_and_none_is_lost(server: Server, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(corpus, "binarise", lambda *arguments: arguments[2].mkdir())
+    (tmp_path / "orig").mkdir()
+    prepare(small(server), tmp_path, tmp_path / "orig")
+    train, valid = ((tmp_path / "tmp" / f"{part}.en").read_text().splitlines() for part in ("train", "valid"))
+    original = (tmp_path / "orig" / "in" / "train.en").read_text().splitlines()
+    assert valid == original[9::10]
+    assert sorted(train + valid) == sorted(original)
+    restored = (tmp_path / "train.de").read_text().replace("@@ ", "")
+    assert restored == (tmp_path / "tmp" / "train.de").read_text()
+
+
+def test_punctuation_is_brought_into_one_form_in_training_alone(server: Server, tmp_path: Path, monkeypatch) -> None:
+    described = small(server, normalise=True)
+    monkeypatch.setattr(corpus, "binarise", lambda *arguments: arguments[2].mkdir())
+    orig = tmp_path / "orig"
+    orig.mkdir()
+    fetch([*described.files()], orig, [*described.files()])
+    for path in (orig / "in" / "train.en", orig / "test.en"):
+        path.write_text(path.read_text().replace("tail", "\u201etail\u201c"))
+    prepare(described, tmp_path, orig)
+    found = ["&quot;" in (tmp_path / "tmp" / f"{part}.en").read_text() for part in ("train", "test")]
+    assert found == [True, False]
+
+
+def test_what_would_be_written_over_is_in_the_way(server: Server, tmp_path: Path) -> None:
+    for name in ("code", "data-bin", "train.en", "valid.de", "test.reference", "tmp"):
+        out = tmp_path / name
+        out.mkdir()
+        (out / name).write_text("mine")
+        with pytest.raises(ValueError, match=f"{name} is in the way of what is to be made"):
+            prepare(small(server), out, tmp_path / "orig")
+
+
+def test_what_cannot_be_downloaded_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"/orig/sumdata/train/train\.article\.txt is missing\. It is under a licence"):
+        cli.main(["prepare", "gigaword", str(tmp_path)])
+    with pytest.raises(SystemExit, match=r"--orig: there is no folder .*/mistyped"):
+        cli.main(["prepare", "iwslt14_de_en", str(tmp_path / "out"), "--orig", str(tmp_path / "mistyped")])
+
+
+@pytest.mark.parametrize("name", sorted(CORPORA))
+def test_every_download_is_described_rightly(name: str) -> None:
+    """One sum for one address, in the right form; all paths are below the folder."""
+    sums: dict[str, set[str | None]] = {}
+    for file in CORPORA[name].files():
+        assert not file.path.startswith(("/", ".."))
+        if file.url is not None:
+            sums.setdefault(file.url, set()).add(file.checksum)
+            if file.checksum is not None:
+                algorithm, _, digits = file.checksum.partition(":")
+                assert len(digits) == 2 * hashlib.new(algorithm).digest_size
+    assert all(len(found) == 1 for found in sums.values())

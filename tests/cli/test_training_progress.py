@@ -1,0 +1,126 @@
+"""What is told of a training while it runs."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from fairseq_plugins.cli.own_data.progress import TrainingProgress, span
+
+
+class Training:
+    """The log of one with 10 updates an epoch and 2 seconds an update, as fairseq writes it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *limits: int, usual: float = 6) -> None:
+        self.now, self.best = 1000.0, 99.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        self.progress = TrainingProgress(usual, *limits)
+        self.progress.see("2026-01-01 00:00:00 | INFO | fairseq.trainer | {'begin'} training epoch 1")
+
+    def updates(self, done: int, **more: str) -> None:
+        record = {"epoch": 1 + (done - 1) // 10, "update": round(done / 10, 3), "loss": "9", "num_updates": str(done)}
+        self.now = 1000 + 2 * done
+        self.progress.see(f"2026-01-01 00:00:00 | INFO | train_inner | {json.dumps({**record, **more})}\n")
+
+    def validation(self, done: int, loss: float) -> None:
+        record = {"epoch": 1 + (done - 1) // 10, "valid_loss": str(loss), "valid_num_updates": str(done)}
+        if self.best < 99:
+            record["valid_best_loss"] = str(min(loss, self.best))
+        self.best = min(loss, self.best)
+        self.now = 1000 + 2 * done
+        self.progress.see(f"2026-01-01 00:00:00 | INFO | valid | {json.dumps(record)}\n")
+
+
+def test_a_training_that_ends_by_patience(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As usual, and where it goes on to improve, until patience is lost."""
+    training = Training(monkeypatch, 3, 0, 0)
+    training.updates(3)
+    training.updates(6)
+    training.validation(10, 9.5)
+    training.validation(20, 9)
+    for epoch, loss in ((6, 8), (7, 7), (8, 7.5), (10, 7.25)):
+        training.validation(10 * epoch, loss)
+    assert capsys.readouterr().err.splitlines() == [
+        "An epoch has 10 updates and takes 20 s; about 2 min left.",
+        "epoch 1, update 10: validation loss 9.500, the best so far; about 2 min left",
+        "epoch 2, update 20: validation loss 9.000, the best so far; about 80 s left",
+        "epoch 6, update 60: validation loss 8.000, the best so far; about 60 s left",
+        "epoch 7, update 70: validation loss 7.000, the best so far; about 60 s left",
+        "epoch 8, update 80: validation loss 7.500, the best is 7.000; about 40 s left",
+        "epoch 10, update 100: validation loss 7.250, the best is 7.000; about 20 s left",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("limits", "left"),
+    [((3, 2, 0), "; about 20 s left"), ((-1, 0, 16), "; about 12 s left"), ((-1, 0, 0), ""), ((3, 1, 0), "")],
+)
+def test_a_training_that_ends_otherwise(
+    limits: tuple[int, int, int], left: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training = Training(monkeypatch, *limits)
+    training.updates(5)
+    training.validation(10, 9.5)
+    assert capsys.readouterr().err == f"epoch 1, update 10: validation loss 9.500, the best so far{left}\n"
+
+
+def test_where_nothing_is_known_no_time_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training = Training(monkeypatch, 5, 0, 0, usual=float("inf"))
+    training.updates(5)
+    training.updates(10)
+    assert capsys.readouterr().err == "An epoch has 10 updates and takes 20 s.\n"
+
+
+def test_long_epochs_are_not_silent(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    training = Training(monkeypatch, 5, 0, 0, usual=20)
+    for done in (100, 101, 102, 131):  # 60 seconds
+        training.updates(done)
+    told = capsys.readouterr().err.splitlines()
+    assert told[1:] == ["epoch 14, update 131; about 2 min left"]
+
+
+def test_spans() -> None:
+    found = [span(seconds) for seconds in (41.4, 99, 100, 5940, 6000)]
+    assert found == ["41 s", "99 s", "2 min", "99 min", "1.7 hours"]
+
+
+def test_odd_lines_end_no_training(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first of a long epoch, whose part of it is rounded to nothing; half a line; one without a number."""
+    training = Training(monkeypatch, 3, 0, 0)
+    training.updates(1, update="0.0")
+    for line in ('{"epoch": 1, "upd{"epoch": 1}\n', '{"epoch": 1, "update": 0.5, "loss": "9"}\n'):
+        training.progress.see(line)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("larger", "best"), [(True, "0.200"), (False, "0.100")])
+def test_the_best_by_another_metric(
+    larger: bool, best: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And by what fairseq says of it, also of the training that this one goes on with."""
+    monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
+    progress = TrainingProgress(6, 3, 0, 0, "f1", larger)
+    for epoch, f1 in enumerate((0.1, 0.2, 0.15), start=1):
+        record = {"epoch": epoch, "valid_loss": str(9 - epoch), "valid_f1": str(f1), "valid_num_updates": str(epoch)}
+        progress.see(f"x | INFO | valid | {json.dumps(record)}\n")
+    found = capsys.readouterr().err.splitlines()
+    assert found[0] == "epoch 1, update 1: validation loss 8.000, f1 0.100, the best so far"
+    assert found[1].partition("f1 0.200, ")[2] == ("the best so far" if larger else "the best is 0.100")
+    assert found[2] == f"epoch 3, update 3: validation loss 6.000, f1 0.150, the best is {best}"
+    for _ in range(2):  # as good as the best before it, which costs patience too
+        progress.see(f"x | INFO | valid | {json.dumps({**record, 'valid_f1': best})}\n")
+        assert capsys.readouterr().err.endswith(f"f1 {best}, the best is {best}\n")
+    progress.see(f"x | INFO | valid | {json.dumps({**record, 'valid_best_f1': '0.0' if not larger else '0.5'})}\n")
+    assert capsys.readouterr().err.endswith("f1 0.150, the best is 0.500\n" if larger else "the best is 0.000\n")
+
+
+def test_pairs_that_fairseq_leaves_out(capsys: pytest.CaptureFixture[str]) -> None:
+    line = (
+        "x | WARNING | fairseq.tasks.fairseq_task | 1,204 samples have invalid sizes and will be skipped, max_positions"
+    )
+    TrainingProgress(6, 3, 0, 0).see(f"{line}=(1024, 1024), first few sample ids=[3]\n")
+    assert capsys.readouterr().err == "1,204 sentence pairs are too long for the model and left out.\n"

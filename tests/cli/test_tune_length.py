@@ -1,0 +1,247 @@
+"""The length penalty, found without decoding again, and the reading of fairseq's output."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import sacrebleu
+import torch
+from fairseq.sequence_generator import SequenceGenerator
+
+from fairseq_plugins.cli import main as cli
+from fairseq_plugins.cli.generated import read_generated
+from fairseq_plugins.cli.tune_length import best_texts
+from tests.commands import QUIET, USER_DIR, hypotheses, run
+
+# Two tokens of 1 bit, five of 0.6: the short one is better while 2 / 2^A < 3 / 5^A.
+BOUNDARY = math.log(1.5) / math.log(2.5)  # 0.44
+TOY = """\
+2026-01-01 00:00:00 | INFO | fairseq.tasks.translation | [src] dictionary: 8 types
+S-0\tx y
+T-0\ta b c d
+H-0\t-1.0\ta
+D-0\t-1.0\ta
+P-0\t-1.0000 -1.0000
+H-0\t-0.6\ta b c d
+D-0\t-0.6\ta b c d
+P-0\t-0.6000 -0.6000 -0.6000 -0.6000 -0.6000
+"""
+TOY_1 = TOY.replace("-0\t", "-1\t")
+END = "Generate test with beam=5: BLEU4 = 1.00\n"
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Path:
+    path = tmp_path / "toy.txt"
+    path.write_text(TOY_1 + TOY + END)
+    return path
+
+
+def tune(*arguments: object) -> None:
+    cli.main(["tune-length", *map(str, arguments)])
+
+
+def refused(*arguments: object) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        tune(*arguments)
+    return str(stopped.value)
+
+
+def test_a_larger_penalty_prefers_longer_sentences(toy: Path) -> None:
+    sentences = read_generated([toy])
+    for alpha in (-1, 0, BOUNDARY - 1e-6):
+        assert best_texts(sentences, alpha) == ["a", "a"]
+    for alpha in (BOUNDARY + 1e-6, 1, 2):
+        assert best_texts(sentences, alpha) == ["a b c d", "a b c d"]
+
+
+def test_hypotheses_hold_what_was_printed(toy: Path) -> None:
+    sentences = read_generated([toy])
+    assert [sentence.number for sentence in sentences] == [0, 1]
+    assert sentences[0].reference == "a b c d"
+    short, long = sentences[0].hypotheses
+    assert (short.words, short.length, long.length) == ("a", 2, 5)
+    assert long.log_probability == pytest.approx(-3 * math.log(2))
+    assert long.score(1) == pytest.approx(-0.6 * math.log(2))
+    assert long.score(1, word_penalty=0.5) == pytest.approx(-0.6 * math.log(2) + 0.5 * 4 / 5)
+
+
+def test_the_table_and_the_best(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tune(toy)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 23
+    assert [line.split()[0] for line in lines[1:-1]] == [f"{tenths / 10:g}" for tenths in range(21)]
+    assert lines[5].split() == ["0.4", "0", "0.00", "0.250"]
+    assert lines[6].split() == ["0.5", "0", "100.00", "1.000"]
+    assert lines[-1] == "best of 2 sentences: --lenpen 1"  # of all that are as good, the nearest to fairseq's own
+    tune(toy, "--alphas", 2, 1.5, 0)
+    assert capsys.readouterr().out.endswith(": --lenpen 1.5\n")
+
+
+# The short one has log-probability -2 ln 2 and two tokens, the long one -3 ln 2 and five: a third of ln 2 each.
+PENALTY = math.log(2) / 3
+
+
+def test_a_penalty_of_words(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sentences = read_generated([toy])
+    assert best_texts(sentences, 0, PENALTY - 1e-6) == ["a", "a"]
+    assert best_texts(sentences, 0, PENALTY + 1e-6) == ["a b c d", "a b c d"]
+    tune(toy, "--alphas", 0, "--word-penalties", 0, 0.5, 0.3, -1)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:3] for line in lines[1:-1]] == [
+        *(["0", "0", "0.00"], ["0", "0.5", "100.00"], ["0", "0.3", "100.00"], ["0", "-1", "0.00"]),
+    ]
+    assert lines[-1] == "best of 2 sentences: --lenpen 0 --task translation_fast --word-penalty=0.3"
+    assert "--word-penalties: expected numbers" in refused(toy, "--word-penalties", "nan")
+
+
+def with_last_text(text: str) -> str:
+    """The toy list, with another detokenised text of the longer hypothesis."""
+    return TOY.replace("D-0\t-0.6\ta b c d", f"D-0\t-0.6\t{text}")
+
+
+def test_a_raw_reference_is_tokenised(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is compared with the detokenised text."""
+    toy.write_text(with_last_text("(a) b."))
+    reference = toy.with_name("reference")
+    reference.write_text("(a) b!\n")
+    tune(toy, "--reference", reference, "--alphas", 1)
+    expected = sacrebleu.corpus_bleu(["( a ) b ."], [["( a ) b !"]], tokenize="none", force=True)
+    assert expected.sys_len == 5
+    assert capsys.readouterr().out.splitlines()[1] == f"    1        0  {expected.score:6.2f}   1.000"
+
+
+def test_text_without_spaces(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    toy.write_text(with_last_text("\u6211\u4eec\u53bb\u5403\u996d"))
+    toy.with_name("reference").write_text("\u6211\u4eec\u53bb\u5403\u996d\n")
+    tune(toy, "--reference", toy.with_name("reference"), "--alphas", 1, "--tokenize", "zh")
+    assert "100.00" in capsys.readouterr().out
+    toy.write_text(toy.read_text().replace("T-0\ta b c d", "T-0\t\u6211\u4eec\u53bb\u5403\u996d"))
+    tune(toy, "--alphas", 1, "--tokenize", "zh")
+    assert "100.00" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", ["a b c d", "(a) b."])
+def test_printed_references_are_tokenised_if_fairseq_has_detokenised(
+    toy: Path, capsys: pytest.CaptureFixture[str], words: str
+) -> None:
+    """They go with the detokenised text, which fairseq makes of both; what it has left alone is taken as it is."""
+    text = with_last_text("(a) b.").replace("T-0\ta b c d", "T-0\t(a) b!").replace("a b c d", words)
+    toy.write_text(text)
+    tune(toy, "--alphas", 1)
+    expected = (
+        sacrebleu.corpus_bleu(["(a) b."], [["(a) b!"]], tokenize="none")
+        if words == "(a) b."
+        else sacrebleu.corpus_bleu(["( a ) b ."], [["( a ) b !"]], tokenize="none", force=True)
+    )
+    assert capsys.readouterr().out.splitlines()[1] == f"    1        0  {expected.score:6.2f}   1.000"
+
+
+def test_shards_are_one_list(tmp_path: Path) -> None:
+    for name, text in (("0", TOY), ("1", TOY_1)):
+        (tmp_path / name).write_text(text)
+    assert [sentence.number for sentence in read_generated([tmp_path / "1", tmp_path / "0"])] == [0, 1]
+
+
+def test_a_line_ends_where_fairseq_ends_it(toy: Path) -> None:
+    toy.write_bytes(TOY.replace("\ta b c d\n", "\ta b\u2028c\rd\n").encode())
+    assert read_generated([toy])[0].hypotheses[1].words == "a b\u2028c\rd"
+
+
+def test_line_ends_of_windows(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In all files; a carriage return inside a line is none."""
+    reference = toy.with_name("reference")
+    tables = []
+    for end in ("\n", "\r\n"):
+        toy.write_bytes((TOY_1 + TOY).replace("\n", end).encode())
+        reference.write_bytes(f"a\rb c d{end}a b c d{end}".encode())
+        tune(toy, "--reference", reference)
+        tables.append(capsys.readouterr().out)
+        assert read_generated([toy])[1].hypotheses[1].words == read_generated([toy])[1].reference == "a b c d"
+    assert tables[0] == tables[1]
+
+
+def test_a_no_break_space_separates_no_words(toy: Path) -> None:
+    """As in dictionaries of sentencepiece: three words, the longest with blanks inside, and four scores."""
+    toy.write_text(TOY.replace("\ta b c d", "\ta b\u00a0\u00a0x\u2009y  c").replace(" -0.6000\n", "\n"))
+    assert read_generated([toy])[0].hypotheses[1].length == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (TOY[:-10], "line 9: the file is cut off"),
+        (TOY[: TOY.rindex("P-")], "line 8: sentence 0 ends without all lines H, D, P"),
+        (TOY[: TOY.index("H-")], "line 3: sentence 0 ends without all lines H, D, P"),
+        (TOY[: TOY.index("H-0\t-0.6")], "one hypothesis per sentence"),
+        (END, "no translations there"),
+        (TOY + TOY_1 + TOY, "sentence 0 comes a second time (shards are made with --distributed-world-size"),
+        (TOY.replace("-1.0000 -1.0000", "-1.0000"), "line 6: fewer scores than"),
+        (TOY.replace("-1.0000 -1.0000", "-1.0000 x"), "line 6: could not convert string to float: 'x'"),
+        (TOY.replace("-1.0000 -1.0000", "-1.0000 nan"), "line 6: a score is not a number"),
+        (TOY.replace("-1.0000 -1.0000", "-1e308 -1e308"), "line 6: intermediate overflow in fsum"),
+        (TOY + "A-0\t0-0\nA-0\t0-0\n", "line 11: sentence 0 ends without all lines H, D, P"),
+        (TOY.replace("T-0", "U-0"), "1 sentences have no reference"),
+    ],
+    ids=lambda value: value if value.isprintable() else "",
+)
+def test_what_is_no_nbest_list_is_refused(toy: Path, text: str, message: str) -> None:
+    toy.write_text(text)
+    assert message in refused(toy)
+
+
+def test_options_that_do_not_fit_are_refused(toy: Path) -> None:
+    assert "sentence 1 comes a second time" in refused(toy, toy)
+    assert "nowhere" in refused("nowhere")
+    assert f"{__file__} has" in refused(toy, "--reference", __file__)
+    assert "between -10 and 10" in refused(toy, "--alphas", "nan")
+    assert "between -10 and 10" in refused(toy, "--alphas", "0", "1e6")
+
+
+def finalised(log_probability: float, length: int, lenpen: float) -> float:
+    """The score that fairseq gives to a hypothesis that has come to its end."""
+    generator = SequenceGenerator.__new__(SequenceGenerator)
+    torch.nn.Module.__init__(generator)
+    vars(generator).update(eos=2, normalize_scores=True, len_penalty=lenpen, match_source_len=False)
+    finished: list[list[dict[str, torch.Tensor]]] = [[]]
+    generator.finalize_hypos(
+        step=length - 1,
+        bbsz_idx=torch.tensor([0]),
+        eos_scores=torch.tensor([log_probability]),
+        tokens=torch.ones(1, length + 1, dtype=torch.long),
+        scores=torch.zeros(1, length),
+        finalized=finished,
+        finished=[False],
+        beam_size=1,
+        attn=None,
+        src_lengths=torch.tensor([3]),
+        max_len=length + 5,
+    )
+    return float(finished[0][0]["score"])
+
+
+def test_scores_are_those_of_fairseq(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A real list: at its own penalty the scores are the printed ones, and at others what fairseq would compute."""
+    training = ["--optimizer", "adam", "--lr", 0.003, "--batch-size", 16, "--max-epoch", 6, "--no-epoch-checkpoints"]
+    run("train", data, "--user-dir", USER_DIR, "--arch", "convs2s_tiny", *training, *QUIET, "--save-dir", tmp_path)
+    search = ["--sampling", "--beam", 4, "--nbest", 4, "--max-len-b", 12, "--lenpen", 0.4, "--results-path", tmp_path]
+    run("generate", data, "--user-dir", USER_DIR, "--path", tmp_path / "checkpoint_last.pt", *search)
+    path = tmp_path / "generate-test.txt"
+    printed = hypotheses(path.read_text())
+    sentences = read_generated([path])
+    assert [sentence.number for sentence in sentences] == list(range(16))
+    assert len({hypothesis.length for sentence in sentences for hypothesis in sentence.hypotheses}) > 5
+    for sentence in sentences:
+        assert len(sentence.hypotheses) == 4
+        for hypothesis, (score, words) in zip(sentence.hypotheses, printed[sentence.number], strict=True):
+            n = hypothesis.length
+            assert hypothesis.words == words
+            # Each of n scores has been rounded to 4 decimals.
+            assert hypothesis.score(0.4) / math.log(2) == pytest.approx(score, abs=n**0.6 * 5e-5 + 1e-5)
+            for other in (0, 1, 2):
+                wanted = finalised(score * math.log(2) * n**0.4, n, other)
+                assert hypothesis.score(other) == pytest.approx(wanted, abs=n ** (1 - other) * 5e-5 + 1e-5)
+    tune(path)
+    assert "sentences: --lenpen" in capsys.readouterr().out

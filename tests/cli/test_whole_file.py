@@ -1,0 +1,148 @@
+"""What is written takes a place whole, or the place stays as it was."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.cli.test_export_nbest import GENERATED
+
+from fairseq_plugins.cli import main as cli
+from fairseq_plugins.cli.own_data.parallel_text import writing
+from tests.cli.test_plot_loss import log, valid
+from tests.commands import MAIN, ROOT, full_disk
+
+
+@pytest.mark.parametrize("name", ["picture.png", "picture.svg", "picture.pdf", "list"])
+def test_a_full_disk_leaves_what_was_there(name: str, tmp_path: Path) -> None:
+    if name == "list":
+        (tmp_path / "generated").write_text(GENERATED, encoding="utf-8")
+        words = ["export-nbest", str(tmp_path / "generated")]
+    else:
+        pytest.importorskip("matplotlib.font_manager")  # which writes a list of fonts the first time
+        words = ["plot-loss", str(log(tmp_path / "log", valid(1, 6), valid(2, 5)))]
+    output = tmp_path / name
+    output.write_text("good")
+    output.chmod(0o640)
+    before = sorted(tmp_path.iterdir())
+    with full_disk(100), pytest.raises(SystemExit, match=f"{name} was not written: "):
+        cli.main([*words, "--output", str(output)])
+    assert output.read_text() == "good"
+    assert sorted(tmp_path.iterdir()) == before
+    cli.main([*words, "--output", str(output)])
+    assert output.stat().st_size > 100
+    assert stat.S_IMODE(output.stat().st_mode) == 0o640
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_what_is_no_plain_file_is_written_to(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDWR | os.O_NONBLOCK)
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    for name in ("pipe", "link"):
+        with writing(tmp_path / name) as file:
+            file.write(name)
+    assert os.read(reader, 9) == b"pipe"
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    assert (tmp_path / "file").read_text() == "link"
+    assert (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.parametrize("command", ["plot-attention", "plot-branches", "plot-loss"])
+@pytest.mark.parametrize("ending", ["", ".eps", ".jpg"])
+def test_a_picture_needs_an_ending(
+    command: str, ending: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without one matplotlib would write, or write over, another file."""
+    with pytest.raises(SystemExit):
+        cli.main([command, "x", "--output", str(tmp_path / f"foo{ending}")])
+    assert f"foo{ending} does not end in .png, .pdf or .svg" in capsys.readouterr().err
+
+
+def test_two_writers_of_one_file(tmp_path: Path) -> None:
+    """Each leaves a whole one, whichever ends last."""
+    path = tmp_path / "list"
+    with writing(path) as mine:
+        mine.write("first\n")
+        other = multiprocessing.get_context("fork").Process(target=write, args=(path, "second\n"))
+        other.start()
+        other.join()
+        assert other.exitcode == 0
+        assert path.read_text() == "second\n"
+    assert path.read_text() == "first\n"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def write(path: Path, text: str) -> None:
+    with writing(path) as file:
+        file.write(text)
+
+
+def test_links_stay_and_their_files_are_replaced_whole(tmp_path: Path) -> None:
+    """A link to a file or to nowhere is followed; another name of the file keeps the old content."""
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "hard").hardlink_to(tmp_path / "file")
+    for name, target in (("link", "file"), ("dangling", "new"), ("round", "round")):
+        (tmp_path / name).symlink_to(target)
+    with full_disk(2), pytest.raises(OSError, match="link was not written"):
+        write(tmp_path / "link", "half")
+    assert (tmp_path / "file").read_text() == "old"
+    for name, target in (("link", "file"), ("dangling", "new")):
+        write(tmp_path / name, name)
+        assert (tmp_path / name).is_symlink()
+        assert (tmp_path / target).read_text() == name
+    assert (tmp_path / "hard").read_text() == "old"
+    with pytest.raises(OSError, match="round"):
+        write(tmp_path / "round", "text")
+
+
+@pytest.mark.parametrize("name", ["read-only", "folder", "missing-target"])
+def test_what_cannot_be_written_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "read-only").touch(0o400)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "missing-target").symlink_to(tmp_path / "nowhere" / "file")
+    monkeypatch.setattr(os, "access", lambda path, mode: path.stat().st_mode & 0o200)  # root may write to any
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(OSError, match=name):
+        write(tmp_path / name, "text")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_full_device_is_named() -> None:
+    with pytest.raises(OSError, match="/dev/full was not written: No space left"):
+        write(Path("/dev/full"), "text")
+
+
+@pytest.mark.parametrize("output", ["/dev/stdout", "list"])
+def test_the_standard_output_keeps_what_it_has(output: str, tmp_path: Path) -> None:
+    """In a file, too, and the list comes before what is said of it."""
+    (tmp_path / "generated").write_text(GENERATED, encoding="utf-8")
+    path = tmp_path / "list"
+    with path.open("w") as stdout:
+        print("before", file=stdout, flush=True)
+        name = str(path) if output == "list" else output
+        words = ["export-nbest", str(tmp_path / "generated"), "--output", name]
+        subprocess.run([sys.executable, "-c", MAIN, *words], stdout=stdout, check=True, cwd=ROOT)
+    lines = path.read_text().splitlines()
+    assert lines[0] == "before"
+    assert " ||| " in lines[1]
+    assert lines[-1] == name
+
+
+@pytest.mark.parametrize("name", ["generated", "link", "hard"])
+def test_a_file_that_is_read_is_not_written_over(name: str, tmp_path: Path) -> None:
+    generated = tmp_path / "generated"
+    generated.write_text(GENERATED, encoding="utf-8")
+    (tmp_path / "link").symlink_to(generated)
+    (tmp_path / "hard").hardlink_to(generated)
+    with pytest.raises(SystemExit, match=f"{name} is also to be read"):
+        cli.main(["export-nbest", str(generated), "--output", str(tmp_path / name)])
+    log(tmp_path / "log.svg", valid(1, 6))
+    with pytest.raises(SystemExit, match=r"log\.svg is also to be read"):
+        cli.main(["plot-loss", "--run", "a", str(tmp_path / "log.svg"), "--output", str(tmp_path / "log.svg")])
+    assert generated.read_text() == GENERATED

@@ -1,0 +1,190 @@
+"""What takes hours is stopped whole, goes on with the same call, and is made by one process at a time."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from fairseq_plugins.cli import main as cli
+from fairseq_plugins.cli import work
+from fairseq_plugins.cli.work import running, stoppable, work_in
+from tests.commands import MAIN, ROOT
+
+SLEEPER = """
+import sys
+from pathlib import Path
+from fairseq_plugins.cli.work import running, work_in
+with work_in(Path(sys.argv[1])), running(["sleep", "60"]) as child:
+    print(child.pid, flush=True)
+    child.wait()
+"""
+
+
+def test_what_is_there_is_of_the_same_settings(tmp_path: Path) -> None:
+    """But where nothing is, as after a call that failed, others may be tried."""
+    record, made = tmp_path / "record.json", tmp_path / "made"
+    work.refuse_other_settings(record, {"data": tmp_path}, tmp_path.glob("made"))
+    work.refuse_other_settings(record, {"data": "b"}, tmp_path.glob("made"))
+    made.touch()
+    work.refuse_other_settings(record, {"data": "b"}, tmp_path.glob("made"))
+    for other in ({"data": "c"}, {"data": "b", "width": 1}):
+        with pytest.raises(ValueError, match=rf"^{tmp_path} was made with (data b, not c|width None, not 1); choose"):
+            work.refuse_other_settings(record, other, tmp_path.glob("made"))
+
+
+def is_there(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):  # also where it is gone between opening and reading
+        return False
+    return "Z" not in state.rpartition(")")[2].split()[0]
+
+
+def wait_for_the_end(process: int) -> None:
+    for _ in range(500):
+        if not is_there(process):
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{process} is still there")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_stop_ends_what_has_been_started(number: signal.Signals, tmp_path: Path) -> None:
+    """In the middle of one of fairseq's commands; a shell sees by which signal, and nobody a traceback."""
+    heeded = f"import signal; signal.signal({number.value}, signal.SIG_DFL)"  # also where it is not, as under nohup
+    command = [sys.executable, "-c", f"{heeded}; {MAIN}", "prepare", "iwslt14_de_en", str(tmp_path), "--smoke"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        shown = []
+        for line in process.stderr:
+            shown.append(line)
+            if line.startswith("$ fairseq-preprocess"):
+                break
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        while not children.read_text():
+            time.sleep(0.001)
+        (child,) = map(int, children.read_text().split())
+        process.send_signal(number)
+        rest = process.stderr.read()
+    assert not is_there(child)
+    assert process.returncode == -number
+    assert "Traceback" not in rest
+    assert rest.endswith("\nThe same call goes on from where this one was stopped.\nfairseq-plugins: stopped\n")
+    with work_in(tmp_path):
+        pass
+
+
+def test_a_stop_in_the_middle_of_a_start(tmp_path: Path) -> None:
+    def before_it_is_another_program() -> None:
+        (tmp_path / "child").write_text(str(os.getpid()))
+        os.kill(os.getppid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), running(["sleep", "60"], preexec_fn=before_it_is_another_program):
+            raise AssertionError("this process has been stopped")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not is_there(int((tmp_path / "child").read_text()))
+
+
+def test_a_stop_at_any_line_of_a_start() -> None:
+    """What has been started is ended, and signals are handled as before, wherever in work.py the stop comes."""
+    stops: list[int] = []
+
+    def trace(frame: FrameType, event: str, _: object) -> Callable[..., object] | None:
+        nonlocal steps
+        if frame.f_code.co_filename != work.__file__:
+            return None
+        if event == "line":
+            steps -= 1
+            if steps == 0:
+                stops.append(frame.f_lineno)
+                signal.raise_signal(signal.SIGINT)
+        return trace
+
+    def handlers() -> list[object]:
+        return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+
+    children = Path(f"/proc/self/task/{threading.get_native_id()}/children")
+    outer, tracer = signal.signal(signal.SIGINT, signal.default_int_handler), sys.gettrace()
+    before = handlers(), children.read_text()
+    try:
+        for step in itertools.count(1):
+            steps = step
+            sys.settrace(trace)
+            with suppress(KeyboardInterrupt), running(["sleep", "60"]):
+                sys.settrace(tracer)
+                if steps > 0:  # it has begun without a stop
+                    raise KeyboardInterrupt
+            sys.settrace(tracer)
+            assert (handlers(), children.read_text()) == before, stops[-1]
+            if steps > 0:
+                break
+    finally:
+        sys.settrace(tracer)
+        signal.signal(signal.SIGINT, outer)
+    assert len(set(stops)) >= 10
+
+
+def test_what_is_ignored_stays_so() -> None:
+    """As under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN), signal.getsignal(signal.SIGTERM)
+    with stoppable():
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) is not before[1]
+    assert (signal.signal(signal.SIGHUP, before[0]), signal.getsignal(signal.SIGTERM)) == (signal.SIG_IGN, before[1])
+
+
+def test_what_is_not_pythons_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler of the program that Python is a part of, which Python does not know."""
+    before, get = signal.getsignal(signal.SIGHUP), signal.getsignal
+    monkeypatch.setattr(signal, "getsignal", lambda number: None if number == signal.SIGHUP else get(number))
+    with stoppable():
+        assert get(signal.SIGHUP) is before
+
+
+@pytest.mark.parametrize(("trap", "end"), [("", signal.SIGINT), ("trap '' INT; ", signal.SIGKILL)])
+def test_an_error_ends_what_has_been_started(trap: str, end: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "GRACE", 0.1 if trap else 60)
+    call = ["bash", "-c", f"{trap}echo begun; exec sleep 60"]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # also where it is ignored, as behind an &
+    try:
+        with pytest.raises(ValueError, match="begun"), running(call, stdout=subprocess.PIPE) as child:
+            raise ValueError(child.stdout.readline())
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert child.returncode == -end
+
+
+def test_one_at_a_time(tmp_path: Path) -> None:
+    """What a killed process has started keeps others out, until it ends too."""
+    with (
+        work_in(tmp_path / "a"),
+        work_in(tmp_path / "b"),
+        pytest.raises(ValueError, match=r"is at work in .*/a"),
+        work_in(tmp_path / "a"),
+    ):
+        pass
+    command = [sys.executable, "-c", SLEEPER, str(tmp_path / "a")]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        child = int(process.stdout.readline())
+        with pytest.raises(SystemExit, match=r"error: another call, or what it has started, is at work in .*/a"):
+            cli.main(["prepare", "iwslt14_de_en", str(tmp_path / "a"), "--smoke"])
+        process.kill()
+    with pytest.raises(ValueError, match="is at work"), work_in(tmp_path / "a"):
+        pass
+    os.kill(child, signal.SIGKILL)
+    wait_for_the_end(child)
+    with work_in(tmp_path / "a"):
+        pass

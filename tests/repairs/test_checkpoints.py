@@ -1,0 +1,210 @@
+"""Checkpoints with the plugin, and what else ``compat`` mends, with fairseq's own models: nothing depends on ours."""
+
+import argparse
+import inspect
+import pickle
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fairseq import checkpoint_utils
+from fairseq.data import TokenBlockDataset, bucket_pad_length_dataset, data_utils
+from fairseq.distributed import utils as distributed_utils
+from fairseq.file_io import PathManager
+from fairseq.logging import meters
+
+from fairseq_plugins.repairs import checkpoints
+from tests import faults
+from tests.commands import USER_DIR, one_of_two, run
+from tests.repairs.payloads import Payload, Pickled
+
+TRAINING = """--arch transformer --cpu --num-workers 0 --max-tokens 200 --log-format none --optimizer adam
+    --lr 0.01 --encoder-embed-dim 8 --encoder-layers 1 --encoder-ffn-embed-dim 8 --encoder-attention-heads 2
+    --decoder-embed-dim 8 --decoder-layers 1 --decoder-ffn-embed-dim 8 --decoder-attention-heads 2
+    --store-ema --ema-fp32 --eval-bleu --eval-bleu-args {"beam":2}
+    --best-checkpoint-metric bleu --maximize-best-checkpoint-metric"""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    random.seed(1)
+    for split, size in (("train", 200), ("valid", 20), ("test", 20)):
+        lines = [" ".join(random.choices("abcdefgh", k=random.randint(2, 6))) for _ in range(size)]
+        for language in ("de", "en"):
+            (folder / f"{split}.{language}").write_text("\n".join(lines) + "\n")
+    splits = [f"--{split}pref={folder / split}" for split in ("train", "valid", "test")]
+    run("preprocess", "-s", "de", "-t", "en", *splits, "--joined-dictionary", "--destdir", folder / "bin")
+    return folder / "bin"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of a tiny transformer after one epoch, with --eval-bleu and moving averages."""
+    folder = tmp_path_factory.mktemp("trained")
+    run("train", data, "--user-dir", USER_DIR, "--save-dir", folder, "--max-epoch", 1, *TRAINING.split())
+    return folder / "checkpoint_last.pt"
+
+
+def crafted_array(dtype: object, data: object = b"A" * 16) -> Pickled:
+    reconstruct, arguments, _ = np.zeros(1).__reduce__()
+    return Pickled(reconstruct, arguments, (1, (2,), dtype, False, data))
+
+
+@pytest.mark.parametrize("place", ["cfg", "args", "optimizer_history", "extra_state", "model"])
+def test_a_foreign_class_is_refused_and_not_run(place: str, tmp_path: Path) -> None:
+    payload = Payload(tmp_path / "trace")
+    state = {"args": None, "cfg": {}, "model": {}, "optimizer_history": [{}], "extra_state": {}}
+    hidden = {"args": argparse.Namespace(arch=payload), "optimizer_history": [{"lr_scheduler_state": payload}]}
+    torch.save({**state, place: hidden.get(place, {"key": [payload]})}, tmp_path / "model.pt")
+    with pytest.raises(Exception, match=r"model\.pt was refused: it holds posix\.system.* Nothing .* was run") as error:
+        checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "model.pt"))
+    assert "weights_only" not in str(error.value)
+    assert not (tmp_path / "trace").exists()
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        # A structure that hides an object, object arrays in two forms: numpy would follow the bytes as pointers.
+        crafted_array(Pickled(np.dtype, ("V8", False, True), (3, "|", None, ("x",), {"x": (1, 0)}, 8, 1, 0))),
+        crafted_array(Pickled(np.dtype, ("O8", False, True), (3, "|", None, None, None, -1, -1, 0))),
+        crafted_array(Pickled(np.dtype, ("i8", False, True), (3, "O,", None, None, None, -1, -1, 0))),
+        crafted_array(np.dtype("i8"), b"A" * 8),  # a shape larger than its bytes
+        Pickled(np.float64(0).__reduce__()[0], (np.dtype("O"), b"A" * 8)),
+        Pickled(distributed_utils._TensorPlaceholder, (print,)),
+        Pickled(argparse.Namespace, (), {"arch": eval}),
+        Pickled(getattr, (argparse.Namespace, "__init__")),
+    ],
+    ids=["structure", "object", "byte order", "shape", "scalar", "placeholder", "attribute", "getattr"],
+)
+def test_what_is_allowed_cannot_be_misused(hostile: Pickled, tmp_path: Path) -> None:
+    torch.save({"cfg": {}, "extra_state": hostile}, tmp_path / "model.pt")
+    with pytest.raises(Exception, match=r"was refused|cannot reshape"):
+        checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "model.pt"))
+
+
+def test_without_a_check_nothing_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save(Payload(tmp_path / "trace"), tmp_path / "model.pt")
+    assert checkpoints.refuses(checkpoints.load_by_torch, print)
+    assert not checkpoints.refuses(checkpoints.load_by_torch, 1)
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "0")
+    own_load = inspect.unwrap(checkpoint_utils.load_checkpoint_to_cpu)
+    monkeypatch.setattr(checkpoint_utils, "load_checkpoint_to_cpu", own_load)
+    checkpoints.load_checkpoints_safely()
+    with pytest.raises(pickle.UnpicklingError, match="was not loaded"):
+        checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "model.pt"))
+    with pytest.raises(RuntimeError, match="Only one of"):  # torch itself, told both
+        checkpoint_utils.load_ema_from_checkpoint(str(tmp_path / "model.pt"))
+    assert not checkpoints.refuses(checkpoints.load_by_torch, print)  # a probe, which is made on import
+    assert not (tmp_path / "trace").exists()
+
+
+@pytest.mark.parametrize("dtype", ["?", "<u2", "<i8", ">i4", "<f4", "<f8", "<c8"])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
+def test_plain_arrays_come_back(dtype: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    values = np.asfortranarray(np.arange(np.prod(shape, dtype=int)).reshape(shape)).astype(dtype)
+    scalar = np.ones((), dtype)[()]
+    for _ in range(2):  # the second time, what was read is saved again
+        torch.save({"array": values, "scalar": scalar}, tmp_path / "arrays.pt")
+        assert b"fairseq_plugins" not in (tmp_path / "arrays.pt").read_bytes()
+        read = torch.load(tmp_path / "arrays.pt")
+        np.testing.assert_array_equal(read["array"], values)
+        assert read["array"].dtype == np.dtype(dtype).newbyteorder("=")  # numpy reads into the machine's order
+        assert type(read["scalar"]) is type(scalar)
+        assert read["scalar"] == scalar
+        values, scalar = read["array"], read["scalar"]
+
+
+def test_a_checkpoint_of_old_fairseq_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds an ``args`` Namespace, meters as objects of ``fairseq.meters``, and a numpy number."""
+    meter = meters.AverageMeter()
+    meter.update(3.0)
+    args = argparse.Namespace(arch="fconv_iwslt_de_en", task="translation", lr=0.25, min_lr=1e-5, data=["data"])
+    old = {
+        "args": args,
+        "model": {"weight": torch.ones(1)},
+        "optimizer_history": [{"best_loss": np.float64(2.5), "optimizer": {"state": {}}}],
+        "extra_state": {"epoch": 2, "train_meters": {"loss": meter, "wps": meters.TimeMeter()}},
+    }
+    with monkeypatch.context() as patch:
+        for kind in (meters.AverageMeter, meters.TimeMeter):
+            patch.setattr(kind, "__module__", "fairseq.meters")
+        torch.save(old, tmp_path / "old.pt")
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "old.pt"))
+    assert state["cfg"].model.arch == "fconv_iwslt_de_en"
+    assert state["optimizer_history"][-1]["lr_scheduler_state"] == {"best": 2.5}
+    assert state["extra_state"]["train_meters"]["loss"].avg == 3.0
+
+
+def test_two_processes_resume(data: Path, checkpoint: Path, tmp_path: Path) -> None:
+    """Weights, optimizer, meters and moving averages come back; the second process gets them from the first."""
+    shutil.copy(checkpoint, tmp_path)
+    words = [data, "--user-dir", USER_DIR, "--max-epoch", 2, *TRAINING.split(), "--ddp-backend", "legacy_ddp"]
+    words += one_of_two(tmp_path)
+    for rank in [faults.start([*words, rank], tmp_path) for rank in (0, 1)]:
+        after = faults.finish(rank, tmp_path)
+    output = (tmp_path / "log").read_text()
+    before = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))
+    updates = [state["optimizer_history"][-1]["num_updates"] for state in (before, after)]
+    assert f"(epoch 2 @ {updates[0]} updates)" in output
+    assert "Loading EMA from checkpoint" in output
+    assert updates[1] > updates[0]
+    steps = [state["last_optimizer_state"]["state"][0]["step"] for state in (before, after)]
+    assert steps == updates
+    assert len(after["optimizer_history"]) == 2
+    assert after["extra_state"]["previous_training_time"] > before["extra_state"]["previous_training_time"]
+
+
+def test_a_killed_copy_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new, last = tmp_path / "checkpoint1.pt", tmp_path / "checkpoint_last.pt"
+    new.write_text("new checkpoint")
+    last.write_text("old checkpoint")
+
+    def half_a_copy(_: str, target: str) -> None:
+        Path(target).write_text("new ch")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfile", half_a_copy)
+        with pytest.raises(KeyboardInterrupt):
+            PathManager.copy(str(new), str(last), overwrite=True)
+    assert last.read_text() == "old checkpoint"
+    assert PathManager.copy(str(new), str(last), overwrite=True)
+    assert last.read_text() == "new checkpoint"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [new.name, last.name]
+
+
+def test_data_sets_find_the_names_that_numpy_has_dropped() -> None:
+    tokens = [torch.tensor([4, 5, 2]), torch.tensor([6, 2])]
+    blocks = TokenBlockDataset(tokens, [3, 2], block_size=None, pad=1, eos=2, break_mode="eos")
+    assert [block.tolist() for block in blocks] == [[4, 5, 2], [6, 2]]
+
+
+@pytest.mark.parametrize("multiple", [1, 8])
+@pytest.mark.parametrize("sentences", [0, 1, 7, 8, 9, 15, 37])
+@pytest.mark.parametrize("vector", [False, True])
+def test_no_sentence_is_lost_to_batches(sentences: int, multiple: int, vector: bool) -> None:
+    """Each comes once, in order, in batches of a multiple of eight but for the last; later fairseq drops that."""
+    indices = np.random.default_rng(1).permutation(sentences)
+    lengths = {"num_tokens_vec": np.full(sentences, 5)} if vector else {}
+    batches = data_utils.batch_by_size(
+        indices, num_tokens_fn=lambda _: 5, max_sentences=16, required_batch_size_multiple=multiple, **lengths
+    )
+    assert [index for batch in batches for index in batch] == indices.tolist()
+    assert all(0 < len(batch) <= 16 for batch in batches)
+    assert all(len(batch) % multiple == 0 or len(batch) < multiple for batch in batches[:-1])
+
+
+@pytest.mark.parametrize("buckets", [1, 3, 20])
+def test_buckets_of_lengths(buckets: int) -> None:
+    """--num-batch-buckets: each but the last holds the lengths up to one of equally many sorted ones."""
+    sizes = np.array([4, 9, 4, 1, 7, 7, 2, 8, 3, 12])
+    ordered = sorted(sizes.tolist())
+    expected = sorted({ordered[(len(sizes) - 1) * number // buckets] for number in range(1, buckets + 1)})
+    for module in (data_utils, bucket_pad_length_dataset):
+        assert list(module.get_buckets(sizes, buckets)) == expected

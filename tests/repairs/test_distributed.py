@@ -1,0 +1,220 @@
+"""Training in several processes over gloo: as one with the matching update frequency, however it is started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+import torch
+
+from fairseq_plugins.repairs import distributed
+from tests import faults
+from tests.commands import ROOT, USER_DIR, one_of_two
+from tests.conftest import ARCHITECTURES
+
+# Writes what each rank has whenever rank 0 saves a checkpoint.
+EVERY_RANK = """
+import fairseq_plugins, torch
+fairseq_plugins.install()
+from fairseq import checkpoint_utils
+save = checkpoint_utils.save_checkpoint
+def save_checkpoint(cfg, trainer, *more):
+    torch.save(trainer.get_model().state_dict(), f"{cfg.save_dir}/rank{trainer.data_parallel_rank}")
+    return save(cfg, trainer, *more)
+checkpoint_utils.save_checkpoint = save_checkpoint
+"""
+TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node"]
+
+
+@pytest.fixture(scope="module")
+def user_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("plugin") / "every_rank"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(EVERY_RANK)
+    return folder
+
+
+def options(data: Path, architecture: str) -> list[object]:
+    """Without dropout, of which each process would draw the same; an epoch of two processes is eleven updates."""
+    words = [data, "--arch", architecture, *faults.FAMILIES[architecture].split(), *faults.COMMON, "--dropout", 0]
+    if "transformer" in architecture:
+        words += ["--attention-dropout", 0]
+    if "adam" in faults.FAMILIES[architecture]:
+        # The gradient of a bias of keys is zero, but for rounding, which Adam's own epsilon would make whole steps of.
+        words += ["--adam-eps", 1e-5]
+    return words
+
+
+def command(launcher: str, processes: int, words: list[object], save: Path) -> list[object]:
+    train = ["fairseq_cli.train", *words, "--save-dir", save]
+    return {
+        "torchrun": [*TORCHRUN, processes, "-m", *train],
+        "fairseq": [*train, "--distributed-world-size", processes],
+    }[launcher]
+
+
+@contextlib.contextmanager
+def launched(command: list[object], save: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Training that is started as users do, and that does not outlive the test."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    with (save / "log").open("w") as log:
+        words = [sys.executable, "-W", "ignore", "-m", *map(str, command)]
+        process = subprocess.Popen(words, cwd=ROOT, env=environment, stdout=log, stderr=log)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def fork(words: list[object], save: Path) -> list[BaseProcess]:
+    """Start two ranks by hand, for which fairseq need not be imported again."""
+    words = [*words, *one_of_two(save)]
+    return [faults.start([*words, rank], save) for rank in range(2)]
+
+
+def folders(parent: Path) -> tuple[Path, Path]:
+    for name in ("single", "several"):
+        (parent / name).mkdir()
+    return parent / "single", parent / "several"
+
+
+def assert_trained_as_one(several: Path, processes: int, expected: dict[str, torch.Tensor]) -> None:
+    ranks = [torch.load(several / f"rank{rank}") for rank in range(processes)]
+    assert len(list(several.glob("rank*"))) == processes
+    for name, value in expected.items():
+        assert all(torch.equal(rank[name], ranks[0][name]) for rank in ranks), name
+        torch.testing.assert_close(ranks[0][name], value, rtol=1e-4, atol=1e-5)
+
+
+CASES = [("convs2s_tiny", "torchrun", "pytorch_ddp", 2), ("weighted_transformer_tiny", "fairseq", "legacy_ddp", 2)]
+SLOW_CASES = [
+    (architecture, launcher, backend, processes)
+    for architecture in ARCHITECTURES
+    for launcher in ("torchrun", "fairseq")
+    for backend, processes in (("pytorch_ddp", 2), ("pytorch_ddp", 4), ("legacy_ddp", 4))
+    if (architecture, launcher, backend, processes) not in CASES
+]
+SLOW_CASES += [("convs2s_tiny", "fairseq", other_name, 2) for other_name in ("c10d", "no_c10d")]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "launcher", "backend", "processes"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)],
+)
+def test_several_processes_train_as_one(
+    architecture: str, launcher: str, backend: str, processes: int, data: Path, user_dir: Path, tmp_path: Path
+) -> None:
+    """Their parameters are the same, and those of one process that takes as many batches for an update."""
+    single, several = folders(tmp_path)
+    words = [*options(data, architecture), "--max-update", 9]
+    parallel = [*words, "--ddp-backend", backend, "--user-dir", user_dir]
+    with launched(command(launcher, processes, parallel, several), several) as training:
+        expected = faults.finish(faults.start([*words, "--update-freq", processes], single), single)
+        assert training.wait(timeout=300) == 0, (several / "log").read_text()[-6000:]
+    assert_trained_as_one(several, processes, expected["model"])
+
+
+@pytest.mark.parametrize("missing", ["", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"])
+def test_some_of_its_variables_are_not_torchrun(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "3")
+    monkeypatch.delenv(missing, raising=False)
+    assert distributed.processes_of_torchrun() == (1 if missing else 3)
+
+
+def test_hydra_under_torchrun(data: Path, user_dir: Path, tmp_path: Path) -> None:
+    """Later fairseq believes to be the only process until it imports the plugin; 0.12.2 wants GPUs until then."""
+    single, several = folders(tmp_path)
+    (tmp_path / "recipe.yaml").write_text(f"""\
+# @package _group_
+common: {{user_dir: {user_dir}, log_format: json}}
+task: {{_name: translation, data: {data}}}
+model: {{_name: convs2s_tiny, dropout: 0}}
+criterion: {{_name: cross_entropy}}
+optimizer: {{_name: nag, momentum: 0.99}}
+lr_scheduler: {{_name: anneal_after_plateau}}
+dataset: {{max_tokens: 20, num_workers: 0}}
+optimization: {{lr: [0.25], clip_norm: 0.1, max_update: 9}}
+checkpoint: {{save_dir: {several}, no_epoch_checkpoints: true}}
+distributed_training: {{distributed_backend: gloo}}
+""")
+    recipe = ["--config-dir", tmp_path, "--config-name", "recipe", f"hydra.run.dir={tmp_path / 'hydra'}"]
+    with launched([*TORCHRUN, 2, "-m", "fairseq_cli.hydra_train", *recipe], several) as training:
+        words = [*options(data, "convs2s_tiny"), "--max-update", 9, "--update-freq", 2]
+        expected = faults.finish(faults.start(words, single), single)
+        assert training.wait(timeout=300) == 0, (several / "log").read_text()[-6000:]
+    assert_trained_as_one(several, 2, expected["model"])
+
+
+def test_ranks_that_are_started_one_by_one(data: Path, user_dir: Path, tmp_path: Path) -> None:
+    single, several = folders(tmp_path)
+    words = [*options(data, "conv_encoder_tiny"), "--max-update", 9]
+    ranks = fork([*words, "--user-dir", user_dir], several)
+    expected = faults.finish(faults.start([*words, "--update-freq", 2], single), single)
+    for rank in ranks:
+        faults.finish(rank, several)
+    assert_trained_as_one(several, 2, expected["model"])
+
+
+def test_validation_in_two_processes(data: Path, tmp_path: Path) -> None:
+    """Each validates a half of the data, here of three batches, with the options of the model that are asked for."""
+    faults.finish(faults.start([*options(data, "convs2s_tiny"), "--max-update", 1], tmp_path), tmp_path)
+    words = ["fairseq_cli.validate", data, "--user-dir", USER_DIR, "--path", tmp_path / "checkpoint_last.pt"]
+    words += ["--task", "translation", "--batch-size", 6, "--eval-bleu", "--source-lang", "tgt", "--target-lang", "src"]
+    found = []
+    for processes in (1, 2):
+        with launched([*words, "--distributed-world-size", processes], tmp_path) as validation:
+            assert validation.wait(timeout=120) == 0, (tmp_path / "log").read_text()[-6000:]
+        found.append(re.findall(r"valid on .* (loss [\d.]+) \|", (tmp_path / "log").read_text()))
+    assert found[0] == found[1][:1], found
+
+
+def wait_for(path: Path) -> None:
+    for _ in range(3000):
+        if path.exists():
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"{path} was not written")
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_killed_rank_ends_the_other(killed: int, data: Path, tmp_path: Path) -> None:
+    ranks = fork([*options(data, "convs2s_tiny"), "--max-update", 100_000], tmp_path)
+    wait_for(tmp_path / "checkpoint_last.pt")
+    ranks[killed].kill()
+    other = ranks[1 - killed]
+    other.join(120)
+    assert other.exitcode == 1
+    assert re.search(r"RuntimeError: .*gloo", (tmp_path / "log").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["torchrun", "fairseq"])
+def test_a_killed_rank_ends_the_launcher(launcher: str, data: Path, user_dir: Path, tmp_path: Path) -> None:
+    words = [*options(data, "convs2s_tiny"), "--max-update", 100_000, "--user-dir", user_dir]
+    with launched(command(launcher, 3, words, tmp_path), tmp_path) as training:
+        wait_for(tmp_path / "checkpoint_last.pt")
+        children = Path(f"/proc/{training.pid}/task/{training.pid}/children").read_text().split()
+        ranks = children[-3:]  # after the keeper of the semaphores, where there is one
+        os.kill(int(ranks[-1]), signal.SIGKILL)
+        assert training.wait(timeout=120) != 0
+        assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
+
+
+@pytest.mark.parametrize("backend", ["slowmo", "fully_sharded"])
+def test_backends_that_take_gpus_are_refused(backend: str, data: Path, tmp_path: Path) -> None:
+    words = [*options(data, "convs2s_tiny"), "--distributed-world-size", 2, "--ddp-backend", backend]
+    process = faults.start(words, tmp_path)
+    process.join()
+    assert process.exitcode == 1
+    assert f"ValueError: --ddp-backend {backend} takes GPUs" in (tmp_path / "log").read_text()

@@ -1,0 +1,191 @@
+"""fairseq's commands run nothing that a file or an option says; each payload is one that fairseq alone would run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import fairseq
+import pytest
+import torch
+from fairseq.data import FastaDataset
+from fairseq.data.audio.data_cfg import S2TDataConfig
+
+from tests.commands import ROOT, USER_DIR, run
+from tests.repairs.payloads import Payload, code
+
+COMMON = ["--user-dir", USER_DIR, "--cpu"]
+COMMANDS = {
+    "generate": ["--max-tokens", 500, "--path"],
+    "interactive": ["--path"],
+    "validate": ["--task", "translation", "--max-tokens", 500, "--path"],
+    "eval_lm": ["--max-tokens", 500, "--path"],
+    "train": ["--arch", "transformer_tiny", "--optimizer", "sgd", "--max-tokens", 500, "--no-save", "--restore-file"],
+}
+
+
+@pytest.fixture(scope="module")
+def words(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data as language models want it."""
+    folder = shutil.copytree(data, tmp_path_factory.mktemp("words") / "bin")
+    shutil.copy(folder / "dict.src.txt", folder / "dict.txt")
+    return folder
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return tmp_path / "trace"
+
+
+def test_the_payloads_are_real(trace: Path, tmp_path: Path) -> None:
+    torch.save(Payload(trace), tmp_path / "evil.pt")
+    torch.load(tmp_path / "evil.pt", weights_only=False)
+    assert trace.exists()
+    trace.unlink()
+    eval(code(trace))
+    assert trace.exists()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_command_unpickles_code(command: str, state, words: Path, trace: Path, tmp_path: Path) -> None:
+    torch.save({**state, "extra_state": Payload(trace)}, tmp_path / "evil.pt")
+    failed = run(command, words, *COMMON, *COMMANDS[command], tmp_path / "evil.pt", stdin="w1\n", succeeds=False)
+    assert "evil.pt was refused: it holds posix.system" in failed.stderr
+    assert "weights_only" not in failed.stderr
+    assert not trace.exists()
+
+
+def test_a_criterion_from_a_checkpoint_is_not_evaluated(state, words: Path, trace: Path, tmp_path: Path) -> None:
+    ctc = {"_name": "ctc", "zero_infinity": False, "sentence_avg": True, "post_process": "letter"}
+    cfg = {**state["cfg"], "criterion": {**ctc, "wer_args": code(trace)}}
+    torch.save({**state, "cfg": cfg}, tmp_path / "evil.pt")
+    command = [words, *COMMON, *COMMANDS["validate"], tmp_path / "evil.pt"]
+    failed = run("validate", *command, succeeds=False, anew=True)  # its module is `__main__` where users start it
+    assert "ValueError: not a literal, and nothing else is read: \"__import__('os')" in failed.stderr
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("command", ["validate", "eval_lm"])
+def test_overrides_of_a_model_are_not_evaluated(command: str, words: Path, trace: Path) -> None:
+    more = [*COMMANDS[command], "nowhere.pt", "--model-overrides", code(trace)]
+    assert "not a literal" in run(command, words, *COMMON, *more, succeeds=False, anew=True).stderr
+    assert not trace.exists()
+
+
+def test_what_a_checkpoint_names_is_not_imported(state, words: Path, trace: Path, tmp_path: Path) -> None:
+    """Its ``user_dir``, a hydra ``_target_`` and a script to run after saving are there, and nobody looks at them."""
+    (tmp_path / "evil_plugin").mkdir()
+    (tmp_path / "evil_plugin" / "__init__.py").write_text(code(trace))
+    target = {"_target_": "os.system", "_args_": [f"touch {trace}"]}
+    cfg = {name: {**part, **target} if isinstance(part, dict) else part for name, part in state["cfg"].items()}
+    cfg["common"]["user_dir"] = str(tmp_path / "evil_plugin")
+    cfg["task"] |= {"post_save_script": f"touch {trace}"}
+    torch.save({**state, "cfg": cfg}, tmp_path / "model.pt")
+    done = run("generate", words, *COMMON, *COMMANDS["generate"], tmp_path / "model.pt")
+    assert "Generate test with beam=5: BLEU4" in done.stdout
+    assert not trace.exists()
+
+
+def test_fairseq_score_reads_text(trace: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text(code(trace) + "\n")
+    assert "BLEU4 = " in run("score", "--sys", tmp_path / "text", "--ref", tmp_path / "text").stdout
+    assert not trace.exists()
+
+
+@pytest.fixture(scope="module")
+def unchecked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a fairseq that passes ``weights_only=False`` wherever it loads, as its main branch does."""
+    folder = tmp_path_factory.mktemp("unchecked")
+    installed = Path(fairseq.__file__).parent
+    shutil.copytree(installed, folder / "fairseq", copy_function=os.symlink, ignore=lambda *_: ["examples"])
+    for path in (folder / "fairseq").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        if "torch.load(" in text:
+            path.unlink()
+            path.write_text(
+                text.replace("torch.load(", "__import__('functools').partial(torch.load, weights_only=False)(")
+            )
+    return folder
+
+
+def test_a_fairseq_that_checks_nothing_loads_data(unchecked: Path, state, words: Path, tmp_path: Path) -> None:
+    torch.save(state, tmp_path / "model.pt")
+    done = run("generate", words, *COMMON, *COMMANDS["generate"], tmp_path / "model.pt", path=unchecked, anew=True)
+    assert "Generate test with beam=5: BLEU4" in done.stdout
+
+
+_EVERY_LOAD = """
+import os, pickle, sys
+from pathlib import Path
+import torch
+from fairseq import checkpoint_utils
+from fairseq.distributed import utils as distributed_utils
+from tests.repairs.payloads import Payload
+
+unchecked, folder = map(Path, sys.argv[1:3])
+trace, file = folder / "trace", folder / "evil.pt"
+assert Path(checkpoint_utils.__file__).is_relative_to(unchecked)
+if sys.argv[3:]:
+    import fairseq_plugins; fairseq_plugins.install()
+
+evil = {"args": None, "cfg": None, "extra_state": Payload(trace)}
+torch.save(evil, file)
+
+def receive():
+    return distributed_utils.broadcast_object(evil, src_rank=0, group=torch.distributed.group.WORLD)
+
+def outcome(load):
+    try:
+        load()
+    except Exception as error:
+        if isinstance(error, pickle.UnpicklingError) and not trace.exists():
+            return "refused"
+    ran = trace.exists()
+    trace.unlink(missing_ok=True)
+    return "ran" if ran else "neither"
+
+print(outcome(lambda: checkpoint_utils.load_checkpoint_to_cpu(str(file))))
+print(outcome(lambda: checkpoint_utils.load_ema_from_checkpoint(str(file))), flush=True)
+child = os.fork()
+rank = 0 if child else 1
+torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+if child:
+    receive()
+    os.waitpid(child, 0)
+else:
+    print(outcome(receive), flush=True)
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(("plugin", "outcome"), [(["plugin"], "refused"), ([], "ran")])
+def test_it_loads_no_code(plugin: list[str], outcome: str, unchecked: Path, tmp_path: Path) -> None:
+    """A checkpoint, one that is read for its moving averages, and what rank 0 sends to the others in a resume."""
+    command = [sys.executable, "-W", "ignore", "-c", _EVERY_LOAD, str(unchecked), str(tmp_path), *plugin]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (unchecked, ROOT)))}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert done.stdout.split() == [outcome] * 3, done.stderr
+
+
+def test_file_names_are_no_commands(trace: Path, tmp_path: Path) -> None:
+    """``--dataset-impl fasta``."""
+    name = f"$(touch {trace.name})"
+    (tmp_path / f"{name}.fasta").write_text(">one\nAB\n>two\nABC\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        patch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+        dataset = FastaDataset(name)
+        assert [dataset[index] for index in range(len(dataset))] == [(">one", "AB"), (">two", "ABC")]
+        assert not trace.exists()
+        FastaDataset._build_index.__wrapped__(dataset, name)
+    assert trace.exists()
+
+
+def test_the_configuration_of_audio_is_no_code(trace: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(f"key: !!python/object/apply:os.system ['touch {trace}']\n")
+    with pytest.raises(Exception, match="could not determine a constructor"):
+        S2TDataConfig(tmp_path / "config.yaml")
+    assert not trace.exists()

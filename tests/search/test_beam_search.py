@@ -1,0 +1,327 @@
+"""The fast search against fairseq's own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import chain, pairwise
+from typing import Any
+
+import pytest
+import torch
+from fairseq.models import FairseqDecoder
+from fairseq.sequence_generator import EnsembleModel, SequenceGenerator, SequenceGeneratorWithAlignment
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fairseq_plugins.common.decoding import StepwiseDecoding
+from fairseq_plugins.cpu.packing import Packing
+from fairseq_plugins.search import loop
+from fairseq_plugins.search.ensemble import Ensemble
+from fairseq_plugins.search.generator import FastBeamSearch, FastBeamSearchWithAlignment
+from fairseq_plugins.search.rules import Rules
+from tests.common.test_generation import without_state
+from tests.conftest import ARCHITECTURES
+from tests.search.fairseq_models import fairseq_model
+from tests.search.searching import LENGTHS, MODES, Model, assert_same, generate, read_copy_later
+
+# Each hypothesis brings twice as many words as there are hypotheses: of 44.
+MODES = {**MODES, "wide as half of the words": {"beam_size": 21}, "wider than half of the words": {"beam_size": 23}}
+MODES["wide as all words"] = {"beam_size": 60, "max_len_b": 4}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_fast_search(model: Model, dictionary, sentences, mode: str) -> None:
+    source = sentences(LENGTHS, left_pad=True)
+    actual = generate(FastBeamSearch, [model()], dictionary, source, **MODES[mode])
+    assert_same(actual, generate(SequenceGenerator, [model()], dictionary, source, **MODES[mode]), tolerance=2e-6)
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_in_single_precision(model: Model, dictionary, sentences, beam: int) -> None:
+    """With packed products, also of a second batch, and rounding that depends on the number of rows."""
+    source, options = sentences(LENGTHS, left_pad=True), {"beam_size": beam, "packing": Packing()}
+    for _ in range(2):
+        actual = generate(FastBeamSearch, [model().float()], dictionary, source, **options)
+        expected = generate(SequenceGenerator, [model().float()], dictionary, source, beam_size=beam)
+        assert_same(actual, expected, tolerance=2e-5)
+
+
+class Rewarding(EnsembleModel):
+    """fairseq's, with a constant for each word but the end (Gehring et al. 2016, section 4.4)."""
+
+    penalty: float
+
+    def forward_decoder(self, *args: Any, **kwargs: Any) -> Any:
+        lprobs, attention = super().forward_decoder(*args, **kwargs)
+        is_word = torch.arange(lprobs.size(1), device=lprobs.device) != 2
+        return lprobs + self.penalty * is_word, attention
+
+
+@pytest.mark.parametrize("penalty", [1.0, -1.0])
+@pytest.mark.parametrize("mode", ["length from the source", "prefix"])
+def test_a_penalty_of_words(build, dictionary, sentences, mode: str, penalty: float) -> None:
+    source, options = sentences(LENGTHS), {**MODES[mode], "len_penalty": 0.7}
+    reference = Rewarding([build(ARCHITECTURES[0]).double()])
+    reference.penalty = penalty
+    expected = generate(SequenceGenerator, reference, dictionary, source, **options)
+    models = [build(ARCHITECTURES[0]).double()]
+    actual = generate(FastBeamSearch, models, dictionary, source, word_penalty=penalty, **options)
+    assert_same(actual, expected, tolerance=2e-6)
+    without = generate(FastBeamSearch, models, dictionary, source, **options)
+    longer = sum(len(beams[0]["tokens"]) for beams in actual) - sum(len(beams[0]["tokens"]) for beams in without)
+    assert longer * penalty > 0
+
+
+PLAIN = ["beam", "greedy", "wide beam", "short", "length from the source", "minimum length", "suppressed words"]
+PLAIN += ["another first word", "penalty on unknown words", "as long as positions allow", "no words", "no least length"]
+PLAIN += [mode for mode in MODES if mode.startswith(("wide", "prefix"))]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_is_left_to_fairseq(build, dictionary, sentences, monkeypatch, mode: str) -> None:
+    """Or the test above would have compared fairseq with itself."""
+    left = []
+    monkeypatch.setattr(SequenceGenerator, "_generate", lambda *_: left.append(mode) or [])
+    generate(FastBeamSearch, [build(ARCHITECTURES[0])], dictionary, sentences(LENGTHS), **MODES[mode])
+    assert left == ([] if mode in PLAIN else [mode])
+
+
+class LaterWords(FairseqDecoder):
+    """A language model that looks at no word: of the dictionary the later ones are more probable."""
+
+    def forward(self, prev_output_tokens: Tensor, *_: Any) -> Any:
+        scores = torch.linspace(0, 5, len(self.dictionary), device=prev_output_tokens.device)
+        return scores.expand(*prev_output_tokens.shape, -1), None
+
+
+@pytest.mark.parametrize("but_for", ["length of the source", "language model", "no state", "adaptive softmax"])
+def test_what_is_plain_but_for_one_thing(build, task, dictionary, sentences, but_for: str) -> None:
+    """Which none of the ways to search shows by itself."""
+    models, source, options = [build(ARCHITECTURES[0]).double()], sentences(LENGTHS), {}
+    match but_for:
+        case "length of the source":
+            options = {"match_source_len": True}
+        case "language model":
+            options = {"lm_model": LaterWords(dictionary)}
+        case "no state":
+            models, options = [without_state(models[0])], {"bos_token": 8}
+        case "adaptive softmax":
+            models = [fairseq_model("transformer_tiny", task, adaptive_softmax_cutoff="10,20").to(source.device)]
+    actual = generate(FastBeamSearch, models, dictionary, source, **options)
+    assert_same(actual, generate(SequenceGenerator, models, dictionary, source, **options), tolerance=2e-6)
+
+
+FORMS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
+    "no more": lambda attention: (),
+    "none": lambda attention: (None,),
+    "a tensor": lambda attention: (attention,),
+    "named": lambda attention: ({"attn": attention},),
+    "named none": lambda attention: ({"attn": None},),
+    "a list": lambda attention: ({"attn": [attention]},),
+    "a list of none": lambda attention: ({"attn": [None]},),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_in_which_decoders_return_their_attention(task, device, dictionary, sentences, form: str) -> None:
+    model, source = fairseq_model("fconv", task).to(device).double(), sentences(LENGTHS, left_pad=True)
+    forward = model.decoder.forward
+
+    def formed(*args: Any, **kwargs: Any) -> Any:
+        logits, attention = forward(*args, **kwargs)
+        return logits, *FORMS[form](attention)
+
+    model.decoder.forward = formed
+    actual = generate(FastBeamSearch, [model], dictionary, source)
+    assert_same(actual, generate(SequenceGenerator, [model], dictionary, source), tolerance=2e-6)
+
+
+def test_a_model_in_half_precision(build, dictionary, sentences) -> None:
+    """The softmax is in single precision, as fairseq's."""
+    model, source = build(ARCHITECTURES[0]).half(), sentences(LENGTHS)
+    actual = generate(FastBeamSearch, [model], dictionary, source, len_penalty=0.7)
+    assert_same(actual, generate(SequenceGenerator, [model], dictionary, source, len_penalty=0.7), tolerance=2e-6)
+
+
+def test_a_length_that_cannot_be(build, dictionary, sentences) -> None:
+    words = []
+    for kind in (FastBeamSearch, SequenceGenerator):
+        with pytest.raises(AssertionError) as error:
+            generate(kind, [build(ARCHITECTURES[0])], dictionary, sentences(LENGTHS), min_len=5, max_len_b=4)
+        words.append(str(error.value))
+    assert words[0] == words[1]
+
+
+def test_rows_of_each_step(build, architecture: str, dictionary, sentences, monkeypatch) -> None:
+    """At first one of each sentence, then all of those that are left."""
+    rows, advance = [], StepwiseDecoding.advance
+    monkeypatch.setattr(
+        StepwiseDecoding,
+        "advance",
+        lambda self, tokens, order: rows.append((len(tokens), len(self.source.keys))) or advance(self, tokens, order),
+    )
+    found = generate(FastBeamSearch, [build(architecture)], dictionary, sentences(LENGTHS), min_len=2)
+    ends = [sorted(len(beam["tokens"]) for beam in beams)[-1] for beams in found]
+    left = [sum(end > step for end in ends) for step in range(max(ends))]
+    assert rows == [(len(LENGTHS), len(LENGTHS)), *((4 * count, count) for count in left[1:])]
+    assert left[-1] < len(LENGTHS)
+
+
+def test_the_source_of_other_models_moves_where_a_sentence_leaves(task, dictionary, sentences, monkeypatch) -> None:
+    """And at no other step."""
+    model, rows = fairseq_model("fconv", task), []
+    reorder = model.encoder.reorder_encoder_out
+    monkeypatch.setattr(
+        model.encoder, "reorder_encoder_out", lambda out, order: rows.append(len(order)) or reorder(out, order)
+    )
+    generate(FastBeamSearch, [model], dictionary, sentences(LENGTHS))
+    assert rows[0] == 4 * len(LENGTHS) > rows[-1]
+    assert rows == sorted(set(rows), reverse=True)
+
+
+def test_a_gpu_is_looked_at_now_and_then(build, architecture: str, dictionary, sentences, monkeypatch) -> None:
+    """Here a pretended one: after every fourth step, and it is read a step later; half of the sentences leave at once.
+
+    What ends after k have finished is not a sentence's any more.
+    """
+    looks: list[int] = []
+
+    def counted(numbers: Tensor) -> Any:
+        looks.append(len(numbers))
+        return read_copy_later(numbers)
+
+    assert [loop.steps_between_looks(torch.device(kind)) for kind in ("cpu", "cuda")] == [1, 4]
+    monkeypatch.setattr(loop, "read_later", counted)
+    monkeypatch.setattr(loop, "steps_between_looks", lambda device: 4)
+    models, source = [build(architecture).double()], sentences([*LENGTHS, *LENGTHS, *LENGTHS], left_pad=True)
+    actual = generate(FastBeamSearch, models, dictionary, source, max_len_b=20)
+    steps = max(len(beam["tokens"]) for beam in chain(*actual))
+    assert_same(actual, generate(SequenceGenerator, models, dictionary, source, max_len_b=20), tolerance=2e-6)
+    assert len(looks) in (steps // 4, steps // 4 + 1)
+    assert looks[0] == 12
+    assert all(after == before or 2 * after <= before for before, after in pairwise(looks))
+    assert looks[-1] < 12
+
+
+@pytest.mark.parametrize(
+    ("stay", "places"), [([1, 2, 3], [3, 1, 2]), ([2], [2]), ([0, 1, 2], [0, 1, 2]), ([0, 3], [0, 3]), ([3, 4], [4, 3])]
+)
+def test_the_last_sentences_fill_the_gaps(stay: list[int], places: list[int]) -> None:
+    assert loop._without_gaps(stay, torch.device("cpu")).tolist() == places
+
+
+class OneDevice(TorchDispatchMode):
+    """Refuses what a GPU would: numbers of a processor among its own."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensors = [part for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor) and part.dim()]
+        assert len({tensor.device for tensor in tensors}) < 2 or "copy" in str(func), func
+        return func(*args, **(kwargs or {}))
+
+
+@torch.no_grad()
+def test_a_step_looks_at_no_number(build, architecture: str, dictionary) -> None:
+    """With tensors without numbers, at which nobody can look.  All is where the source is, also where half leave."""
+    model, source = build(architecture).to("meta"), torch.empty(4, 5, dtype=torch.long, device="meta")
+    search = FastBeamSearch([model], dictionary, beam_size=2, word_penalty=1.0, max_len_b=5)
+    prefix = torch.empty(4, 2, dtype=torch.long, device="meta")
+    with OneDevice():
+        beams = search.begin({"src_tokens": source}, Rules.of(search, source, prefix))
+        for step in range(4):
+            beams.begin_and_step()
+            if step == 1:
+                beams.keep(torch.empty(2, dtype=torch.long, device="meta"))
+    assert {part.device.type for part in (beams.finished, beams.numbers, beams.attention)} == {"meta"}
+    assert beams.finished.shape == (2,)
+
+
+@pytest.mark.parametrize("kind", [FastBeamSearch, FastBeamSearchWithAlignment])
+@pytest.mark.parametrize("mode", ["beam", "no words", "many ordered constraints", "no repetition"])
+def test_no_sentences(model: Model, dictionary, kind: type, mode: str) -> None:
+    """In whichever search."""
+    options = {**MODES[mode], "constraints": None}
+    assert generate(kind, [model()], dictionary, torch.empty(0, 4, dtype=torch.long), **options) == []
+
+
+@pytest.mark.parametrize("among", [False, True])
+def test_a_source_of_short_integers(model: Model, dictionary, some, sentences, among: bool) -> None:
+    source, options = sentences(LENGTHS), {"prefix_tokens": torch.tensor([[7], [8], [9], [10]])}
+    options["candidates"] = some if among else None
+    expected = generate(FastBeamSearch, [model()], dictionary, source, **options)
+    options["prefix_tokens"] = options["prefix_tokens"].int()
+    actual = generate(FastBeamSearch, [model()], dictionary, source.int(), **options)
+    assert_same(actual, expected, tolerance=0)
+    assert {beam["tokens"].dtype for beam in chain(*actual)} == {torch.long}
+
+
+@pytest.mark.parametrize("min_len", [0, 1, 3])
+def test_fewer_possible_words_than_hypotheses(model: Model, dictionary, sentences, min_len: int) -> None:
+    """What is forbidden is no hypothesis, not even a bad one."""
+    possible = {2, 9, 21}
+    names = [dictionary[word] for word in range(len(dictionary)) if word not in possible and word != dictionary.unk()]
+    options = {"tokens_to_suppress": names, "unk_penalty": math.inf, "min_len": min_len, "beam_size": 4}
+    source = sentences(LENGTHS, left_pad=True)
+    actual = generate(FastBeamSearch, [model()], dictionary, source, **options)
+    expected = generate(SequenceGenerator, [model()], dictionary, source, **options)
+    assert all(set(beam["tokens"].tolist()) <= possible for beam in chain(*actual))
+    assert_same([[beams[0]] for beams in actual], [[beams[0]] for beams in expected], tolerance=2e-6)
+    assert [len(beams) for beams in actual] == [len(beams) for beams in expected]
+
+
+def test_an_ensemble_that_fairseq_has_made(build, dictionary, sentences) -> None:
+    """fairseq's generator takes one in the place of a list of models; by itself too."""
+    models, source = [build(ARCHITECTURES[0]).double()], sentences(LENGTHS)
+    sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(dictionary.pad()).sum(dim=1)}}
+    made = FastBeamSearch(EnsembleModel(models), dictionary, beam_size=4, max_len_b=12)
+    assert_same(made(sample), generate(SequenceGenerator, models, dictionary, source), tolerance=2e-6)
+
+
+@torch.no_grad()
+def test_an_ensemble_called_by_keywords(build, architecture: str, dictionary, sentences) -> None:
+    source, results = sentences([4, 4]), []
+    for kind in (Ensemble, EnsembleModel):
+        options = {"word_penalty": 0.0, "eos": dictionary.eos()} if kind is Ensemble else {}
+        ensemble = kind([build(architecture)], **options)
+        encoded = ensemble.forward_encoder({"src_tokens": source, "src_lengths": torch.tensor([4, 4])})
+        call = {"encoder_outs": encoded, "incremental_states": [{}], "temperature": 2.0}
+        results.append(ensemble.forward_decoder(source[:, :1], **call)[0])
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
+
+
+def test_a_model_with_probabilities_of_its_own(build, architecture: str, dictionary, sentences) -> None:
+    def own() -> Any:
+        model = build(architecture).double()
+
+        class Own(type(model)):  # type: ignore[misc]
+            def get_normalized_probs(self, decoder_out: Any, log_probs: bool, sample: Any) -> Tensor:
+                lprobs = super().get_normalized_probs(decoder_out, log_probs, sample)
+                lprobs[..., 20] += 20
+                return lprobs
+
+        model.__class__ = Own
+        return model
+
+    source = sentences(LENGTHS, left_pad=True)
+    actual = generate(FastBeamSearch, [own()], dictionary, source)
+    assert_same(actual, generate(SequenceGenerator, [own()], dictionary, source), tolerance=2e-6)
+    plain = generate(SequenceGenerator, [build(architecture).double()], dictionary, source)
+    assert plain[0][0]["tokens"].tolist() != actual[0][0]["tokens"].tolist()
+
+
+def test_a_sentence_without_any_translation_is_an_error(build, dictionary, sentences) -> None:
+    model, source = build("weighted_transformer_tiny"), sentences(LENGTHS)
+    model.encoder.embedding.words.weight.data[source[0, 0]] = math.nan
+    with pytest.raises(RuntimeError, match=r"^a sentence has no translation: .* or their scores are not numbers$"):
+        generate(FastBeamSearch, [model], dictionary, source)
+
+
+@pytest.mark.parametrize("alignment", ["hard", "soft"])
+def test_alignment_of_the_fast_search(model: Model, dictionary, sentences, alignment: str) -> None:
+    source, options = sentences(LENGTHS, left_pad=True), {"print_alignment": alignment}
+    actual = generate(FastBeamSearchWithAlignment, [model()], dictionary, source, **options)
+    expected = generate(SequenceGeneratorWithAlignment, [model()], dictionary, source, **options)
+    for beam in chain(*actual, *expected):
+        beam["alignment"] = torch.tensor([[float(number) for number in row] for row in beam["alignment"]])
+    assert_same(actual, expected, tolerance=2e-6)

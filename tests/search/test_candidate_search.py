@@ -1,0 +1,214 @@
+"""The search among candidates against fairseq's own: all words the same, some as if the others had no probability."""
+
+from __future__ import annotations
+
+import math
+from itertools import chain
+from typing import Any
+
+import pytest
+import torch
+from fairseq import search
+from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithAlignment
+from torch import Tensor
+
+from fairseq_plugins.search.generator import FastBeamSearch, FastBeamSearchWithAlignment
+from fairseq_plugins.vocabulary.candidates import Candidates
+from tests.conftest import ARCHITECTURES
+from tests.search.searching import LENGTHS, MODES, Model, assert_same, generate
+
+
+def as_if_impossible(model: Any, mask: Tensor) -> Any:
+    """The model, in whose eyes words outside the mask cannot be."""
+    forward = model.decoder.forward
+
+    def masked(*args: Any, **kwargs: Any) -> Any:
+        logits, extra = forward(*args, **kwargs)
+        return logits.masked_fill(~mask, -math.inf), extra
+
+    model.decoder.forward = masked
+    return model
+
+
+def forced_words(options: dict[str, Any]) -> list[int]:
+    words = [int(word[1:]) + 4 for word in options.get("tokens_to_suppress", ())]
+    words += options.get("prefix_tokens", torch.empty(0)).flatten().int().tolist()
+    words += options.get("constraints", torch.empty(0, 1))[:, 1:].flatten().int().tolist()
+    return [*words, options["bos_token"]] if "bos_token" in options else words
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_all_words(model: Model, everything: Candidates, dictionary, sentences, mode: str) -> None:
+    """Sampled words too.  The scores are the same numbers where a product is, whose memory lies elsewhere."""
+    source = sentences(LENGTHS, left_pad=True)
+    actual = generate(FastBeamSearch, [model()], dictionary, source, candidates=everything, **MODES[mode])
+    assert_same(actual, generate(SequenceGenerator, [model()], dictionary, source, **MODES[mode]), tolerance=2e-6)
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES if "sampling" not in mode])
+def test_some_words(model: Model, some: Candidates, dictionary, sentences, device, mode: str) -> None:
+    source = sentences(LENGTHS, left_pad=True)
+    mask, forced = some.mask(source), forced_words(MODES[mode])
+    assert not forced or not mask[forced].all()
+    mask[forced] = True
+    assert 20 <= int(mask.sum()) <= 35
+    actual = generate(FastBeamSearch, [model()], dictionary, source, candidates=some, **MODES[mode])
+    expected = generate(SequenceGenerator, [as_if_impossible(model(), mask)], dictionary, source, **MODES[mode])
+    assert_same(actual, expected, tolerance=2e-5)
+
+
+@torch.no_grad()
+def test_sampling_among_some_words(model: Model, some: Candidates, dictionary, sentences) -> None:
+    """Other random numbers than over the whole vocabulary; each with the score that it then has."""
+    source = sentences([5])
+    words = some.mask(source).nonzero().squeeze(1)
+    ((beam, *_),) = generate(
+        FastBeamSearch, [model()], dictionary, source, candidates=some, search=search.Sampling, min_len=4
+    )
+    assert set(beam["tokens"].tolist()) <= set(words.tolist())
+    previous = torch.cat([words.new_tensor([dictionary.eos()]), beam["tokens"][:-1]])
+    scored = as_if_impossible(model(), some.mask(source))
+    encoded = scored.encoder.forward_torchscript({"src_tokens": source, "src_lengths": torch.tensor([5])})
+    logits = scored.decoder.forward(previous.unsqueeze(0), encoded)[0][0]
+    expected = logits[4:].log_softmax(dim=-1).gather(1, beam["tokens"][4:].unsqueeze(1)).squeeze(1)
+    torch.testing.assert_close(beam["positional_scores"][4:], expected.float(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["everything", "some"])
+def test_ensemble(model: Model, dictionary, sentences, kind: str, request: pytest.FixtureRequest) -> None:
+    candidates, source = request.getfixturevalue(kind), sentences(LENGTHS)
+    actual = generate(FastBeamSearch, [model(1), model(2)], dictionary, source, candidates=candidates)
+    plain = [as_if_impossible(model(seed), candidates.mask(source)) for seed in (1, 2)]
+    assert_same(actual, generate(SequenceGenerator, plain, dictionary, source), tolerance=2e-5)
+
+
+@pytest.mark.parametrize("kind", ["everything", "some"])
+def test_prepared_for_inference(model: Model, dictionary, sentences, kind: str, request) -> None:
+    candidates, source = request.getfixturevalue(kind), sentences(LENGTHS)
+    models = [model(), as_if_impossible(model(), candidates.mask(source))]
+    for each in models:
+        each.make_generation_fast_(beamable_mm_beam_size=4, need_attn=True)
+    actual = generate(FastBeamSearch, models[:1], dictionary, source, candidates=candidates)
+    assert_same(actual, generate(SequenceGenerator, models[1:], dictionary, source), tolerance=2e-5)
+
+
+@pytest.mark.parametrize("alignment", ["hard", "soft"])
+@pytest.mark.parametrize("full_context", [False, True])
+def test_alignment(model: Model, some: Candidates, dictionary, sentences, alignment: str, full_context: bool) -> None:
+    """Computed in a second pass over the hypotheses where the model says so: that one reads the dictionary's words."""
+    source = sentences(LENGTHS, left_pad=True)
+    ours, theirs = model(), as_if_impossible(model(), some.mask(source))
+    if full_context:
+        if not isinstance(ours(source, source.ne(1).sum(1), source)[1], dict):
+            pytest.skip("fairseq cannot: this model does not name its attention")
+        ours.full_context_alignment = theirs.full_context_alignment = True
+    options = {"print_alignment": alignment, "beam_size": 3}
+    actual = generate(FastBeamSearchWithAlignment, [ours], dictionary, source, candidates=some, **options)
+    expected = generate(SequenceGeneratorWithAlignment, [theirs], dictionary, source, **options)
+    for beam in chain(*actual, *expected):
+        beam["alignment"] = torch.tensor([[float(number) for number in row] for row in beam["alignment"]])
+    assert_same(actual, expected, tolerance=2e-5)
+
+
+def test_in_the_middle_of_training(model: Model, some: Candidates, dictionary, sentences) -> None:
+    """As validation by BLEU does it: one generator for all of the training, whose weights change in place."""
+    source = sentences(LENGTHS)
+    sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(dictionary.pad()).sum(dim=1)}}
+    trained = model(1)
+    generator = FastBeamSearch([trained], dictionary, candidates=some, beam_size=4, max_len_b=12)
+    first = generator.generate([trained], sample)
+    trained.load_state_dict(model(2).state_dict())
+    actual = generator.generate([trained], sample)
+    assert_same(actual, generate(FastBeamSearch, [model(2)], dictionary, source, candidates=some), tolerance=0)
+    assert any(
+        mine[0]["tokens"].tolist() != theirs[0]["tokens"].tolist() for mine, theirs in zip(actual, first, strict=True)
+    )
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_leaves_everything_as_it_was(model: Model, some: Candidates, dictionary, sentences, fails: bool) -> None:
+    class Failing(search.BeamSearch):
+        def step(self, step: int, *args: Any, **kwargs: Any) -> Any:
+            if fails and step == 1:
+                raise RuntimeError("interrupted")
+            return super().step(step, *args, **kwargs)
+
+    source, models = sentences(LENGTHS), [model(1), model(2)]
+    sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(dictionary.pad()).sum(dim=1)}}
+    generator = FastBeamSearch(
+        models,
+        dictionary,
+        candidates=some,
+        beam_size=4,
+        max_len_b=12,
+        search_strategy=Failing(dictionary),
+        tokens_to_suppress=("w7",),
+    )
+    parts = [dict(each.named_modules(remove_duplicate=False)) for each in models]
+    values = [{name: value.clone() for name, value in each.state_dict().items()} for each in models]
+    if fails:
+        with pytest.raises(RuntimeError, match="interrupted"):
+            generator.generate(models, sample)
+    else:
+        generator.generate(models, sample)
+    assert (generator.vocab_size, generator.token_indices_to_suppress.tolist()) == (len(dictionary), [11])
+    assert generator.model.models[0] is models[0]
+    for each, modules, before in zip(models, parts, values, strict=True):
+        assert all(module is modules[name] for name, module in each.named_modules(remove_duplicate=False))
+        assert list(each.state_dict()) == list(before)
+        for name, value in each.state_dict().items():
+            # fairseq 0.12.2's positions have a buffer that nothing is written to, by chance not a number.
+            torch.testing.assert_close(value, before[name], rtol=0, atol=0, equal_nan=True)
+
+
+def test_forced_words_are_looked_for_where_the_source_is(build, dictionary, some: Candidates, monkeypatch) -> None:
+    """On a GPU, for which another device stands here, of which nobody can ask for words."""
+
+    class Asked(Exception):
+        pass
+
+    def nonzero(mask: Tensor) -> None:
+        raise Asked(mask.device.type)
+
+    monkeypatch.setattr(Tensor, "nonzero", nonzero)
+    generator = FastBeamSearch([build(ARCHITECTURES[0])], dictionary, candidates=some, tokens_to_suppress=("w7",))
+    source = torch.zeros(2, 3, dtype=torch.long, device="meta")
+    with pytest.raises(Asked, match="meta"):
+        generator._generate({"net_input": {"src_tokens": source}}, prefix_tokens=source)
+
+
+@pytest.mark.parametrize(
+    ("options", "needed"),
+    [
+        ({"beam_size": 5}, 6),
+        ({"beam_size": 5, "search": lambda d: search.DiverseSiblingsSearch(d, 0.5)}, 11),
+        ({"search": lambda d: search.Sampling(d, sampling_topk=9), "beam_size": 1}, 9),
+    ],
+)
+def test_too_few_candidates(build, dictionary, sentences, options: dict[str, Any], needed: int) -> None:
+    models, source = [build(ARCHITECTURES[0])], sentences([3])
+    always = torch.zeros(len(dictionary), dtype=torch.bool)
+    always[: needed - 1] = True
+    candidates = Candidates(torch.full((len(dictionary), 1), needed), always)
+    generate(FastBeamSearch, models, dictionary, source, candidates=candidates, **options)
+    candidates.translations.fill_(0)
+    with pytest.raises(ValueError, match=f"needs {needed} candidates and a batch has only {needed - 1}: raise --freq"):
+        generate(FastBeamSearch, models, dictionary, source, candidates=candidates, **options)
+
+
+@pytest.mark.parametrize("beam", [23, 43, 60])
+def test_all_words_and_many_hypotheses(build, everything: Candidates, dictionary, sentences, beam: int) -> None:
+    """More than half of the words, and more than all: fairseq takes as many as there are."""
+    source, options = sentences(LENGTHS), {"beam_size": beam, "max_len_b": 4}
+    models = [build(ARCHITECTURES[0]).double()]
+    actual = generate(FastBeamSearch, models, dictionary, source, candidates=everything, **options)
+    assert_same(actual, generate(SequenceGenerator, models, dictionary, source, **options), tolerance=2e-6)
+
+
+def test_what_needs_the_whole_vocabulary(build, dictionary, some: Candidates) -> None:
+    models = [build(ARCHITECTURES[0])]
+    with pytest.raises(ValueError, match=r"^--candidates does not go with --lm-path: a language model scores "):
+        FastBeamSearch(models, dictionary, candidates=some, lm_model=models[0])
+    strategy = search.PrefixConstrainedBeamSearch(dictionary, lambda batch, tokens: [4])
+    with pytest.raises(ValueError, match=r"^--candidates does not go with prefix_allowed_tokens_fn, whose .* before$"):
+        FastBeamSearch(models, dictionary, candidates=some, search_strategy=strategy)

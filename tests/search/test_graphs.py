@@ -1,0 +1,145 @@
+"""What only a GPU can show: steps are replayed graphs, ask nothing of the device, and may be in half precision."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from fairseq.sequence_generator import SequenceGenerator
+
+from fairseq_plugins.search.generator import FastBeamSearch
+from fairseq_plugins.search.graphs import Programs
+from fairseq_plugins.search.rules import Rules
+from tests.search.searching import assert_same
+
+BEAM, STEPS = 3, 9
+
+
+@pytest.fixture(autouse=True)
+def _needs_a_gpu(device: torch.device) -> None:
+    if device.type != "cuda":
+        pytest.skip("needs a GPU: run with --device cuda")
+
+
+def launches(step: Any) -> tuple[int, int]:
+    """How many graphs and how many single kernels a call launches."""
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        step()
+        torch.cuda.synchronize()
+    names = [event.name for event in profile.events()]
+    return sum("GraphLaunch" in name for name in names), sum("LaunchKernel" in name for name in names)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_forced_words(build, architecture, sentences, dictionary, dtype: torch.dtype) -> None:
+    """Replays round about as much as other steps; but for a shape's first batch, which makes its graphs, none waits."""
+    model = build(architecture).to(dtype)
+    model.make_generation_fast_(need_attn=True)
+    exact = copy.deepcopy(model).double()
+    programs, seen = Programs(), set[tuple[int, ...]]()
+    for lengths in ([9, 5, 3], [4, 7, 2, 2], [40], [12, 12, 11]):
+        source, words = sentences(lengths), sentences([STEPS + 1] * len(lengths), seed=2)
+        results: list[list[torch.Tensor]] = []
+        for kind in (programs, None, exact):
+            search = FastBeamSearch([exact if kind is exact else model], dictionary, beam_size=BEAM, max_len_b=STEPS)
+            rules = Rules.of(search, source, words)
+            if kind is programs:
+                with programs.batch(model, search.begin, source, rules) as (beams, step):
+                    torch.cuda.set_sync_debug_mode("error" if beams.numbers.shape in seen else "default")
+                    try:
+                        for _ in range(STEPS):
+                            step()
+                    finally:
+                        torch.cuda.set_sync_debug_mode("default")
+                    seen.add(beams.numbers.shape)
+                    found = beams.scores.clone(), beams.attention.clone()
+            else:
+                beams = search.begin({"src_tokens": source, "src_lengths": None}, rules)
+                for _ in range(STEPS):
+                    beams.begin_and_step()
+                found = beams.scores, beams.attention
+            # Of the first hypothesis of each sentence, whose words are forced.
+            scores, attention = (part[:STEPS].double() for part in found)
+            first = attention[:, : len(lengths) * BEAM : BEAM, : source.size(1)]
+            results.append([scores[:, : len(lengths), :1].diff(dim=0), first])
+        for mine, theirs, expected in zip(*results, strict=True):
+            mine, theirs = ((each - expected).norm(dim=-1) for each in (mine, theirs))
+            least = 1e-7 * expected.norm()
+            # Where attention is the difference of large numbers, either may round ten times as much as the other.
+            assert mine.norm() <= (16 if dtype == torch.float32 else 4) * theirs.norm() + 10 * least
+            assert ((mine + least) / (theirs + least)).log().clamp(min=-1).mean() <= math.log(4)
+    with programs.batch(model, search.begin, source, rules) as (_, step):
+        graphs, kernels = launches(step)
+    assert (graphs, kernels) == (1, 0)
+
+
+def scored(exact: Any, source: torch.Tensor, found: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """In double precision: the score of each sentence's best translation, and how far words' own are from theirs."""
+    scores, differences = [], []
+    for sentence, beams in zip(source, found, strict=True):
+        for beam in beams:
+            words = beam["tokens"].unsqueeze(0)
+            logits, _ = exact(sentence.unsqueeze(0), None, words.roll(1, dims=1))  # the end stands in front, too
+            expected = logits.log_softmax(dim=-1).gather(2, words.unsqueeze(2)).flatten()
+            differences.append(beam["positional_scores"] - expected)
+            if beam is beams[0]:
+                scores.append(expected.mean())
+    return torch.stack(scores), torch.cat(differences).square().mean().sqrt()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_searches_in_half_precision(build, architecture, sentences, dictionary, dtype, compiles: bool) -> None:
+    """They round about as much as fairseq's, which may find other words, but hardly better ones."""
+    model, source = build(architecture).to(dtype), sentences([9, 3, 6, 1])
+    exact = copy.deepcopy(model).double()
+    model.make_generation_fast_()
+    sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(1).sum(dim=1)}}
+    options = {"beam_size": BEAM, "max_len_b": 12}
+    theirs, rounding = scored(exact, source, SequenceGenerator([model], dictionary, **options).generate(None, sample))
+    search = FastBeamSearch([model], dictionary, programs=Programs() if compiles else None, **options)
+    mine, own_rounding = scored(exact, source, search.generate(None, sample))
+    assert own_rounding <= 4 * rounding
+    assert (mine >= theirs - 4 * rounding).all()
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_a_search_is_looked_at_now_and_then(build, architecture, sentences, dictionary, compiles: bool) -> None:
+    """Here at nine steps, twice; a look waits for an event, which torch does not tell; and the end is read."""
+    model, source = build(architecture).double(), sentences([9, 3, 6, 1])
+    model.make_generation_fast_()
+    sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(1).sum(dim=1)}}
+    options = {"beam_size": BEAM, "min_len": 8, "max_len_b": 8}
+    expected = SequenceGenerator([model], dictionary, **options).generate([model], sample)
+    search = FastBeamSearch([model], dictionary, programs=Programs() if compiles else None, **options)
+    search.generate([model], sample)  # which compiles
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            actual = search.generate([model], sample)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert_same(actual, expected, 1e-5)
+    looks = [each for each in caught if "synchronizing" in str(each.message)]
+    # Back-pointers and their scores, rules that the host makes, and words and scores that go back.
+    assert len(looks) <= 10, [f"{each.filename}:{each.lineno}" for each in looks]
+
+
+def test_programs_are_ahead_of_the_host(build, architecture, sentences, dictionary) -> None:
+    """A batch of a shape that was seen before launches two graphs' kinds, and next to nothing else."""
+    model, source = build(architecture), sentences([9, 3, 6, 1])
+    model.make_generation_fast_()
+    sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(1).sum(dim=1)}}
+    search = FastBeamSearch([model], dictionary, programs=Programs(), beam_size=BEAM, min_len=8, max_len_b=8)
+    search.generate([model], sample)
+    graphs, kernels = launches(lambda: search.generate([model], sample))
+    assert graphs == 1 + 9
+    assert kernels <= 60

@@ -1,0 +1,93 @@
+"""The search with weights packed in each precision: through which products, never stale, and copied."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from itertools import chain
+
+import pytest
+import torch
+
+from fairseq_plugins.cpu.packing import Packing
+from fairseq_plugins.cpu.products import PRECISIONS
+from fairseq_plugins.search.generator import FastBeamSearch
+from tests.operators import Operators
+from tests.search.searching import LENGTHS, assert_same, generate
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+def test_lower_precision(build, architecture: str, dictionary, sentences, device, precision: str) -> None:
+    """All products with weights go through it."""
+    if device.type != "cpu":
+        pytest.skip("for processors")
+    if not PRECISIONS[precision][1]():
+        pytest.skip(f"this processor has no {precision}")
+    source = sentences([60, 40, 60, 20])
+    with Operators() as operators:
+        actual = generate(FastBeamSearch, [build(architecture)], dictionary, source, packing=Packing(precision))
+    name = {"bfloat16": "mkldnn._linear_pointwise", "int8": "quantized.linear_dynamic"}[precision]
+    steps = max(len(beam["tokens"]) for beam in chain(*actual))
+    assert operators.count(name) >= 2 * steps
+    assert operators.count("aten.addmm") == 0
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_weights_that_change_in_the_middle_of_training(
+    build, architecture: str, dictionary, sentences, precision: str
+) -> None:
+    """Behind torch's back, as optimizers in half precision and averages of weights change them."""
+    source = sentences(LENGTHS)
+    sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(dictionary.pad()).sum(dim=1)}}
+    trained, other = build(architecture, 1), build(architecture, 2)
+    generator = FastBeamSearch([trained], dictionary, packing=Packing(precision), beam_size=4, max_len_b=12)
+    generator.generate([trained], sample)
+    for parameter, value in zip(trained.parameters(), other.parameters(), strict=True):
+        parameter.data.copy_(value.data)
+    actual = generator.generate([trained], sample)
+    assert_same(actual, generate(FastBeamSearch, [other], dictionary, source, packing=Packing(precision)), tolerance=0)
+
+
+WEIGHTED = {
+    "kappa and alpha": {},
+    "their logits": {"branch_constraint": "softmax"},
+    "kappa and a gate": {"branch_gating_topk": 2},
+}
+
+
+@pytest.mark.parametrize("weights", WEIGHTED)
+@torch.no_grad()
+def test_weights_that_are_folded(build, dictionary, sentences, weights: str) -> None:
+    """Of a model that is trained, and of its copy, which is not, with one packing: each of them is what it is."""
+    options = {"encoder_layers": 1, "decoder_layers": 1, **WEIGHTED[weights]}
+    trained, other = (build("weighted_transformer_tiny", seed, **options) for seed in (1, 2))
+    kept, packing = copy.deepcopy(trained), Packing()
+    search = functools.partial(generate, FastBeamSearch, dictionary=dictionary, source=sentences([5, 3]), max_len_b=4)
+    search([trained], packing=packing)
+    first = search([kept], packing=Packing())
+    for name, parameter in trained.named_parameters():
+        parameter.data.copy_(other.get_parameter(name).data)
+        # The copy first, which finds what its original has left.
+        assert_same(search([kept], packing=packing), first, tolerance=0)
+        assert_same(search([trained], packing=packing), search([trained], packing=Packing()), tolerance=0)
+
+
+@torch.no_grad()
+def test_weights_are_folded_once(build, dictionary, sentences, device) -> None:
+    if device.type != "cpu":
+        pytest.skip("for processors, where weights are known by their bits")
+    model, packing, products = build("weighted_transformer_tiny"), Packing(), []
+    for _ in range(2):
+        with Operators() as operators:
+            generate(FastBeamSearch, [model], dictionary, sentences(LENGTHS), packing=packing)
+        products.append(operators.count("aten.bmm"))
+    layers = [*model.encoder.layers, *model.decoder.layers]
+    assert products[0] - products[1] == len(layers)
+
+
+def test_a_generator_that_was_used_can_be_copied(build, architecture: str, dictionary, sentences) -> None:
+    source, model = sentences(LENGTHS), build(architecture)
+    generator = FastBeamSearch([model], dictionary, beam_size=4, max_len_b=12)
+    sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(dictionary.pad()).sum(dim=1)}}
+    expected = generator.generate([model], sample)
+    assert_same(copy.deepcopy(generator).generate([model], sample), expected, tolerance=0)

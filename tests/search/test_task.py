@@ -1,0 +1,219 @@
+"""The generators of the task translation_fast."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fairseq import utils
+from fairseq.data import Dictionary
+from fairseq.search import PrefixConstrainedBeamSearch
+from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithAlignment
+from fairseq.sequence_scorer import SequenceScorer
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
+
+from fairseq_plugins.cpu.products import PRECISIONS
+from fairseq_plugins.search.config import TranslationFastConfig
+from fairseq_plugins.search.generator import FastBeamSearch, FastBeamSearchWithAlignment
+from fairseq_plugins.search.task import TranslationFastTask
+from tests.conftest import ARCHITECTURES
+from tests.search.fairseq_models import fairseq_model
+
+
+class Own(SequenceGenerator):
+    """A caller's generator."""
+
+
+@pytest.mark.parametrize(
+    ("with_candidates", "args", "kwargs", "kind"),
+    [
+        (True, {}, {}, FastBeamSearch),
+        (True, {"print_alignment": "soft"}, {}, FastBeamSearchWithAlignment),
+        (True, {"score_reference": True}, {}, SequenceScorer),
+        (True, {}, {"seq_gen_cls": Own}, Own),
+        (False, {}, {}, FastBeamSearch),
+        (False, {"print_alignment": "hard"}, {}, FastBeamSearchWithAlignment),
+    ],
+)
+def test_generator_of_the_task(
+    build, dictionary, some, with_candidates: bool, args: Any, kwargs: Any, kind: type
+) -> None:
+    task = TranslationFastTask(TranslationFastConfig(word_penalty=0.25), dictionary, dictionary)
+    assert task.candidates is None
+    if with_candidates:
+        task.candidates = some
+    extra = {"lm_model": None, "lm_weight": 0.5}
+    generator = task.build_generator(
+        [build(ARCHITECTURES[0])], Namespace(beam=3, **args), extra_gen_cls_kwargs=extra, **kwargs
+    )
+    assert type(generator) is kind
+    assert extra == {"lm_model": None, "lm_weight": 0.5}
+    if kind is not SequenceScorer:
+        assert generator.beam_size == 3
+    if isinstance(generator, FastBeamSearch):
+        assert generator.model.word_penalty == 0.25
+        assert generator.lm_weight == 0.5
+        assert generator.programs is None
+        assert generator.candidates is (some if with_candidates else None)
+    if isinstance(generator, SequenceGeneratorWithAlignment):
+        chosen = {"hard": utils.extract_hard_alignment, "soft": utils.extract_soft_alignment}
+        assert generator.extract_alignment is chosen[args["print_alignment"]]
+
+
+def test_words_that_the_caller_allows(build, dictionary) -> None:
+    """Through the Python interface; as fairseq's task takes them."""
+    kinds = set()
+    for kind, config in ((TranslationFastTask, TranslationFastConfig()), (TranslationTask, TranslationConfig())):
+        task = kind(config, dictionary, dictionary)
+        generator = task.build_generator(
+            [build(ARCHITECTURES[0])], Namespace(beam=3), prefix_allowed_tokens_fn=lambda batch, tokens: [4]
+        )
+        kinds.add(type(generator.search))
+    assert kinds == {PrefixConstrainedBeamSearch}
+
+
+def test_generators_of_a_task_share_what_takes_long_to_make(build, dictionary, caplog) -> None:
+    """fairseq's Python interface makes a generator for each call."""
+    task = TranslationFastTask(TranslationFastConfig(compile_steps=True), dictionary, dictionary)
+    model = build(ARCHITECTURES[0])
+    one, other = (task.build_generator([model], Namespace(beam=3)) for _ in range(2))
+    assert one.packing is other.packing
+    assert one.programs is other.programs is not None
+    assert "not compiled" not in caplog.text
+    task.build_generator([model, model], Namespace(beam=3))
+    assert caplog.messages == ["steps are not compiled: that is for plain beam search with one model of this plugin"]
+
+
+def test_steps_of_other_models_are_not_compiled(task, dictionary, caplog) -> None:
+    made = TranslationFastTask(TranslationFastConfig(compile_steps=True), dictionary, dictionary)
+    made.build_generator([fairseq_model("fconv", task)], Namespace(beam=3))
+    assert caplog.messages == ["steps are not compiled: that is for plain beam search with one model of this plugin"]
+
+
+def test_a_nucleus_of_penalised_words_is_refused(build, dictionary) -> None:
+    """Their probabilities do not sum to one; the words that are drawn from would be others."""
+    task = TranslationFastTask(TranslationFastConfig(word_penalty=-4), dictionary, dictionary)
+    models = [build(ARCHITECTURES[0])]
+    with pytest.raises(ValueError, match=r"^--word-penalty with --sampling-topp"):
+        task.build_generator(models, Namespace(beam=1, sampling=True, sampling_topp=0.5))
+    task.build_generator(models, Namespace(beam=1, sampling=True, sampling_topk=5))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_precision_of_the_task(dictionary, precision: str) -> None:
+    if not PRECISIONS[precision][1]():
+        pytest.skip(f"this processor has no {precision}")
+    task = TranslationFastTask(TranslationFastConfig(cpu_dtype=precision), dictionary, dictionary)
+    assert task.packing.precision == precision
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "lexicon"
+    made.mkdir()
+    (made / "candidates.txt").write_text("w1 w11 1\nw1 w12 0.5\nw1 w13 0.2\nw2 w21 1\n")
+    (made / "frequent.txt").write_text("w5 9\nw6 8\nw7 7\n")
+    return made
+
+
+def task_with(dictionary: Dictionary, folder: Path, **options: Any) -> TranslationFastTask:
+    config = TranslationFastConfig(candidates=str(folder), candidates_per_word=2, frequent_candidates=1)
+    return TranslationFastTask(replace(config, **options), dictionary, dictionary)
+
+
+def words(task: TranslationFastTask, dictionary: Dictionary) -> list[str]:
+    """What a batch with w1 may need, but the special symbols."""
+    mask = task.candidates.mask(torch.tensor([[dictionary.index("w1"), dictionary.eos()]]))
+    return [dictionary[index] for index in mask.nonzero().flatten().tolist()[dictionary.nspecial :]]
+
+
+def test_candidates_in_checkpoints(dictionary, folder: Path) -> None:
+    """Where the folder is gone, and for the very options; the rest of the state is as fairseq leaves it."""
+    task = task_with(dictionary, folder)
+    assert words(task, dictionary) == ["w5", "w11", "w12"]
+    task.state.add_factory("more", lambda: [7])
+    assert task.state.more == [7]
+    state = task.state_dict()
+    assert set(state) == {"more", "candidates"}
+    shutil.rmtree(folder)
+
+    for _ in range(2):  # what was read from a checkpoint goes into the next one
+        alone = task_with(dictionary, folder)
+        alone.load_state_dict(state)
+        assert set(state) == {"more", "candidates"}
+        assert words(alone, dictionary) == ["w5", "w11", "w12"]
+        assert alone.state.more == [7]
+        state = alone.state_dict()
+
+    for other in ({"candidates_per_word": 1}, {"frequent_candidates": 0}, {"candidates": str(folder / "other")}):
+        alone = task_with(dictionary, folder, **other)
+        alone.load_state_dict(state)
+        assert alone.state_dict() == {"more": [7]}
+        with pytest.raises(ValueError, match=r"frequent.txt does not exist"):
+            alone.candidates  # noqa: B018  (reads them)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"always": torch.ones(7, dtype=torch.bool)},
+        {"always": torch.ones(44)},
+        {"always": None},
+        {"always": torch.zeros(44, dtype=torch.bool)},
+        {"translations": torch.zeros(44, dtype=torch.int32)},
+        {"translations": torch.zeros(43, 1, dtype=torch.int32)},
+        {"translations": torch.full((44, 1), 44, dtype=torch.int32)},
+        {"translations": torch.full((44, 1), -1, dtype=torch.int32)},
+        {"translations": torch.zeros(44, 1)},
+        {"translations": [[4]]},
+    ],
+    ids=str,
+)
+def test_candidates_in_checkpoints_fit_the_dictionaries(dictionary, folder: Path, change: dict[str, Any]) -> None:
+    """A table that is too short would translate among a few words, and one that is too long fail inside of torch."""
+    state = task_with(dictionary, folder).state_dict()
+    assert state["candidates"]["always"].shape == (44,)
+    state["candidates"] |= change
+    shutil.rmtree(folder)
+    (name,) = change
+    with pytest.raises(ValueError, match=rf"--candidates of the checkpoint: `{name}` must"):
+        task_with(dictionary, folder).load_state_dict(state)
+
+
+@pytest.mark.parametrize("kept", [3, ["options"], torch.ones(1)], ids=str)
+def test_candidates_in_checkpoints_are_tables(dictionary, folder: Path, kept: object) -> None:
+    with pytest.raises(ValueError, match="--candidates of the checkpoint: "):
+        task_with(dictionary, folder).load_state_dict({"candidates": kept})
+
+
+def test_candidates_of_the_folder_come_first(dictionary, folder: Path) -> None:
+    state = task_with(dictionary, folder).state_dict()
+    (folder / "frequent.txt").write_text("w8 9\n")
+    task = task_with(dictionary, folder)
+    task.load_state_dict(state)
+    assert words(task, dictionary) == ["w8", "w11", "w12"]
+
+
+def test_a_state_without_candidates(dictionary, folder: Path) -> None:
+    """As fairseq's task writes it."""
+    (folder / "frequent.txt").rename(folder.parent / "frequent.txt")
+    folder.rename(folder.parent / "moved")
+    task = task_with(dictionary, folder)
+    task.load_state_dict(TranslationTask(task.cfg, dictionary, dictionary).state_dict())
+    with pytest.raises(ValueError, match=r"frequent.txt does not exist"):
+        task.candidates  # noqa: B018  (reads them)
+
+
+def test_what_a_task_refuses_at_the_start(dictionary, folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"^--word-penalty must be finite, got inf"):
+        task_with(dictionary, folder, word_penalty=math.inf).build_generator([], Namespace())
+    (folder / "candidates.txt").write_text("w1 w11\n")
+    with pytest.raises(ValueError, match=r"candidates.txt, line 1: expected `source target probability`"):
+        task_with(dictionary, folder)
+    assert task_with(dictionary, folder.parent / "none").cfg.candidates.endswith("none")

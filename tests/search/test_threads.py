@@ -1,0 +1,94 @@
+"""Threads that share a model, with and without candidates: each finds what it finds alone, and nothing is changed."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fairseq_plugins.cpu.packing import Packing
+from fairseq_plugins.cpu.products import PRECISIONS, Packed
+from fairseq_plugins.search.generator import FastBeamSearch
+from fairseq_plugins.search.graphs import Programs
+from fairseq_plugins.vocabulary.candidates import Candidates
+from tests.search.fairseq_models import fairseq_model
+from tests.search.searching import assert_same, generate
+
+THREADS = 8
+MODES = ["float32", "int8", "programs", "fairseq's model", "fairseq's search"]
+
+
+def check(model: Any, dictionary: Any, sources: list[Tensor], mode: str, translations: int) -> None:
+    """Half of the threads have candidates, each its own."""
+    precision = mode if mode in PRECISIONS else "float32"
+    if not PRECISIONS[precision][1]():
+        pytest.skip(f"this processor has no {precision}")
+    programs = None
+    if mode == "programs":  # which work in the memory of earlier batches only where weights are not packed
+        model, programs = model.double(), Programs(lambda run: run, lambda step: step)
+    options: dict[str, Any] = {"beam_size": 3, "max_len_b": 6, "programs": programs}
+    if mode == "fairseq's search":
+        options["len_penalty"], options["no_repeat_ngram_size"] = 0.5, 2
+    generator = torch.Generator().manual_seed(1)
+    candidates: list[Candidates | None] = [None] * (THREADS // 2)
+    for _ in range(THREADS // 2):
+        always = torch.rand(len(dictionary), generator=generator) < 0.5
+        always[: dictionary.nspecial + 8] = True
+        candidates.append(Candidates(torch.full((len(dictionary), 1), dictionary.pad()), always))
+    shared = Packing(precision)
+
+    def translate(number: int, packing: Packing | None = None) -> Any:
+        words, source = candidates[number % THREADS], sources[number % len(sources)]
+        packing = packing or shared
+        return generate(FastBeamSearch, [model], dictionary, source, candidates=words, packing=packing, **options)
+
+    distinct = THREADS * len(sources)  # their lengths have no common divisor
+    expected = [translate(number, Packing(precision)) for number in range(distinct)]
+    parts = {name: id(part) for name, part in model.named_modules(remove_duplicate=False)}
+    with ThreadPoolExecutor(THREADS) as pool:
+        found = list(pool.map(translate, range(translations)))
+    for number, actual in enumerate(found):
+        assert_same(actual, expected[number % distinct], tolerance=0 if precision == "float32" else 1e-6)
+    assert parts == {name: id(part) for name, part in model.named_modules(remove_duplicate=False)}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_some_translations(build, task, device, sentences, dictionary, architecture, mode: str) -> None:
+    model = fairseq_model("transformer_tiny", task).to(device) if mode == "fairseq's model" else build(architecture)
+    sources = [sentences([count, 3], seed=count) for count in (4, 5, 9)]
+    check(model, dictionary, sources, mode, 48)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_two_thousand_translations(build, task, device, sentences, dictionary, architecture, mode: str) -> None:
+    model = fairseq_model("transformer_tiny", task).to(device) if mode == "fairseq's model" else build(architecture)
+    sources = [sentences([count, 3], seed=count) for count in range(4, 13)]
+    check(model, dictionary, sources, mode, 2000)
+
+
+def test_the_quantised_engine_stays_what_it_was() -> None:
+    """It is one for all threads; wide layers have another one while they are packed."""
+    if not PRECISIONS["int8"][1]():
+        pytest.skip("this processor has no int8")
+    before = torch.backends.quantized.engine
+    wide = torch.ones(2**11 + 1, 2**11)
+    for rows in (2**11 + 1, 8):
+        Packed(wide[:rows], None, "int8")
+        assert torch.backends.quantized.engine == before
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(lambda rows: Packed(wide[:rows], None, "int8"), [2**11 + 1, 8] * 8))
+    assert torch.backends.quantized.engine == before
+
+
+def test_threads_warn_of_what_is_useless_alone(build, sentences, dictionary, caplog) -> None:
+    """Not because another thread has just ended its batch."""
+    if not PRECISIONS["int8"][1]():
+        pytest.skip("this processor has no int8")
+    model, packing, source = build("convs2s_tiny"), Packing("int8"), sentences([5, 3])
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(lambda _: generate(FastBeamSearch, [model], dictionary, source, packing=packing), range(40)))
+    assert "changes nothing" not in caplog.text

@@ -1,0 +1,77 @@
+"""What a translation costs beside its reference: words without BPE, and what stands for those that are not known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from fairseq.data import Dictionary
+
+from tests.sequence_risk.risk import EOS, PAD, criterion
+
+
+def test_costs_are_of_words() -> None:
+    texts = {}
+    for name, words in (("@@", ["un@@", "known"]), ("\u2581", ["\u2581un", "known"]), ("", ["un", "known"])):
+        dictionary = Dictionary()
+        tokens = [dictionary.add_symbol(word) for word in words]
+        found = criterion(dictionary)
+        texts[name] = found.text([*tokens, dictionary.unk(), EOS], "no").replace("\u2581", " ")
+    assert texts["@@"].split() == ["unknown", "no"]
+    assert texts[""].split() == ["un", "known", "no"]
+    assert texts["\u2581"].startswith("unknown")
+
+
+@pytest.mark.parametrize("cost", ["bleu", "chrf", "rouge1", "rouge2", "rougeL"])
+def test_unknown_words_are_never_right(sample: Any, cost: str) -> None:
+    """One in the place of one is no better than any other word in its place, also where the reference is one more."""
+    pytest.importorskip("rouge_score")
+    dictionary = Dictionary()
+    for letter in "abcdefghijk":
+        dictionary.add_symbol(letter * 4)
+    found, unk = criterion(dictionary, risk_cost=cost, risk_reference=True), dictionary.unk()
+    wrong = dictionary.add_symbol("xxxxxxxx")
+    target = torch.tensor([[10, unk, 11, 12, unk, EOS], [unk, unk, EOS, PAD, PAD, PAD], [unk, EOS, PAD, PAD, PAD, PAD]])
+    rows = [[10, unk, 11, 12, unk, EOS], [10, wrong, 11, 12, wrong, EOS]], [[unk, unk, EOS]], [[unk, EOS], [EOS]]
+    _, sets = found.sets({**sample, "target": target}, list(rows))
+    assert sets[0].costs[0] == sets[0].costs[1] > 0.3
+    assert sets[0].best == sets[0].costs[0]
+    assert [*sets[1].costs, *sets[2].costs] == [1, 1, 1]
+
+
+def test_nothing_is_right_where_nothing_is_wanted(sample: Any, dictionary: Dictionary) -> None:
+    target = torch.tensor([[EOS, PAD], [EOS, PAD], [10, EOS]])
+    _, sets = criterion(dictionary).sets({**sample, "target": target}, [[[EOS]], [[10, EOS]], [[EOS]]])
+    assert [each.costs for each in sets] == [[0], [1], [1]]
+
+
+def test_subwords_are_told_by_most_words() -> None:
+    dictionary = Dictionary()
+    for word in ("\u2581a", "\u2581b", "@@"):
+        dictionary.add_symbol(word)
+    assert criterion(dictionary).bpe_symbol == "sentencepiece"
+
+
+@pytest.mark.parametrize("spaces", [False, True])
+def test_bleu_knows_words_between_spaces(sample: Any, spaces: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Told once."""
+    dictionary = Dictionary()
+    first, more = (dictionary.add_symbol(word) for word in ("\u2581a", "\u2581b" if spaces else "b"))
+    found = criterion(dictionary)
+    found.sets({**sample, "target": torch.tensor([[first, EOS]] * 3)}, [[[EOS]]] * 3)  # which are too short to tell
+    for _ in range(2):
+        found.sets({**sample, "target": torch.tensor([[first, *[more] * 6, EOS]] * 3)}, [[[EOS]]] * 3)
+    assert caplog.text.count("--risk-cost bleu takes what is between spaces for a word") == (not spaces)
+
+
+def test_rouge_knows_the_latin_alphabet() -> None:
+    pytest.importorskip("rouge_score")
+    dictionary = Dictionary()
+    for word in ("\u044d\u0442\u043e", "\u0434\u043e\u043c"):
+        dictionary.add_symbol(word)
+    with pytest.raises(ValueError, match="--risk-cost rouge1 sees only the letters a to z"):
+        criterion(dictionary, risk_cost="rouge1")
+    criterion(dictionary, risk_cost="chrf")
+    dictionary.add_symbol("Haus")
+    criterion(dictionary, risk_cost="rouge1")

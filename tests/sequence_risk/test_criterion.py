@@ -1,0 +1,386 @@
+"""The risk against its formula in the plainest form: fairseq's generator, the source copied, all rows scored anew."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fairseq.data import Dictionary
+from fairseq.logging import metrics
+from fairseq.models.fconv import FConvModel
+from fairseq.models.lstm import LSTMModel
+from fairseq.models.nat import NATransformerModel
+from fairseq.models.transformer import TransformerModel
+from fairseq.search import Sampling
+from fairseq.sequence_generator import SequenceGenerator
+from sacrebleu import BLEU
+from torch import Tensor
+
+from fairseq_plugins.common.linear import has_weight_norm
+from fairseq_plugins.search.generator import FastBeamSearch
+from fairseq_plugins.sequence_risk.config import SequenceRiskConfig
+from fairseq_plugins.sequence_risk.criterion import SequenceRisk
+from fairseq_plugins.sequence_risk.row_scores import score_rows
+from fairseq_plugins.vocabulary.candidates import Candidates
+from tests.search.fairseq_models import fairseq_model
+from tests.sequence_risk.risk import EOS, PAD, batch, criterion, one_by_one, translation_task
+
+BOS = 0
+
+
+def text(dictionary: Dictionary, tokens: list[int]) -> str:
+    return " ".join(dictionary[token] for token in tokens if token not in (BOS, EOS))
+
+
+def bleu(hypothesis: str, reference: str) -> float:
+    metric = BLEU(smooth_method="add-k", smooth_value=1, tokenize="none")
+    return metric.corpus_score([hypothesis], [[reference]]).score  # of one sentence, without advice on its options
+
+
+def plain(
+    model: Any,
+    sample: dict[str, Any],
+    dictionary: Dictionary,
+    sets: list[list[list[int]]],
+    *,
+    alpha: float = 0.3,
+    scale: float = 1.0,
+    epsilon: float = 0.0,
+    words: Tensor | None = None,
+) -> Tensor:
+    """``Σ α TokLS + (1 - α) Σ_u p(u) cost(u)``, each row by a call of its own."""
+    inputs, loss = sample["net_input"], torch.zeros((), dtype=torch.float64, device=sample["target"].device)
+    words = torch.arange(len(dictionary), device=loss.device) if words is None else words
+
+    def lprobs(sentence: int, tokens: list[int]) -> tuple[Tensor, Tensor]:
+        source = inputs["src_tokens"]  # of all, for fairseq's fconv looks at how they are padded
+        previous = torch.tensor([[EOS, *tokens[:-1]]] * len(source), device=source.device)
+        logits = model(source, inputs["src_lengths"], previous)[0][sentence]
+        every = logits[:, words].log_softmax(dim=1)
+        target = torch.searchsorted(words, torch.tensor(tokens, device=source.device)).unsqueeze(1)
+        return every.gather(1, target).squeeze(1), every
+
+    for sentence, found in enumerate(sets):
+        reference = [token for token in sample["target"][sentence].tolist() if token != PAD]
+        costs = [1 - bleu(text(dictionary, each), text(dictionary, reference)) / 100 for each in found]
+        logits = torch.stack([lprobs(sentence, each)[0].mean() for each in found]) * scale
+        p = logits.exp() / logits.exp().sum()
+        right, every = lprobs(sentence, reference)
+        others = (every.sum(dim=1) - right) / (len(words) - 1)
+        token_loss = -((1 - epsilon) * right + epsilon * others).mean()
+        loss = loss + alpha * token_loss + (1 - alpha) * (p * torch.tensor(costs, dtype=torch.float64).to(p)).sum()
+    return loss
+
+
+def searched(model: Any, sample: dict[str, Any], dictionary: Dictionary, beam: int) -> list[list[list[int]]]:
+    """The beam of fairseq's own generator, for each sentence alone."""
+    generator = SequenceGenerator([model], dictionary, beam_size=beam, max_len_a=1.5, max_len_b=5)
+    found = [generator.generate([model], one) for one in one_by_one(sample)]
+    return [[h["tokens"].tolist() for h in hypotheses] for (hypotheses,) in found]
+
+
+def assert_same_gradients(models: list[Any], losses: list[Tensor]) -> None:
+    for loss in losses:
+        loss.backward()
+    # fairseq's fconv attends in float32.
+    for (name, mine), theirs in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-7, atol=1e-8, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"risk_alpha": 0.0, "risk_scale": 4.0}, {"risk_alpha": 0.6, "label_smoothing": 0.1}]
+)
+def test_loss_and_gradients(models: list[Any], sample: Any, dictionary: Dictionary, options: dict[str, float]) -> None:
+    loss, size, log = criterion(dictionary, risk_candidates=5, **options)(models[0], sample)
+    sets = searched(models[1], sample, dictionary, 5)
+    alpha, scale = options.get("risk_alpha", 0.3), options.get("risk_scale", 1.0)
+    expected = plain(
+        models[1], sample, dictionary, sets, alpha=alpha, scale=scale, epsilon=options.get("label_smoothing", 0.0)
+    )
+    torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-9)
+    assert (size, log["sample_size"], log["nsentences"], log["translations"]) == (3, 3, 3, 15)
+    assert_same_gradients(models, [loss, expected])
+
+
+@pytest.mark.parametrize("options", [{}, {"risk_reference": True, "risk_cost": "chrf", "label_smoothing": 0.1}])
+def test_a_sentence_does_not_depend_on_its_batch(
+    models: list[Any], sentences: Any, dictionary: Dictionary, options: dict[str, Any]
+) -> None:
+    """Its loss and gradients are those that it has alone, also where no hypothesis ends before its limit."""
+    if isinstance(models[0], FConvModel):
+        pytest.skip("its encoder convolves over padding")
+    sample = batch(sentences([9, 4, 1]), sentences([5, 4, 3], seed=2))
+    found = criterion(dictionary, risk_candidates=5, **options)
+    losses = found(models[0], sample, reduce=False)[0]
+    parameters, others = (list(model.parameters()) for model in models)
+    for loss, one in zip(losses, one_by_one(sample), strict=True):
+        alone = found(models[1], one)[0]
+        torch.testing.assert_close(loss, alone, rtol=1e-6, atol=1e-8)
+        mine = torch.autograd.grad(loss, parameters, retain_graph=True, materialize_grads=True)
+        torch.testing.assert_close(
+            mine, torch.autograd.grad(alone, others, materialize_grads=True), rtol=1e-5, atol=1e-7
+        )
+
+
+def everything(words: range, longest: int) -> list[list[int]]:
+    """All sentences of these words up to so many."""
+    counts = range(longest + 1)
+    return [[*each, EOS] for count in counts for each in itertools.product(words, repeat=count)]
+
+
+def test_gradient_of_the_expected_cost(
+    models: list[Any], sample: Any, dictionary: Dictionary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over all sentences of three words up to two of them: ∂R/∂s_u = T p_u (c_u - R); and by finite differences."""
+    model, sets = models[0], [everything(range(10, 13), 2)] * 3
+    sample["target"][0] = torch.tensor([10, 11, 10, EOS, PAD])
+    found = criterion(dictionary, risk_alpha=0.0, risk_scale=2.0)
+    monkeypatch.setattr(found.translator, "translate", lambda model, sample: sets)
+    seen = []
+    losses = found.losses
+
+    def watch(scores: Any, *others: Any) -> Any:
+        if scores.tokens.requires_grad:
+            scores.tokens.retain_grad()
+        result = losses(scores, *others)
+        seen.append((scores, *others, result[2]))
+        return result
+
+    monkeypatch.setattr(found, "losses", watch)
+    loss = found(model, sample)[0]
+    loss.backward()
+    scores, rows, costs, members, risk = seen[0]
+    for sentence in range(3):
+        mean = torch.stack([scores.tokens[row].sum() / len(rows.tokens[row]) for row in members[sentence]])
+        p = (2 * mean).exp() / (2 * mean).exp().sum()
+        wanted = 2 * p * (costs[sentence] - risk[sentence])
+        for row, gradient in zip(members[sentence], wanted, strict=True):
+            length = len(rows.tokens[row])
+            torch.testing.assert_close(scores.tokens.grad[row, :length], (gradient / length).expand(length))
+    assert costs[0].min() < 0.7 < costs[0].max()
+
+    if any(isinstance(model, kind) for kind in (FConvModel, TransformerModel, LSTMModel)):
+        return  # parts of them compute in float32
+    generator = torch.Generator(device=loss.device).manual_seed(1)
+    parameters = list(model.decoder.parameters())  # encoders scale their gradients (ConvS2S section 3.4)
+    directions = [torch.randn(p.shape, dtype=p.dtype, device=p.device, generator=generator) for p in parameters]
+    slope = sum((parameter.grad * d).sum() for parameter, d in zip(parameters, directions, strict=True))
+    values, step = [], 1e-6
+    with torch.no_grad():
+        for sign in (step, -2 * step):
+            for parameter, direction in zip(parameters, directions, strict=True):
+                parameter.add_(sign * direction)
+            values.append(found(model, sample)[0])
+    rtol = 1e-2 if loss.is_cuda and has_weight_norm(model) else 1e-4  # torch's norms are in float32 there
+    torch.testing.assert_close((values[0] - values[1]) / (2 * step), slope, rtol=rtol, atol=1e-8)
+
+
+def test_the_reference_is_one_more(models: list[Any], sample: Any, dictionary: Dictionary) -> None:
+    loss = criterion(dictionary, risk_candidates=3, risk_reference=True)(models[0], sample)[0]
+    references = [[token for token in row if token != PAD] for row in sample["target"].tolist()]
+    sets = searched(models[1], sample, dictionary, 3)
+    sets = [[*found, reference] for found, reference in zip(sets, references, strict=True)]
+    expected = plain(models[1], sample, dictionary, sets)
+    torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-9)
+    assert_same_gradients(models, [loss, expected])
+
+
+def test_a_reference_that_is_found_counts_once(
+    models: list[Any], sample: Any, dictionary: Dictionary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    references = [[token for token in row if token != PAD] for row in sample["target"].tolist()]
+    sets = [[[8, EOS], reference] for reference in references]
+    for options in ({}, {"risk_reference": True}):
+        found = criterion(dictionary, **options)
+        monkeypatch.setattr(found.translator, "translate", lambda model, sample: sets)
+        loss, _, log = found(models[0], sample)
+        torch.testing.assert_close(loss, plain(models[1], sample, dictionary, sets), rtol=1e-9, atol=1e-9)
+        assert (log["translations"], log["oracle"]) == (6, 0)
+        assert len(found.sets(sample, sets)[0].tokens) == 6, "none is scored twice"
+
+
+def test_sampling(models: list[Any], sentences: Any, dictionary: Dictionary) -> None:
+    """What fairseq's generator draws with the same random numbers, each different sentence once.
+
+    Its limits are those of the longest source, so all have one length.
+    """
+    sample = batch(sentences([4, 4, 4]), sentences([5, 4, 3], seed=2))
+    models[0].training = True  # not its parts, which would drop something
+    torch.manual_seed(5)
+    loss, _, log = criterion(dictionary, risk_candidates=6, risk_sampling=True)(models[0], sample)
+    torch.manual_seed(5)
+    options = {"beam_size": 6, "max_len_a": 1.5, "max_len_b": 5, "search_strategy": Sampling(dictionary)}
+    generator = SequenceGenerator([models[1]], dictionary, **options)
+    drawn = [[h["tokens"].tolist() for h in found] for found in generator.generate([models[1]], sample)]
+    sets = [[each for n, each in enumerate(found) if each not in found[:n]] for found in drawn]
+    torch.testing.assert_close(loss, plain(models[1], sample, dictionary, sets), rtol=1e-9, atol=1e-9)
+    assert log["translations"] == sum(map(len, sets))
+    torch.manual_seed(5)
+    translator = criterion(dictionary, risk_candidates=6, risk_sampling=True).translator
+    assert translator.translate(models[0], sample) == drawn
+
+
+def test_among_candidates(models: list[Any], sample: Any, dictionary: Dictionary) -> None:
+    """Searched and scored among the words that the batch may need, and the references'."""
+    always = torch.zeros(len(dictionary), dtype=torch.bool)
+    always[:20] = True
+    found = Candidates(torch.full((len(dictionary), 1), 30), always)
+    loss, _, log = criterion(dictionary, found, risk_candidates=4, label_smoothing=0.1)(models[0], sample)
+    words = sorted({*range(20), 30, *sample["target"].flatten().tolist()})
+    assert 21 < len(words) < len(dictionary)
+    task = translation_task(dictionary, candidates=found)
+    generator = FastBeamSearch([models[1]], dictionary, candidates=found, beam_size=4, max_len_a=1.5, max_len_b=5)
+    sets = [[h["tokens"].tolist() for h in each] for each in task.inference_step(generator, [models[1]], sample)]
+    chosen = torch.tensor(words, device=sample["target"].device)
+    expected = plain(models[1], sample, dictionary, sets, epsilon=0.1, words=chosen)
+    torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-9)
+    assert_same_gradients(models, [loss, expected])
+    assert log["translations"] == 12
+
+
+def test_dropout_is_off_in_the_search_alone(build: Any, architecture: str, sample: Any, dictionary: Dictionary) -> None:
+    """And the model's parts are then in training or not as they were, with nothing new in them."""
+    model, found = build(architecture, dropout=0.5), criterion(dictionary, risk_candidates=3)
+    wanted = found.translator.translate(model, sample)
+    model.train()
+    model.encoder.eval()
+    modes, names = [module.training for module in model.modules()], list(model.state_dict())
+    attributes = set(vars(model))
+    assert found.translator.translate(model, sample) == wanted
+    losses = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        losses.append(float(found(model, sample)[0]))
+    assert losses[0] != losses[1]
+    assert [module.training for module in model.modules()] == modes
+    assert list(model.state_dict()) == names
+    assert set(vars(model)) == attributes
+    assert not list(found.parameters())
+    assert not list(found.modules())[1:]
+
+
+def test_what_is_logged(models: list[Any], sample: Any, dictionary: Dictionary) -> None:
+    """Two updates, or two processes: means of sentences, and perplexity of words."""
+    found = criterion(dictionary, risk_candidates=3)
+    half = {**sample, "net_input": {k: v[:2] for k, v in sample["net_input"].items()}, "target": sample["target"][:2]}
+    half["ntokens"] = int(half["target"].ne(PAD).sum())
+    logs = [found(models[0], each)[2] for each in (sample, half)]
+    with metrics.aggregate(new_root=True) as shown:
+        for log in logs:
+            SequenceRisk.reduce_metrics([log])
+    with metrics.aggregate(new_root=True) as together:
+        SequenceRisk.reduce_metrics(logs)
+    for values in (shown.get_smoothed_values(), together.get_smoothed_values()):
+        for name in ("loss", "risk", "best", "oracle", "translations"):
+            assert float(values[name]) == pytest.approx(sum(float(log[name]) for log in logs) / 5, abs=1e-5)
+        nll = sum(float(log["nll_loss"]) for log in logs) / (12 + half["ntokens"]) / math.log(2)
+        assert float(values["nll_loss"]) == pytest.approx(nll, abs=1e-3)
+        assert float(values["ppl"]) == pytest.approx(2**nll, rel=1e-2)
+        assert float(values["search"]) == pytest.approx(sum(log["search"] for log in logs) / 2, abs=1e-3)
+    assert SequenceRisk.logging_outputs_can_be_summed()
+
+
+def test_targets_padded_on_the_left(
+    task: SimpleNamespace, sample: Any, dictionary: Dictionary, device: torch.device
+) -> None:
+    """Which this plugin's own models refuse; the word in front of the first is then no padding."""
+    model, found = fairseq_model("transformer_tiny", task).to(device).eval(), criterion(dictionary, risk_candidates=3)
+    losses = [float(found(model, sample)[0])]
+    for tensors, name in ((sample, "target"), (sample["net_input"], "prev_output_tokens")):
+        rows = tensors[name]
+        tensors[name] = torch.stack([torch.cat([row[row == PAD], row[row != PAD]]) for row in rows])
+    losses.append(float(found(model, sample)[0]))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_a_wrapper_that_moves_arguments(build: Any, sample: Any, dictionary: Dictionary) -> None:
+    """torch's for several GPUs takes the first of them, and there must be one."""
+
+    class Wrapper(torch.nn.Module):
+        def __init__(self, module: torch.nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, first: Any, *others: Any) -> Any:
+            return self.module(first, *others)
+
+        def __getattr__(self, name: str) -> Any:
+            return super().__getattr__("module") if name == "module" else getattr(super().__getattr__("module"), name)
+
+    model = build("convs2s_tiny")
+    found = criterion(dictionary, risk_candidates=3)
+    assert float(found(Wrapper(model), sample)[0]) == float(found(model, sample)[0])
+
+
+def test_too_many_candidates_for_the_memory(
+    build: Any, sample: Any, dictionary: Dictionary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's message stays in it, by which fairseq skips a batch on a GPU."""
+
+    def fill(*_: object) -> None:
+        torch.empty(2**62, dtype=torch.int8)
+
+    found = criterion(dictionary, risk_candidates=40)
+    monkeypatch.setattr(found.translator, "translate", fill)
+    with pytest.raises(RuntimeError, match=r"^--risk-candidates 40: out of memory .* you tried to allocate"):
+        found(build("convs2s_tiny"), sample)
+
+
+@pytest.mark.parametrize("architecture", ["convs2s_tiny", "weighted_transformer_tiny"])
+def test_a_reference_beyond_the_positions(
+    build: Any, architecture: str, sentences: Any, dictionary: Dictionary
+) -> None:
+    with pytest.raises(ValueError, match="70"):
+        criterion(dictionary, risk_candidates=3)(build(architecture), batch(sentences([6]), sentences([70])))
+
+
+def test_an_adaptive_softmax_is_refused(task: SimpleNamespace, dictionary: Dictionary) -> None:
+    model = fairseq_model("transformer_tiny", task)
+    model.decoder.adaptive_softmax = torch.nn.Identity()
+    with pytest.raises(ValueError, match="this one has an adaptive one"):
+        criterion(dictionary)(model, {})
+
+
+@pytest.mark.parametrize("kind", [torch.nn.Linear, NATransformerModel])
+def test_a_model_that_writes_no_word_after_the_other_is_refused(dictionary: Dictionary, kind: type) -> None:
+    with pytest.raises(ValueError, match=f"trains autoregressive encoder-decoders, and {kind.__name__} is none"):
+        criterion(dictionary)(kind.__new__(kind), {})
+
+
+def test_a_decoder_that_is_told_its_language_is_refused(dictionary: Dictionary) -> None:
+    with pytest.raises(ValueError, match="as --decoder-langtok wants"):
+        SequenceRisk(translation_task(dictionary, args=SimpleNamespace(decoder_langtok=True)), SequenceRiskConfig())
+
+
+def test_languages_of_several_dictionaries_are_refused(dictionary: Dictionary) -> None:
+    """In training fairseq names one of them as that of the targets."""
+    other = Dictionary()
+    languages = {"lang_pairs": ["en-de", "en-cs"], "dicts": {"en": other, "de": dictionary, "cs": other}}
+    with pytest.raises(ValueError, match="reads all languages by one dictionary"):
+        SequenceRisk(translation_task(dictionary, **languages), SequenceRiskConfig())
+    languages["dicts"] = {"src": other, "tgt": dictionary}  # of --target-dict, which is for all
+    SequenceRisk(translation_task(dictionary, **languages), SequenceRiskConfig())
+
+
+@pytest.mark.parametrize("name", ["convs2s_tiny", "weighted_transformer_tiny"])
+def test_dropout_has_its_places_in_a_tree(
+    build: Any, sample: Any, dictionary: Dictionary, double: None, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Those that it has in rows: in training a factor stands in for it here."""
+    model = build(name, dropout=0.5, attention_dropout=0.0, relu_dropout=0.0).double()
+    rows, _ = criterion(dictionary).sets(sample, searched(model, sample, dictionary, 4))
+    model.train()
+    drop = torch.nn.functional.dropout
+    monkeypatch.setattr(torch.nn.functional, "dropout", lambda x, p, training=True, inplace=False: x * (1 + p))
+    tree = score_rows(model, sample["net_input"], rows, PAD)
+    monkeypatch.delattr(type(model.decoder), "features_of_prefixes")
+    in_rows = score_rows(model, sample["net_input"], rows, PAD)
+    torch.testing.assert_close(tree.tokens, in_rows.tokens)
+    torch.testing.assert_close(tree.sums, in_rows.sums)
+    monkeypatch.setattr(torch.nn.functional, "dropout", drop)
+    model.eval()
+    assert not torch.allclose(score_rows(model, sample["net_input"], rows, PAD).tokens, in_rows.tokens)

@@ -1,0 +1,59 @@
+"""Scores of one sentence against those of sacreBLEU and rouge-score."""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import pytest
+from sacrebleu import BLEU, CHRF
+
+from fairseq_plugins.sequence_risk.costs import SENTENCE_SCORES
+
+PAIRS = [
+    ("a dog runs", "a dog runs"),
+    ("the the the the", "the dog"),
+    ("a dog runs in the grass", "a dog is running in the green grass"),
+    ("a", "a dog"),
+    ("dog", "a"),
+    ("", "a dog"),
+    ("a dog", ""),
+]
+
+
+def random_pairs() -> list[tuple[str, str]]:
+    generator = random.Random(1)
+
+    def sentence() -> str:
+        return " ".join(generator.choices("abcd", k=generator.randint(1, 12)))
+
+    return [(sentence(), sentence()) for _ in range(300)]
+
+
+@pytest.mark.parametrize(("hypothesis", "reference"), [*PAIRS, *random_pairs()])
+def test_bleu(hypothesis: str, reference: str) -> None:
+    metric = BLEU(smooth_method="add-k", smooth_value=1, tokenize="none")
+    expected = metric.corpus_score([hypothesis], [[reference]]).score / 100
+    assert SENTENCE_SCORES["bleu"]()(reference)(hypothesis) == pytest.approx(expected, abs=1e-12)
+
+
+def test_bleu_of_counts() -> None:
+    """4 of 5 words; of pairs (2+1)/(4+1), of threes 2/4, of fours (0+1)/(2+1); one word too short."""
+    expected = (4 / 5 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25 * 2.718281828459045 ** (1 - 6 / 5)
+    assert SENTENCE_SCORES["bleu"]()("a b c x d y")("a b c d e") == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("hypothesis", "reference"), PAIRS)
+def test_others(hypothesis: str, reference: str) -> None:
+    rouge = pytest.importorskip("rouge_score.rouge_scorer")
+    scored = rouge.RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True).score(reference, hypothesis)
+    for name in ("rouge1", "rouge2", "rougeL"):
+        assert SENTENCE_SCORES[name]()(reference)(hypothesis) == scored[name].fmeasure
+    chrf = CHRF().corpus_score([hypothesis], [[reference]]).score / 100
+    assert SENTENCE_SCORES["chrf"]()(reference)(hypothesis) == pytest.approx(chrf)
+
+
+def test_without_rouge_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)  # as where it is not installed
+    with pytest.raises(ValueError, match=r"^ROUGE needs rouge-score: pip install rouge-score$"):
+        SENTENCE_SCORES["rouge1"]()

@@ -1,0 +1,222 @@
+"""Candidates, read from files made by hand."""
+
+from __future__ import annotations
+
+import locale
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq.data import Dictionary
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fairseq_plugins.vocabulary.candidates import Candidates
+
+SOURCE = ["the", "house", "cat", "rare"]
+TARGET = ["die", "das", "Haus", "Katze", "Kater", "Gebäude", "selten"]
+LEXICON = """\
+the das 0.5
+the die 0.4
+the Haus 0.1
+house Haus 0.7
+house Unbekannt 0.2
+house Gebäude 0.1
+unknown selten 1
+cat <unk> 0.5
+cat Katze 0.3
+cat Kater 0.2
+<unk> selten 1.0
+"""
+FREQUENT = "</s> 100\nUnbekannt 90\ndie 50\ndas 40\nHaus 30\n"
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write(candidates: str = LEXICON, frequent: str = FREQUENT) -> Path:
+        (tmp_path / "candidates.txt").write_bytes(candidates.encode())
+        (tmp_path / "frequent.txt").write_bytes(frequent.encode())
+        return tmp_path
+
+    return write
+
+
+def dictionary(words: list[str]) -> Dictionary:
+    made = Dictionary()
+    for word in words:
+        made.add_symbol(word)
+    return made
+
+
+def read(folder: Path, per_word: int = 2, frequent: int = 1) -> Candidates:
+    return Candidates.read(folder, dictionary(SOURCE), dictionary(TARGET), per_word, frequent)
+
+
+def chosen(candidates: Candidates, src_tokens: torch.Tensor) -> torch.Tensor:
+    """The numbers of the candidates, rising."""
+    mask = candidates.mask(src_tokens)
+    assert mask.dtype == torch.bool
+    return mask.nonzero().squeeze(1)
+
+
+def candidates(folder: Path, sentences: list[str], **options: int) -> list[str]:
+    source, target = dictionary(SOURCE), dictionary(TARGET)
+    rows = [[source.index(word) for word in sentence.split()] for sentence in sentences]
+    length = max(map(len, rows))
+    tokens = torch.tensor([[source.pad()] * (length - len(row)) + row for row in rows])
+    found = chosen(read(folder, **options), tokens)
+    assert found.dtype == torch.long
+    assert found.tolist()[:4] == [0, 1, 2, 3]  # special symbols keep their numbers
+    assert found.tolist() == sorted(set(found.tolist()))
+    return [target[index] for index in found[4:].tolist()]
+
+
+def test_union_over_the_batch(write: Write) -> None:
+    """One batch, padded, with a word twice: of `house` the unknown translation does not take a place of the K."""
+    assert candidates(write(), ["the house the </s>", "cat </s>"]) == [
+        *("die", "das", "Haus", "Katze", "Kater", "Gebäude"),
+    ]
+    assert candidates(write(), ["cat </s>"]) == ["die", "Katze", "Kater"]
+
+
+def test_how_many(write: Write) -> None:
+    assert candidates(write(), ["cat the </s>"], per_word=1, frequent=0) == ["das", "Katze"]
+    assert candidates(write(), ["the </s>"], per_word=3, frequent=0) == ["die", "das", "Haus"]
+    assert candidates(write(), ["the </s>"], per_word=100, frequent=100) == ["die", "das", "Haus"]
+    assert candidates(write(), ["cat </s>"], per_word=1, frequent=2) == ["die", "das", "Katze"]
+
+
+def test_a_table_is_as_wide_as_the_most_that_there_is(write: Write) -> None:
+    """Which checkpoints hold, whatever was asked for."""
+    assert read(write(), per_word=10**9).translations.shape == (len(dictionary(SOURCE)), 3)
+
+
+def test_a_byte_order_mark_is_no_letter(write: Write) -> None:
+    assert candidates(write("\ufeffcat Katze 1\n"), ["cat </s>"], frequent=0) == ["Katze"]
+
+
+def test_words_without_translations(write: Write) -> None:
+    """Unknown ones and special symbols, whatever the file says of them, and those that the file does not know."""
+    assert candidates(write(), ["never seen rare <unk> </s>"]) == ["die"]
+
+
+def test_a_source_word_may_come_back(write: Write) -> None:
+    folder = write("the das 0.5\ncat Katze 1\nthe die 0.4\nthe Haus 0.1\n")
+    assert candidates(folder, ["the </s>"], frequent=0) == ["die", "das"]
+
+
+def test_a_word_counts_once(write: Write) -> None:
+    folder = write("the das 0.5\nthe das 0.5\nthe die 0.4\n", "Haus 3\nHaus 3\nKatze 2\nKater 1\n")
+    assert candidates(folder, ["the </s>"], frequent=2) == ["die", "das", "Haus", "Katze"]
+
+
+def test_odd_words(tmp_path: Path) -> None:
+    """With characters that Python takes for white space or for the end of a line; the last line has no end."""
+    words = ["a\u2028b", "c\x85d", "e\u00a0f", "g\rh"]
+    (tmp_path / "candidates.txt").write_bytes("\n".join(f"{word} {word} 1" for word in words).encode())
+    (tmp_path / "frequent.txt").write_bytes(f"{words[0]} 1".encode())
+    both = dictionary(words)
+    found = chosen(Candidates.read(tmp_path, both, both, 1, 0), torch.tensor([[4, 5], [6, 7]]))
+    assert found.tolist() == list(range(8))
+
+
+def test_files_are_utf8_wherever_they_are_read(write: Write) -> None:
+    """Not in the encoding of the user's language, which may be any."""
+    folder, before = write("cat Gebäude 1\n"), locale.setlocale(locale.LC_CTYPE)
+    locale.setlocale(locale.LC_CTYPE, "C")
+    try:
+        assert candidates(folder, ["cat </s>"], frequent=0) == ["Gebäude"]
+    finally:
+        locale.setlocale(locale.LC_CTYPE, before)
+
+
+def test_how_much_was_read_is_logged(write: Write, caplog: pytest.LogCaptureFixture) -> None:
+    """Four special symbols and two words; `the`, `house` and `cat` of the four symbols and four words of the source."""
+    folder = write()
+    with caplog.at_level(logging.INFO):
+        read(folder, frequent=2)
+    assert caplog.messages == [f"{folder}: 6 words are always candidates, 3 of 8 source words bring others"]
+
+
+def test_masks_are_new(write: Write) -> None:
+    """Who adds words to one batch's candidates does not add them to the next one's."""
+    made, tokens = read(write()), torch.tensor([[4, 2]])
+    before = chosen(made, tokens).tolist()
+    made.mask(tokens).fill_(True)
+    assert chosen(made, tokens).tolist() == before
+
+
+@pytest.mark.parametrize("devices", [("cpu", "meta", "meta"), ("meta", "cpu")])
+def test_masks_are_where_the_source_is(write: Write, devices: tuple[str, ...]) -> None:
+    """On a GPU, for which another device stands here."""
+    made = read(write())
+    with FakeTensorMode(allow_non_fake_inputs=True):  # there is a way back from that device
+        for device in devices:
+            assert made.mask(torch.zeros(2, 3, dtype=torch.long, device=device)).device.type == device
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (
+            {"candidates": "the das 0.5\nthe die\n"},
+            r"candidates.txt, line 2: expected `source target probability`, found 'the",
+        ),
+        ({"candidates": "the das 0.5\n\nthe die 0.5\n"}, "candidates.txt, line 2: "),
+        ({"candidates": "the\tdas\t0.5\n"}, "candidates.txt, line 1: "),
+        ({"candidates": "the das Haus 0.5\n"}, "candidates.txt, line 1: "),
+        ({"candidates": "the das much\n"}, "candidates.txt, line 1: "),
+        ({"candidates": "the das nan\n"}, "candidates.txt, line 1: "),
+        (
+            {"candidates": "the das 0.4\ncat Katze 0.9\nthe die 0.5\n"},
+            r"candidates.txt, line 3: 'the die 0.5' stands behind a smaller probability of 'the'; the largest must",
+        ),
+        ({"frequent": "die 1\n" * 9 + "das 2\n"}, "frequent.txt, line 10: 'das 2' stands behind a smaller count; the"),
+        ({"frequent": "die 1\ndas\n"}, "frequent.txt, line 2: expected `target count`"),
+        ({"candidates": "das the 0.5\nHaus house 0.5\n"}, "is it of other languages"),
+        ({"candidates": ""}, "is it of other languages"),
+    ],
+)
+def test_malformed(write: Write, files: dict[str, str], message: str) -> None:
+    folder = write(**files)
+    with pytest.raises(ValueError, match=message):
+        read(folder, frequent=9)
+
+
+def test_not_text(write: Write) -> None:
+    folder = write()
+    (folder / "candidates.txt").write_bytes(b"the das 1\n\xff\xfe 1\n")
+    with pytest.raises(ValueError, match=r"candidates.txt, line 2 is not UTF-8: "):
+        read(folder)
+
+
+@pytest.mark.parametrize("name", ["candidates.txt", "frequent.txt"])
+def test_missing(write: Write, name: str) -> None:
+    folder = write()
+    (folder / name).unlink()
+    with pytest.raises(ValueError, match=rf"{name} does not exist: .* `fairseq-plugins lexicon`"):
+        read(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "found"), [({"per_word": 0}, "0 and 1"), ({"frequent": -1}, "2 and -1"), ({"per_word": -1}, "-1 and 1")]
+)
+def test_options_out_of_range(write: Write, options: dict[str, int], found: str) -> None:
+    with pytest.raises(
+        ValueError,
+        match=f"^--candidates-per-word must be positive and --frequent-candidates not negative, but they are {found}$",
+    ):
+        read(write(), **options)
+
+
+@pytest.mark.parametrize("symbol", ["bos", "pad", "eos", "unk"])
+@pytest.mark.parametrize("index", [4, 6])
+def test_special_symbols_elsewhere(write: Write, symbol: str, index: int) -> None:
+    """Those of a dictionary of fairseq are the words 0 to 3."""
+    target = dictionary(TARGET)
+    setattr(target, f"{symbol}_index", index)
+    with pytest.raises(ValueError, match=r"^candidates need a target dictionary that begins with its special symbols$"):
+        Candidates.read(write(), dictionary(SOURCE), target, 2, 1)

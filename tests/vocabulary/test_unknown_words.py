@@ -1,0 +1,150 @@
+"""Unknown words and what they attend to, of hypotheses and files that are made by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq import utils
+from fairseq.data import Dictionary
+
+from fairseq_plugins.repairs import translation
+from fairseq_plugins.vocabulary.unknown_words import (
+    SourceWords,
+    keep_source_words,
+    read_translations,
+    replace_unknown_words,
+)
+
+EOS, PAD, UNK = 2, 1, 3
+ATTENTION = torch.tensor([[0.5, 0.4, 0.0], [0.1, 0.0, 0.1], [0.4, 0.9, 0.9], [0.2, 0.2, 0.3], [0.2, 0.4, 0.6]])
+
+
+@pytest.mark.parametrize("padding", ["left", "right"])
+def test_only_words_are_attended_to(padding: str) -> None:
+    """Of three targets one attends most to padding, one as much to the end as to a word, and one to the end.
+
+    The source holds the end of a sentence as text too.
+    """
+    order = [0, 1, 2, 3, 4] if padding == "left" else [1, 2, 3, 4, 0]
+    source = torch.tensor([[PAD, 7, EOS, UNK, EOS]])
+    task = SimpleNamespace(source_dictionary=Dictionary(), get_interactive_tokens_and_lengths=None)
+    found = [[{"alignment": [(0, 0)], "attention": ATTENTION[order]}]]
+    generator = SimpleNamespace(generate=lambda models, sample: found)
+    keep_source_words(task, generator)
+    generator.generate([], {"net_input": {"src_tokens": source[:, order]}})
+    (aligned,) = (hypo["alignment"] for hypo in found[0])
+    assert aligned == [(0, 0)]
+    assert (aligned.length, aligned.positions) == (2, [1, 1, 1])
+
+
+@pytest.mark.parametrize(("offset", "positions"), [(-1, [0, 0, 2]), (0, [0, 1, 3]), (2, [2, 3, 3])])
+def test_an_offset_stays_within_the_sentence(offset: int, positions: list[int]) -> None:
+    attention = torch.zeros(5, 3)
+    attention[[0, 1, 3], [0, 1, 2]] = 1
+    aligned = SourceWords([], attention, torch.tensor([True, True, True, True, False]), offset)
+    assert aligned.positions == positions
+
+
+def test_a_model_without_attention_is_refused() -> None:
+    with pytest.raises(ValueError, match="the model reports none"):
+        SourceWords([], torch.empty(0), torch.tensor([True, False]))
+
+
+@pytest.fixture
+def target() -> Dictionary:
+    target = Dictionary()
+    for word in ("der", "Hund"):
+        target.add_symbol(word)
+    return target
+
+
+def align(positions: list[int], length: int) -> SourceWords:
+    attention = torch.zeros(length + 1, len(positions))
+    attention[positions, range(len(positions))] = 1
+    return SourceWords([], attention, torch.arange(length + 1) < length)
+
+
+def test_words_of_a_buffer_are_forgotten_with_it(target: Dictionary) -> None:
+    """Those that come again get a number of their own again, for the numbers of others are theirs by then."""
+
+    def tokens_of(lines: list[str], encode) -> list[torch.Tensor]:
+        return [target.encode_line(encode(line), add_if_not_exist=False) for line in lines]
+
+    task = SimpleNamespace(source_dictionary=target, get_interactive_tokens_and_lengths=tokens_of)
+    size = len(target)
+    keep_source_words(task, SimpleNamespace(generate=None))
+    for lines in (["der Bello", "Rex Hund"], ["Rex", "der Waldi Bello"], ["Hund"]):
+        found = task.get_interactive_tokens_and_lengths(lines, str)
+        assert [target.string(tokens) for tokens in found] == lines
+        assert len(target) == len(target.indices) == len(target.count)
+    assert len(target) == size
+
+
+def test_words_and_tokens_are_not_confused(target: Dictionary) -> None:
+    """A start of sentence inside a hypothesis is a token, and no word of its text."""
+    tokens = torch.tensor([UNK, target.bos(), target.index("Hund"), UNK, UNK, EOS])
+    aligned = align([2, 0, 0, 1, 0, 0], length=3)
+    size = len(target)
+    found = utils.post_process_prediction(tokens, "the  cat Rex", aligned, {"cat": "Katze"}, target)
+    assert found[1] == "Rex Hund Katze the"
+    assert found[0].tolist() == [UNK, target.index("Hund"), UNK, UNK, EOS]
+    assert found[2] is aligned
+    assert len(target) == size
+
+
+def test_without_the_option_nothing_changes(target: Dictionary) -> None:
+    tokens = torch.tensor([UNK, target.index("Hund"), EOS])
+    found = utils.post_process_prediction(tokens, "a b", "alignment", None, target, "@@ ")
+    expected = utils.post_process_prediction.__wrapped__(tokens, "a b", "alignment", None, target, "@@ ")
+    assert found[0].tolist() == expected[0].tolist()
+    assert found[1:] == expected[1:] == ("<unk> Hund", "alignment")
+
+
+def test_another_text_than_the_model_reads_is_refused(target: Dictionary) -> None:
+    tokens = torch.tensor([UNK, EOS])
+    for alignment, message in ((align([0, 1], length=2), "in 2 words, .* has 3: a b c"), ([(0, 0)], "reports none")):
+        with pytest.raises(ValueError, match=message):
+            replace_unknown_words(tokens, "<unk>", alignment, "a b c", {}, target)
+
+
+def test_dictionary_lines(tmp_path: Path) -> None:
+    path = tmp_path / "dictionary"
+    path.write_text("Hund dog\nÄpfel\tapples \n", encoding="utf-8")
+    assert read_translations(str(path)) == {"Hund": "dog", "Äpfel": "apples"}
+    assert read_translations(None) is None
+    for bad in ("", "Hund", "New York Neu-York"):
+        path.write_text(f"Hund dog\n{bad}\nKatze cat\n")
+        with pytest.raises(ValueError, match=f"{path}, line 2: expected 'source target', found '{bad}'"):
+            utils.load_align_dict(str(path))
+
+
+def test_a_dictionary_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "dictionary").write_text("Hund dog\nKatze cat\n", encoding="utf-8-sig")
+    assert read_translations(str(tmp_path / "dictionary")) == {"Hund": "dog", "Katze": "cat"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"Hund dog\n\xff cat\n", "dictionary, line 2 is not UTF-8"),
+        (b"Hund dog\rKatze cat\n", "dictionary, line 1: expected 'source target', found 'Hund dog.rKatze cat'$"),
+        (b"word " * 10**6, f"dictionary, line 1: expected 'source target', found '{'word ' * 20}'$"),
+    ],
+    ids=["bytes", "carriage return", "long"],
+)
+def test_what_is_no_dictionary_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "dictionary").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_translations(str(tmp_path / "dictionary"))
+
+
+def test_a_repaired_fairseq_is_left_alone() -> None:
+    assert not translation.takes_hard_alignments(utils.replace_unk)
+
+    def repaired(hypo_str: str, src_str: str, alignment: list, align_dict: dict, unk: str) -> str:
+        return hypo_str.replace(unk, src_str.split()[alignment[0][0]])
+
+    assert translation.takes_hard_alignments(repaired)
