@@ -32,8 +32,9 @@ FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?:\A|\n\n)((?:    .*(?:\n|\Z)|\n(?=    ))+)")
 SPAN = re.compile(r"(`+)(.+?)\1", re.DOTALL)
 LINK = re.compile(r"\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)\)")
-# Options of pip, hydra and sacreBLEU.
+# Options of pip, hydra, sacreBLEU and torchrun.
 FOREIGN = {"--echo", "--nnodes", "--no-build-isolation", "--config-dir", "--config-name"}
+FOREIGN |= {"--max-restarts", "--rdzv-backend", "--standalone"}
 NAMES = {
     "arch": ARCH_MODEL_REGISTRY,
     "criterion": CRITERION_REGISTRY,

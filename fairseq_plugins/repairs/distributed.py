@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -16,6 +17,8 @@ from fairseq.models import distributed_fairseq_model
 from fairseq.tasks import TASK_REGISTRY, FairseqTask
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
 from torch.multiprocessing.spawn import spawn
 
 from fairseq_plugins.repairs.refusals import refuse
@@ -67,11 +70,31 @@ def follow_torchrun() -> None:
         if decided or processes_of_torchrun() == 1:
             infer(cfg, force_distributed)
             return
-        cfg.distributed_init_method = "env://"
+        cfg.distributed_init_method = meeting_place()
         cfg.distributed_world_size = processes_of_torchrun()
         cfg.distributed_rank = int(os.environ["RANK"])
         cfg.device_id = int(os.environ.get("LOCAL_RANK", cfg.distributed_rank)) % max(1, torch.cuda.device_count())
         cfg.distributed_no_spawn = True
+
+
+def meeting_place() -> str:
+    """How the processes of torchrun find each other.
+
+    After ``--max-restarts`` has started them again, torch gives them the addresses of those that have ended, if
+    torchrun keeps the addresses (``--standalone``).  Each start has its own addresses here; only torchrun on one
+    machine counts the starts in the same way for all processes.
+    """
+    kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and os.environ.get("GROUP_WORLD_SIZE") == "1"
+    if not kept:
+        return "env://"
+
+    def meet(url: str, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
+        for store, rank, processes in rendezvous(f"env{url.removeprefix('torchrun')}", **kwargs):
+            yield PrefixStore(f"start {os.environ['TORCHELASTIC_RESTART_COUNT']}", store), rank, processes
+
+    with contextlib.suppress(RuntimeError):  # it is registered already
+        register_rendezvous_handler("torchrun", meet)
+    return "torchrun://"
 
 
 def join_the_others_under_hydra() -> None:

@@ -15,6 +15,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from fairseq import checkpoint_utils
+from torch.distributed import TCPStore
+from torch.distributed.rendezvous import rendezvous
 
 from fairseq_plugins.repairs import distributed
 from tests import faults
@@ -209,6 +212,41 @@ def test_a_killed_rank_ends_the_launcher(launcher: str, data: Path, user_dir: Pa
         os.kill(int(ranks[-1]), signal.SIGKILL)
         assert training.wait(timeout=120) != 0
         assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
+
+
+@pytest.mark.slow
+def test_torchrun_starts_a_killed_training_again(data: Path, tmp_path: Path) -> None:
+    torchrun = ["torch.distributed.run", "--standalone", "--max-restarts", 1, "--nproc-per-node", 2, "-m"]
+    words = [*options(data, "convs2s_tiny"), "--max-update", 30, "--user-dir", USER_DIR, "--save-dir", tmp_path]
+    with launched([*torchrun, "fairseq_cli.train", *words], tmp_path) as training:
+        wait_for(tmp_path / "checkpoint_last.pt")
+        children = Path(f"/proc/{training.pid}/task/{training.pid}/children").read_text().split()
+        os.kill(int(children[-1]), signal.SIGKILL)
+        assert training.wait(timeout=120) == 0, (tmp_path / "log").read_text()[-6000:]
+    assert "Loaded checkpoint" in (tmp_path / "log").read_text()
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "checkpoint_last.pt"))
+    assert state["optimizer_history"][-1]["num_updates"] == 30
+
+
+def test_each_start_of_torchrun_has_its_own_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun keeps those of all starts, and on several machines it does not count them equally."""
+    kept = TCPStore("localhost", 0, is_master=True)
+    variables = {"MASTER_ADDR": "localhost", "MASTER_PORT": kept.port, "RANK": 0, "WORLD_SIZE": 2}
+    variables |= {"TORCHELASTIC_USE_AGENT_STORE": True, "GROUP_WORLD_SIZE": 1}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(value))
+    found = []
+    for start in (0, 1, 1):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(start))
+        store, rank, processes = next(rendezvous(distributed.meeting_place(), rank=1, world_size=2))
+        assert (rank, processes) == (1, 2)
+        found.append(store.add("address", 1))
+    assert found == [1, 1, 2]
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    assert distributed.meeting_place() == "env://"
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "1")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
+    assert distributed.meeting_place() == "env://"
 
 
 @pytest.mark.parametrize("backend", ["slowmo", "fully_sharded"])
