@@ -262,8 +262,10 @@ def own_user_dir(folder: Path) -> Path:
     mine = folder / "a_user_dir_of_mine"
     mine.mkdir()
     (mine / "__init__.py").write_text(
-        "from fairseq_plugins.models.convs2s.config import ConvS2SConfig\n"
-        "from fairseq_plugins.models.presets import register_presets\n"
+        "import fairseq_plugins\n"
+        "from fairseq_plugins.common.options import register_presets\n"
+        "from fairseq_plugins.convs2s.config import ConvS2SConfig\n"
+        "fairseq_plugins.install()\n"
         "register_presets('convs2s', ConvS2SConfig, {'convs2s_of_mine': {}})\n"
     )
     return mine

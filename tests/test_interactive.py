@@ -12,8 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
+from fairseq_plugins.convs2s.model import ConvS2SModel
 from fairseq_plugins.repairs import interactive
 from tests.commands import ROOT, USER_DIR, hypotheses, run, save_model
 from tests.conftest import ARCHITECTURES, enliven, random_model
@@ -110,6 +112,45 @@ def test_a_long_line_is_told_by_its_number_in_the_input(data: Path, checkpoint, 
     result = run(*command(data, checkpoint(ARCHITECTURES[0]), *options))
     told = re.findall(r"line (\d+) has (\d+) tokens", result.stdout + result.stderr)
     assert told == [("2", "71"), ("6", "81"), ("7", "91")]
+
+
+@pytest.mark.parametrize("task", ["translation", "translation_fast"])
+def test_fewer_hypotheses_than_the_beam_are_aligned(data: Path, checkpoint, task: str) -> None:
+    """With room for nothing but the end of a sentence there is one, and the next line has others."""
+    options = ["--print-alignment", "--task", task, "--min-len", 0, "--max-len-a", 0.2, "--max-len-b", 0, "--nbest", 5]
+    text = "w1 w2\n" + "w1 w2 w3 w4 w5\n"
+    printed = run(*command(data, checkpoint(ARCHITECTURES[0]), *options), stdin=text).stdout
+    aligned = re.findall(r"^A-(\d)\t(.*)$", printed, flags=re.MULTILINE)
+    assert [number for number, _ in aligned] == [
+        str(number) for number, beams in hypotheses(printed).items() for _ in beams
+    ]
+    assert aligned[0] == ("0", "")
+    assert any(pairs for _, pairs in aligned)
+
+
+@pytest.mark.parametrize("task", ["translation", "translation_fast"])
+@pytest.mark.parametrize(
+    "options", [["--nbest", 2], ["--print-alignment"], ["--replace-unk", "--unkpen", -20], ["--constraints"]], ids=str
+)
+def test_a_blank_line_stays_blank(data: Path, checkpoint, task: str, options: list[object]) -> None:
+    """Beside others in a batch, and as often as other hypotheses."""
+    options = ["--task", task, "--buffer-size", 4, "--batch-size", 4, *options]
+    text = "\nw1 w2\n \t\u00a0\n"
+    found = hypotheses(run(*command(data, checkpoint(ARCHITECTURES[0]), *options), stdin=text).stdout)
+    blank = [(0.0, "")] * len(found[1])
+    assert [found[number] == blank for number in range(3)] == [True, False, True]
+
+
+def test_a_blank_line_stays_blank_from_python(data: Path, checkpoint) -> None:
+    """But a prefix is gone on with."""
+    path = checkpoint(ARCHITECTURES[0])
+    hub = ConvS2SModel.from_pretrained(str(path.parent), path.name, str(data))
+    blank, other = hub.translate(["", "w1 w2"], max_len_b=6)
+    assert not blank
+    assert other
+    prefix = torch.tensor([[hub.tgt_dict.index("w5")]])
+    ((best, *_),) = hub.generate([hub.encode("")], max_len_b=6, inference_step_args={"prefix_tokens": prefix})
+    assert hub.decode(best["tokens"]).startswith("w5")
 
 
 MEMORY = """

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["blaming"]
-
 
 @contextmanager
 def blaming(path: Path, cannot: str) -> Iterator[None]:

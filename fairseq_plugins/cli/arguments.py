@@ -7,8 +7,6 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["add_user_dir", "import_user_dir", "positive", "refuse_existing", "refuse_input_as_output"]
-
 
 def positive(text: str) -> int:
     """A number of things of which there is at least one.

@@ -22,8 +22,6 @@ import fairseq_plugins
 from fairseq_plugins.cli.any_file import blaming
 from fairseq_plugins.cli.arguments import positive, refuse_existing
 
-__all__ = ["add_arguments", "run"]
-
 BY_EPOCH, BY_UPDATES = re.compile(r"checkpoint(\d+)\.pt"), re.compile(r"checkpoint_\d+_(\d+)\.pt")
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-__all__ = ["bar"]
-
 
 def bar(items: Iterable[Any] | None = None, *, desc: str, **options: Any) -> Any:
     """``tqdm`` on a terminal; elsewhere one line, ``desc``, at the beginning."""

@@ -25,8 +25,6 @@ from fairseq_plugins.common.whole_file import beside, naming
 from fairseq_plugins.search.config import TranslationFastConfig
 from fairseq_plugins.vocabulary.candidates import Candidates
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="of a model of this plugin")

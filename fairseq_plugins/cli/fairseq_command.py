@@ -13,8 +13,6 @@ from contextlib import closing
 
 from fairseq_plugins.cli.work import running
 
-__all__ = ["ALL_SENTENCES", "NO_LONG_ONES", "fairseq", "fairseq_lines"]
-
 # Later fairseqs leave a last batch out that is no multiple of 8 sentences, in validation and generation too.
 ALL_SENTENCES = ["--required-batch-size-multiple", "1"]
 

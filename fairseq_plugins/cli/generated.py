@@ -18,8 +18,6 @@ from pathlib import Path
 from fairseq_plugins.cli.own_data import parallel_text
 from fairseq_plugins.common.lines import decoded
 
-__all__ = ["LARGEST", "Hypothesis", "Sentence", "add_generated", "lines_of", "read_generated"]
-
 LARGEST = 10  # length penalty; powers of lengths have limits
 
 

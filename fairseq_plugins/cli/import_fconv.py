@@ -17,8 +17,6 @@ from fairseq_plugins.cli.arguments import add_user_dir, import_user_dir, refuse_
 from fairseq_plugins.convs2s.fconv import convert_options, convert_parameters
 from fairseq_plugins.repairs.records import architecture
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("input", type=Path, metavar="IN.pt", help="checkpoint of a fairseq fconv model, of any age")

@@ -25,8 +25,6 @@ from fairseq_plugins.cli.own_data.parallel_text import writing
 from fairseq_plugins.cli.work import running
 from fairseq_plugins.common.whole_file import naming
 
-__all__ = ["add_arguments", "run"]
-
 FILES = ("dictionary.txt", "candidates.txt", "frequent.txt")
 LONGEST = 1023  # words; eflomal takes a longer sentence for an empty one
 

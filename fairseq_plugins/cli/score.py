@@ -20,8 +20,6 @@ from fairseq_plugins.cli.arguments import positive
 from fairseq_plugins.cli.generated import Hypothesis, lines_of, read_generated
 from fairseq_plugins.sequence_risk.rouge import rouge_scorer, sees
 
-__all__ = ["TOKENIZERS", "add_arguments", "bleu", "run"]
-
 ROUGE = ("rouge1", "rouge2", "rougeL")
 TOKENIZERS = ("13a", "intl", "zh", "char", "none")  # sacreBLEU's others need more than sacreBLEU
 

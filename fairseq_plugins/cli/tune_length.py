@@ -19,8 +19,6 @@ from sacrebleu.metrics.bleu import BLEU
 from fairseq_plugins.cli.generated import LARGEST, Sentence, add_generated, lines_of, read_generated
 from fairseq_plugins.cli.score import TOKENIZERS
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: ArgumentParser) -> None:
     add_generated(parser, "fairseq-generate --nbest K")

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import fairseq_plugins
 
-__all__ = ["USER_DIR", "add_arguments", "run"]
-
 # Installed, the folder has a name that cannot clash (setup.py).
 _ROOT = Path(fairseq_plugins.__file__).parents[1]
 USER_DIR = next(

@@ -15,8 +15,6 @@ from typing import Any
 
 from fairseq_plugins.common.whole_file import replacing
 
-__all__ = ["refuse_other_settings", "running", "stoppable", "work_in"]
-
 GRACE = 5  # seconds that a program has to end by itself
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-__all__ = ["count_lines", "decoded"]
-
 
 def decoded(file: Iterable[bytes], path: Path) -> Iterator[str]:
     """The lines of a file with their ends, without a byte order mark; as text, a carriage return would end a line.

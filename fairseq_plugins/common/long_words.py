@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["segment", "without_long_words"]
-
 LONGEST = 500  # letters
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["bpe_symbol"]
-
 
 def bpe_symbol(words: Sequence[str]) -> str | None:
     """fairseq's name of how subwords are told, by what a dictionary has most.

@@ -10,8 +10,6 @@ from typing import Any
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["filled_later", "unfilled_where_filled_later"]
-
 # Of torch.nn.init those that ask for a mode themselves; the others come here with what they do to the tensor.
 _FILL = {Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_}
 

@@ -12,8 +12,6 @@ from glob import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-__all__ = ["beside", "naming", "replacing"]
-
 
 @contextmanager
 def beside(path: Path) -> Iterator[Path]:

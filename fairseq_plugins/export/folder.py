@@ -14,8 +14,6 @@ from fairseq.data import Dictionary
 from fairseq_plugins.export.model import write_programs
 from fairseq_plugins.vocabulary.candidates import Candidates
 
-__all__ = ["write_folder"]
-
 _README = """A translation model ({family}), which needs Python 3.10 or later and these packages:
 
     pip install {packages}

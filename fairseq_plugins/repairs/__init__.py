@@ -76,6 +76,7 @@ FIXES: tuple[Repair, ...] = (
     resuming.begin_where_training_stopped,
     saving.save_checkpoints_whole,
     saving.copy_checkpoints_whole,
+    searches.align_the_hypotheses_that_there_are,
     searches.count_groups_by_their_place_in_the_batch,
     searches.refuse_without_constraints,
     texts.end_lines_at_line_feeds,
@@ -86,6 +87,7 @@ FIXES: tuple[Repair, ...] = (
     translation.use_no_fused_encoder_layer,
     translation.block_repeated_ngrams,
     translation.build_generators,
+    translation.leave_blank_lines_blank,
     translation.replace_unknown_words_by_attention,
 )
 

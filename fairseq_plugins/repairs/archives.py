@@ -16,8 +16,6 @@ from fairseq import file_utils
 
 from fairseq_plugins.repairs.wrapping import in_place_of
 
-__all__ = ["unpack_archives_beside_them"]
-
 MOST = 10_000  # files and folders; an archive of fairseq's has about ten
 LONGEST = 255  # bytes of a name, as in a plain tar
 

@@ -15,13 +15,6 @@ from fairseq.tasks import FairseqTask
 
 from fairseq_plugins.repairs.wrapping import in_place_of
 
-__all__ = [
-    "find_buckets_with_numpy_2",
-    "keep_the_batches_on_resume",
-    "keep_the_last_batch",
-    "restore_numpy_compat",
-]
-
 
 class Shuffled(FairseqDataset):
     """What the probe makes batches of: sixteen sentences, each a batch, in an order that is drawn."""

@@ -27,8 +27,6 @@ from fairseq_plugins.repairs.contents import OLD_METERS, load_from_memory, refer
 from fairseq_plugins.repairs.resuming import newest_whole_checkpoint
 from fairseq_plugins.repairs.wrapping import in_place_of
 
-__all__ = ["broadcast_plain_configuration", "load_checkpoints_safely"]
-
 
 class PlainDtype:
     """Stands in for ``numpy.dtype`` in a file: numbers and booleans only.

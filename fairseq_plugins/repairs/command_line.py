@@ -15,8 +15,6 @@ from fairseq import options, utils
 from fairseq_plugins.repairs.refusals import command_of, refuse
 from fairseq_plugins.repairs.wrapping import in_place_of
 
-__all__ = ["understand_command_lines"]
-
 
 def understand_command_lines() -> None:
     """One wrapper of what reads them.

@@ -25,15 +25,6 @@ from torch import Tensor
 
 from fairseq_plugins.repairs.wrapping import in_place_of, raises
 
-__all__ = [
-    "OLD_METERS",
-    "damage_of",
-    "fit_optimizer_states",
-    "load_from_memory",
-    "look_at_what_is_read",
-    "reference_in",
-]
-
 OLD_METERS = (AverageMeter, StopwatchMeter, TimeMeter)  # which fairseq before 0.10 saved as objects
 MOST = 300_000  # values; there is one for each tensor
 NUMBERS = {

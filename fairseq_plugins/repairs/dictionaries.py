@@ -10,8 +10,6 @@ from fairseq.file_io import PathManager
 
 from fairseq_plugins.repairs.wrapping import in_place_of, raises
 
-__all__ = ["name_bad_lines_of_dictionaries"]
-
 POINTERS = (b"version https://git-lfs", b"/annex/objects/")  # in git, files that stand for large ones begin so
 OVERWRITE = "#fairseq:overwrite"
 

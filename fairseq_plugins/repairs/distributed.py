@@ -24,15 +24,6 @@ from torch.multiprocessing.spawn import spawn
 from fairseq_plugins.repairs.refusals import refuse
 from fairseq_plugins.repairs.wrapping import in_place_of, raises
 
-__all__ = [
-    "follow_torchrun",
-    "gather_on_processors",
-    "join_the_others_under_hydra",
-    "train_on_processors",
-    "validate_what_there_is",
-    "wrap_models_on_processors",
-]
-
 SET_BY_TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 
 

@@ -22,8 +22,6 @@ from torch import Tensor, nn
 
 from fairseq_plugins.repairs.wrapping import in_place_of, raises
 
-__all__ = ["copy_the_state_of_tasks", "generate_as_asked", "refuse_options_of_other_tasks", "take_the_task_asked_for"]
-
 logger = logging.getLogger(__name__)
 
 # What is passed over in silence, and what does it.

@@ -22,8 +22,6 @@ from torch import Tensor
 from fairseq_plugins.common.long_words import segment
 from fairseq_plugins.repairs.wrapping import in_place_of
 
-__all__ = ["print_every_letter", "segment_long_words", "translate_every_line"]
-
 logger = logging.getLogger(__name__)
 
 

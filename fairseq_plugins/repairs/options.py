@@ -24,16 +24,6 @@ from fairseq_plugins.common.literal import literal
 from fairseq_plugins.repairs.contents import reference_in
 from fairseq_plugins.repairs.wrapping import in_place_of, raises
 
-__all__ = [
-    "configure_parts_without_options",
-    "quote_file_names",
-    "read_first_embedding",
-    "read_numbers_of_manual_schedules",
-    "read_options_without_eval",
-    "refuse_references",
-]
-
-
 FAIRSEQ = ("fairseq", "fairseq_cli")
 
 

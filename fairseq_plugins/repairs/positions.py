@@ -11,8 +11,6 @@ from fairseq.data.iterators import CountingIterator, EpochBatchIterator, Grouped
 
 from fairseq_plugins.repairs.wrapping import in_place_of
 
-__all__ = ["finish_epochs_with_another_update_freq", "resume_with_another_number_of_processes"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 
 from fairseq_plugins.repairs.wrapping import in_place_of
 
-__all__ = ["loading_masters", "restore_loss_scale", "save_masters"]
-
 logger = logging.getLogger(__name__)
 
 # The state of fairseq's loss scaler that its own checkpoints leave out, and the state of torch's scaler.

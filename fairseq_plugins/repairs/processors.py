@@ -16,8 +16,6 @@ from torch import Tensor
 
 from fairseq_plugins.repairs.wrapping import in_place_of
 
-__all__ = ["clip_gradients_where_they_are", "flatten_on_gpus_only", "overflow_on_processors"]
-
 
 def clip_gradients_where_they_are() -> None:
     """With ``--cpu`` fairseq moves the gradients' norm to a GPU if there is one, and then cannot clip by it.

@@ -23,8 +23,6 @@ from fairseq_plugins.repairs.precision import loading_masters, restore_loss_scal
 from fairseq_plugins.repairs.resuming import fingerprint, lost_patience
 from fairseq_plugins.repairs.wrapping import in_place_of
 
-__all__ = ["architecture", "ask_what_was_trained", "sides_of_other_words"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -19,8 +19,6 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from fairseq_plugins.repairs.training_options import beyond_its_limits, no_decay_rates, wrong_direction
 
-__all__ = ["Options", "command_of", "missing_in_the_task", "refuse"]
-
 # Only the parser of this command has the option; the first one found names the command.
 OPTION_OF = {"buffer_size": "interactive", "beam": "generate", "max_epoch": "train", "path": "validate"}
 GENERATE, INTERACTIVE, TRAIN, VALIDATE = ("generate",), ("interactive",), ("train",), ("validate",)

@@ -21,11 +21,6 @@ from fairseq.dataclass.configs import CheckpointConfig
 
 from fairseq_plugins.repairs.wrapping import in_place_of
 
-__all__ = [
-    "NOTHING_LEFT", "SAVED_BESIDE_THE_LAST", "begin_where_training_stopped", "fingerprint", "is_whole", "lost_patience",
-    "newest_whole_checkpoint",
-]  # fmt: skip
-
 logger = logging.getLogger(__name__)
 
 NOTHING_LEFT = "nothing is left to train"

@@ -16,8 +16,6 @@ from fairseq_plugins.common.whole_file import beside
 from fairseq_plugins.repairs.resuming import SAVED_BESIDE_THE_LAST, is_whole, newest_whole_checkpoint
 from fairseq_plugins.repairs.wrapping import in_place_of
 
-__all__ = ["copy_checkpoints_whole", "save_checkpoints_whole"]
-
 
 def cause(error: BaseException | None) -> BaseException | None:
     """What the system said, where torch covers it up ("unexpected pos 1280 vs 1174")."""

@@ -1,19 +1,21 @@
-"""What fairseq's searches do with a batch, and with options that are for other searches."""
+"""fairseq's searches: sentences of a batch, alignments, and options that are for other searches."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import chain
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from fairseq.data import Dictionary
 from fairseq.search import DiverseBeamSearch, LexicallyConstrainedBeamSearch
+from fairseq.sequence_generator import SequenceGeneratorWithAlignment
 from torch import Tensor
 
 from fairseq_plugins.repairs.wrapping import in_place_of, raises
-
-__all__ = ["count_groups_by_their_place_in_the_batch", "refuse_without_constraints"]
 
 
 def takes_numbers_of_the_data_for_places(search: DiverseBeamSearch) -> bool:
@@ -48,6 +50,44 @@ def count_groups_by_their_place_in_the_batch() -> None:
             lprobs = lprobs.masked_fill(ended, -torch.inf)
         places = original_batch_idxs.unsqueeze(1).eq(self.sentences).int().argmax(dim=1)
         return make(self, step, lprobs, scores, prev_output_tokens, places)
+
+
+def aligns_the_whole_beam(prepare: Callable[..., Any]) -> bool:
+    """Probe: whether ``prepare`` repeats a source twice where a beam of two has one hypothesis."""
+    net_input = {"src_tokens": torch.tensor([[4, 2]]), "src_lengths": torch.tensor([2])}
+    generator = SimpleNamespace(beam_size=2, pad=1, eos=2, left_pad_target=False)
+    source, *_ = prepare(generator, {"net_input": net_input}, [[{"tokens": torch.tensor([4, 2])}]])
+    return len(source) == 2
+
+
+def align_the_hypotheses_that_there_are() -> None:
+    """``--print-alignment`` fails by an IndexError where a sentence has fewer finished hypotheses than the beam.
+
+    Here each hypothesis is aligned with its own copy of the source, as fairseq does it for a beam of one.
+    """
+    prepare = SequenceGeneratorWithAlignment._prepare_batch_for_alignment
+    if not aligns_the_whole_beam(prepare):
+        return
+
+    @in_place_of(SequenceGeneratorWithAlignment, "generate")
+    @torch.no_grad()
+    def generate(self: Any, models: Any, sample: dict[str, Any], **options: Any) -> list[list[dict[str, Any]]]:
+        found: list[list[dict[str, Any]]] = super(SequenceGeneratorWithAlignment, self)._generate(sample, **options)
+        hypotheses = [*chain(*found)]
+        if not hypotheses:
+            return found
+        net_input, single = sample["net_input"], copy.copy(self)
+        single.beam_size = 1
+        owners = torch.tensor([place for place, beam in enumerate(found) for _ in beam])
+        copies = {name: net_input[name][owners.to(net_input[name].device)] for name in ("src_tokens", "src_lengths")}
+        source, lengths, previous, target = prepare(single, {"net_input": copies}, [[each] for each in hypotheses])
+        if any(getattr(model, "full_context_alignment", False) for model in self.model.models):
+            attention = self.model.forward_align(source, lengths, previous)
+        else:
+            attention = [hypothesis["attention"].transpose(1, 0) for hypothesis in hypotheses]
+        for hypothesis, *parts in zip(hypotheses, attention, source, target, strict=True):
+            hypothesis["alignment"] = self.extract_alignment(*(part.cpu() for part in parts), self.pad, self.eos)
+        return found
 
 
 def cannot_do_without(init: Callable[..., None]) -> bool:

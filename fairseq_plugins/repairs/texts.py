@@ -19,13 +19,6 @@ from fairseq.tasks import translation
 from fairseq_plugins.common.lines import count_lines
 from fairseq_plugins.repairs.wrapping import in_place_of
 
-__all__ = [
-    "end_lines_at_line_feeds",
-    "name_data_of_no_use",
-    "refuse_texts_that_do_not_match",
-    "say_that_nothing_was_translated",
-]
-
 
 def ends_lines_at_carriage_returns() -> bool:
     """Probe: whether fairseq finds two lines in a file of one line with a carriage return."""

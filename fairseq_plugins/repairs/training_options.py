@@ -8,8 +8,6 @@ from typing import Any
 
 from fairseq_plugins.common.literal import literal
 
-__all__ = ["LIMITS", "beyond_its_limits", "no_decay_rates", "wrong_direction"]
-
 # The least and the greatest value of options; fairseq checks none of them, and trains nothing, NaN or something else.
 ANY, NATURAL, POSITIVE, FRACTION = (-math.inf, math.inf), (0, math.inf), (1, math.inf), (0, 1)
 LIMITS: dict[str, tuple[float, float]] = {

@@ -7,6 +7,7 @@ import copy
 import inspect
 import math
 from collections.abc import Callable
+from itertools import compress
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,9 @@ from fairseq.file_io import PathManager
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, BaseFairseqModel, FairseqMultiModel
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from fairseq.ngram_repeat_block import NGramRepeatBlock
+from fairseq.sequence_scorer import SequenceScorer
 from fairseq.tasks import FairseqTask
+from fairseq.tasks.translation import TranslationTask
 from omegaconf import OmegaConf
 from torch import Tensor
 
@@ -26,14 +29,6 @@ from fairseq_plugins.repairs.records import architecture, sides_of_other_words
 from fairseq_plugins.repairs.refusals import refuse
 from fairseq_plugins.repairs.wrapping import in_place_of
 from fairseq_plugins.vocabulary.unknown_words import keep_source_words, read_translations, replace_unknown_words
-
-__all__ = [
-    "block_repeated_ngrams",
-    "build_generators",
-    "load_models",
-    "replace_unknown_words_by_attention",
-    "use_no_fused_encoder_layer",
-]
 
 
 def wants_embedding_files(load: Callable[..., Any]) -> bool:
@@ -167,6 +162,46 @@ def build_generators() -> None:
         if replaces and getattr(args, "replace_unk", None) is not None and not getattr(args, "score_reference", False):
             keep_source_words(self, generator, getattr(getattr(self, "cfg", None), "attention_offset", 0))
         return generator
+
+
+def leave_blank_lines_blank() -> None:
+    """fairseq translates a line without words, and a model that has not seen any invents a word.
+
+    Its translations have no words, as those of exported folders, unless the caller forces some.  There is nothing to
+    probe: every search goes on until a model ends the sentence.
+    """
+    translate = TranslationTask.inference_step
+
+    @in_place_of(TranslationTask, "inference_step")
+    def inference_step(
+        self: Any,
+        generator: Any,
+        models: Any,
+        sample: dict[str, Any],
+        prefix_tokens: Tensor | None = None,
+        constraints: Tensor | None = None,
+    ) -> Any:
+        found = translate(self, generator, models, sample, prefix_tokens, constraints)
+        if prefix_tokens is None and not isinstance(generator, SequenceScorer):
+            blank = sample["net_input"]["src_tokens"].ne(self.source_dictionary.pad()).sum(dim=1).le(1)
+            if constraints is not None:
+                blank &= constraints[:, 0].eq(0).to(blank.device)  # their number comes first
+            for hypotheses in compress(found, blank.tolist()):
+                for hypothesis in hypotheses:
+                    remove_words(hypothesis, self.target_dictionary.eos())
+        return found
+
+
+def remove_words(hypothesis: dict[str, Any], eos: int) -> None:
+    """Leave the end of the sentence, which costs nothing."""
+    attention, alignment = hypothesis.get("attention"), hypothesis.get("alignment")
+    hypothesis["tokens"] = hypothesis["tokens"].new_tensor([eos])
+    hypothesis["score"] = torch.zeros(())
+    hypothesis["positional_scores"] = hypothesis["positional_scores"].new_zeros(1)
+    if isinstance(attention, Tensor) and attention.dim() == 2:  # (source tokens, target tokens)
+        hypothesis["attention"] = attention[:, :1]
+    if isinstance(alignment, list):
+        del alignment[1:]
 
 
 def replace_unknown_words_by_attention() -> None:

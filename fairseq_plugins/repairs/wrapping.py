@@ -6,8 +6,6 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = ["in_place_of", "raises"]
-
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 

@@ -19,8 +19,6 @@ from fairseq_plugins.search.best_words import best_words
 from fairseq_plugins.search.ensemble import penalise_words
 from fairseq_plugins.search.rules import Rules
 
-__all__ = ["Beams"]
-
 
 class Beams:
     """The search of one batch.

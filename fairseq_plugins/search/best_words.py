@@ -8,8 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["best_words"]
-
 _BLOCK = 64
 
 

@@ -8,8 +8,6 @@ from fairseq.tasks.translation import TranslationConfig
 
 from fairseq_plugins.cpu.products import PRECISIONS
 
-__all__ = ["TranslationFastConfig"]
-
 
 @dataclass
 class TranslationFastConfig(TranslationConfig):

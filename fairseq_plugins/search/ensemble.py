@@ -15,8 +15,6 @@ from torch import Tensor
 
 from fairseq_plugins.common.decoding import KeptSentences
 
-__all__ = ["Ensemble", "FairseqDecoding", "penalise_words"]
-
 
 class Ensemble(EnsembleModelWithAlignment):
     """fairseq's, with a penalty of words, and with words that are told by their numbers among candidates.

@@ -29,8 +29,6 @@ from fairseq_plugins.search.loop import search_to_the_end
 from fairseq_plugins.search.rules import Rules
 from fairseq_plugins.vocabulary.candidates import Candidates, numbers_among
 
-__all__ = ["FastBeamSearch", "FastBeamSearchWithAlignment"]
-
 logger = logging.getLogger(__name__)
 
 _SOFTMAX_OF_MODELS = (BaseFairseqModel.get_normalized_probs, TransformerModelBase.get_normalized_probs)

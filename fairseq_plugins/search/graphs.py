@@ -27,8 +27,6 @@ from fairseq_plugins.cpu.packing import BatchPacking
 from fairseq_plugins.search.beam_search import Beams
 from fairseq_plugins.search.rules import Rules
 
-__all__ = ["MOST_KEPT", "Programs", "as_graph", "compiled", "tensors_of", "write"]
-
 _LENGTHS = 32  # lengths are rounded up to a multiple
 _CANDIDATES = 256
 MOST_KEPT = 16  # shapes whose memory and graphs are kept on a GPU

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from fairseq_plugins.search.beam_search import Beams
 
-__all__ = ["read_later", "search_to_the_end", "steps_between_looks"]
-
 
 def search_to_the_end(beams: Beams, step: Callable[[], None], sentences: int, steps: int) -> int:
     """Make steps until all sentences have finished; how many were made.

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from fairseq_plugins.vocabulary.candidates import numbers_among
 
-__all__ = ["Rules"]
-
 
 class Rules(NamedTuple):
     """Of one batch; words by their numbers among the candidates, if there are any.

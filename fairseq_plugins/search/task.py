@@ -19,8 +19,6 @@ from fairseq_plugins.search.generator import FastBeamSearch, FastBeamSearchWithA
 from fairseq_plugins.search.graphs import Programs
 from fairseq_plugins.vocabulary.candidates import Candidates
 
-__all__ = ["TranslationFastTask"]
-
 logger = logging.getLogger(__name__)
 
 

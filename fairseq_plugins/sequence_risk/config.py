@@ -7,8 +7,6 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq_plugins.common.options import FRACTION, POSITIVE, SIZE
 from fairseq_plugins.sequence_risk.costs import SENTENCE_SCORES
 
-__all__ = ["SequenceRiskConfig"]
-
 
 @dataclass
 class SequenceRiskConfig(FairseqDataclass):

@@ -9,8 +9,6 @@ from sacrebleu import BLEU, CHRF
 
 from fairseq_plugins.sequence_risk.rouge import rouge_scorer
 
-__all__ = ["SENTENCE_SCORES", "SentenceScore"]
-
 # Of a reference, as a string of words, what scores a hypothesis beside it.
 SentenceScore = Callable[[str], Callable[[str], float]]
 

@@ -35,8 +35,6 @@ from fairseq_plugins.sequence_risk.rouge import sees
 from fairseq_plugins.sequence_risk.row_scores import Rows, RowScores, score_rows
 from fairseq_plugins.sequence_risk.translations import Translator
 
-__all__ = ["SequenceRisk"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -6,8 +6,6 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
-__all__ = ["rouge_scorer", "sees"]
-
 
 def rouge_scorer(names: Sequence[str]) -> Any:
     """With stemming.

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from fairseq_plugins.common.prefix_tree import PrefixTree
 
-__all__ = ["RowScores", "Rows", "score_rows"]
-
 _PACKS = 4  # rows of about one length are decoded together, in so many batches
 
 

@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from fairseq_plugins.cpu.packing import Packing
 from fairseq_plugins.search.generator import FastBeamSearch
 
-__all__ = ["Translator"]
-
 # Longest translation, a factor of the source's length and a summand, as the authors trained.
 _LONGEST = 1.5, 5
 

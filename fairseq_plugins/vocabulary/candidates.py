@@ -18,8 +18,6 @@ from torch import Tensor
 
 from fairseq_plugins.common.lines import decoded
 
-__all__ = ["Candidates", "numbers_among"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -16,8 +16,6 @@ from fairseq.tasks import FairseqTask
 
 from fairseq_plugins.common.output_layer import candidate_output
 
-__all__ = ["VocabSelectionCrossEntropy"]
-
 
 @register_criterion("vocab_selection_cross_entropy", dataclass=LabelSmoothedCrossEntropyCriterionConfig)
 class VocabSelectionCrossEntropy(LabelSmoothedCrossEntropyCriterion):

@@ -18,8 +18,6 @@ from torch import Tensor
 
 from fairseq_plugins.common.lines import decoded
 
-__all__ = ["SourceWords", "keep_source_words", "place_beside", "read_translations", "replace_unknown_words"]
-
 LONGEST_SHOWN = 100  # characters of a line in an error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import statistics
@@ -38,8 +39,25 @@ for rows in [*range(1, 201), 200, 1]:
 """
 
 
+_DESCRIPTIONS = """
+import ctypes
+import torch
+
+class Info(ctypes.Structure):
+    _fields_ = [(f"field{number}", ctypes.c_size_t) for number in range(10)]
+
+mallinfo = ctypes.CDLL(None).mallinfo2
+mallinfo.restype = Info
+weight = torch.ones(256, 256)
+for rows in range(1, 513):
+    torch.ops.mkldnn._linear_pointwise(torch.ones(rows, 256), weight, None, "none", [], "")
+    if rows in (256, 512):
+        print(mallinfo().field7)
+"""
+
+
 def output(program: str, settings: dict[str, str], imported: str = "command") -> str:
-    names = ("MALLOC_", "GLIBC_", "ONEDNN_", "DNNL_")
+    names = ("MALLOC_", "GLIBC_", "ONEDNN_", "DNNL_", "LRU_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(names)}
     command = [sys.executable, "-W", "ignore", "-c", f"import fairseq_plugins.{imported}\n{program}"]
     environment |= settings
@@ -83,3 +101,16 @@ def test_old_shapes_of_products_are_forgotten(settings: dict[str, str], made: in
     """Of 200 shapes the last is there when it comes again, and the first only where the environment wants it."""
     lines = output(_PRODUCTS, {"ONEDNN_VERBOSE": "2", **settings}).splitlines()
     assert sum("create:cache_miss" in line and "64oc64" in line for line in lines) == made
+
+
+@glibc
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="a torch without oneDNN")
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="a glibc before 2.33")
+def test_new_shapes_of_products_take_no_more_memory() -> None:
+    """256 more shapes, after as many: only where the environment wants it, all are kept."""
+    few, all_kept = (
+        int(after) - int(before)
+        for settings in ({}, {"LRU_CACHE_CAPACITY": "1024"})
+        for before, after in [output(_DESCRIPTIONS, settings).split()]
+    )
+    assert abs(few) < all_kept / 4

@@ -156,11 +156,11 @@ def test_a_length_that_cannot_be(build, dictionary, sentences) -> None:
 
 def test_rows_of_each_step(build, architecture: str, dictionary, sentences, monkeypatch) -> None:
     """At first one of each sentence, then all of those that are left."""
-    rows, advance = [], StepwiseDecoding.advance
+    rows, step = [], StepwiseDecoding.step
     monkeypatch.setattr(
         StepwiseDecoding,
-        "advance",
-        lambda self, tokens, order: rows.append((len(tokens), len(self.source.keys))) or advance(self, tokens, order),
+        "step",
+        lambda self, tokens, order: rows.append((len(tokens), len(self.source.keys))) or step(self, tokens, order),
     )
     found = generate(FastBeamSearch, [build(architecture)], dictionary, sentences(LENGTHS), min_len=2)
     ends = [sorted(len(beam["tokens"]) for beam in beams)[-1] for beams in found]

@@ -173,7 +173,7 @@ def test_no_compiler_sees_how_rows_move(build, architecture, sentences, dictiona
         return aot_autograd(fw_compiler=look_again)(graph, inputs)
 
     def look_again(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
-        orders = [node for node in graph.graph.nodes if node.target == torch.ops.fairseq_plugins.moved.default]
+        orders = [node for node in graph.graph.nodes if node.target == torch.ops.fairseq_plugins.reorder_rows.default]
         seen.append([user.target for order in {node.args[1] for node in orders} for user in order.users])
         return make_boxed_func(graph.forward)
 
@@ -183,7 +183,7 @@ def test_no_compiler_sees_how_rows_move(build, architecture, sentences, dictiona
     check(model, dictionary, made, [sentences([9, 6])], max_len_b=5)
     (users,) = seen
     assert users
-    assert set(users) == {torch.ops.fairseq_plugins.moved.default, torch.ops.aten.copy.default}
+    assert set(users) == {torch.ops.fairseq_plugins.reorder_rows.default, torch.ops.aten.copy.default}
 
 
 class Counting(TorchDispatchMode):

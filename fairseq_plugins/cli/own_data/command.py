@@ -30,8 +30,6 @@ from fairseq_plugins.cli.work import work_in
 if TYPE_CHECKING:
     from fairseq_plugins.cli.own_data.training import Training
 
-__all__ = ["add_arguments", "run"]
-
 FAMILIES = ("convs2s", "weighted_transformer", "conv_encoder")  # of this plugin, as their architectures begin
 BEGUN, FINISHED = "begun", "finished"  # beside the checkpoints, with the options of --train
 

@@ -33,11 +33,6 @@ from fairseq_plugins.common.lines import decoded
 from fairseq_plugins.common.long_words import segment, without_long_words
 from fairseq_plugins.common.whole_file import replacing
 
-__all__ = [
-    "apply_codes", "clean", "concatenate", "each_line", "learn_codes", "moses", "read_pairs", "read_text",
-    "segmenter", "split", "writing",
-]  # fmt: skip
-
 _XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"  # TMX before 1.4 has another
 BLOCK = 100_000  # lines that are handed to the workers at a time
 

@@ -10,8 +10,6 @@ from typing import Any
 
 from fairseq_plugins.cli.plots.loss import records
 
-__all__ = ["TrainingProgress", "span"]
-
 SILENCE = 60  # seconds, as far as fairseq logs anything
 
 

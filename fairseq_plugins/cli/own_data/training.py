@@ -25,8 +25,6 @@ from fairseq_plugins.common.model import TranslationModel
 from fairseq_plugins.common.whole_file import naming
 from fairseq_plugins.repairs.resuming import NOTHING_LEFT
 
-__all__ = ["Training"]
-
 PATIENCE = 5  # validations, of which there is one an epoch
 
 

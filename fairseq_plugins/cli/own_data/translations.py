@@ -18,8 +18,6 @@ from fairseq_plugins.cli.generated import read_generated
 from fairseq_plugins.cli.own_data.parallel_text import read_text
 from fairseq_plugins.cli.prepare.corpus import Corpus
 
-__all__ = ["batches", "score_held_out", "translate"]
-
 SAMPLES = 3
 
 

@@ -23,8 +23,6 @@ from fairseq_plugins.cli.plots.figure import add_picture, new_figure, save
 from fairseq_plugins.cli.plots.layer_attention import attention_by_layer
 from fairseq_plugins.common.subwords import bpe_symbol
 
-__all__ = ["add_arguments", "run"]
-
 LARGEST = 20  # inches of a picture, each of 150 dots
 
 

@@ -17,8 +17,6 @@ from fairseq_plugins.cli.any_file import blaming
 from fairseq_plugins.cli.arguments import refuse_input_as_output
 from fairseq_plugins.cli.plots.figure import add_picture, line_styles, new_figure, save
 
-__all__ = ["add_arguments", "holds_logits", "run"]
-
 _GREEK = {"kappa": "κ", "alpha": "α"}
 
 

@@ -13,8 +13,6 @@ from fairseq_plugins.common.whole_file import replacing
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["add_picture", "line_styles", "new_figure", "save"]
-
 # Okabe and Ito's, which colour-blind readers can tell apart, but for yellow, too pale for a line.
 _COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000"]
 _DASHES = ["-", "--", ":", "-."]

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 
 from fairseq_plugins.common.model import IncrementalDecoder
 
-__all__ = ["attention_by_layer"]
-
 
 def attention_by_layer(model: BaseFairseqModel, sample: dict[str, Any], target: Tensor) -> dict[int, Tensor]:
     """Decode a known translation of one sentence and see what its layers attend to.

@@ -21,9 +21,6 @@ from typing import Any, NamedTuple
 from fairseq_plugins.cli.arguments import refuse_input_as_output
 from fairseq_plugins.cli.plots.figure import add_picture, line_styles, new_figure, save
 
-__all__ = ["LOG", "Point", "add_arguments", "draw", "read_curve", "read_log", "records", "run"]
-
-
 LOG = "train.log"  # beside the checkpoints of own-data
 LARGEST = 1e30  # loss; with larger ones, means and axes overflow
 

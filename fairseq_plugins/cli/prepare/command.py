@@ -18,8 +18,6 @@ from fairseq_plugins.cli.prepare.experiments import CORPORA
 from fairseq_plugins.cli.work import work_in
 from fairseq_plugins.common.whole_file import replacing
 
-__all__ = ["add_arguments", "run", "write_miniature"]
-
 LARGEST_MINIATURE_BPE = 30  # merges
 
 

@@ -19,8 +19,6 @@ from fairseq_plugins.cli.fairseq_command import fairseq
 from fairseq_plugins.cli.own_data import parallel_text
 from fairseq_plugins.cli.prepare.originals import File, Texts, fetch, sums
 
-__all__ = ["Corpus", "prepare", "unread"]
-
 
 @dataclass(frozen=True)
 class Corpus:

@@ -14,8 +14,6 @@ from urllib.request import Request, urlopen
 
 from fairseq_plugins.cli.bar import bar
 
-__all__ = ["digest", "digest_of", "download"]
-
 BLOCK = 1 << 20  # bytes
 TIMEOUT = 60  # seconds without an answer
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 from fairseq_plugins.cli.prepare.corpus import Corpus
 from fairseq_plugins.cli.prepare.originals import text
 
-__all__ = ["CORPORA"]
-
 STATMT, DATA = "https://www.statmt.org", "https://data.statmt.org"
 DE, FR, RO, IWSLT, SUMMARIES = ("en", "de"), ("en", "fr"), ("en", "ro"), ("de", "en"), ("article", "title")
 

@@ -14,8 +14,6 @@ from fairseq_plugins.cli.bar import bar
 from fairseq_plugins.cli.prepare.download import digest_of, download
 from fairseq_plugins.common.whole_file import replacing
 
-__all__ = ["File", "Texts", "fetch", "sums", "text"]
-
 
 @dataclass(frozen=True)
 class File:
