@@ -1,4 +1,3 @@
-"""The models and candidates that the tests of losses and of searches share."""
+"""The models and the batch of the tests of losses."""
 
-from tests.search.conftest import everything, some  # noqa: F401
-from tests.sequence_risk.conftest import double, models  # noqa: F401
+from tests.sequence_risk.conftest import double, models, sample  # noqa: F401
