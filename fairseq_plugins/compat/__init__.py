@@ -60,6 +60,8 @@ KINDNESS: tuple[Repair, ...] = (
     interactive.print_every_letter,
     interactive.segment_long_words,
     interactive.translate_every_line,
+    options.configure_parts_without_options,
+    options.read_first_embedding,
     options.read_numbers_of_manual_schedules,  # behind read_options_without_eval, by which it reads the numbers
     processors.clip_gradients_where_they_are,
     processors.flatten_on_gpus_only,

@@ -23,7 +23,8 @@ def understand_command_lines() -> None:
 
     ``--arch convs2s --help`` shows fairseq's options and not the model's: the first of two passes answers it, and here
     the second.  ``--bf16`` is taken for a wish to train on a TPU, also where there is no software for one, and fails.
-    fairseq-validate without ``--task`` fails by KeyError: None.  And options that the command cannot do are refused.
+    fairseq-validate without ``--task`` fails by KeyError: None, and fairseq-train without ``--arch`` by a RuntimeError
+    that says nothing.  And options that the command cannot do are refused.
     """
     parse = options.parse_args_and_arch
     answer_later = answers_help_too_early(parse)
@@ -47,6 +48,10 @@ def understand_command_lines() -> None:
             if error.args != (None,):
                 raise
             raise ValueError("--task is missing; give that of the training, such as translation") from None
+        except RuntimeError as error:
+            if error.args:
+                raise
+            raise ValueError("--arch is missing; give an architecture, such as convs2s") from None
         args = parsed[0] if isinstance(parsed, tuple) else parsed
         if no_tpu:
             args.tpu = "--tpu" in given

@@ -38,8 +38,7 @@ NOT_IN_SEARCHING = WHOLE_BEAM | {
     "retain_dropout": "from_pretrained takes it",
     "lm_path": "fairseq-generate --lm-path takes a language model",
     "lm_weight": "fairseq-generate --lm-path takes a language model",
-    "sacrebleu": "fairseq-generate --sacrebleu scores translations",
-    "decoding_format": "it is for models that refine a translation step by step",
+    "sacrebleu": "fairseq-generate --scoring sacrebleu scores translations",
     "prefix_size": 'generate takes inference_step_args={"prefix_tokens": ...}',
 }
 

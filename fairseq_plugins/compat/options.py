@@ -5,21 +5,29 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+import torch
+from fairseq import utils
 from fairseq.data import FastaDataset
 from fairseq.dataclass import utils as dataclass_utils
 from fairseq.optim.lr_scheduler.manual_lr_scheduler import ManualSchedule
+from hydra.core.config_store import ConfigStore
+from torch import Tensor
 
 from fairseq_plugins.compat.contents import reference_in
 from fairseq_plugins.compat.wrapping import in_place_of, raises
 from fairseq_plugins.nn.literal import literal
 
 __all__ = [
+    "configure_parts_without_options",
     "quote_file_names",
+    "read_first_embedding",
     "read_numbers_of_manual_schedules",
     "read_options_without_eval",
     "refuse_references",
@@ -131,3 +139,53 @@ def read_numbers_of_manual_schedules() -> None:
         read = literal(lr_args_str)
         named = {str(key): value for key, value in read.items()} if isinstance(read, dict) else read
         return parse(self, str(named))
+
+
+def configure_parts_without_options() -> None:
+    """``--bpe characters``, ``--bpe bytes`` and ``--tokenizer space`` fail on a command line: hydra finds no
+    configuration of a part that has no options.
+
+    It gets one with its name alone.  There is nothing to probe: a part with options has its own.
+    """
+    migrate = dataclass_utils.migrate_registry
+
+    @in_place_of(dataclass_utils, "migrate_registry")
+    def migrate_registry(
+        name: str,
+        value: Any,
+        registry: Any,
+        args: Any,
+        overrides: list[str],
+        deletes: list[str],
+        use_name_as_val: bool = False,
+    ) -> None:
+        if use_name_as_val and value is not None and value not in registry:
+            ConfigStore.instance().store(group=name, name=value, node={"_name": value})
+        migrate(name, value, registry, args, overrides, deletes, use_name_as_val)
+
+
+def skips_the_first_embedding(parse: Callable[[str], dict[str, Tensor]]) -> bool:
+    """Probe: whether ``parse`` takes the first word of a file for a header."""
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write("a 1 2\nb 3 4\n")
+        file.flush()
+        return "a" not in parse(file.name)
+
+
+def read_first_embedding() -> None:
+    """A file of embeddings (``--encoder-embed-path``) without a header, as GloVe's are, loses its first word.
+
+    A header is two whole numbers: how many words there are, and their dimension.
+    """
+    parse = utils.parse_embedding
+    if not skips_the_first_embedding(parse):
+        return
+
+    @in_place_of(utils, "parse_embedding")
+    def parse_embedding(embed_path: str) -> dict[str, Tensor]:
+        with Path(embed_path).open() as file:
+            word, *numbers = file.readline().rstrip().split(" ")
+        vectors = parse(embed_path)
+        if len(numbers) != 1 or not (word + numbers[0]).isdecimal():
+            vectors = {word: torch.tensor([float(number) for number in numbers]), **vectors}
+        return vectors

@@ -157,7 +157,8 @@ def build_generators() -> None:
 
     @in_place_of(FairseqTask, "build_generator")
     def build_generator(self: Any, models: Any, args: Any, *more: Any, **others: Any) -> Any:
-        refuse("python", getattr(self, "cfg", None), args)
+        words = len(self.target_dictionary or ())
+        refuse("python", getattr(self, "cfg", None), args, {"task": type(self), "words": words or None})
         language_model = (others.get("extra_gen_cls_kwargs") or {}).get("lm_model")
         if language_model is not None and language_model.decoder.dictionary != self.target_dictionary:
             raise ValueError("--lm-path: the language model (dict.txt) has other words than the translations")

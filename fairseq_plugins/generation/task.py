@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +32,13 @@ class TranslationFastTask(TranslationTask):
     vocabulary.  Checkpoints hold the candidates, for translating where the folder is gone.
 
     Raises:
-        ValueError: the folder of ``--candidates`` is not as `Candidates.read` wants it, or the word penalty not finite.
+        ValueError: the folder of ``--candidates`` is not as `Candidates.read` wants it.
     """
 
     cfg: TranslationFastConfig
 
     def __init__(self, cfg: TranslationFastConfig, src_dict: Dictionary, tgt_dict: Dictionary) -> None:
         super().__init__(cfg, src_dict, tgt_dict)
-        if not math.isfinite(cfg.word_penalty):
-            raise ValueError(f"--word-penalty: {cfg.word_penalty} is not a number")
         self._told: set[str] = set()
         if cfg.candidates is None:
             self._tell_of("without --candidates", "candidates_per_word", "frequent_candidates")

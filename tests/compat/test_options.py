@@ -15,8 +15,9 @@ import fairseq
 import fairseq_cli
 import pytest
 from fairseq import options, utils
-from fairseq.data import Dictionary
+from fairseq.data import Dictionary, encoders
 from fairseq.data.audio.raw_audio_dataset import RawAudioDataset
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models.fconv import FConvModel
 
 from fairseq_plugins.compat.options import read_literals
@@ -150,3 +151,18 @@ def test_options_that_were_given_alone() -> None:
     given = options.parse_args_and_arch(options.get_validation_parser(), words, suppress_defaults=True)
     asked = {"data": "data", "task": "translation", "path": "model.pt", "max_tokens": 9}
     assert {name: value for name, value in vars(given).items() if value} == asked
+
+
+@pytest.mark.parametrize("option", ["--bpe characters", "--bpe bytes", "--tokenizer space"])
+def test_parts_without_options_are_configured(option: str) -> None:
+    parser = options.get_generation_parser()
+    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, ["data", *option.split()]))
+    part = encoders.build_bpe(cfg.bpe) or encoders.build_tokenizer(cfg.tokenizer)
+    assert part.decode(part.encode("a b")) == "a b"
+
+
+@pytest.mark.parametrize("header", ["", "3 2\n"])
+def test_embeddings_are_read_with_and_without_a_header(tmp_path: Path, header: str) -> None:
+    (tmp_path / "words").write_text(header + "a 1 2\n7 3 4\n8 5 6\n")
+    vectors = utils.parse_embedding(str(tmp_path / "words"))
+    assert {word: vector.tolist() for word, vector in vectors.items()} == {"a": [1, 2], "7": [3, 4], "8": [5, 6]}

@@ -65,6 +65,7 @@ def test_all_repairs_are_in_the_table() -> None:
         distributed.validate_what_there_is,
         hub.copy_the_state_of_tasks,
         hub.take_the_task_asked_for,
+        options.read_first_embedding,
         options.read_numbers_of_manual_schedules,
         options.refuse_references,
         saving.copy_checkpoints_whole,

@@ -178,8 +178,8 @@ def test_a_state_without_candidates(dictionary, folder: Path) -> None:
 
 
 def test_what_a_task_refuses_at_the_start(dictionary, folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"^--word-penalty: inf is not a number$"):
-        task_with(dictionary, folder, word_penalty=math.inf)
+    with pytest.raises(ValueError, match=r"^--word-penalty must be finite, got inf"):
+        task_with(dictionary, folder, word_penalty=math.inf).build_generator([], Namespace())
     (folder / "candidates.txt").write_text("w1 w11\n")
     with pytest.raises(ValueError, match=r"candidates.txt, line 1: expected `source target probability`"):
         task_with(dictionary, folder)
