@@ -219,6 +219,15 @@ def test_commands_refuse_before_they_start(data: Path, command: str) -> None:
     assert re.match(r"ValueError: --(criterion|beam) ", run(command, *words, succeeds=False).stderr.splitlines()[-1])
 
 
+@pytest.mark.parametrize("option", ["--seed", "--risk-candidates"])
+def test_errors_of_options_are_printed_without_a_traceback(data: Path, option: str) -> None:
+    """One of the table, and one that a criterion raises when it is built."""
+    words = [data, "--user-dir", USER_DIR, *OURS.split(), *TRAINING, *QUIET, "--criterion", "sequence_risk"]
+    failed = run("train", *words, option, -1, succeeds=False, anew=True)
+    assert failed.returncode == 1
+    assert re.fullmatch(rf"train\.py: error: {option}[ :].*\n", failed.stderr)
+
+
 def test_hydra_refuses_before_it_trains(data: Path, tmp_path: Path) -> None:
     options = ["task=translation", f"task.data={data}", "criterion=adaptive_loss", f"common.user_dir={USER_DIR}"]
     options += [f"+model._name={ARCHITECTURES[0]}", "optimizer=adam", "lr_scheduler=fixed", "dataset.batch_size=16"]
