@@ -41,7 +41,7 @@ def test_no_function_is_wrapped_twice() -> None:
 
 
 def test_all_repairs_are_in_the_table() -> None:
-    """Each function without arguments that compat offers is one, but for memory and printed errors, which are commands'."""
+    """Functions of compat without arguments are repairs; memory and printed errors are a command's own business."""
     offered = [
         getattr(module, name)
         for module in vars(compat).values()
