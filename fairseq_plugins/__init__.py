@@ -12,18 +12,18 @@ __version__ = "0.1.0"
 _UNREGISTERED = {"cli", "export", "repairs"}
 
 
-def install(keep_memory: bool = False) -> None:
+def install(command: bool = False) -> None:
     """Repair fairseq, and register all models, criterions, optimizers, schedules and the task.
 
     ``--user-dir`` calls this, and so do ``from_pretrained`` of our models and the commands of ``fairseq-plugins``.
     Later calls do nothing.
 
     Args:
-        keep_memory: also set up the memory allocator for a process that only trains or translates.
+        command: also set up a process of one of fairseq's commands: memory, and errors of options without a traceback.
     """
     _repair_and_register()
-    if keep_memory:
-        importlib.import_module("fairseq_plugins.repairs.memory").keep_memory()
+    if command:
+        importlib.import_module("fairseq_plugins.repairs").set_up_command()
 
 
 @functools.cache

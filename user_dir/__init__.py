@@ -2,4 +2,4 @@
 
 import fairseq_plugins
 
-fairseq_plugins.install(keep_memory=True)
+fairseq_plugins.install(command=True)

@@ -27,6 +27,8 @@ from fairseq_plugins.repairs import (
     texts,
     translation,
 )
+from fairseq_plugins.repairs.errors import print_errors_of_options_alone
+from fairseq_plugins.repairs.memory import keep_memory
 
 Repair = Callable[[], None]
 
@@ -96,3 +98,9 @@ def repair_fairseq() -> None:
     """Apply all repairs; to be called once."""
     for repair in (*SAFETY, *FIXES):
         repair()
+
+
+def set_up_command() -> None:
+    """Set up a process of one of fairseq's commands, which does nothing else than to train or translate."""
+    keep_memory()
+    print_errors_of_options_alone()

@@ -248,11 +248,6 @@ def several_searches(o: Options) -> str | None:
 
 REFUSALS = (
     Refusal(
-        COMMANDS,
-        lambda o: next(beyond_its_limits(o), None),
-        "{found}",
-    ),
-    Refusal(
         TRAIN,
         no_decay_rates,
         "--adam-betas must be two numbers of at least 0 and less than 1, got {o.adam_betas}",
@@ -313,6 +308,7 @@ REFUSALS = (
         )
         for option in ("max_tokens", "batch_size")
     ),
+    Refusal(COMMANDS, lambda o: next(beyond_its_limits(o), None), "{found}"),
     *unread(INTERACTIVE, UNREAD_BY_INTERACTIVE),
     *unread(TRANSLATE, UNREAD_BY_TRANSLATING),
     *unread(VALIDATE, UNREAD_BY_VALIDATING),

@@ -36,7 +36,6 @@ REFUSED = [
     (f"train {OURS} --optimizer nag --momentum 2", "--momentum"),
     (f"train {OURS} --criterion label_smoothed_cross_entropy --label-smoothing 2", "--label-smoothing"),
     ("train --arch transformer_tiny --dropout 1.5", "--dropout"),
-    ("generate --max-tokens 0", "--max-tokens"),
     (f"train {OURS} --optimizer adam --adam-betas (2,3)", "--adam-betas"),
     (f"train {OURS} --optimizer adam --adam-betas 0.9", "--adam-betas"),
     (f"train {OURS} --optimizer adam --adam-betas (0.9,nan)", "--adam-betas"),
@@ -230,6 +229,15 @@ def test_commands_refuse_before_they_start(data: Path, command: str) -> None:
     words = {"train": [OURS, "--criterion adaptive_loss"]}.get(command, ["--path none.pt", "--beam 0"])
     words = [data, "--user-dir", USER_DIR, *" ".join(words).split()]
     assert re.match(r"ValueError: --(criterion|beam) ", run(command, *words, succeeds=False).stderr.splitlines()[-1])
+
+
+@pytest.mark.parametrize("option", ["--seed", "--risk-candidates"])
+def test_errors_of_options_are_printed_without_a_traceback(data: Path, option: str) -> None:
+    """One of the table, and one that a criterion raises when it is built."""
+    words = [data, "--user-dir", USER_DIR, *OURS.split(), *TRAINING, *QUIET, "--criterion", "sequence_risk"]
+    failed = run("train", *words, option, -1, succeeds=False, anew=True)
+    assert failed.returncode == 1
+    assert re.fullmatch(rf"train\.py: error: {option}[ :].*\n", failed.stderr)
 
 
 def test_hydra_refuses_before_it_trains(data: Path, tmp_path: Path) -> None:

@@ -1,0 +1,25 @@
+"""Errors of options as fairseq's commands print them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import TracebackType
+
+
+def print_errors_of_options_alone() -> None:
+    """End a command with one line, as argparse does, at a ValueError that begins with the name of an option.
+
+    A traceback would hide that line.  There is no probe: fairseq leaves every error to Python.
+    """
+    print_error = sys.excepthook
+    if "fairseq_cli" not in sys.modules:
+        return
+
+    def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if issubclass(kind, ValueError) and str(error).startswith("--"):
+            print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
+        else:
+            print_error(kind, error, trace)
+
+    sys.excepthook = excepthook
