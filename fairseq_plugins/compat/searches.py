@@ -93,8 +93,8 @@ def align_the_hypotheses_that_there_are() -> None:
         else:
             attention = [hypothesis["attention"].transpose(1, 0) for hypothesis in hypotheses]
         for hypothesis, *parts in zip(hypotheses, attention, source, target, strict=True):
-            parts = (part.cpu() for part in parts)
-            hypothesis["alignment"] = self.extract_alignment(*parts, self.pad, self.eos)
+            on_cpu = (part.cpu() for part in parts)
+            hypothesis["alignment"] = self.extract_alignment(*on_cpu, self.pad, self.eos)
         return found
 
 

@@ -202,11 +202,10 @@ def leave_blank_lines_blank() -> None:
 
 def remove_words(hypothesis: dict[str, Any], eos: int) -> None:
     """Leave the end of the sentence, which costs nothing."""
-    tokens, scores, attention, alignment = map(
-        hypothesis.get, ("tokens", "positional_scores", "attention", "alignment")
-    )
-    end = {"tokens": tokens.new_tensor([eos]), "score": torch.zeros(()), "positional_scores": scores.new_zeros(1)}
-    hypothesis.update(end)
+    hypothesis["tokens"] = hypothesis["tokens"].new_tensor([eos])
+    hypothesis["score"] = torch.zeros(())
+    hypothesis["positional_scores"] = hypothesis["positional_scores"].new_zeros(1)
+    attention, alignment = hypothesis.get("attention"), hypothesis.get("alignment")
     if isinstance(attention, Tensor) and attention.dim() == 2:  # (source tokens, target tokens)
         hypothesis["attention"] = attention[:, :1]
     if isinstance(alignment, list):
