@@ -179,8 +179,8 @@ def test_fconv_aligns_too(load) -> None:
         ({"lm_weight": 0.3}, "fairseq-generate --lm-path"),
         ({"sacrebleu": True}, "fairseq-generate --scoring sacrebleu"),
         ({"decoding_format": "vote"}, "--decoding-format does nothing here"),
-        ({"beam": 0}, "the beam must be a number from 1 on, not 0"),
-        ({"beam": 3.0}, "the beam must be a number from 1 on, not 3.0"),
+        ({"beam": 0}, "--beam must be a whole number and at least 1, got 0"),
+        ({"beam": 3.0}, "--beam must be a whole number and at least 1, got 3.0"),
         ({"prefix_size": 1}, "prefix_tokens"),
         ({"nbest": 3}, "nbest does nothing here; generate returns the whole beam"),
         ({"cpu_dtype": "int8"}, "cpu_dtype is an option of a task: give it to from_pretrained"),
@@ -204,6 +204,16 @@ def test_what_is_asked_of_one_sentence(load) -> None:
         assert found[0]["tokens"][:2].tolist() == [7, 8]
     with pytest.raises(ValueError, match="sentences change places"):
         model.generate(both, 5, False, False, {"prefix_tokens": others})
+
+
+@pytest.mark.parametrize("limit", ["batch", "model"])
+def test_a_skipped_sentence_keeps_its_place(load, limit: str) -> None:
+    model = load(max_tokens=4 if limit == "batch" else 99)
+    model.max_positions = (99 if limit == "batch" else 4, 99)
+    *short, longest = LINES
+    found = model.translate([longest, *short, longest], skip_invalid_size_inputs=True, max_len_b=8)
+    assert found == ["", *model.translate(short, max_len_b=8), ""]
+    assert model.translate([longest], skip_invalid_size_inputs=True) == [""]
 
 
 def test_dropout_that_is_retained(load) -> None:

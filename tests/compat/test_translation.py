@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 import torch
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 
 import fairseq_plugins.registration  # noqa: F401  (mends it)
+from tests.commands import QUIET, USER_DIR, run
+
+LIMITS = ["--max-tokens", 6, "--skip-invalid-size-inputs-valid-test"]
 
 
 def test_repeated_ngrams_are_blocked_in_the_generators_buffer() -> None:
@@ -20,3 +26,35 @@ def test_repeated_ngrams_are_blocked_in_the_generators_buffer() -> None:
     prefix = torch.full((2, 9), -torch.inf)
     prefix[:, 6] = -1
     assert torch.equal(NGramRepeatBlock(1, use_extension=False)(buffer, prefix, bsz=1, beam_size=2, step=5), prefix)
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A model after one update that reads 1100 words, and what its training printed."""
+    path = tmp_path_factory.mktemp("limits")
+    options = ["--arch", "convs2s_tiny", "--optimizer", "adam", "--max-update", 1, *LIMITS, *QUIET]
+    options += ["--max-source-positions", 1100, "--max-target-positions", 1100, "--save-dir", path]
+    result = run("train", data, "--user-dir", USER_DIR, *options)
+    return path / "checkpoint_last.pt", result.stdout + result.stderr
+
+
+def test_sentences_beyond_a_batch_are_skipped(data: Path, trained: tuple[Path, str]) -> None:
+    """In training, validation and translation, where others that are too long are."""
+    path, output = trained
+    assert "samples have invalid sizes and will be skipped, max_positions=(6, 6)" in output
+    lengths = [len(line.split()) for line in (data.parent / "test.src").read_text().splitlines()]
+    assert max(lengths) > 5
+    result = run("generate", data, "--user-dir", USER_DIR, "--path", path, "--max-len-b", 2, *LIMITS)
+    assert result.stdout.count("\nH-") == sum(length <= 5 for length in lengths)
+    options = ["--user-dir", USER_DIR, "--path", path, "--task", "translation", *LIMITS]
+    result = run("validate", data, *options)
+    assert "will be skipped" in result.stdout + result.stderr
+
+
+def test_sources_are_as_long_as_in_training(data: Path, trained: tuple[Path, str]) -> None:
+    options = ["--user-dir", USER_DIR, "--path", trained[0], "--beam", 1, "--max-len-b", 2]
+    result = run("interactive", data, *options, stdin="w1 " * 1099 + "\n")
+    assert " ".join(["w1"] * 1099) in result.stdout
+    assert "are translated" not in result.stderr
+    cut = run("interactive", data, *options, "--max-source-positions", 20, stdin="w1 " * 1099 + "\n").stderr
+    assert "only the first 19 are translated" in cut
