@@ -46,6 +46,7 @@ KINDNESS: tuple[Repair, ...] = (
     batches.restore_numpy_compat,
     batches.find_buckets_with_numpy_2,
     batches.keep_the_last_batch,
+    batches.read_several_parts,
     command_line.understand_command_lines,
     distributed.follow_torchrun,
     distributed.gather_on_processors,

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from fairseq.data import FairseqDataset, bucket_pad_length_dataset, data_utils
+from fairseq.data import ConcatDataset, FairseqDataset, bucket_pad_length_dataset, data_utils
 from fairseq.data.audio import raw_audio_dataset
 from fairseq.tasks import FairseqTask
 
@@ -19,6 +19,7 @@ __all__ = [
     "find_buckets_with_numpy_2",
     "keep_the_batches_on_resume",
     "keep_the_last_batch",
+    "read_several_parts",
     "restore_numpy_compat",
 ]
 
@@ -134,6 +135,23 @@ def find_buckets_with_numpy_2() -> None:
 
     for module in (data_utils, bucket_pad_length_dataset, raw_audio_dataset):
         in_place_of(module, "get_buckets")(get_buckets)
+
+
+def read_several_parts() -> None:
+    """``train1.*`` beside ``train.*`` in DATA_BIN fails ("negative dimensions") without ``--upsample-primary``: fairseq
+    repeats the first part -1 times.
+
+    It is read once.
+    """
+    init = ConcatDataset.__init__
+    if ConcatDataset([[0]], [-1]).cumulative_sizes[0] == 1:  # the probe: fairseq reads it once
+        return
+
+    @in_place_of(ConcatDataset, "__init__")
+    def concatenate(self: Any, datasets: Any, sample_ratios: Any = 1) -> None:
+        if isinstance(sample_ratios, list):
+            sample_ratios = [1 if ratio == -1 else ratio for ratio in sample_ratios]
+        init(self, datasets, sample_ratios)
 
 
 def keeps_the_last_batch() -> bool:

@@ -66,7 +66,8 @@ def keeps_the_task_of_the_checkpoint(overwrite: Callable[..., None]) -> bool:
 
 def take_the_task_asked_for() -> None:
     """``from_pretrained(..., task="translation_fast")`` goes on with the task of the checkpoint, without a word, and
-    without the options that the checkpoint's has not.
+    without the options that the checkpoint's has not.  So do ``from_pretrained(..., bpe=...)`` and
+    ``fairseq-validate --criterion`` with those of the checkpoint.
     """
     overwrite = checkpoint_utils.overwrite_args_by_name
     if not keeps_the_task_of_the_checkpoint(overwrite):
@@ -81,6 +82,11 @@ def take_the_task_asked_for() -> None:
                     task._name = asked
                 for option in options_of(task.get("_name")) & overrides.keys():  # the others get defaults
                     task[option] = overrides[option]
+        for kind in REGISTRIES.keys() & cfg.keys():
+            part, asked = cfg[kind], overrides.get(kind)
+            if isinstance(part, DictConfig) and isinstance(asked, str) and part.get("_name") != asked:
+                with open_dict(cfg):
+                    cfg[kind] = None  # fairseq puts the other part where there is none
         overwrite(cfg, overrides)
 
 

@@ -262,3 +262,15 @@ def test_what_is_repaired() -> None:
     assert cfg.task == {"_name": "translation", "data": "b"}
     with pytest.raises(AttributeError, match="no factory"):
         hub.StatefulContainer().words  # noqa: B018  (it looks for it)
+
+
+def test_another_part_replaces_that_of_the_checkpoint() -> None:
+    """As ``fairseq-validate --criterion`` and ``from_pretrained(..., bpe=...)`` ask for."""
+    parts = {"criterion": {"_name": "cross_entropy", "sentence_avg": True}, "bpe": {"_name": "bert"}}
+    cfg = OmegaConf.create(parts | {"optimization": {"sentence_avg": True}})
+    overrides = {"criterion": "label_smoothed_cross_entropy", "label_smoothing": 0.5, "bpe": "characters"}
+    hub.checkpoint_utils.overwrite_args_by_name(cfg, overrides)
+    assert (cfg.criterion._name, cfg.criterion.label_smoothing) == ("label_smoothed_cross_entropy", 0.5)
+    assert cfg.bpe == "characters"
+    hub.checkpoint_utils.overwrite_args_by_name(cfg, {"criterion": "label_smoothed_cross_entropy"})
+    assert cfg.criterion.label_smoothing == 0.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 
 import fairseq_plugins.registration  # noqa: F401  (mends it)
-from tests.commands import QUIET, USER_DIR, run
+from tests.commands import QUIET, USER_DIR, run, shown
 
 LIMITS = ["--max-tokens", 6, "--skip-invalid-size-inputs-valid-test"]
 
@@ -58,3 +59,13 @@ def test_sources_are_as_long_as_in_training(data: Path, trained: tuple[Path, str
     assert "are translated" not in result.stderr
     cut = run("interactive", data, *options, "--max-source-positions", 20, stdin="w1 " * 1099 + "\n").stderr
     assert "only the first 19 are translated" in cut
+
+
+@pytest.mark.parametrize(("options", "count"), [([], 64 + 64), (["--upsample-primary", 2], 2 * 64 + 64)])
+def test_several_parts_are_read(data: Path, tmp_path: Path, options: list[object], count: int) -> None:
+    shutil.copytree(data, tmp_path / "bin")
+    for path in (tmp_path / "bin").glob("train.*"):
+        shutil.copy(path, path.with_name(path.name.replace("train", "train1", 1)))
+    training = ["--arch", "convs2s_tiny", "--optimizer", "adam", "--batch-size", 8, "--max-epoch", 1, "--no-save"]
+    result = run("train", tmp_path / "bin", "--user-dir", USER_DIR, *training, *QUIET, *options, "--disable-validation")
+    assert shown(result.stdout + result.stderr, "train")[-1]["train_num_updates"] == str(count // 8)
