@@ -168,7 +168,7 @@ def test_bleu_during_training_is_that_of_the_checkpoint(data: Path, trained: Pat
     """Decoding in the middle of training sees the weights of its time."""
     state = checkpoint_utils.load_checkpoint_to_cpu(str(trained / "checkpoint_last.pt"))
     options = ["--user-dir", USER_DIR, "--path", trained / "checkpoint_last.pt", "--gen-subset", "valid", "--beam", 3]
-    result = run("generate", data, *options, "--sacrebleu")
+    result = run("generate", data, *options, "--scoring", "sacrebleu")
     bleu = float(re.search(r"BLEU[^=]*= ([\d.]+)", result.stdout)[1])
     assert state["extra_state"]["val_loss"] == pytest.approx(bleu, abs=0.06)
 

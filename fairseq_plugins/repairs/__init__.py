@@ -50,6 +50,7 @@ FIXES: tuple[Repair, ...] = (
     batches.restore_numpy_compat,
     batches.find_buckets_with_numpy_2,
     batches.keep_the_last_batch,
+    batches.read_several_parts,
     command_line.understand_command_lines,
     dictionaries.name_bad_lines_of_dictionaries,
     distributed.follow_torchrun,

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from fairseq.data import FairseqDataset, bucket_pad_length_dataset, data_utils
+from fairseq.data import ConcatDataset, FairseqDataset, bucket_pad_length_dataset, data_utils
 from fairseq.data.audio import raw_audio_dataset
 from fairseq.tasks import FairseqTask
 
+from fairseq_plugins.compat.wrapping import in_place_of, raises
 from fairseq_plugins.repairs.wrapping import in_place_of
 
 
@@ -40,14 +41,45 @@ def makes_other_batches_in_a_later_epoch(get: Callable[..., Any]) -> bool:
     return bool(first != later)
 
 
-def keep_the_batches_on_resume() -> None:
-    """fairseq makes the batches for all epochs by the number of the epoch in which the process starts.
+class Long(Shuffled):
+    """The same sentences for another probe, each of three tokens."""
 
-    So a training that was stopped goes on with other batches: some sentences come twice in its epoch, others never.
-    Here they are always those of a process that started in the first epoch.
+    sizes = np.full(16, 3)
+
+    def batch_by_size(self, indices: Any, **options: Any) -> Any:
+        return data_utils.batch_by_size(indices, lambda _: 3, **options)
+
+
+def fails_at_a_sentence_beyond_a_batch(get: Callable[..., Any]) -> bool:
+    """Probe: whether ``get`` fails at sentences of more tokens than a batch has, where too long ones are skipped."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        return raises(AssertionError, lambda: get(FairseqTask(None), Long(), max_tokens=2, ignore_invalid_inputs=True))
+    finally:
+        logging.disable(level)
+
+
+def at_most(positions: Any, tokens: int) -> Any:
+    """Limit maximum positions, a number or several, to a number of tokens."""
+    if isinstance(positions, Mapping):
+        return {name: at_most(each, tokens) for name, each in positions.items()}
+    if isinstance(positions, tuple | list):
+        return tuple(at_most(each, tokens) for each in positions)
+    return tokens if positions is None else min(positions, tokens)
+
+
+def keep_the_batches_on_resume() -> None:
+    """One wrapper of what makes batches, for two things.
+
+    fairseq makes the batches for all epochs by the number of the epoch in which the process starts, so a training that
+    was stopped goes on with other batches: some sentences come twice in its epoch, others never.  Here they are always
+    those of a process that started in the first epoch.  And a sentence of more than ``--max-tokens`` is too long, and
+    skipped where others that are too long are: fairseq ends at it with an assertion.
     """
     get = FairseqTask.get_batch_iterator
-    if not makes_other_batches_in_a_later_epoch(get):
+    changes, fails = makes_other_batches_in_a_later_epoch(get), fails_at_a_sentence_beyond_a_batch(get)
+    if not changes and not fails:
         return
     signature = inspect.signature(get)
 
@@ -57,9 +89,11 @@ def keep_the_batches_on_resume() -> None:
         call.apply_defaults()
         given = call.arguments
         task, dataset, epoch = given["self"], given["dataset"], given["epoch"]
+        if given["ignore_invalid_inputs"] and given["max_tokens"] is not None:
+            given["max_positions"] = at_most(given["max_positions"], given["max_tokens"])
         made_anew = given["disable_iterator_cache"] or given["update_epoch_batch_itr"]
         if made_anew or not task.can_reuse_epoch_itr(dataset) or dataset in task.dataset_to_epoch_iter:
-            return get(*args, **kwargs)
+            return get(*call.args, **call.kwargs)
         given["epoch"] = 1
         epoch_itr = get(*call.args, **call.kwargs)
         epoch_itr.epoch = epoch
@@ -94,6 +128,23 @@ def find_buckets_with_numpy_2() -> None:
 
     for module in (data_utils, bucket_pad_length_dataset, raw_audio_dataset):
         in_place_of(module, "get_buckets")(get_buckets)
+
+
+def read_several_parts() -> None:
+    """``train1.*`` beside ``train.*`` in DATA_BIN fails ("negative dimensions") without ``--upsample-primary``: fairseq
+    repeats the first part -1 times.
+
+    It is read once.
+    """
+    init = ConcatDataset.__init__
+    if ConcatDataset([[0]], [-1]).cumulative_sizes[0] == 1:  # the probe: fairseq reads it once
+        return
+
+    @in_place_of(ConcatDataset, "__init__")
+    def concatenate(self: Any, datasets: Any, sample_ratios: Any = 1) -> None:
+        if isinstance(sample_ratios, list):
+            sample_ratios = [1 if ratio == -1 else ratio for ratio in sample_ratios]
+        init(self, datasets, sample_ratios)
 
 
 def keeps_the_last_batch() -> bool:

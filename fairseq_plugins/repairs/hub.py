@@ -10,6 +10,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from fairseq import checkpoint_utils, hub_utils, utils
 from fairseq.dataclass.configs import GenerationConfig
 from fairseq.hub_utils import GeneratorHubInterface
@@ -63,7 +64,8 @@ def keeps_the_task_of_the_checkpoint(overwrite: Callable[..., None]) -> bool:
 
 def take_the_task_asked_for() -> None:
     """``from_pretrained(..., task="translation_fast")`` goes on with the task of the checkpoint, without a word, and
-    without the options that the checkpoint's has not.
+    without the options that the checkpoint's has not.  So do ``from_pretrained(..., bpe=...)`` and
+    ``fairseq-validate --criterion`` with those of the checkpoint.
     """
     overwrite = checkpoint_utils.overwrite_args_by_name
     if not keeps_the_task_of_the_checkpoint(overwrite):
@@ -78,6 +80,11 @@ def take_the_task_asked_for() -> None:
                     task._name = asked
                 for option in options_of(task.get("_name")) & overrides.keys():  # the others get defaults
                     task[option] = overrides[option]
+        for kind in REGISTRIES.keys() & cfg.keys():
+            part, asked = cfg[kind], overrides.get(kind)
+            if isinstance(part, DictConfig) and isinstance(asked, str) and part.get("_name") != asked:
+                with open_dict(cfg):
+                    cfg[kind] = None  # fairseq puts the other part where there is none
         overwrite(cfg, overrides)
 
 
@@ -141,6 +148,21 @@ def attention_reported(models: nn.Module) -> Iterator[None]:
             module.need_attn = False  # type: ignore[assignment]
 
 
+def generate_what_fits(generate: Callable[..., Any], arguments: dict[str, Any]) -> list[list[dict[str, Tensor]]]:
+    """Translate with ``skip_invalid_size_inputs``: a skipped sentence keeps its place, with an empty translation.
+
+    fairseq leaves it out, so that the translations behind it belong to other sentences.
+    """
+    hub, sentences = arguments.pop("self"), arguments.pop("tokenized_sentences")
+    batches = hub._build_batches(sentences, arguments.pop("skip_invalid_size_inputs"))
+    kept = sorted(number for batch in batches for number in batch["id"].tolist())
+    options = arguments | arguments.pop("kwargs", {})
+    found = dict(zip(kept, generate(hub, [sentences[number] for number in kept], **options), strict=True))
+    nothing = {"tokens": torch.tensor([hub.tgt_dict.eos()]), "score": torch.tensor(-torch.inf)}
+    nothing |= dict.fromkeys(("attention", "alignment", "positional_scores"), torch.empty(0))
+    return [found.get(number, [nothing]) for number in range(len(sentences))]
+
+
 def generate_as_asked() -> None:
     """The hub prepares models without attention, and then fails where ``print_alignment`` asks for it.
 
@@ -173,6 +195,9 @@ def generate_as_asked() -> None:
                 raise ValueError(f"{option} is an option of a task: give it to from_pretrained")
             if option not in signature.parameters:
                 logger.warning(f"{option} does nothing: a search has no such option")
+        arguments = signature.bind(self, tokenized_sentences, *args, **kwargs).arguments
+        if arguments.get("skip_invalid_size_inputs"):
+            return generate_what_fits(generate_with_attention, arguments)
         with attention_reported(self.models) if asked.get("print_alignment") else contextlib.nullcontext():
             return generate(self, tokenized_sentences, *args, **kwargs)
 

@@ -132,7 +132,7 @@ def read_numbers_of_manual_schedules() -> None:
 
 
 def configure_parts_without_options() -> None:
-    """``--bpe characters``, ``--bpe bytes`` and ``--tokenizer space`` fail on a command line: hydra finds no
+    """``--bpe characters`` and ``--bpe bytes`` fail on a command line: hydra finds no
     configuration of a part that has no options.
 
     It gets one with its name alone.  There is nothing to probe: a part with options has its own.

@@ -309,6 +309,11 @@ REFUSALS = (
         for option in ("max_tokens", "batch_size")
     ),
     Refusal(COMMANDS, lambda o: next(beyond_its_limits(o), None), "{found}"),
+    Refusal(
+        TRAIN,
+        lambda o: o.upsample_primary is not None and o.upsample_primary != -1 and o.upsample_primary < 1,
+        "--upsample-primary must be at least 1, got {o.upsample_primary}",
+    ),
     *unread(INTERACTIVE, UNREAD_BY_INTERACTIVE),
     *unread(TRANSLATE, UNREAD_BY_TRANSLATING),
     *unread(VALIDATE, UNREAD_BY_VALIDATING),

@@ -20,7 +20,7 @@ from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 from fairseq.sequence_scorer import SequenceScorer
 from fairseq.tasks import FairseqTask
-from fairseq.tasks.translation import TranslationTask
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from omegaconf import OmegaConf
 from torch import Tensor
 
@@ -45,14 +45,14 @@ def wants_embedding_files(load: Callable[..., Any]) -> bool:
 
 
 def load_models() -> None:
-    """One wrapper of what translates, for five things.
+    """One wrapper of what translates, for six things.
 
     fairseq reads pretrained embeddings again, which the checkpoint holds, and fails where their file is gone.  It draws
     random numbers for all parameters, and then loads the checkpoint over them: this plugin's models are spared that,
     where the checkpoint has to hold every parameter.  With data of another vocabulary it does not say which model has
     other sizes, and of a model that nobody has registered nothing at all; there the probe comes with the error.  And
     where the sizes are the same it translates nonsense: a checkpoint that knows its words is compared with the data,
-    file by file, so that none is read twice.
+    file by file, so that none is read twice.  Last, `take_positions`.
     """
     load = checkpoint_utils.load_model_ensemble_and_task
     no_files = dict.fromkeys(("encoder_embed_path", "decoder_embed_path")) if wants_embedding_files(load) else {}
@@ -85,6 +85,7 @@ def load_models() -> None:
                 f"{filename} was trained with other {sides[0]} words than those of this data, and would make "
                 "nonsense of them; it wants data with the dictionaries of its training"
             )
+        take_positions(task, state["cfg"].task if state else None)
         return models, cfg, task
 
     @in_place_of(checkpoint_utils, "load_model_ensemble_and_task")
@@ -98,6 +99,17 @@ def load_models() -> None:
             models, cfg, given["task"] = load_one(filename, given)
             ensemble += models
         return ensemble, cfg, given["task"]
+
+
+def take_positions(task: Any, trained: Any) -> None:
+    """Read sentences as long as the training's, where the command leaves the limits at their defaults.
+
+    fairseq's programs take them for limits of the user, and cut or refuse what the model could translate.
+    """
+    for option in ("max_source_positions", "max_target_positions"):
+        limit, longest = (getattr(cfg, option, None) for cfg in (getattr(task, "cfg", None), trained))
+        if limit == getattr(TranslationConfig, option) and isinstance(longest, int) and longest > limit:
+            task.cfg[option] = longest
 
 
 def use_no_fused_encoder_layer() -> None:

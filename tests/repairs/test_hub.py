@@ -179,8 +179,8 @@ def test_fconv_aligns_too(load) -> None:
         ({"lm_weight": 0.3}, "fairseq-generate --lm-path"),
         ({"sacrebleu": True}, "fairseq-generate --scoring sacrebleu"),
         ({"decoding_format": "vote"}, "--decoding-format does nothing here"),
-        ({"beam": 0}, "the beam must be a number from 1 on, not 0"),
-        ({"beam": 3.0}, "the beam must be a number from 1 on, not 3.0"),
+        ({"beam": 0}, "--beam must be a whole number and at least 1, got 0"),
+        ({"beam": 3.0}, "--beam must be a whole number and at least 1, got 3.0"),
         ({"prefix_size": 1}, "prefix_tokens"),
         ({"nbest": 3}, "nbest does nothing here; generate returns the whole beam"),
         ({"cpu_dtype": "int8"}, "cpu_dtype is an option of a task: give it to from_pretrained"),
@@ -204,6 +204,16 @@ def test_what_is_asked_of_one_sentence(load) -> None:
         assert found[0]["tokens"][:2].tolist() == [7, 8]
     with pytest.raises(ValueError, match="sentences change places"):
         model.generate(both, 5, False, False, {"prefix_tokens": others})
+
+
+@pytest.mark.parametrize("limit", ["batch", "model"])
+def test_a_skipped_sentence_keeps_its_place(load, limit: str) -> None:
+    model = load(max_tokens=4 if limit == "batch" else 99)
+    model.max_positions = (99 if limit == "batch" else 4, 99)
+    *short, longest = LINES
+    found = model.translate([longest, *short, longest], skip_invalid_size_inputs=True, max_len_b=8)
+    assert found == ["", *model.translate(short, max_len_b=8), ""]
+    assert model.translate([longest], skip_invalid_size_inputs=True) == [""]
 
 
 def test_dropout_that_is_retained(load) -> None:
@@ -252,3 +262,15 @@ def test_what_is_repaired() -> None:
     assert cfg.task == {"_name": "translation", "data": "b"}
     with pytest.raises(AttributeError, match="no factory"):
         hub.StatefulContainer().words  # noqa: B018  (it looks for it)
+
+
+def test_another_part_replaces_that_of_the_checkpoint() -> None:
+    """As ``fairseq-validate --criterion`` and ``from_pretrained(..., bpe=...)`` ask for."""
+    parts = {"criterion": {"_name": "cross_entropy", "sentence_avg": True}, "bpe": {"_name": "bert"}}
+    cfg = OmegaConf.create(parts | {"optimization": {"sentence_avg": True}})
+    overrides = {"criterion": "label_smoothed_cross_entropy", "label_smoothing": 0.5, "bpe": "characters"}
+    hub.checkpoint_utils.overwrite_args_by_name(cfg, overrides)
+    assert (cfg.criterion._name, cfg.criterion.label_smoothing) == ("label_smoothed_cross_entropy", 0.5)
+    assert cfg.bpe == "characters"
+    hub.checkpoint_utils.overwrite_args_by_name(cfg, {"criterion": "label_smoothed_cross_entropy"})
+    assert cfg.criterion.label_smoothing == 0.5

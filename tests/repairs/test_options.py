@@ -154,11 +154,11 @@ def test_options_that_were_given_alone() -> None:
     assert {name: value for name, value in vars(given).items() if value} == asked
 
 
-@pytest.mark.parametrize("option", ["--bpe characters", "--bpe bytes", "--tokenizer space"])
+@pytest.mark.parametrize("option", ["--bpe characters", "--bpe bytes"])
 def test_parts_without_options_are_configured(option: str) -> None:
     parser = options.get_generation_parser()
     cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, ["data", *option.split()]))
-    part = encoders.build_bpe(cfg.bpe) or encoders.build_tokenizer(cfg.tokenizer)
+    part = encoders.build_bpe(cfg.bpe)
     assert part.decode(part.encode("a b")) == "a b"
 
 

@@ -63,6 +63,7 @@ def test_all_repairs_are_in_the_table() -> None:
         batches.find_buckets_with_numpy_2,
         batches.keep_the_batches_on_resume,
         batches.keep_the_last_batch,
+        batches.read_several_parts,
         distributed.follow_torchrun,
         distributed.validate_what_there_is,
         hub.copy_the_state_of_tasks,

@@ -96,6 +96,7 @@ REFUSED = [
     ("validate --task translation --path x --max-tokens=-1", "--max-tokens"),
     ("generate --max-tokens 0", "--max-tokens"),
     ("interactive --batch-size=-1", "--batch-size"),
+    (f"train {OURS} --upsample-primary 0", "--upsample-primary"),
     # Nothing reads these.
     ("generate --sacrebleu", "--sacrebleu"),
     ("interactive --sacrebleu", "--sacrebleu"),
