@@ -27,9 +27,9 @@ from fairseq import checkpoint_utils
 from sacrebleu.metrics import BLEU, CHRF
 
 import fairseq_plugins.registration  # noqa: F401  (its repairs of fairseq)
+from fairseq_plugins.tools.branch_weights import holds_logits
 from fairseq_plugins.tools.generated import lines_of, read_generated
 from fairseq_plugins.tools.parallel_text import writing
-from fairseq_plugins.tools.plot_branches import holds_logits
 from fairseq_plugins.tools.plot_loss import Point, draw, read_curve
 from fairseq_plugins.tools.work import refuse_other_settings
 

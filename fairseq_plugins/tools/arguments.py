@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterable
 from pathlib import Path
+from stat import S_ISDIR
 
-__all__ = ["add_user_dir", "import_user_dir", "positive", "refuse_existing", "refuse_input_as_output"]
+__all__ = [
+    "add_user_dir", "import_user_dir", "positive", "refuse_existing", "refuse_input_as_output", "refuse_unreadable",
+]  # fmt: skip
 
 
 def positive(text: str) -> int:
@@ -29,6 +33,17 @@ def refuse_existing(path: Path) -> None:
     """
     if os.path.lexists(path):
         raise ValueError(f"{path} exists already")
+
+
+def refuse_unreadable(*paths: Path | None) -> None:
+    """Refuse missing files and folders where files are to be read, before anything slow begins.
+
+    Raises:
+        OSError: the first one is missing or a folder.
+    """
+    for path in paths:
+        if path is not None and S_ISDIR(path.stat().st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
 
 
 def refuse_input_as_output(output: Path, inputs: Iterable[Path]) -> None:

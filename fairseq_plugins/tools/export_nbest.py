@@ -9,7 +9,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from fairseq_plugins.tools.arguments import refuse_input_as_output
+from fairseq_plugins.tools.arguments import refuse_input_as_output, refuse_unreadable
 from fairseq_plugins.tools.generated import LARGEST, add_generated, read_generated
 from fairseq_plugins.tools.parallel_text import writing
 
@@ -32,6 +32,7 @@ def run(args: Namespace) -> None:
     """
     if not abs(args.lenpen) <= LARGEST:
         raise ValueError(f"--lenpen: expected a number between -{LARGEST} and {LARGEST}")
+    refuse_unreadable(*args.generated)
     refuse_input_as_output(args.output, args.generated)
     lines = [
         f"{sentence.number} ||| {hyp.words.replace('|||', '&#124;' * 3)} ||| "

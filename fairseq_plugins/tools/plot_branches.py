@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING
 
-import torch
-from fairseq import checkpoint_utils
-from torch import Tensor
-
-import fairseq_plugins.registration  # noqa: F401  (mends fairseq's loader, which is looked up when it is called)
 from fairseq_plugins.tools.any_file import blaming
 from fairseq_plugins.tools.arguments import refuse_input_as_output
 from fairseq_plugins.tools.figure import add_picture, line_styles, new_figure, save
 
-__all__ = ["add_arguments", "holds_logits", "run"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fairseq_plugins.tools.branch_weights import Vector
+
+__all__ = ["add_arguments", "run"]
 
 _GREEK = {"kappa": "κ", "alpha": "α"}
 
@@ -42,6 +41,8 @@ def run(args: Namespace) -> None:
     """
     files = list_files(args.checkpoints)
     refuse_input_as_output(args.output, files)
+    from fairseq_plugins.tools.branch_weights import read  # noqa: PLC0415  (with torch and fairseq: seconds)
+
     with blaming(files[0], "and those after it cannot be drawn"):
         updates, vectors = read(files, args.layer)
         draw(updates, vectors, args.output)
@@ -57,45 +58,6 @@ def list_files(paths: Sequence[Path]) -> list[Path]:
             raise ValueError(f"{path}: no checkpoint there")
         files += found
     return files
-
-
-class Vector(NamedTuple):
-    """The place of a κ or an α in the model."""
-
-    side: str
-    layer: int
-    name: str
-
-
-def read(files: Sequence[Path], layer: str | None) -> tuple[list[int], dict[Vector, Tensor]]:
-    """The updates of the checkpoints, in order, and κ and α of a layer or of all at each of them, (updates, M).
-
-    Raises:
-        ValueError: a file has no such weights, or others than another of as many updates.
-    """
-    points: dict[int, dict[Vector, Tensor]] = {}
-    for file in files:
-        state = checkpoint_utils.load_checkpoint_to_cpu(str(file))
-        updates = state["optimizer_history"][-1]["num_updates"]
-        found: dict[Vector, Tensor] = {}
-        for parameter, value in state["model"].items():
-            match = re.fullmatch(r"(encoder|decoder)\.layers\.(\d+)\.branches\.(kappa|alpha)\.weight", parameter)
-            if match and layer in (None, f"{match[1]}.{match[2]}"):
-                point = torch.softmax(value.float(), dim=0) if holds_logits(state) else value.float()
-                found[Vector(match[1], int(match[2]), match[3])] = point
-        if not found:
-            wanted = "" if layer is None else f" for layer {layer!r} (such as encoder.0 or decoder.5)"
-            raise ValueError(f"{file} has no branch weights{wanted}")
-        before = points.setdefault(updates, found)
-        if any(not torch.equal(value, before[vector]) for vector, value in found.items()):
-            raise ValueError(f"{file} has other weights than another file of {updates} updates: give one training's")
-    order = sorted(points)
-    return order, {vector: torch.stack([points[updates][vector] for updates in order]) for vector in points[order[0]]}
-
-
-def holds_logits(state: dict[str, Any]) -> bool:
-    """Whether κ and α are softmaxes of what is learned."""
-    return str(getattr(state["cfg"]["model"], "branch_constraint", "simplex")) == "softmax"
 
 
 def draw(updates: Sequence[int], vectors: dict[Vector, Tensor], output: Path) -> None:

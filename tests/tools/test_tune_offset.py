@@ -9,7 +9,7 @@ import sacrebleu
 
 from fairseq_plugins.tools import cli
 from fairseq_plugins.tools.generated import read_generated
-from fairseq_plugins.tools.tune_offset import count_right
+from fairseq_plugins.tools.offsets import count_right
 
 # A model that attends one word too early: Ann and Bob are to the right of what it looks at; at Cid it is right.
 SOURCE = "the man Ann at once then saw Bob\nCid ran\n"
