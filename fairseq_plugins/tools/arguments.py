@@ -10,7 +10,8 @@ from pathlib import Path
 from stat import S_ISDIR
 
 __all__ = [
-    "add_user_dir", "import_user_dir", "positive", "refuse_existing", "refuse_input_as_output", "refuse_unreadable",
+    "add_user_dir", "import_user_dir", "positive", "refuse_existing", "refuse_input_as_output",
+    "refuse_missing_folder", "refuse_unreadable",
 ]  # fmt: skip
 
 
@@ -33,6 +34,16 @@ def refuse_existing(path: Path) -> None:
     """
     if os.path.lexists(path):
         raise ValueError(f"{path} exists already")
+
+
+def refuse_missing_folder(path: Path) -> None:
+    """Refuse a file to write in a folder that does not exist.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if not path.parent.is_dir():
+        raise ValueError(f"{path.parent} is no folder to write {path.name} to")
 
 
 def refuse_unreadable(*paths: Path | None) -> None:

@@ -12,7 +12,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq_plugins.tools.arguments import positive, refuse_existing, refuse_unreadable
+from fairseq_plugins.tools.arguments import positive, refuse_existing, refuse_missing_folder, refuse_unreadable
 
 __all__ = ["add_arguments", "run"]
 
@@ -38,8 +38,7 @@ def run(args: Namespace) -> None:
             no folder.
     """
     refuse_existing(args.output)
-    if not args.output.parent.is_dir():
-        raise ValueError(f"{args.output.parent} is no folder to write {args.output.name} to")
+    refuse_missing_folder(args.output)
     if args.last is None and args.updates:
         raise ValueError("--updates goes with --last")
     paths = args.input if args.last is None else last_checkpoints(args.input, args.last, args.updates)

@@ -39,6 +39,8 @@ def read(files: Sequence[Path], layer: str | None) -> tuple[list[int], dict[Vect
             match = re.fullmatch(r"(encoder|decoder)\.layers\.(\d+)\.branches\.(kappa|alpha)\.weight", parameter)
             if match and layer in (None, f"{match[1]}.{match[2]}"):
                 point = torch.softmax(value.float(), dim=0) if holds_logits(state) else value.float()
+                if point.dim() != 1 or not point.numel() or not point.isfinite().all():
+                    raise ValueError(f"{file}: {parameter} is not a vector of finite numbers")
                 found[Vector(match[1], int(match[2]), match[3])] = point
         if not found:
             wanted = "" if layer is None else f" for layer {layer!r} (such as encoder.0 or decoder.5)"

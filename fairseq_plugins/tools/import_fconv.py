@@ -6,7 +6,7 @@ import shlex
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from fairseq_plugins.tools.arguments import add_user_dir, import_user_dir, refuse_existing
+from fairseq_plugins.tools.arguments import add_user_dir, import_user_dir, refuse_existing, refuse_missing_folder
 
 __all__ = ["add_arguments", "run"]
 
@@ -28,6 +28,7 @@ def run(args: Namespace) -> None:
     if not args.input.is_file():
         raise ValueError(f"there is no file {args.input}")
     refuse_existing(args.output)
+    refuse_missing_folder(args.output)
     from fairseq_plugins.tools.fconv_checkpoint import convert_file  # noqa: PLC0415  (with torch and fairseq: seconds)
 
     import_user_dir(args.user_dir)

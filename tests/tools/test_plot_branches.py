@@ -83,3 +83,15 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     ):
         with pytest.raises(SystemExit, match=message):
             cli.main(["plot-branches", *map(str, arguments), "--output", str(tmp_path / "x.png")])
+
+
+@pytest.mark.parametrize(
+    "value", [torch.tensor([0.5, float("nan")]), torch.tensor(1.0), torch.ones(0), torch.ones(2, 2)]
+)
+def test_weights_that_are_no_vector_of_numbers_are_named(value: torch.Tensor, tmp_path: Path) -> None:
+    path = save(tmp_path, 2)
+    state = torch.load(path, weights_only=False)
+    state["model"]["encoder.layers.1.branches.kappa.weight"] = value
+    torch.save(state, path)
+    with pytest.raises(SystemExit, match=r"checkpoint_1_2\.pt: encoder\.layers\.1\.branches\.kappa\.weight"):
+        cli.main(["plot-branches", str(path), "--output", str(tmp_path / "x.png")])
