@@ -14,7 +14,7 @@ import pytest
 import torch
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
-from fairseq_plugins.cli import tune_offset
+from fairseq_plugins.cli import offsets
 from fairseq_plugins.cli.generated import read_generated
 from fairseq_plugins.vocabulary.unknown_words import read_translations
 from tests.commands import QUIET, USER_DIR, hypotheses, run, save_model
@@ -176,7 +176,7 @@ def test_an_offset_moves_what_is_replaced(corpus: Path, checkpoint, translations
     known = read_translations(str(translations))
     for offset, equal in ((1, True), (0, False)):
         foreseen = [
-            " ".join(tune_offset.replace(sentence, sources[sentence.number], offset, known))
+            " ".join(offsets.replace(sentence, sources[sentence.number], offset, known))
             for sentence in read_generated([plain])
         ]
         assert (foreseen == [found[number][0][1] for number in range(24)]) == equal

@@ -41,7 +41,7 @@ from turns import (
     write_json,
 )
 
-from fairseq_plugins.cli import export, import_fconv
+from fairseq_plugins.cli import export, fconv_checkpoint
 from fairseq_plugins.cli.fairseq_command import fairseq
 from fairseq_plugins.cli.own_data.parallel_text import read_text
 from fairseq_plugins.cli.user_dir import USER_DIR
@@ -142,7 +142,7 @@ def make_models(args: Namespace, dictionary: Dictionary, folder: Path) -> None:
     """Checkpoints of all models."""
     layers = f"[({args.width}, {args.kernel})] * {args.layers}"
     save(FCONV, "fconv_wmt_en_ro", dictionary, folder, encoder_layers=layers, decoder_layers=layers)
-    torch.save(import_fconv.convert(checkpoint_utils.load_checkpoint_to_cpu(str(folder / FCONV))), folder / CONVS2S)
+    torch.save(fconv_checkpoint.convert(checkpoint_utils.load_checkpoint_to_cpu(str(folder / FCONV))), folder / CONVS2S)
     depth = args.transformer_layers
     for name in (TRANSFORMER, WEIGHTED):
         save(name, name, dictionary, folder, encoder_layers=depth, decoder_layers=depth, share_all_embeddings=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterable
 from pathlib import Path
+from stat import S_ISDIR
 
 
 def positive(text: str) -> int:
@@ -27,6 +29,27 @@ def refuse_existing(path: Path) -> None:
     """
     if os.path.lexists(path):
         raise ValueError(f"{path} exists already")
+
+
+def refuse_missing_folder(path: Path) -> None:
+    """Refuse a file to write in a folder that does not exist.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if not path.parent.is_dir():
+        raise ValueError(f"{path.parent} is no folder to write {path.name} to")
+
+
+def refuse_unreadable(*paths: Path | None) -> None:
+    """Refuse missing files and folders where files are to be read, before anything slow begins.
+
+    Raises:
+        OSError: the first one is missing or a folder.
+    """
+    for path in paths:
+        if path is not None and S_ISDIR(path.stat().st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
 
 
 def refuse_input_as_output(output: Path, inputs: Iterable[Path]) -> None:

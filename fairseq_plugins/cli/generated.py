@@ -110,7 +110,7 @@ def _read_lines(path: Path) -> Iterator[_Line]:
     # to the line's.
     with path.open("rb") as file:
         for count, line in enumerate(decoded(file, path), start=1):
-            if match := re.fullmatch(r"([STHDPA])-(\d+)\t([^\n]*?)\r?(\n?)", line):
+            if match := re.fullmatch(r"([STHDPA])-([0-9]{1,18})\t([^\n]*?)\r?(\n?)", line):
                 kind, number, text, end = match.groups()
                 if not end:
                     raise ValueError(f"{path}, line {count}: the file is cut off")
@@ -151,5 +151,5 @@ def _read_hypothesis(words: _Line, text: _Line, positions: _Line, alignment: _Li
 
 def _read_alignment(text: str) -> list[int] | None:
     """Source words of ``source-target source-target ...``; None for a soft alignment, which is made of numbers."""
-    pairs = [re.fullmatch(r"(\d+)-\d+", pair) for pair in text.split()]
+    pairs = [re.fullmatch(r"([0-9]{1,18})-[0-9]+", pair) for pair in text.split()]
     return None if None in pairs else [int(pair[1]) for pair in pairs if pair]

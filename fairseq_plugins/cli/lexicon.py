@@ -19,7 +19,7 @@ from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fairseq_plugins.cli.arguments import positive, refuse_input_as_output
+from fairseq_plugins.cli.arguments import positive, refuse_input_as_output, refuse_unreadable
 from fairseq_plugins.cli.bar import bar
 from fairseq_plugins.cli.own_data.parallel_text import writing
 from fairseq_plugins.cli.work import running
@@ -56,6 +56,7 @@ def run(args: Namespace) -> None:
     """
     if args.output.exists() and not args.output.is_dir():
         raise ValueError(f"{args.output} exists already and is no folder")
+    refuse_unreadable(args.source, args.target)
     outputs = [args.output / name for name in FILES]
     for path in outputs:
         refuse_input_as_output(path, [args.source, args.target])

@@ -14,9 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from sacrebleu.metrics.bleu import BLEU
-from sacremoses import MosesDetokenizer
 
-from fairseq_plugins.cli.arguments import positive
+from fairseq_plugins.cli.arguments import positive, refuse_unreadable
 from fairseq_plugins.cli.generated import Hypothesis, lines_of, read_generated
 from fairseq_plugins.sequence_risk.rouge import rouge_scorer, sees
 
@@ -64,6 +63,7 @@ def run(args: Namespace) -> None:
         raise ValueError("several references and --bytes go with --rouge")
     if args.rouge and (args.lowercase or args.tokenised is not None):
         raise ValueError("--lowercase and --tokenised go without --rouge, which knows no case and makes tokens itself")
+    refuse_unreadable(*(path for paths in args.generated for path in paths), *args.reference, args.tokenised)
     found: dict[str, list[float]] = {}
     for paths in args.generated:
         sentences = read_generated(paths)
@@ -71,6 +71,8 @@ def run(args: Namespace) -> None:
         tokens = None if args.tokenised is None else lines_of(args.tokenised, sentences)
         best = [sentence.hypotheses[0] for sentence in sentences]
         if args.detokenise:
+            from sacremoses import MosesDetokenizer  # noqa: PLC0415  (half a second)
+
             moses = MosesDetokenizer(args.detokenise)
             best = [replace(hypothesis, text=moses.detokenize(hypothesis.words.split())) for hypothesis in best]
         if args.rouge:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from sacrebleu.metrics.bleu import BLEU
 
+from fairseq_plugins.cli.arguments import refuse_unreadable
 from fairseq_plugins.cli.generated import LARGEST, Sentence, add_generated, lines_of, read_generated
 from fairseq_plugins.cli.score import TOKENIZERS
 
@@ -64,6 +65,7 @@ def run(args: Namespace) -> None:
         raise ValueError(f"--alphas: expected numbers between -{LARGEST} and {LARGEST}")
     if not all(map(math.isfinite, args.word_penalties)):
         raise ValueError("--word-penalties: expected numbers")
+    refuse_unreadable(*args.generated, args.reference)
     sentences = read_generated(args.generated)
     if all(len(sentence.hypotheses) == 1 for sentence in sentences):
         raise ValueError(

@@ -13,8 +13,7 @@ from fairseq.data import ConcatDataset, FairseqDataset, bucket_pad_length_datase
 from fairseq.data.audio import raw_audio_dataset
 from fairseq.tasks import FairseqTask
 
-from fairseq_plugins.compat.wrapping import in_place_of, raises
-from fairseq_plugins.repairs.wrapping import in_place_of
+from fairseq_plugins.repairs.wrapping import in_place_of, raises
 
 
 class Shuffled(FairseqDataset):

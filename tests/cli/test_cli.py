@@ -25,8 +25,7 @@ from fairseq_plugins.cli import main as cli
 from fairseq_plugins.cli.user_dir import USER_DIR
 from tests.commands import FORKED, MAIN, python
 
-WITHOUT_FAIRSEQ = ["export-nbest", "lexicon", "own-data", "plot-loss", "prepare", "score", "tune-length", "user-dir"]
-LOADING = ["average", "import-fconv", "plot-attention", "plot-branches"]
+LOADING = ["plots.attended_translation", "plots.branch_weights", "checkpoint_mean", "exporting", "fconv_checkpoint"]
 
 
 def call(*words: str) -> subprocess.CompletedProcess[str]:
@@ -35,11 +34,40 @@ def call(*words: str) -> subprocess.CompletedProcess[str]:
     return python("-c", program, *words)
 
 
-@pytest.mark.parametrize("words", [["--help"], ["user-dir"], *([name, "--help"] for name in WITHOUT_FAIRSEQ)])
+@pytest.mark.parametrize(
+    "words", [["--help"], ["--version"], ["user-dir"], *([name, "--help"] for name in cli.COMMANDS)]
+)
 def test_what_needs_no_torch_imports_none(words: list[str]) -> None:
     result = call(*words)
     assert result.returncode == 0
     assert {"torch", "fairseq", "omegaconf"} & set(result.stderr.split()) == set()
+
+
+MISSING = {
+    "average": "{0} --output {1}",
+    "export": "{0} {1}",
+    "export-nbest": "{0} --output {1}",
+    "import-fconv": "{0} {1}",
+    "lexicon": "--source {0} --target {0} --output {1}",
+    "own-data": "{0} {0} {1}",
+    "plot-attention": "{2} --path {0} --input a --output {1}.svg",
+    "plot-branches": "{0} --output {1}.svg",
+    "plot-loss": "{0} --output {1}.svg",
+    "score": "--generated {0} --reference {0}",
+    "tune-length": "{0}",
+    "tune-offset": "{0} --source {0} --reference {0}",
+}
+
+
+@pytest.mark.parametrize("name", [name for name in cli.COMMANDS if name not in ("prepare", "user-dir")])
+def test_a_missing_file_is_told_before_torch_is_imported(name: str, tmp_path: Path) -> None:
+    words = MISSING[name].format(tmp_path / "missing.en", tmp_path / "out", tmp_path).split()
+    result = call(name, *words)
+    message, *_, modules = result.stderr.splitlines()
+    assert result.returncode == 1
+    assert f"{tmp_path}/missing.en" in message
+    assert {"torch", "fairseq", "sacremoses"} & set(modules.split()) == set()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_there_is_and_what_there_is_not() -> None:
@@ -79,9 +107,9 @@ def forked(target: Callable[[str, Path], None], argument: str, folder: Path) -> 
 
 
 def look_at(name: str, found: Path) -> None:
-    """Which loaders of fairseq's a command's module has, in a process where the repairs had not been made."""
+    """Which loaders of fairseq's a module has, in a process where the repairs had not been made."""
     assert not hasattr(checkpoint_utils.load_checkpoint_to_cpu, "__wrapped__")
-    tool = cli.find(name)
+    tool = importlib.import_module(f"fairseq_plugins.cli.{name}")
     mended = [inspect.unwrap(each) for each in vars(checkpoint_utils).values() if hasattr(each, "__wrapped__")]
     assert inspect.unwrap(checkpoint_utils.load_checkpoint_to_cpu) in mended
     found.write_text(" ".join(each.__name__ for each in vars(tool).values() if each in mended))

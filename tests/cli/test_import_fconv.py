@@ -112,6 +112,7 @@ def test_refuses_what_it_cannot_convert(tmp_path, data, fconv) -> None:
     checkpoint = save(tmp_path / "old.pt", fconv.state_dict(), data)
     assert "old.pt exists already" in fails(checkpoint, checkpoint)
 
+    assert "nowhere is no folder" in fails(checkpoint, tmp_path / "nowhere" / "new.pt")
     (tmp_path / "link").symlink_to("nowhere")
     assert "link exists already" in fails(checkpoint, tmp_path / "link")
     assert (tmp_path / "link").is_symlink()

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fairseq_plugins.cli import main as cli
+from fairseq_plugins.cli.plots import branch_weights
 from fairseq_plugins.cli.plots import branches as plot_branches
 
 
@@ -27,7 +28,7 @@ def save(folder: Path, update: int, constraint: str = "simplex") -> Path:
 def test_checkpoints_come_in_the_order_of_their_updates(tmp_path: Path) -> None:
     for update in (10, 2, 4):
         save(tmp_path, update)
-    updates, vectors = plot_branches.read(plot_branches.list_files([tmp_path]), "encoder.1")
+    updates, vectors = branch_weights.read(plot_branches.list_files([tmp_path]), "encoder.1")
     assert updates == [2, 4, 10]
     assert list(vectors) == [("encoder", 1, "kappa"), ("encoder", 1, "alpha")]
     torch.testing.assert_close(vectors["encoder", 1, "kappa"][[0, 2]], torch.tensor([[0.5, 0.3, 0.2], [0.7, 0.3, 0.0]]))
@@ -37,22 +38,22 @@ def test_two_trainings_are_not_taken_for_one(tmp_path: Path) -> None:
     """What lies there twice, as the best and the last, is one."""
     first, copy = save(tmp_path, 2), tmp_path / "copy.pt"
     copy.write_bytes(first.read_bytes())
-    assert plot_branches.read([first, copy], None)[0] == [2]
+    assert branch_weights.read([first, copy], None)[0] == [2]
     (tmp_path / "other").mkdir()
     other = save(tmp_path / "other", 2, "softmax")
     with pytest.raises(ValueError, match=r"other/.* has other weights than another file of 2 updates"):
-        plot_branches.read([first, other], None)
+        branch_weights.read([first, other], None)
 
 
 def test_all_layers_are_there_unless_one_is_named(tmp_path: Path) -> None:
-    _, vectors = plot_branches.read([save(tmp_path, 2)], None)
+    _, vectors = branch_weights.read([save(tmp_path, 2)], None)
     assert [(side, layer) for side, layer, _ in vectors] == [("encoder", 1)] * 2 + [("decoder", 10)] * 2
-    _, vectors = plot_branches.read([save(tmp_path, 2)], "decoder.10")
+    _, vectors = branch_weights.read([save(tmp_path, 2)], "decoder.10")
     assert {vector.layer for vector in vectors} == {10}
 
 
 def test_logits_are_shown_as_the_weights_they_stand_for(tmp_path: Path) -> None:
-    _, vectors = plot_branches.read([save(tmp_path, 2, "softmax")], "encoder.1")
+    _, vectors = branch_weights.read([save(tmp_path, 2, "softmax")], "encoder.1")
     torch.testing.assert_close(vectors["encoder", 1, "alpha"][0], torch.tensor([0.5, 0.3, 0.2]).softmax(dim=0))
 
 
@@ -71,7 +72,7 @@ def test_the_legend_has_all_branches(tmp_path: Path) -> None:
     """Of which a decoder may have more than the encoder."""
     pytest.importorskip("matplotlib")
     sides = {"encoder": torch.ones(2, 2), "decoder": torch.ones(2, 5)}
-    vectors = {plot_branches.Vector(side, 0, "kappa"): values for side, values in sides.items()}
+    vectors = {branch_weights.Vector(side, 0, "kappa"): values for side, values in sides.items()}
     plot_branches.draw([1, 2], vectors, tmp_path / "picture.svg")
     assert "<!-- branch 5 -->" in (tmp_path / "picture.svg").read_text(encoding="utf-8")
 
@@ -84,3 +85,15 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     ):
         with pytest.raises(SystemExit, match=message):
             cli.main(["plot-branches", *map(str, arguments), "--output", str(tmp_path / "x.png")])
+
+
+@pytest.mark.parametrize(
+    "value", [torch.tensor([0.5, float("nan")]), torch.tensor(1.0), torch.ones(0), torch.ones(2, 2)]
+)
+def test_weights_that_are_no_vector_of_numbers_are_named(value: torch.Tensor, tmp_path: Path) -> None:
+    path = save(tmp_path, 2)
+    state = torch.load(path, weights_only=False)
+    state["model"]["encoder.layers.1.branches.kappa.weight"] = value
+    torch.save(state, path)
+    with pytest.raises(SystemExit, match=r"checkpoint_1_2\.pt: encoder\.layers\.1\.branches\.kappa\.weight"):
+        cli.main(["plot-branches", str(path), "--output", str(tmp_path / "x.png")])

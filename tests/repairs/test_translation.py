@@ -9,10 +9,6 @@ import pytest
 import torch
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 
-import fairseq_plugins
-
-fairseq_plugins.install()
-
 from tests.commands import QUIET, USER_DIR, run, shown
 
 LIMITS = ["--max-tokens", 6, "--skip-invalid-size-inputs-valid-test"]

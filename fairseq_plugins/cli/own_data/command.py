@@ -79,6 +79,9 @@ def run(args: Namespace) -> None:
         raise ValueError(f"--translate: there is no trained model in {model}; the call without --translate trains one")
     if model.exists() and not (args.output / "settings").exists():
         raise ValueError(f"{model} is in the way of what is to be made under that name; choose another folder")
+    for path in (args.source, args.target, *(args.valid or ()), *(args.test or ())) if args.translate is None else ():
+        if not path.exists():
+            raise ValueError(f"{path} does not exist")
     training = plan(args, model)
     binary, (source, target) = args.output / "data-bin", languages_of(args)
     told = ["--source-lang", source, "--target-lang", target]
@@ -249,11 +252,8 @@ def pair_up(source: Path, target: Path, languages: tuple[str, str]) -> Texts:
     """The two files, or the files of two folders by their names but for the language.
 
     Raises:
-        ValueError: one is missing, or two have one name.
+        ValueError: one is a folder and one is not, a file has no partner, or two have one name.
     """
-    for path in (source, target):
-        if not path.exists():
-            raise ValueError(f"{path} does not exist")
     if source.is_dir() != target.is_dir():
         raise ValueError(f"{source} and {target}: expected two files or two folders")
     if not source.is_dir():

@@ -24,7 +24,6 @@ from threading import Thread
 from typing import Any, TextIO
 from xml.etree import ElementTree
 
-from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
@@ -171,6 +170,8 @@ def moses(language: str, dashes: bool = True, normalise: bool = False, lowercase
         normalise: bring punctuation into one form first.
         lowercase: afterwards.
     """
+    from sacremoses import MosesPunctNormalizer, MosesTokenizer  # noqa: PLC0415  (half a second)
+
     tokenizer, normalizer = MosesTokenizer(language), MosesPunctNormalizer(language)
 
     def tokenise(line: str) -> str:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TextIO
 
 from sacrebleu.metrics.chrf import CHRF
-from sacremoses import MosesDetokenizer
 
 from fairseq_plugins.cli import score
 from fairseq_plugins.cli.fairseq_command import ALL_SENTENCES, NO_LONG_ONES, fairseq, fairseq_lines
@@ -56,6 +55,8 @@ def score_held_out(corpus: Corpus, out: Path, model: Path, options: list[object]
 
 def untokenised(path: Path) -> Iterator[str]:
     """The lines of a file of Moses' tokens, as text."""
+    from sacremoses import MosesDetokenizer  # noqa: PLC0415  (half a second)
+
     detokenise = MosesDetokenizer(path.suffix[1:]).detokenize
     return (str(detokenise(line.split())) for line in read_text(path, ""))
 

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import math
-import sys
+import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
-
-from fairseq import checkpoint_utils
-from fairseq.data import Dictionary
-from fairseq.models import BaseFairseqModel, FairseqEncoderDecoderModel
-from fairseq.sequence_generator import SequenceGenerator
-from fairseq.tasks import FairseqTask
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 import fairseq_plugins
-from fairseq_plugins.cli.any_file import blaming
 from fairseq_plugins.cli.arguments import add_user_dir, import_user_dir, positive, refuse_input_as_output
-from fairseq_plugins.cli.own_data.parallel_text import segmenter
 from fairseq_plugins.cli.plots.figure import add_picture, new_figure, save
-from fairseq_plugins.cli.plots.layer_attention import attention_by_layer
-from fairseq_plugins.common.subwords import bpe_symbol
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LARGEST = 20  # inches of a picture, each of 150 dots
 
@@ -52,80 +45,22 @@ def run(args: Namespace) -> None:
         ValueError: a file is missing, the sentence is empty or too long, matplotlib is not installed, or the model
             reports no attention, or none of a layer that is to be drawn.
     """
-    fairseq_plugins.install()
     for file in (args.path, args.bpe_codes):
         if file is not None and not file.is_file():
             raise ValueError(f"there is no file {file}")
         if file is not None:
             refuse_input_as_output(args.output, [file])
+    if not Path(args.data.split(os.pathsep)[0]).is_dir():
+        raise ValueError(f"there is no folder {args.data}")
+    from fairseq_plugins.cli.plots.attended_translation import translate  # noqa: PLC0415  (with torch and fairseq: seconds)
+
+    fairseq_plugins.install()
     import_user_dir(args.user_dir)
-    with blaming(args.path, "cannot translate"):
-        load = checkpoint_utils.load_model_ensemble_and_task
-        (model,), _, task = load([str(args.path)], arg_overrides={"data": args.data})
-        if not isinstance(model, FairseqEncoderDecoderModel):
-            raise ValueError(f"{args.path} holds a {type(model).__name__}, and no encoder-decoder")
-        sentence = segmented(args.input, args.bpe_codes, Path(args.data), task.source_dictionary)
-        source, target, layers = translate(task, model, sentence, args.beam)
+    source, target, layers = translate(args.path, args.data, args.input, args.bpe_codes, args.beam)
     if args.layers is not None:
         layers = choose(layers, args.layers)
     draw(source, target, layers, args.output)
     print(f"{' '.join(source)}\n{' '.join(target)}\n{args.output}")
-
-
-def segmented(sentence: str, codes: Path | None, data: Path, dictionary: Dictionary) -> str:
-    """The sentence in subwords by these codes, or those beside the data where they are a model's of subwords.
-
-    Raises:
-        ValueError: the codes are none of subword-nmt.
-    """
-    beside = data.absolute().parent / "code"
-    if codes is not None:
-        return segmenter(codes)(sentence)
-    if beside.is_file() and "@@" not in sentence and bpe_symbol(dictionary.symbols) == "subword_nmt":
-        try:
-            return segmenter(beside)(sentence)
-        except ValueError as error:  # a file of that name, of whatever
-            print(f"warning: {error}. The sentence is not segmented; see --bpe-codes.", file=sys.stderr)
-    return sentence
-
-
-def translate(
-    task: FairseqTask, model: BaseFairseqModel, sentence: str, beam: int
-) -> tuple[list[str], list[str], dict[str, Tensor]]:
-    """Find the best translation of a sentence.
-
-    Returns:
-        source tokens, target tokens, and the attention of each layer (source tokens, target tokens), by its name; or
-        that which the model reports, where its layers' are not known.
-    """
-    dictionary = task.source_dictionary
-    tokens = dictionary.encode_line(sentence, add_if_not_exist=False).long()
-    if unknown := [word for word in sentence.split() if dictionary.index(word) == dictionary.unk()]:
-        print(
-            f"warning: the model does not know {' '.join(unknown)}. Was the text that it was trained on tokenised and "
-            "segmented as this sentence? See --bpe-codes.",
-            file=sys.stderr,
-        )
-    if len(tokens) < 2:  # the end-of-sentence mark is one
-        raise ValueError("the sentence is empty")
-    longest = model.max_positions()[0]
-    if len(tokens) > longest:
-        raise ValueError(f"the sentence has {len(tokens)} tokens, and the model takes {longest}")
-    dataset = task.build_dataset_for_inference([tokens], [len(tokens)])
-    sample = dataset.collater([dataset[0]])
-    # The model is not prepared for inference, which would switch its attention off; for the same reason the plain
-    # generator, whatever the task would choose.
-    generator = task.build_generator([model], Namespace(beam=beam), seq_gen_cls=SequenceGenerator)
-    found = task.inference_step(generator, [model], sample)[0]
-    if not found or not found[0]["positional_scores"].isfinite().all():
-        raise ValueError("the model finds no translation: are all of its parameters numbers?")
-    best = found[0]
-    layers = {f"layer {number}": a for number, a in attention_by_layer(model, sample, best["tokens"]).items()}
-    if not layers:
-        if best["attention"].numel() == 0:
-            raise ValueError("the model reports no attention")
-        layers = {"attention": best["attention"]}
-    return symbols(task.source_dictionary, tokens), symbols(task.target_dictionary, best["tokens"]), layers
 
 
 def choose(layers: dict[str, Tensor], numbers: Sequence[int]) -> dict[str, Tensor]:
@@ -138,11 +73,6 @@ def choose(layers: dict[str, Tensor], numbers: Sequence[int]) -> dict[str, Tenso
     if unknown := [name for name in names if name not in layers]:
         raise ValueError(f"cannot draw {', '.join(unknown)}: the model reports {', '.join(layers)}")
     return {name: layers[name] for name in names}
-
-
-def symbols(dictionary: Dictionary, tokens: Tensor) -> list[str]:
-    """What the tokens look like in text, the end-of-sentence mark included."""
-    return [dictionary[token] for token in tokens.tolist()]
 
 
 def draw(source: Sequence[str], target: Sequence[str], layers: dict[str, Tensor], output: Path) -> None:

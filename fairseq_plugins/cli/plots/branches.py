@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
-from fairseq import checkpoint_utils
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 import fairseq_plugins
 from fairseq_plugins.cli.any_file import blaming
 from fairseq_plugins.cli.arguments import refuse_input_as_output
 from fairseq_plugins.cli.plots.figure import add_picture, line_styles, new_figure, save
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fairseq_plugins.cli.plots.branch_weights import Vector
 
 _GREEK = {"kappa": "κ", "alpha": "α"}
 
@@ -38,9 +38,11 @@ def run(args: Namespace) -> None:
     Raises:
         ValueError: a checkpoint is missing, has no such layer, or matplotlib is not installed.
     """
-    fairseq_plugins.install()
     files = list_files(args.checkpoints)
     refuse_input_as_output(args.output, files)
+    from fairseq_plugins.cli.plots.branch_weights import read  # noqa: PLC0415  (with torch and fairseq: seconds)
+
+    fairseq_plugins.install()
     with blaming(files[0], "and those after it cannot be drawn"):
         updates, vectors = read(files, args.layer)
         draw(updates, vectors, args.output)
@@ -56,45 +58,6 @@ def list_files(paths: Sequence[Path]) -> list[Path]:
             raise ValueError(f"{path}: no checkpoint there")
         files += found
     return files
-
-
-class Vector(NamedTuple):
-    """The place of a κ or an α in the model."""
-
-    side: str
-    layer: int
-    name: str
-
-
-def read(files: Sequence[Path], layer: str | None) -> tuple[list[int], dict[Vector, Tensor]]:
-    """The updates of the checkpoints, in order, and κ and α of a layer or of all at each of them, (updates, M).
-
-    Raises:
-        ValueError: a file has no such weights, or others than another of as many updates.
-    """
-    points: dict[int, dict[Vector, Tensor]] = {}
-    for file in files:
-        state = checkpoint_utils.load_checkpoint_to_cpu(str(file))
-        updates = state["optimizer_history"][-1]["num_updates"]
-        found: dict[Vector, Tensor] = {}
-        for parameter, value in state["model"].items():
-            match = re.fullmatch(r"(encoder|decoder)\.layers\.(\d+)\.branches\.(kappa|alpha)\.weight", parameter)
-            if match and layer in (None, f"{match[1]}.{match[2]}"):
-                point = torch.softmax(value.float(), dim=0) if holds_logits(state) else value.float()
-                found[Vector(match[1], int(match[2]), match[3])] = point
-        if not found:
-            wanted = "" if layer is None else f" for layer {layer!r} (such as encoder.0 or decoder.5)"
-            raise ValueError(f"{file} has no branch weights{wanted}")
-        before = points.setdefault(updates, found)
-        if any(not torch.equal(value, before[vector]) for vector, value in found.items()):
-            raise ValueError(f"{file} has other weights than another file of {updates} updates: give one training's")
-    order = sorted(points)
-    return order, {vector: torch.stack([points[updates][vector] for updates in order]) for vector in points[order[0]]}
-
-
-def holds_logits(state: dict[str, Any]) -> bool:
-    """Whether κ and α are softmaxes of what is learned."""
-    return str(getattr(state["cfg"]["model"], "branch_constraint", "simplex")) == "softmax"
 
 
 def draw(updates: Sequence[int], vectors: dict[Vector, Tensor], output: Path) -> None:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fairseq_plugins.cli.arguments import refuse_input_as_output
+from fairseq_plugins.cli.arguments import refuse_input_as_output, refuse_unreadable
 from fairseq_plugins.cli.plots.figure import add_picture, line_styles, new_figure, save
 
 LOG = "train.log"  # beside the checkpoints of own-data
@@ -61,7 +61,9 @@ def run(args: Namespace) -> None:
             installed.
         OSError: a log cannot be read.
     """
-    refuse_input_as_output(args.output, [*args.logs, *(Path(log) for _, *logs in args.runs for log in logs)])
+    of_runs = [Path(log) for _, *logs in args.runs for log in logs]
+    refuse_unreadable(*of_runs, *(path for path in args.logs if not path.is_dir()))
+    refuse_input_as_output(args.output, [*args.logs, *of_runs])
     runs: dict[str, list[list[Point]]] = {}
     for path in args.logs:
         runs |= curves_in(path) if path.is_dir() else {str(path): [read_curve(path)]}

@@ -1,0 +1,93 @@
+"""A checkpoint's model, and its folder without fairseq and torch."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from fairseq import checkpoint_utils
+from fairseq.tasks.translation import TranslationTask
+
+from fairseq_plugins.cli.any_file import blaming
+from fairseq_plugins.cli.arguments import import_user_dir
+from fairseq_plugins.common.model import IncrementalDecoder
+from fairseq_plugins.common.subwords import bpe_symbol
+from fairseq_plugins.common.whole_file import beside, naming
+from fairseq_plugins.export.folder import write_folder
+from fairseq_plugins.search.config import TranslationFastConfig
+from fairseq_plugins.vocabulary.candidates import Candidates
+
+
+def export(args: Namespace) -> None:
+    """Write the folder that the arguments of `fairseq-plugins export` describe.
+
+    Raises:
+        ValueError: the checkpoint is none of this plugin's, or a file does not fit it.
+        OSError: a file cannot be read or written.
+    """
+    given = args.candidates_per_word, args.frequent_candidates
+    import_user_dir(args.user_dir)
+    overrides = {"data": args.data, "source_lang": args.source_lang, "target_lang": args.target_lang}
+    model, task = load(args.checkpoint, {name: str(value) for name, value in overrides.items() if value is not None})
+    source, target = task.source_dictionary, task.target_dictionary
+    warning = about_subwords(source.symbols, args.bpe_codes is not None)
+    if warning:
+        print(f"warning: {warning}", file=sys.stderr)
+    candidates = None
+    if args.candidates is not None:
+        defaults = TranslationFastConfig.candidates_per_word, TranslationFastConfig.frequent_candidates
+        numbers = (default if number is None else number for number, default in zip(given, defaults, strict=True))
+        candidates = Candidates.read(args.candidates, source, target, *numbers)
+    languages = (task.cfg.source_lang, task.cfg.target_lang) if args.tokenizer else None
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    with naming(args.output), beside(args.output) as unfinished:
+        unfinished.mkdir()
+        write_folder(
+            unfinished,
+            model,
+            source,
+            target,
+            codes=args.bpe_codes,
+            languages=languages,
+            longest_source=task.max_positions()[0],
+            int8=args.int8,
+            candidates=candidates,
+        )
+
+
+def about_subwords(words: list[str], has_codes: bool) -> str | None:
+    """What somebody should know who gives the folder text: where its units are not what codes, or their lack, make."""
+    kind = bpe_symbol(words)
+    if kind == "sentencepiece":
+        return "the model has pieces of sentencepiece, and the folder takes and gives only text that is in them"
+    if kind and not has_codes:
+        return "the model has subwords, and without --bpe-codes the folder takes only text that is in them"
+    if has_codes and not kind:
+        return "--bpe-codes splits words with @@, and no word of the model's ends so: are they its codes?"
+    return None
+
+
+def load(checkpoint: Path, overrides: dict[str, str]) -> tuple[Any, Any]:
+    """A model that is prepared to translate, and its task, some of whose options are others than in the checkpoint.
+
+    Raises:
+        ValueError: it cannot be read, is not of this plugin, or of a task that does more than translate.
+    """
+    load_models = checkpoint_utils.load_model_ensemble_and_task
+    try:
+        with blaming(checkpoint, "cannot be exported"):
+            (model,), _, task = load_models([str(checkpoint)], arg_overrides=overrides)
+    except FileNotFoundError as error:
+        raise ValueError(f"{error.filename} does not exist: --data DATA_BIN says where the dictionaries are") from error
+    if not isinstance(getattr(model, "decoder", None), IncrementalDecoder):
+        raise ValueError(
+            f"{checkpoint} holds {type(model).__name__}, and not a model of this plugin (fairseq-plugins import-fconv "
+            "makes one of fairseq's fconv)"
+        )
+    if not isinstance(task, TranslationTask):  # those of several languages put symbols into source and target
+        raise ValueError(f"{checkpoint} is of {type(task).__name__}, and a folder knows only the task translation")
+    model.eval()
+    model.make_generation_fast_(need_attn=True)
+    return model, task

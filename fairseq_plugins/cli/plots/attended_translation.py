@@ -1,0 +1,97 @@
+"""The translation of one sentence, with the attention of each layer."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+from fairseq import checkpoint_utils
+from fairseq.data import Dictionary
+from fairseq.models import BaseFairseqModel, FairseqEncoderDecoderModel
+from fairseq.sequence_generator import SequenceGenerator
+from fairseq.tasks import FairseqTask
+from torch import Tensor
+
+from fairseq_plugins.cli.any_file import blaming
+from fairseq_plugins.cli.own_data.parallel_text import segmenter
+from fairseq_plugins.cli.plots.layer_attention import attention_by_layer
+from fairseq_plugins.common.subwords import bpe_symbol
+
+
+def translate(
+    path: Path, data: str, text: str, codes: Path | None, beam: int
+) -> tuple[list[str], list[str], dict[str, Tensor]]:
+    """Load a model and translate a sentence; see `search` for what it returns.
+
+    Raises:
+        ValueError: the model cannot translate, or the sentence is empty or too long for it.
+    """
+    with blaming(path, "cannot translate"):
+        load = checkpoint_utils.load_model_ensemble_and_task
+        (model,), _, task = load([str(path)], arg_overrides={"data": data})
+        if not isinstance(model, FairseqEncoderDecoderModel):
+            raise ValueError(f"{path} holds a {type(model).__name__}, and no encoder-decoder")
+        sentence = segmented(text, codes, Path(data), task.source_dictionary)
+        return search(task, model, sentence, beam)
+
+
+def segmented(sentence: str, codes: Path | None, data: Path, dictionary: Dictionary) -> str:
+    """The sentence in subwords by these codes, or those beside the data where they are a model's of subwords.
+
+    Raises:
+        ValueError: the codes are none of subword-nmt.
+    """
+    beside = data.absolute().parent / "code"
+    if codes is not None:
+        return segmenter(codes)(sentence)
+    if beside.is_file() and "@@" not in sentence and bpe_symbol(dictionary.symbols) == "subword_nmt":
+        try:
+            return segmenter(beside)(sentence)
+        except ValueError as error:  # a file of that name, of whatever
+            print(f"warning: {error}. The sentence is not segmented; see --bpe-codes.", file=sys.stderr)
+    return sentence
+
+
+def search(
+    task: FairseqTask, model: BaseFairseqModel, sentence: str, beam: int
+) -> tuple[list[str], list[str], dict[str, Tensor]]:
+    """Find the best translation of a sentence.
+
+    Returns:
+        source tokens, target tokens, and the attention of each layer (source tokens, target tokens), by its name; or
+        that which the model reports, where its layers' are not known.
+    """
+    dictionary = task.source_dictionary
+    tokens = dictionary.encode_line(sentence, add_if_not_exist=False).long()
+    if unknown := [word for word in sentence.split() if dictionary.index(word) == dictionary.unk()]:
+        print(
+            f"warning: the model does not know {' '.join(unknown)}. Was the text that it was trained on tokenised and "
+            "segmented as this sentence? See --bpe-codes.",
+            file=sys.stderr,
+        )
+    if len(tokens) < 2:  # the end-of-sentence mark is one
+        raise ValueError("the sentence is empty")
+    longest = model.max_positions()[0]
+    if len(tokens) > longest:
+        raise ValueError(f"the sentence has {len(tokens)} tokens, and the model takes {longest}")
+    dataset = task.build_dataset_for_inference([tokens], [len(tokens)])
+    sample = dataset.collater([dataset[0]])
+    # The model is not prepared for inference, which would switch its attention off; for the same reason the plain
+    # generator, whatever the task would choose.
+    generator = task.build_generator([model], Namespace(beam=beam), seq_gen_cls=SequenceGenerator)
+    found = task.inference_step(generator, [model], sample)[0]
+    if not found or not found[0]["positional_scores"].isfinite().all():
+        raise ValueError("the model finds no translation: are all of its parameters numbers?")
+    best = found[0]
+    layers = {f"layer {number}": a for number, a in attention_by_layer(model, sample, best["tokens"]).items()}
+    if not layers:
+        if best["attention"].numel() == 0:
+            raise ValueError("the model reports no attention")
+        layers = {"attention": best["attention"]}
+    return symbols(task.source_dictionary, tokens), symbols(task.target_dictionary, best["tokens"]), layers
+
+
+def symbols(dictionary: Dictionary, tokens: Tensor) -> list[str]:
+    """What the tokens look like in text, the end-of-sentence mark included."""
+    return [dictionary[token] for token in tokens.tolist()]
