@@ -36,6 +36,7 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
             (29_000, 420_000),
             "--max-tokens 1500 --dropout 0.2 --clip-norm 1 --adam-betas (0.9,0.98) --lr 0.004 --warmup-updates 100",
         ),
+        ("conv_encoder", (29_000, 420_000), "--lr 0.004 --warmup-updates 100"),
         ("transformer", (4_500_000, 130_000_000), "--max-tokens 4000 --dropout 0.1 --lr 0.00063 --warmup-updates 4000"),
         ("weighted_transformer", (29_000, 420_000), "--optimizer simplex_adam --warmup-updates 400"),
     ],
