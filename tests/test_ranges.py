@@ -22,6 +22,7 @@ from fairseq_plugins.optim.anneal_after_plateau import AnnealAfterPlateau
 from fairseq_plugins.optim.config import AnnealAfterPlateauConfig, SimplexAdamConfig, WeightedInverseSqrtConfig
 from fairseq_plugins.optim.simplex_adam import FairseqSimplexAdam
 from fairseq_plugins.optim.weighted_inverse_sqrt import WeightedInverseSqrt
+from fairseq_plugins.ranges import FRACTION, POSITIVE, Range
 from tests.commands import QUIET, USER_DIR, run
 from tests.conftest import random_model
 from tests.criterions.risk import translation_task
@@ -98,3 +99,23 @@ def test_through_a_command(data: Path) -> None:
     training = ["--arch", "weighted_transformer_tiny", "--optimizer", "simplex_adam", "--batch-size", 16, *QUIET]
     result = run("train", data, "--user-dir", USER_DIR, *training, "--adam-eps", "nan", "--no-save", succeeds=False)
     assert "--adam-eps must be finite and above 0, got nan" in result.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "inside", "outside"),
+    [
+        (FRACTION, [0, 0.5, 1], [-0.1, 1.1, math.nan, "1", None]),
+        (POSITIVE, [1e-9, 10**400], [0, math.inf]),
+        (Range(1, 3), [1, 3], [0, 4]),
+    ],
+)
+def test_ends_of_ranges(allowed: Range, inside: list[Any], outside: list[Any]) -> None:
+    assert all(value in allowed for value in inside)
+    assert not any(value in allowed for value in outside)
+
+
+def test_most_candidates(dictionary: Any) -> None:
+    """As many as the widest beam of fairseq's search, which never writes padding."""
+    MADE[SequenceRiskConfig](dictionary, {"risk_candidates": len(dictionary) - 1})
+    with pytest.raises(ValueError, match=r"^--risk-candidates must be below the 44 words"):
+        MADE[SequenceRiskConfig](dictionary, {"risk_candidates": len(dictionary)})
