@@ -13,6 +13,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from fairseq_plugins.common.options import FRACTION, POSITIVE, Range
 from fairseq_plugins.conv_encoder.config import ConvEncoderConfig
 from fairseq_plugins.convs2s.config import AnnealAfterPlateauConfig, ConvS2SConfig
 from fairseq_plugins.convs2s.training import AnnealAfterPlateau
@@ -100,3 +101,23 @@ def test_through_a_command(data: Path) -> None:
     training = ["--arch", "weighted_transformer_tiny", "--optimizer", "simplex_adam", "--batch-size", 16, *QUIET]
     result = run("train", data, "--user-dir", USER_DIR, *training, "--adam-eps", "nan", "--no-save", succeeds=False)
     assert "--adam-eps must be finite and above 0, got nan" in result.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "inside", "outside"),
+    [
+        (FRACTION, [0, 0.5, 1], [-0.1, 1.1, math.nan, "1", None]),
+        (POSITIVE, [1e-9, 10**400], [0, math.inf]),
+        (Range(1, 3), [1, 3], [0, 4]),
+    ],
+)
+def test_ends_of_ranges(allowed: Range, inside: list[Any], outside: list[Any]) -> None:
+    assert all(value in allowed for value in inside)
+    assert not any(value in allowed for value in outside)
+
+
+def test_most_candidates(dictionary: Any) -> None:
+    """As many as the widest beam of fairseq's search, which never writes padding."""
+    MADE[SequenceRiskConfig](dictionary, {"risk_candidates": len(dictionary) - 1})
+    with pytest.raises(ValueError, match=r"^--risk-candidates must be below the 44 words"):
+        MADE[SequenceRiskConfig](dictionary, {"risk_candidates": len(dictionary)})

@@ -150,7 +150,6 @@ def search(decoding: Decoding, eos: int, o: Namespace, longest: int) -> list[Any
                 score = scores[place, rank] / np.float32(np.power(step + 1.0, o.lenpen))
                 hypotheses.append((written[order[place, rank]].tolist(), float(score)))
         going = np.argsort(ends, axis=1, kind="stable")[:, :k]
-        scores[ends] = -np.inf  # some go on where there are fewer than 2k words
         totals, tokens, order = (np.take_along_axis(x, going, 1) for x in (scores, tokens, order))
         if not (stay := [place for place, sentence in enumerate(sentences) if len(found[sentence]) < k]):
             break

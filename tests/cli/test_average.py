@@ -67,12 +67,17 @@ def test_doubles_that_are_parameters_and_tied(data: Path, tmp_path: Path) -> Non
     paths = [tmp_path / f"{number}.pt" for number in range(3)]
     for number, path in enumerate(paths):
         tied = torch.nn.Parameter(torch.full((2,), float(number), dtype=torch.float64))
-        model = {"one": tied, "other": tied}
+        # In single precision a sum of these stays at the first.
+        model = {"one": tied, "other": tied, "single": torch.tensor([2.0**24 if number == 0 else 1.0])}
         extra = {"ema": model, "ema_fp32_params": model, "epoch": 1}
         torch.save({**untrained(data), "model": model, "extra_state": extra}, path)
     cli.main(["average", *map(str, paths), "--output", str(tmp_path / "average.pt")])
     averaged = state(tmp_path / "average.pt")
-    assert {name: value.tolist() for name, value in averaged["model"].items()} == {"one": [1, 1], "other": [1, 1]}
+    assert {name: value.tolist() for name, value in averaged["model"].items()} == {
+        "one": [1, 1],
+        "other": [1, 1],
+        "single": [(2**24 + 2) / 3],
+    }
     # A moving average of one training is not that of their mean.
     assert averaged["extra_state"].keys() == {"epoch", "train_iterator"}
 

@@ -45,6 +45,7 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
             (4_500_000, 130_000_000),
             "--max-tokens 4000 --dropout 0.1 --lr 0.00063 --warmup-updates 4000",
         ),
+        (ConvEncoderModel, (29_000, 420_000), "--lr 0.004 --warmup-updates 100"),
         (WeightedTransformerModel, (29_000, 420_000), "--optimizer simplex_adam --warmup-updates 400"),
     ],
 )

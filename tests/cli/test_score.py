@@ -116,6 +116,18 @@ def test_rouge_is_that_of_rouge_score(
             assert float(found[f"{name} {part}"]) == pytest.approx(expected, abs=0.005)
 
 
+@pytest.mark.parametrize(("limit", "recall"), [(7, 0), (8, 100)])
+def test_bytes_are_not_letters(tmp_path: Path, capsys: pytest.CaptureFixture[str], limit: int, recall: float) -> None:
+    """The text has eight bytes and seven letters."""
+    pytest.importorskip("rouge_score")
+    text, reference = "\u00e9 x cat", tmp_path / "reference"
+    reference.write_text("cat\n")
+    run = ["--generated", generated(tmp_path / "run", [0], [text], [text])]
+    cli.main(["score", "--rouge", "--bytes", str(limit), *run, "--reference", str(reference)])
+    found = dict(line.split(": ") for line in capsys.readouterr().out.splitlines())
+    assert float(found["rouge1 recall"]) == recall
+
+
 def test_rouge_knows_the_latin_alphabet(tmp_path: Path) -> None:
     texts = ["\u044d\u0442\u043e \u0434\u043e\u043c", "\u0434\u0430"]
     (tmp_path / "reference").write_text("".join(line + "\n" for line in texts), encoding="utf-8")

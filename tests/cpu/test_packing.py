@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from fairseq_plugins.cpu.linear import linear
 from fairseq_plugins.cpu.packing import Packing, cached, prepare_linear
-from fairseq_plugins.cpu.products import PRECISIONS, Packed, has_onednn
+from fairseq_plugins.cpu.products import PRECISIONS, Packed, has_onednn, quantised
 from tests.operators import Operators
 
 pytestmark = pytest.mark.skipif(not has_onednn(), reason="this torch cannot pack")
@@ -48,6 +48,14 @@ def test_errors_are_those_of_the_precision(precision: str, rows: int) -> None:
     assert ((y - exact).abs() <= bound).all()
     if precision != "float32":
         assert (y - exact).abs().max() > products.max() * 64 * 2**-23  # it is not float32
+
+
+def test_a_row_of_zeros_has_steps_of_some_size() -> None:
+    """Without one they would be 0/0, which is no whole number."""
+    steps, scale = quantised(torch.tensor([[0.0, 0.0], [1.0, -127.0]]))
+    assert steps.tolist() == [[0, 0], [1, -127]]
+    assert scale[0] > 0
+    assert scale[1] == 1
 
 
 @pytest.mark.parametrize("rows", [1, 7, 80])

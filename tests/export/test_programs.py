@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,15 @@ def test_candidates(
     tokens = dictionary.encode_line(source[0], add_if_not_exist=False)
     allowed = {dictionary[word] for word in candidates.mask(tokens.unsqueeze(0).long()).nonzero().flatten().tolist()}
     assert set(found.split()) <= allowed
+
+
+def test_positions_are_those_of_the_model_and_of_the_task(
+    build: Callable[..., Any], dictionary: Dictionary, tmp_path: Path
+) -> None:
+    """The fewer of the two."""
+    for longest, expected in ((20, 20), (1000, 64)):
+        folder = export(build("convs2s_tiny"), tmp_path / str(longest), dictionary, longest_source=longest)
+        assert json.loads((folder / "config.json").read_text())["source_positions"] == expected
 
 
 @pytest.mark.parametrize("words", [5, 6, 7, 9, 10, 11])

@@ -57,6 +57,15 @@ def test_some_words(model: Model, some: Candidates, dictionary, sentences, devic
     assert_same(actual, expected, tolerance=2e-5)
 
 
+def test_another_first_word_in_a_search_of_fairseq(model: Model, some: Candidates, dictionary, sentences) -> None:
+    """It has another number among the candidates."""
+    source, options = sentences(LENGTHS, left_pad=True), {**MODES["no repetition"], "bos_token": 40}
+    mask = some.mask(source).index_fill_(0, torch.tensor(40, device=source.device), True)
+    actual = generate(FastBeamSearch, [model()], dictionary, source, candidates=some, **options)
+    expected = generate(SequenceGenerator, [as_if_impossible(model(), mask)], dictionary, source, **options)
+    assert_same(actual, expected, tolerance=2e-5)
+
+
 @torch.no_grad()
 def test_sampling_among_some_words(model: Model, some: Candidates, dictionary, sentences) -> None:
     """Other random numbers than over the whole vocabulary; each with the score that it then has."""
