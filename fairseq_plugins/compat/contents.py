@@ -26,6 +26,7 @@ from torch import Tensor
 from fairseq_plugins.compat.wrapping import in_place_of, raises
 
 __all__ = [
+    "ARCHIVE",
     "OLD_METERS",
     "damage_of",
     "fit_optimizer_states",
