@@ -8,7 +8,6 @@ import importlib.util
 import logging
 import re
 import sys
-import tempfile
 import traceback
 import zipfile
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from typing import Any
 from fairseq import checkpoint_utils
 from fairseq.dataclass.configs import CheckpointConfig
 
+from fairseq_plugins.repairs.contents import ARCHIVE, damage_of
 from fairseq_plugins.repairs.wrapping import in_place_of
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,6 @@ def begin_where_training_stopped() -> None:
     """
     load = checkpoint_utils.load_checkpoint
     begin_afresh = remembers_another_training(load)
-    takes_only_the_last = looks_for_the_last_only(load)
     constants = load.__code__.co_consts  # the probe of two steps: does somebody look at what the checkpoint says of it?
     tell_the_schedule, remember_patience = "val_loss" not in constants, "num_runs" not in constants
     end_at_once = trains_before_it_counts()
@@ -46,7 +45,7 @@ def begin_where_training_stopped() -> None:
         if begin_afresh:
             forget_the_training_before()
         save_where_the_metric_is_unknown()
-        with newest_for_the_last(cfg, trainer) if takes_only_the_last else contextlib.nullcontext():
+        with newest_for_the_last(cfg, trainer):
             extra_state, epoch_itr = load(cfg, trainer, **passthrough)
         if tell_the_schedule and extra_state is not None:
             finish_the_epoch(cfg, trainer, epoch_itr, extra_state)
@@ -116,22 +115,13 @@ def save_where_the_metric_is_unknown() -> None:
             ) from None
 
 
-def looks_for_the_last_only(load: Callable[..., Any]) -> bool:
-    """Probe: whether ``load`` asks for ``checkpoint_last.pt`` where that is missing and another one is there."""
-    asked: list[str] = []
-    trainer = trainer_that_loads(lambda path, *_, **__: asked.append(Path(path).name))
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "checkpoint1.pt").write_bytes(PICKLE)
-        load(CheckpointConfig(save_dir=folder), trainer)
-    return asked == ["checkpoint_last.pt"]
-
-
 @contextlib.contextmanager
 def newest_for_the_last(cfg: Any, trainer: Any) -> Iterator[None]:
     """Where ``checkpoint_last.pt`` is damaged, fairseq does not start again, and where it is missing, as it is when the
     disk was full after the first epoch, it starts anew and writes over the others, though good ones stand beside it.
 
-    Training goes on from the newest of these, and says so.
+    Training goes on from the newest undamaged one, and says so.  There is nothing to probe: the last one is taken where
+    it is whole.
     """
     last, given = Path(cfg.save_dir, "checkpoint_last.pt"), (cfg.restore_file, cfg.finetune_from_model)
     newest = None
@@ -154,8 +144,8 @@ def newest_whole_checkpoint(folder: Path, tuned: str | None = None) -> Path | No
         tuned: what is fine-tuned, if anything is: only checkpoints of its fine-tuning count.
     """
     saved = (path for path in folder.glob("*.pt") if re.fullmatch(SAVED_BESIDE_THE_LAST, path.name))
-    whole = sorted((path for path in saved if is_whole(path)), key=lambda path: path.stat().st_mtime, reverse=True)
-    return next((path for path in whole if tuned is None or is_tuned_from(path, tuned)), None)
+    newest = sorted(saved, key=lambda path: path.stat().st_mtime, reverse=True)
+    return next((path for path in newest if is_whole(path) and (tuned is None or is_tuned_from(path, tuned))), None)
 
 
 def is_tuned_from(path: Path, tuned: str) -> bool:
@@ -178,9 +168,10 @@ def fingerprint(checkpoint: str) -> str | None:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether the end of the file is there, where an archive has its contents."""
+    """Return whether all records of an archive match their checksums; older files do not show their damage."""
     with path.open("rb") as file:
-        return zipfile.is_zipfile(file) or (file.seek(0) == 0 and file.read(1) == PICKLE)
+        start = file.read(len(ARCHIVE))
+        return (start == ARCHIVE or start[:1] == PICKLE) and damage_of(file) is None
 
 
 def finish_the_epoch(cfg: Any, trainer: Any, epoch_itr: Any, extra_state: dict[str, Any]) -> None:

@@ -392,6 +392,16 @@ def test_a_checkpoint_whose_records_are_damaged_is_refused_by_all_that_read_it(
     assert [*tmp_path.iterdir()] == [save]
 
 
+def test_training_passes_over_checkpoints_with_damaged_records(data: Path, save: Path) -> None:
+    """The best, which is as new as the last, is damaged too; and without --restore-file none is lost."""
+    for name in ("checkpoint_last.pt", "checkpoint_best.pt", "checkpoint_1_6.pt"):
+        damage(save / name)
+    assert updates(faults.finish(faults.start(options(data, 9), save), save)) == 9
+    log = (save / "log").read_text()
+    assert f"{save}/checkpoint_last.pt is damaged; training goes on from {save}/checkpoint_1_3.pt" in log
+    assert "(epoch 1 @ 3 updates)" in log
+
+
 @pytest.mark.parametrize("record", ["data.pkl", "byteorder", "version"])
 def test_every_record_is_compared_with_its_checksum(record: str, tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
