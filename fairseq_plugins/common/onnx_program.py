@@ -152,6 +152,16 @@ class Program:
         found = self.Cast(self.Gather(steps, numbers), to=TensorProto.FLOAT)
         return self.Mul(found, self.Gather(scale.unsqueeze(1), numbers))
 
+    def either(self, condition: str, yes: Callable[[], list[str]], no: Callable[[], list[str]]) -> list[str]:
+        """Several results, float32: of ``yes`` where the condition, one truth value, holds, else of ``no``."""
+        graphs = []
+        for branch in (yes, no):
+            outer, self._nodes = self._nodes, []
+            results = [_described(self.Identity(each), np.float32, None) for each in branch()]
+            graphs.append(helper.make_graph(self._nodes, branch.__name__, [], results))
+            self._nodes = outer
+        return self.If(condition, outputs=len(results), then_branch=graphs[0], else_branch=graphs[1])
+
     def chunks(self, x: str, number: int, axis: int) -> list[str]:
         """Parts of one size, as torch's `chunk`."""
         return self.Split(x, outputs=number, axis=axis, num_outputs=number)
@@ -184,8 +194,10 @@ class Program:
         path.write_bytes(helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString())
 
 
-def _described(name: str, kind: type, shape: Iterable[str | int]) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(kind)), list(shape))
+def _described(name: str, kind: type, shape: Iterable[str | int] | None) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(
+        name, helper.np_dtype_to_tensor_dtype(np.dtype(kind)), None if shape is None else list(shape)
+    )
 
 
 class SourceProgram(Program):

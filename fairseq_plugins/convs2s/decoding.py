@@ -9,7 +9,7 @@ window of its last w inputs, each attention two products per sentence with the b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fairseq_plugins.common.decoding import KeptSentences, StepwiseDecoding, reorder_rows, update_state
 from fairseq_plugins.convs2s.layers import SQRT_HALF, GatedConvolution, ProjectedAttention, Shortcut
+from fairseq_plugins.cpu import winograd
 from fairseq_plugins.cpu.packing import with_packing
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class ConvS2SDecoding(StepwiseDecoding):
         self.from_embedding, self.to_embedding = (
             self.prepare(part.weight, part.bias) for part in (decoder.from_embedding, decoder.to_embedding)
         )
-        self.layers: list[tuple[StepConvolution, ProjectedAttention | None, Shortcut]] = []
+        self.layers: list[tuple[StepConvolution | PairedConvolution, ProjectedAttention | None, Shortcut]] = []
         for convolution, attention, shortcut in decoder.layers:
             projected = None if attention is None else ProjectedAttention(attention, self.source, self.packing)
             if not self.fixed:  # a compiled step multiplies with the plain weight
@@ -43,10 +44,13 @@ class ConvS2SDecoding(StepwiseDecoding):
             self.layers.append((self._step_by_step(convolution), projected, shortcut))
         self.attending = sum(attention is not None for _, attention, _ in self.layers)
 
-    def _step_by_step(self, module: GatedConvolution) -> StepConvolution:
-        kernel, dim, _ = module.weight.shape
-        past = module.weight.new_zeros(self.order.rows, (kernel - 1) * dim)
-        return StepConvolution(self.prepare(module.matrix, module.bias), past, self.fixed)
+    def _step_by_step(self, module: GatedConvolution) -> StepConvolution | PairedConvolution:
+        (kernel, dim, _), matrix, packing, rows = module.weight.shape, module.matrix, self.packing, self.order.rows
+        if packing is not None and not self.fixed and winograd.pays(matrix, kernel, dim, packing):
+            products = packing.packed(winograd.packed_products, matrix, module.bias)
+            return PairedConvolution(products, matrix.new_zeros(rows, dim))
+        past = matrix.new_zeros(rows, (kernel - 1) * dim)
+        return StepConvolution(self.prepare(matrix, module.bias), past, self.fixed)
 
     def compute(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """One token per row, (R,), to features (R, out_embed_dim) and the averaged attention (R, S)."""
@@ -102,3 +106,36 @@ class StepConvolution:
         window = torch.cat([past, x], dim=1)
         update_state(self, past=window[:, x.size(1) :])
         return F.glu(self.product(window), dim=-1)
+
+
+class PairedConvolution:
+    """The same with a kernel of three, two steps in four products instead of six; see `winograd`.
+
+    Only m_3 has the last input of a pair: the first step takes m_0, m_1 and m_2, and leaves m_1 - m_2 to the second,
+    which adds m_3.
+
+    Args:
+        products: those of `winograd.packed_products`.
+        zeros: (R, C).
+    """
+
+    def __init__(self, products: Sequence[Callable[[Tensor], Tensor]], zeros: Tensor) -> None:
+        self.products = products
+        self.inputs = zeros, zeros  # the last two
+        self.rest: Tensor | None = None  # m_1 - m_2, between the two steps of a pair
+
+    def step(self, x: Tensor, order: Tensor | None) -> Tensor:
+        """As `StepConvolution.step`; x must not be overwritten for two steps, which look back at it."""
+        multiply0, multiply1, multiply2, multiply3 = self.products
+        (first, second), rest = self.inputs, self.rest
+        if order is not None:
+            first, second = first.index_select(0, order), second.index_select(0, order)
+        self.inputs = second, x
+        if rest is None:
+            m1, m2 = multiply1(second + x), multiply2(x - second)
+            self.rest = m1 - m2
+            return F.glu(multiply0(first - x).add_(m1).add_(m2), dim=-1)
+        if order is not None:
+            rest = rest.index_select(0, order)
+        self.rest = None
+        return F.glu(multiply3(x - first).add_(rest), dim=-1)

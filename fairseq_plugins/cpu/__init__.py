@@ -4,6 +4,7 @@
 |---|---|---|
 | `linear` | `linear`: through oneDNN where that is faster than MKL, or with packed weights | `F.linear` |
 | `convolution` | `convolve_time_first`, `convolve_channels_first`: as products of windows | `conv_tbc`, `conv1d` |
+| `winograd` | the same of width three, in pairs of outputs, to translate in float32 | `conv_tbc` |
 | `block_diagonal` | `add_block_diagonal`: in place | `batched` |
 | `products`, `packing` | weights laid out for products without gradients, in three precisions, and their cache | |
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fairseq_plugins.cpu import winograd
 from fairseq_plugins.cpu.linear import linear, uses_onednn
 from fairseq_plugins.cpu.packing import BatchPacking
 
@@ -29,6 +30,8 @@ def convolve_time_first(
         (T, B, O), for a padding of w - 1 zeros together.
     """
     length, kernel = x.size(0), len(weight)
+    if packing is not None and winograd.pays(x, kernel, x.size(2), packing):
+        return winograd.convolve(x, weight, bias, padding, packing)
     x = F.pad(x, (0, 0, 0, 0, *padding))
     if not uses_onednn(x, packing):
         return torch.conv_tbc(x.contiguous(), weight, bias)

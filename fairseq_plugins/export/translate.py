@@ -167,6 +167,8 @@ class Translator:
 
     def __init__(self, folder: str | Path, threads: int = CORES, batches: int = 1, progress: bool = False) -> None:
         self.folder, self.batches, self.progress = (folder := Path(folder)), max(1, batches), progress  # at a time
+        if not (folder / "SHA256SUMS").is_file():  # a pipe would be waited for
+            raise ValueError(f"{folder / 'SHA256SUMS'} is not a file: {folder} is no exported model")
         sums = {line[66:]: line[:64] for line in read_lines(folder / "SHA256SUMS")}
         for name in sorted(FILES | sums.keys()):
             path = folder / Path(name).name

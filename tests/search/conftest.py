@@ -8,6 +8,7 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
+from fairseq_plugins.cpu import winograd
 from fairseq_plugins.vocabulary.candidates import Candidates
 from tests.conftest import ARCHITECTURES
 from tests.search.fairseq_models import FAIRSEQ_MODELS, fairseq_model
@@ -23,6 +24,13 @@ def model(request: pytest.FixtureRequest, build: Model, task: SimpleNamespace, d
     if request.param in FAIRSEQ_MODELS:
         return lambda seed=1: fairseq_model(request.param, task, seed).to(device).double()
     return lambda seed=1: build(request.param, seed).double()
+
+
+@pytest.fixture(params=["one by one", "in pairs"])
+def steps_of_convolutions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in narrow layers, and as in those of 512: with a kernel of three, two steps in four products."""
+    if request.param == "in pairs":
+        monkeypatch.setattr(winograd, "NARROWEST", 0)
 
 
 @pytest.fixture

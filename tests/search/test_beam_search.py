@@ -38,6 +38,7 @@ def test_the_fast_search(model: Model, dictionary, sentences, mode: str) -> None
     assert_same(actual, generate(SequenceGenerator, [model()], dictionary, source, **MODES[mode]), tolerance=2e-6)
 
 
+@pytest.mark.usefixtures("steps_of_convolutions")
 @pytest.mark.parametrize("beam", [1, 4])
 def test_in_single_precision(model: Model, dictionary, sentences, beam: int) -> None:
     """With packed products, also of a second batch, and rounding that depends on the number of rows."""

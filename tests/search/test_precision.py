@@ -32,6 +32,7 @@ def test_lower_precision(build, architecture: str, dictionary, sentences, device
     assert operators.count("aten.addmm") == 0
 
 
+@pytest.mark.usefixtures("steps_of_convolutions")
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_weights_that_change_in_the_middle_of_training(
     build, architecture: str, dictionary, sentences, precision: str

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import statistics
 import sys
 from argparse import ArgumentParser, Namespace
@@ -111,11 +110,13 @@ def read_log(log: Path) -> list[dict[str, Any]]:
 
 
 def records(text: str) -> list[dict[str, Any]]:
-    """What lines of such a log hold; those that two processes have written into each other are passed over."""
+    """Return the records of a log's lines, without lines that two processes have written into each other."""
     found = []
-    for line in re.findall(r"\{\"epoch\".*\}$", text, flags=re.MULTILINE):
-        with suppress(ValueError, RecursionError):
-            found.append(json.loads(line))
+    for line in text.split("\n"):
+        start = line.find('{"epoch"')
+        if start >= 0 and line.endswith("}"):
+            with suppress(ValueError, RecursionError):
+                found.append(json.loads(line[start:]))
     return found
 
 

@@ -1,0 +1,77 @@
+"""Convolutions in pairs of outputs against torch's own, all positions at once and step by step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+
+from fairseq_plugins.common.decoding import RowOrder
+from fairseq_plugins.common.linear import without_weight_norm
+from fairseq_plugins.convs2s.decoding import PairedConvolution
+from fairseq_plugins.convs2s.layers import GatedConvolution
+from fairseq_plugins.cpu import winograd
+from fairseq_plugins.cpu.packing import Packing, with_packing
+from fairseq_plugins.cpu.products import PRECISIONS, has_onednn
+from tests.common.test_decoder_state import decodings
+from tests.operators import Operators
+
+pytestmark = pytest.mark.skipif(not has_onednn(), reason="this torch cannot pack")
+
+
+def convolution(width: int, kernel: int = 3, causal: bool = True) -> GatedConvolution:
+    torch.manual_seed(1)
+    made = without_weight_norm(GatedConvolution(width, 32, kernel, causal=causal))
+    made.bias.data.normal_()
+    return made
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("length", [1, 2, 9])
+@torch.no_grad()
+def test_all_positions(length: int, causal: bool) -> None:
+    """Weights are packed once, and packed again when they have changed."""
+    made, packing, x = convolution(512, causal=causal), Packing(), torch.randn(length, 3, 512)
+    packed = []
+    for _ in range(2):
+        for _ in range(2):
+            with packing.for_batch() as batch, Operators() as operators:
+                y = with_packing(made, batch)(x)
+            packed.append(operators.count("mkldnn._reorder_linear_weight"))
+            columns = F.pad(x.double().permute(1, 2, 0), made.padding)
+            expected = F.conv1d(columns, made.weight.double().permute(2, 1, 0), made.bias.double()).permute(2, 0, 1)
+            torch.testing.assert_close(y.double(), F.glu(expected, dim=-1), rtol=1e-5, atol=1e-5)
+        made.weight.data[1, 3, 5].add_(1)
+    assert packed == [4, 0, 4, 0]
+
+
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@given(decoding=decodings())
+@torch.no_grad()
+def test_steps_are_the_convolution_of_each_history(decoding: tuple[int, int, int, list[list[torch.Tensor]]]) -> None:
+    sentences, beam, _, steps = decoding
+    made = convolution(24)
+    history, order = torch.zeros(sentences * beam, 2, 24), RowOrder(sentences * beam, beam)
+    products = winograd.packed_products(made.matrix, made.bias, "float32")
+    state = PairedConvolution(products, torch.zeros(sentences * beam, 24))
+    for orders in steps:
+        for new_order in orders:
+            order.reorder(new_order)
+            history = history[new_order]
+        rows, _ = order.take_pending()
+        x = torch.randn(history.size(0), 24)
+        history = torch.cat([history, x.unsqueeze(1)], dim=1)
+        expected = F.linear(history[:, -3:].flatten(1).double(), made.matrix.double(), made.bias.double())
+        torch.testing.assert_close(state.step(x, rows).double(), F.glu(expected, dim=-1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("width", "kernel", "precision", "pays"),
+    [(512, 3, "float32", True), (511, 3, "float32", False), (512, 5, "float32", False), (512, 3, "int8", False)],
+)
+def test_when_it_pays(monkeypatch: pytest.MonkeyPatch, width: int, kernel: int, precision: str, pays: bool) -> None:
+    monkeypatch.setitem(PRECISIONS, precision, (PRECISIONS[precision][0], lambda: True))
+    with Packing(precision).for_batch() as batch:
+        assert winograd.pays(torch.zeros(1), kernel, width, batch) is pays
+    assert not winograd.pays(torch.zeros(1), kernel, width, None)
