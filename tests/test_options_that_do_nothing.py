@@ -69,14 +69,6 @@ def test_options_of_another_encoder(data: Path, encoder_type: str, options: list
     assert found == [f"{option} does nothing with --encoder-type {encoder_type}" for option in expected]
 
 
-@pytest.mark.parametrize(("constraint", "count"), [("softmax", 1), ("simplex", 0)])
-def test_a_step_on_the_simplex(data: Path, constraint: str, count: int) -> None:
-    options = ["--branch-constraint", constraint, "--branch-step", "tangent", "--max-update", 1, "--no-save"]
-    result = run("train", data, "--user-dir", USER_DIR, *TRAINING, "--lr-scale", 2, *options)
-    message = "--branch-step tangent does nothing without branch weights on the simplex"
-    assert (result.stdout + result.stderr).count(message) == count
-
-
 def test_it_is_told_once_and_only_where_it_is_so(build, dictionary, caplog: pytest.LogCaptureFixture) -> None:
     task = TranslationFastTask(TranslationFastConfig(attention_offset=1, cpu_dtype="bfloat16"), dictionary, dictionary)
     models = [build("convs2s_tiny")]

@@ -100,7 +100,7 @@ def test_betas(betas: str, dictionary: Any) -> None:
 def test_through_a_command(data: Path) -> None:
     training = ["--arch", "weighted_transformer_tiny", "--optimizer", "simplex_adam", "--batch-size", 16, *QUIET]
     result = run("train", data, "--user-dir", USER_DIR, *training, "--adam-eps", "nan", "--no-save", succeeds=False)
-    assert "--adam-eps must be finite and above 0, got nan" in result.stderr.splitlines()[-1]
+    assert "--adam-eps must be finite" in result.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
-from fairseq_plugins.cli import offsets
 from fairseq_plugins.cli.generated import read_generated
 from fairseq_plugins.vocabulary.unknown_words import read_translations
 from tests.commands import QUIET, USER_DIR, hypotheses, run, save_model
@@ -165,8 +165,15 @@ def test_generate_replaces_what_the_alignment_says(
     assert not alignments(replaced)
 
 
+def replaced(hypothesis: Any, source: list[str], offset: int, known: Any) -> list[str]:
+    """The words of a hypothesis, unknown ones replaced by the source word so many places behind the aligned one."""
+    places = [min(max(place + offset, 0), len(source) - 1) for place in hypothesis.alignment]
+    pairs = zip(hypothesis.words.split(), places, strict=True)
+    return [known.get(source[place], source[place]) if word == "<unk>" else word for word, place in pairs]
+
+
 def test_an_offset_moves_what_is_replaced(corpus: Path, checkpoint, translations: Path, tmp_path: Path) -> None:
-    """As the tool that finds it foresees from the alignments alone."""
+    """As the alignments alone foresee it."""
     path = checkpoint("convs2s_tiny")
     plain = tmp_path / "plain"
     plain.write_text(generate(corpus, path, "--print-alignment"))
@@ -176,7 +183,7 @@ def test_an_offset_moves_what_is_replaced(corpus: Path, checkpoint, translations
     known = read_translations(str(translations))
     for offset, equal in ((1, True), (0, False)):
         foreseen = [
-            " ".join(offsets.replace(sentence, sources[sentence.number], offset, known))
+            " ".join(replaced(sentence.hypotheses[0], sources[sentence.number], offset, known))
             for sentence in read_generated([plain])
         ]
         assert (foreseen == [found[number][0][1] for number in range(24)]) == equal

@@ -24,10 +24,10 @@ from fairseq.models.fconv import FConvModel
 from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
 
+import fairseq_plugins
 from fairseq_plugins.convs2s.fconv import convert_options, convert_parameters
 from fairseq_plugins.convs2s.model import ConvS2SModel
 from fairseq_plugins.cpu.packing import prepare_linear
-from fairseq_plugins.repairs.memory import keep_memory
 
 DEVICE = ("device", "cpu", "where the models are: cpu or cuda")
 JSON = ("json", "", "also write all figures, machine and options to this file")
@@ -45,7 +45,7 @@ def parse_options(description: str | None, options: Iterable[tuple[str, int | st
 
     Those that are false by default take no value.
     """
-    keep_memory()  # as fairseq's commands do with this plugin
+    fairseq_plugins.install(command=True)  # as fairseq's commands do
     parser = ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
     common = (
         ("threads", 2, "processor threads"),

@@ -15,6 +15,9 @@ from fairseq_plugins.common.onnx_program import Sizes, SourceProgram, StepProgra
 from fairseq_plugins.conv_encoder.decoder import LSTMDecoder
 from fairseq_plugins.conv_encoder.encoders import ConvolutionalEncoder, LSTMEncoder, PoolingEncoder
 
+# The program computes these and no classes that are derived from them.
+PARTS = (ConvolutionalEncoder, PoolingEncoder, LSTMEncoder, LSTMDecoder)
+
 
 def encode(program: SourceProgram, encoder: SourceEncoder, e: str) -> tuple[str, str]:
     """`SourceEncoder.encode`: embeddings, (B, S, f), to keys and values, (B, S, f)."""

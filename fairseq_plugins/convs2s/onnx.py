@@ -14,6 +14,9 @@ from fairseq_plugins.convs2s.layers import SQRT_HALF, GatedConvolution, Shortcut
 from fairseq_plugins.convs2s.model import ConvS2SDecoder, ConvS2SEncoder
 from fairseq_plugins.cpu.winograd import NARROWEST, sums_of_weights
 
+# The program computes these and no classes that are derived from them.
+PARTS = (ConvS2SEncoder, ConvS2SDecoder)
+
 
 def encode(program: SourceProgram, encoder: ConvS2SEncoder, e: str) -> tuple[str, str]:
     """`ConvS2SEncoder.encode`: embeddings, (B, S, f), to keys and values, (B, S, f)."""

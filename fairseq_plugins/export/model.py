@@ -58,12 +58,17 @@ def onnx_program(model: Any) -> ModuleType:
     """Import the module with the ONNX operators of a model's family.
 
     Raises:
-        ValueError: the model's class names none itself; a derived class may compute something else.
+        ValueError: the model's class names none itself, or encoder or decoder is derived from one of its ``PARTS``.
     """
     name = vars(type(model)).get("onnx_program")
     if not (isinstance(model, TranslationModel) and name):
         raise ValueError(f"{type(model).__name__} cannot be exported: its class names no onnx_program")
-    return importlib.import_module(name)
+    program = importlib.import_module(name)
+    for part in (model.encoder, model.decoder):
+        if type(part) not in program.PARTS:
+            names = ", ".join(each.__name__ for each in program.PARTS)
+            raise ValueError(f"{type(part).__name__} cannot be exported, only {names}")
+    return program
 
 
 def _give(program: SourceProgram, sources: list[tuple[str, Sizes]]) -> list[Sizes]:

@@ -13,7 +13,7 @@ from fairseq.data import ConcatDataset, FairseqDataset, bucket_pad_length_datase
 from fairseq.data.audio import raw_audio_dataset
 from fairseq.tasks import FairseqTask
 
-from fairseq_plugins.repairs.wrapping import in_place_of, raises
+from fairseq_plugins.repairs.wrapping import in_place_of, raises, silently
 
 
 class Shuffled(FairseqDataset):
@@ -31,12 +31,8 @@ class Shuffled(FairseqDataset):
 
 def makes_other_batches_in_a_later_epoch(get: Callable[..., Any]) -> bool:
     """Probe: whether the batches that ``get`` makes for all epochs depend on the epoch in which it makes them."""
-    level = logging.root.manager.disable
-    logging.disable(logging.INFO)  # of each batch iterator it is logged whether it is kept
-    try:
+    with silently():
         first, later = (get(FairseqTask(None), Shuffled(), epoch=epoch).frozen_batches for epoch in (1, 2))
-    finally:
-        logging.disable(level)
     return bool(first != later)
 
 
@@ -51,12 +47,8 @@ class Long(Shuffled):
 
 def fails_at_a_sentence_beyond_a_batch(get: Callable[..., Any]) -> bool:
     """Probe: whether ``get`` fails at sentences of more tokens than a batch has, where too long ones are skipped."""
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
+    with silently(logging.WARNING):
         return raises(AssertionError, lambda: get(FairseqTask(None), Long(), max_tokens=2, ignore_invalid_inputs=True))
-    finally:
-        logging.disable(level)
 
 
 def at_most(positions: Any, tokens: int) -> Any:

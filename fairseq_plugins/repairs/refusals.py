@@ -36,7 +36,7 @@ class Options:
         self._values: dict[str, Any] = {}
         for part in parts:
             for name, value in values_of(part).items():
-                section = values_of(value)
+                section = {each: of for each, of in values_of(value).items() if not str(of).startswith("${")}
                 if "_name" in section:
                     self._values |= section
                 self._values[name] = section.get("_name", value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,12 +20,8 @@ from fairseq_plugins.repairs.wrapping import in_place_of
 
 
 def ends_lines_at_carriage_returns() -> bool:
-    """Probe: whether fairseq finds two lines in a file of one line with a carriage return."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "probe")
-        path.write_bytes(b"a\rb\n")
-        with Chunker(str(path), 0, 0) as lines:
-            return len(list(lines)) == 2
+    """Probe: whether fairseq opens texts without ``newline``; its code is read, for it takes the name of a file."""
+    return "newline" not in str(Chunker.__enter__.__code__.co_consts)
 
 
 def open_text(file: Any, mode: str = "r", *args: Any, **options: Any) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -17,6 +19,17 @@ def in_place_of(owner: Any, name: str) -> Callable[[FunctionT], FunctionT]:
         return function
 
     return put
+
+
+@contextlib.contextmanager
+def silently(level: int = logging.INFO) -> Iterator[None]:
+    """For probes: drop log records up to this level."""
+    before = logging.root.manager.disable
+    logging.disable(level)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def raises(error: type[Exception], call: Callable[..., Any], *args: Any) -> bool:

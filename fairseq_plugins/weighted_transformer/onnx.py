@@ -14,6 +14,9 @@ from fairseq_plugins.common.onnx_program import Program, Sizes, SourceProgram, S
 from fairseq_plugins.weighted_transformer.branches import BranchedBlock
 from fairseq_plugins.weighted_transformer.model import WeightedTransformerDecoder, WeightedTransformerEncoder
 
+# The program computes these and no classes that are derived from them.
+PARTS = (WeightedTransformerEncoder, WeightedTransformerDecoder)
+
 
 def encode(program: SourceProgram, encoder: WeightedTransformerEncoder, e: str) -> tuple[str, str]:
     """`WeightedTransformerEncoder.encode`: embeddings, (B, S, d), to keys and values, which are one, (B, S, d)."""

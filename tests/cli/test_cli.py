@@ -14,11 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 from fairseq import checkpoint_utils
-from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.models import ARCH_MODEL_REGISTRY
-from fairseq.optim import OPTIMIZER_REGISTRY
-from fairseq.optim.lr_scheduler import LR_SCHEDULER_REGISTRY
-from fairseq.tasks import TASK_REGISTRY
 from fairseq.utils import import_user_module
 
 from fairseq_plugins.cli import main as cli
@@ -46,7 +42,6 @@ def test_what_needs_no_torch_imports_none(words: list[str]) -> None:
 MISSING = {
     "average": "{0} --output {1}",
     "export": "{0} {1}",
-    "export-nbest": "{0} --output {1}",
     "import-fconv": "{0} {1}",
     "lexicon": "--source {0} --target {0} --output {1}",
     "own-data": "{0} {0} {1}",
@@ -55,7 +50,6 @@ MISSING = {
     "plot-loss": "{0} --output {1}.svg",
     "score": "--generated {0} --reference {0}",
     "tune-length": "{0}",
-    "tune-offset": "{0} --source {0} --reference {0}",
 }
 
 
@@ -119,29 +113,6 @@ def look_at(name: str, found: Path) -> None:
 def test_checkpoints_are_loaded_with_the_repairs(name: str, tmp_path: Path) -> None:
     """Also where the command's module has asked fairseq for the loader before they were made."""
     assert forked(look_at, name, tmp_path) == ""
-
-
-def register(name: str, found: Path) -> None:
-    """What `fairseq_plugins` alone registers, and then one of its modules."""
-    registries = ARCH_MODEL_REGISTRY, CRITERION_REGISTRY, OPTIMIZER_REGISTRY, LR_SCHEDULER_REGISTRY, TASK_REGISTRY
-    before = list(map(len, registries))
-    importlib.import_module("fairseq_plugins")
-    assert list(map(len, registries)) == before
-    importlib.import_module(f"fairseq_plugins.{name}")
-    added = [sorted(set(registry)) for registry in registries]
-    mended = hasattr(checkpoint_utils.load_checkpoint_to_cpu, "__wrapped__")
-    found.write_text(str((added, mended)))
-
-
-def test_whatever_comes_first_registers_everything(tmp_path: Path) -> None:
-    """As from Python, where nobody gives --user-dir, and the other way round."""
-    names = ["registration", "models.convs2s.model", "models.conv_encoder.lstm", "generation.task", "optim.config"]
-    names += ["criterions.vocab_selection_cross_entropy"]
-    found = {name: forked(register, name, tmp_path) for name in names}
-    assert set(found.values()) == {found["registration"]}
-    assert found["registration"].endswith(", True)")
-    assert "translation_fast" in found["registration"]
-    assert "simplex_adam" in found["registration"]
 
 
 def test_what_registers_leaves_out_the_compiler_of_torch() -> None:

@@ -53,7 +53,7 @@ def test_an_architecture_of_ones_own(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from fairseq_plugins.cli.own_data.training import Training\n"
         "for user_dir, *wishes in map(str.split, sys.argv[1:]):\n"
-        "    try: print(Training('convs2s_of_mine', Path('out'), wishes, Path(user_dir)).family)\n"
+        "    try: print(Training('convs2s_of_mine', Path('out'), wishes, Path(user_dir)).model.family)\n"
         "    except ValueError as error: print(error)"
     )
     result = python("-c", program, "user_dir", other, broken, f"{mine} --user-dir user_dir", mine)

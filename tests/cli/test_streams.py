@@ -8,18 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.cli.test_export_nbest import GENERATED
 
 from tests.commands import MAIN, ROOT
-
-
-@pytest.fixture
-def many(tmp_path: Path) -> Path:
-    """A list that is longer than a pipe holds."""
-    path = tmp_path / "generated"
-    lines = [f"H-{n}\t-0.5\t{'a ' * 99}b\nD-{n}\t-0.5\ta b\nP-{n}\t{'-1 ' * 101}\n" for n in range(400)]
-    path.write_text("".join(lines))
-    return path
 
 
 def shell(redirection: str, *words: object) -> subprocess.CompletedProcess[str]:
@@ -30,13 +20,10 @@ def shell(redirection: str, *words: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("closed", ["<&-", "2>&-", "<&- 2>&-"])
-def test_what_is_not_needed_may_be_closed(closed: str, tmp_path: Path) -> None:
-    (tmp_path / "generated").write_text(GENERATED, encoding="utf-8")
-    words = ["export-nbest", tmp_path / "generated", "--output", tmp_path / "list"]
-    result = shell(closed, *words)
+def test_streams_that_are_not_needed_may_be_closed(closed: str) -> None:
+    result = shell(closed, "user-dir")
     assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.endswith("list\n")
-    assert (tmp_path / "list").read_text().count("|||") == 9
+    assert result.stdout.endswith("user_dir\n")
 
 
 @pytest.mark.parametrize(("redirection", "message"), [(">&-", "closed"), (">/dev/full", "No space left on device")])
@@ -48,10 +35,11 @@ def test_an_output_that_cannot_be_written_is_named(redirection: str, message: st
     assert result.stderr.count("\n") == 1
 
 
-def test_a_reader_that_leaves_ends_it_without_a_word(many: Path) -> None:
-    result = shell("| head -n 1; exit ${PIPESTATUS[0]}", "export-nbest", many, "--output", "/dev/stdout")
-    assert (result.returncode, result.stderr) == (128 + signal.SIGPIPE, "")
-    assert result.stdout.count("\n") == 1
+def test_a_reader_that_leaves_ends_it_without_a_word() -> None:
+    """The reader is gone before the command writes."""
+    result = shell("| true; exit ${PIPESTATUS[0]}", "--help")
+    assert result.stderr == ""
+    assert result.returncode in (0, 128 + signal.SIGPIPE)
 
 
 def test_a_closed_input_that_is_to_be_translated_is_named(tmp_path: Path) -> None:

@@ -56,19 +56,25 @@ for rows in range(1, 513):
 """
 
 
-def output(program: str, settings: dict[str, str], imported: str = "command") -> str:
+def output(program: str, settings: dict[str, str], command: bool = True) -> str:
     names = ("MALLOC_", "GLIBC_", "ONEDNN_", "DNNL_", "LRU_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(names)}
-    command = [sys.executable, "-W", "ignore", "-c", f"import fairseq_plugins.{imported}\n{program}"]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-c",
+        f"import fairseq_plugins; fairseq_plugins.install({command})\n{program}",
+    ]
     environment |= settings
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
 
 
-def pages(imported: str = "command", **settings: str) -> list[int]:
+def pages(command: bool = True, **settings: str) -> list[int]:
     """Pages that the system has to bring: for a first block of 64 MiB; in the median of seven more, and of seven of 32
     MiB, since now and then something small takes the place that was left; for one of 256 MiB.
     """
-    first, *others, larger = map(int, output(_PAGES, settings, imported).split())
+    first, *others, larger = map(int, output(_PAGES, settings, command).split())
     return [first, statistics.median_low(others[:7]), statistics.median_low(others[7:]), larger]
 
 
@@ -88,7 +94,7 @@ def test_settings_of_the_environment_hold(setting: str) -> None:
 
 @glibc
 def test_a_library_leaves_memory_alone() -> None:
-    first, again, *_ = pages("registration")
+    first, again, *_ = pages(False)
     assert again > first / 2
 
 
