@@ -17,7 +17,7 @@ from sacrebleu.metrics.bleu import BLEU
 
 from fairseq_plugins.cli.arguments import positive, refuse_unreadable
 from fairseq_plugins.cli.generated import Hypothesis, lines_of, read_generated
-from fairseq_plugins.sequence_risk.rouge import rouge_scorer, sees
+from fairseq_plugins.common.rouge import rouge_scorer, sees
 
 ROUGE = ("rouge1", "rouge2", "rougeL")
 TOKENIZERS = ("13a", "intl", "zh", "char", "none")  # sacreBLEU's others need more than sacreBLEU

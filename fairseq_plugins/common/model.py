@@ -215,7 +215,7 @@ class TranslationModel(FairseqEncoderDecoderModel):
     Attributes:
         family: its name, for errors.
         shortest_warmup: in updates, for own-data.
-        onnx_program: module with the family's ``encode``, ``set_up`` and ``step`` as ONNX operators, and with ``PARTS``,
+        onnx_program: module with the family's ``encode``, ``set_up`` and ``step`` as ONNX operators, and ``PARTS``,
             the classes that these compute; not inherited, for a derived model may compute something else.
         state_version: of the layout of its checkpoints, which it saves as a buffer.
     """

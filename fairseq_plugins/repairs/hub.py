@@ -119,7 +119,8 @@ def refuse_options_of_other_tasks() -> None:
         if loaded["models"] is None:  # a vocoder of speech, which its class makes
             return loaded
         # Models of speech have a from_pretrained of their own, and search with what it is given.
-        if type(loaded["models"][0]).from_pretrained.__func__ is BaseFairseqModel.from_pretrained.__func__:
+        load_class = type(loaded["models"][0]).from_pretrained.__func__
+        if load_class is BaseFairseqModel.from_pretrained.__func__ or not load_class.__module__.startswith("fairseq."):
             refuse_ignored({**kwargs, **(kwargs.get("generation_args") or {})}, NOT_IN_LOADING)
         cfg = loaded["args"]
         name = getattr(cfg.get("task"), "_name", None)

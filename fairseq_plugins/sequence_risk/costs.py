@@ -7,7 +7,7 @@ from functools import partial
 
 from sacrebleu import BLEU, CHRF
 
-from fairseq_plugins.sequence_risk.rouge import rouge_scorer
+from fairseq_plugins.common.rouge import rouge_scorer
 
 # Of a reference, as a string of words, what scores a hypothesis beside it.
 SentenceScore = Callable[[str], Callable[[str], float]]

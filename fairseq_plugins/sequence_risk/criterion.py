@@ -28,10 +28,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fairseq_plugins.common.options import check_ranges
 from fairseq_plugins.common.output_layer import candidate_output
+from fairseq_plugins.common.rouge import sees
 from fairseq_plugins.common.subwords import bpe_symbol
 from fairseq_plugins.sequence_risk.config import SequenceRiskConfig
 from fairseq_plugins.sequence_risk.costs import SENTENCE_SCORES
-from fairseq_plugins.sequence_risk.rouge import sees
 from fairseq_plugins.sequence_risk.row_scores import Rows, RowScores, score_rows
 from fairseq_plugins.sequence_risk.translations import Translator
 

@@ -59,15 +59,10 @@ for rows in range(1, 513):
 def output(program: str, settings: dict[str, str], command: bool = True) -> str:
     names = ("MALLOC_", "GLIBC_", "ONEDNN_", "DNNL_", "LRU_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(names)}
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-c",
-        f"import fairseq_plugins; fairseq_plugins.install({command})\n{program}",
-    ]
+    code = f"import fairseq_plugins; fairseq_plugins.install({command})\n{program}"
+    words = [sys.executable, "-W", "ignore", "-c", code]
     environment |= settings
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
 
 
 def pages(command: bool = True, **settings: str) -> list[int]:
