@@ -17,6 +17,7 @@ from fairseq import checkpoint_utils
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.utils import import_user_module
 
+import fairseq_plugins
 from fairseq_plugins.cli import main as cli
 from fairseq_plugins.cli.user_dir import USER_DIR
 from tests.commands import FORKED, MAIN, python
@@ -101,9 +102,11 @@ def forked(target: Callable[[str, Path], None], argument: str, folder: Path) -> 
 
 
 def look_at(name: str, found: Path) -> None:
-    """Which loaders of fairseq's a module has, in a process where the repairs had not been made."""
+    """The loaders of fairseq's that a module has asked for before the repairs were made."""
     assert not hasattr(checkpoint_utils.load_checkpoint_to_cpu, "__wrapped__")
     tool = importlib.import_module(f"fairseq_plugins.cli.{name}")
+    assert not hasattr(checkpoint_utils.load_checkpoint_to_cpu, "__wrapped__")
+    fairseq_plugins.install()
     mended = [inspect.unwrap(each) for each in vars(checkpoint_utils).values() if hasattr(each, "__wrapped__")]
     assert inspect.unwrap(checkpoint_utils.load_checkpoint_to_cpu) in mended
     found.write_text(" ".join(each.__name__ for each in vars(tool).values() if each in mended))

@@ -134,7 +134,7 @@ def test_an_option_that_nobody_reads_is_told(load, caplog: pytest.LogCaptureFixt
     hub.translate("w1 w2", beam=2, max_len_b=5, lenpan=9, skip_invalid_size_inputs=True)
     told = [record.message for record in caplog.records if "does nothing" in record.message]
     expected = [f"{each} does nothing: it is no option of translating" for each in idle]
-    assert sorted(told) == sorted([*expected, "lenpan does nothing: a search has no such option"])
+    assert sorted(set(told)) == sorted([*expected, "lenpan does nothing: a search has no such option"])
 
 
 def test_a_vocoder_of_speech_comes_without_a_model(tmp_path: Path) -> None:
