@@ -10,8 +10,8 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
 from omegaconf import OmegaConf, open_dict
 
 from fairseq_plugins.cli.any_file import blaming
+from fairseq_plugins.common.options import architecture
 from fairseq_plugins.convs2s.fconv import convert_options, convert_parameters
-from fairseq_plugins.repairs.records import architecture
 
 
 def convert_file(path: Path, output: Path) -> None:

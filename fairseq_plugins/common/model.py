@@ -21,7 +21,6 @@ from fairseq_plugins.common.embedding import InputEmbedding
 from fairseq_plugins.common.linear import fold_weight_norm_, remove_weight_norm_
 from fairseq_plugins.common.options import Options
 from fairseq_plugins.common.source import Source
-from fairseq_plugins.common.unfilled import unfilled_where_filled_later
 from fairseq_plugins.cpu.packing import BatchPacking
 
 ModelT = TypeVar("ModelT", bound="TranslationModel")
@@ -245,7 +244,6 @@ class TranslationModel(FairseqEncoderDecoderModel):
         """
 
     @classmethod
-    @unfilled_where_filled_later()
     def build_model(cls: type[ModelT], cfg: Options, task: FairseqTask) -> ModelT:
         """`build` for fairseq.
 

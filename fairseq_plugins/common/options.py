@@ -20,6 +20,11 @@ from omegaconf import DictConfig
 Options = Namespace | DictConfig  # of a model
 
 
+def architecture(options: Any) -> Any:
+    """Return the name of a model's architecture, in whichever of fairseq's two ways its options have it, or None."""
+    return getattr(options, "arch", None) or getattr(options, "_name", None)
+
+
 def fill_in(args: Options, values: Mapping[str, Any]) -> None:
     """Give options their values where nobody has set them."""
     for option, value in values.items():

@@ -68,13 +68,11 @@ FIXES: tuple[Repair, ...] = (
     interactive.translate_every_line,
     options.configure_parts_without_options,
     options.read_first_embedding,
-    options.read_numbers_of_manual_schedules,  # behind read_options_without_eval, by which it reads the numbers
     positions.finish_epochs_with_another_update_freq,
     positions.resume_with_another_number_of_processes,
     precision.save_masters,
     processors.clip_gradients_where_they_are,
     processors.flatten_on_gpus_only,
-    processors.overflow_on_processors,
     records.ask_what_was_trained,
     resuming.begin_where_training_stopped,
     saving.save_checkpoints_whole,

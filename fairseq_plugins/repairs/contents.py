@@ -15,7 +15,6 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType, NoneType
 from typing import IO, Any
-from unittest import mock
 
 import torch
 from fairseq import checkpoint_utils
@@ -23,6 +22,7 @@ from fairseq.logging.meters import AverageMeter, StopwatchMeter, TimeMeter
 from fairseq.optim import FairseqOptimizer
 from torch import Tensor
 
+from fairseq_plugins.common.replaced import replaced
 from fairseq_plugins.repairs.wrapping import in_place_of, raises
 
 OLD_METERS = (AverageMeter, StopwatchMeter, TimeMeter)  # which fairseq before 0.10 saved as objects
@@ -143,7 +143,7 @@ def load_from_memory(load: Callable[[str], Any], state: object) -> Any:
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
-    with mock.patch.object(checkpoint_utils, "open", return_value=file, create=True):
+    with replaced(checkpoint_utils, "open", lambda *_, **__: file):
         return load("probe.pt")
 
 

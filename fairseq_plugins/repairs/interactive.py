@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import torch
 from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE
 from torch import Tensor
 
 from fairseq_plugins.common.long_words import segment
+from fairseq_plugins.common.replaced import replaced
 from fairseq_plugins.repairs.wrapping import in_place_of
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ def translate_every_line() -> None:
 
 def reads_every_line(read: Callable[[str, int], Iterator[list[str]]]) -> bool:
     """Probe: whether ``read`` finds the lines of an input that is not all text."""
-    with mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\rb\n\xff\n\n"), "utf-8")):
+    with replaced(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\rb\n\xff\n\n"), "utf-8")):
         try:
             return len(next(read("-", 9))) == 3
         except UnicodeDecodeError:

@@ -15,7 +15,6 @@ import torch
 from fairseq import utils
 from fairseq.data import FastaDataset
 from fairseq.dataclass import utils as dataclass_utils
-from fairseq.optim.lr_scheduler.manual_lr_scheduler import ManualSchedule
 from hydra.core.config_store import ConfigStore
 from torch import Tensor
 
@@ -105,29 +104,6 @@ def quote_file_names() -> None:
     @in_place_of(FastaDataset, "_build_index")
     def build_index(self: Any, path: str) -> Any:
         return build(self, shlex.quote(path))
-
-
-def reads_numbers(parse: Callable[..., dict[int, float]]) -> bool:
-    """Probe: whether ``parse`` takes a number for an update."""
-    try:
-        return parse(None, "{1: 0.5}") == {1: 0.5}
-    except TypeError:
-        return False
-
-
-def read_numbers_of_manual_schedules() -> None:
-    """``--lr-scheduler manual`` takes ``--update2lr "{'1': 0.1}"``, also ``'1-5'`` and ``'1,5'``, and fails at
-    ``{1: 0.1}``.
-    """
-    parse = ManualSchedule.parse_manuallr_args
-    if reads_numbers(parse):
-        return
-
-    @in_place_of(ManualSchedule, "parse_manuallr_args")
-    def parse_manuallr_args(self: Any, lr_args_str: str) -> dict[int, float]:
-        read = literal(lr_args_str)
-        named = {str(key): value for key, value in read.items()} if isinstance(read, dict) else read
-        return parse(self, str(named))
 
 
 def configure_parts_without_options() -> None:

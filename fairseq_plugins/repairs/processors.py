@@ -6,14 +6,13 @@ import functools
 import inspect
 from contextlib import nullcontext
 from typing import Any
-from unittest import mock
 
 import torch
 from fairseq import utils
 from fairseq.optim import FP16Optimizer
-from fairseq.trainer import Trainer
 from torch import Tensor
 
+from fairseq_plugins.common.replaced import replaced
 from fairseq_plugins.repairs.wrapping import in_place_of
 
 
@@ -30,7 +29,7 @@ def clip_gradients_where_they_are() -> None:
     def clip_grad_norm_(params: Any, *args: Any, **kwargs: Any) -> Tensor:
         params = [params] if isinstance(params, Tensor) else list(params)
         is_on_gpu = any(getattr(each, "is_cuda", False) for each in params)  # there may be None
-        with nullcontext() if is_on_gpu else mock.patch.object(torch.cuda, "is_available", return_value=False):
+        with nullcontext() if is_on_gpu else replaced(torch.cuda, "is_available", lambda: False):
             return clip(params, *args, **kwargs)
 
 
@@ -50,18 +49,3 @@ def flatten_on_gpus_only() -> None:
         return build(cls, cfg, params, **kwargs)
 
     FP16Optimizer.build_optimizer = classmethod(build_optimizer)  # type: ignore[arg-type]
-
-
-def overflow_on_processors() -> None:
-    """After an overflow, which loss scaling now and then provokes, fairseq makes the update's norm, zero, on a GPU.
-
-    The probe is of the code: to ask it takes a training.
-    """
-    step = Trainer.train_step
-    if torch.cuda.is_available() or "torch.tensor(0.0).cuda()" not in inspect.getsource(step):
-        return
-
-    @in_place_of(Trainer, "train_step")
-    def train_step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with mock.patch.object(Tensor, "cuda", lambda tensor, *_, **__: tensor):
-            return step(self, *args, **kwargs)

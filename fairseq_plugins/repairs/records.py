@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from fairseq import checkpoint_utils
 from fairseq.dataclass.configs import CheckpointConfig
@@ -19,6 +18,8 @@ from fairseq.trainer import Trainer
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import get_original_cwd
 
+from fairseq_plugins.common.options import architecture
+from fairseq_plugins.common.replaced import replaced
 from fairseq_plugins.repairs.precision import loading_masters, restore_loss_scale
 from fairseq_plugins.repairs.resuming import fingerprint, lost_patience
 from fairseq_plugins.repairs.wrapping import in_place_of
@@ -125,7 +126,7 @@ def averages_that_begin_with_the_model() -> Iterator[None]:
         state["extra_state"].setdefault("ema", state["model"])
         return state
 
-    with mock.patch.object(checkpoint_utils, "load_checkpoint_to_cpu", read_with_average):
+    with replaced(checkpoint_utils, "load_checkpoint_to_cpu", read_with_average):
         yield
 
 
@@ -140,11 +141,6 @@ def misfit(filename: str, options: Any, reason: str) -> str:
         "not of the vocabulary or the architecture asked for; data for a model that is trained already are made with "
         f"its dictionaries (fairseq-preprocess --srcdict --tgtdict). {reason[:200]}"
     )
-
-
-def architecture(options: Any) -> Any:
-    """Its name, in whichever of fairseq's two ways a model's options have it, or None."""
-    return getattr(options, "arch", None) or getattr(options, "_name", None)
 
 
 def family(options: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from fairseq import utils
 from fairseq.dataclass.configs import FairseqConfig
-from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, FairseqMultiModel
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
 from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 from fairseq.tasks.translation import TranslationTask
@@ -266,21 +266,6 @@ REFUSALS = (
         TRAIN,
         lambda o: next(missing_in_the_task(o), None),
         "--task {o.task} has no {found}, which --arch {o.arch} needs; use --task translation or translation_fast",
-    ),
-    Refusal(
-        TRAIN,
-        lambda o: (
-            o.task == "multilingual_translation"
-            and not issubclass(ARCH_MODEL_REGISTRY.get(o.arch, FairseqMultiModel), FairseqMultiModel)
-        ),
-        "--task multilingual_translation needs --arch multilingual_transformer or one like it, got {o.arch}; "
-        "--task translation_multi_simple_epoch trains one model for all pairs of languages",
-    ),
-    Refusal(
-        TRAIN,
-        lambda o: o.criterion == "adaptive_loss" and not o.adaptive_softmax_cutoff,
-        "--criterion adaptive_loss needs a model with an adaptive softmax, and this {o.arch} has a full one; use "
-        "label_smoothed_cross_entropy or cross_entropy",
     ),
     Refusal(
         COMMANDS,

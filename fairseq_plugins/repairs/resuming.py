@@ -23,7 +23,6 @@ from fairseq_plugins.repairs.wrapping import in_place_of
 
 logger = logging.getLogger(__name__)
 
-NOTHING_LEFT = "nothing is left to train"
 PICKLE = b"\x80"  # how files of torch before 1.6 begin, which are no archives and do not show where they end
 SAVED_BESIDE_THE_LAST = r"checkpoint(\d+|_\d+_\d+|_best|\.best_.+)\.pt"  # by fairseq, with all that training needs
 
@@ -205,5 +204,5 @@ def leave_a_finished_training_alone(trainer: Any) -> None:
     hours = trainer.cumulative_training_time() / 3600
     impatient = 0 < trainer.cfg.checkpoint.patience <= lost_patience().get("num_runs", 0)
     if 0 < limits.max_update <= updates or 0 < limits.stop_time_hours < hours or impatient:
-        logger.info(f"{NOTHING_LEFT}: {updates} updates, {hours:.1f} hours")
+        logger.info(f"nothing is left to train: {updates} updates, {hours:.1f} hours")
         limits.max_epoch = -1  # read after this; 0 would be no limit

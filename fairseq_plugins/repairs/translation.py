@@ -15,7 +15,13 @@ import torch
 from fairseq import checkpoint_utils, utils
 from fairseq.data import Dictionary
 from fairseq.file_io import PathManager
-from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, BaseFairseqModel, FairseqMultiModel
+from fairseq.models import (
+    ARCH_MODEL_REGISTRY,
+    MODEL_DATACLASS_REGISTRY,
+    MODEL_REGISTRY,
+    BaseFairseqModel,
+    FairseqMultiModel,
+)
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 from fairseq.sequence_scorer import SequenceScorer
@@ -24,9 +30,11 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from fairseq_plugins.common.unfilled import filled_later
-from fairseq_plugins.repairs.records import architecture, sides_of_other_words
+from fairseq_plugins.common.model import TranslationModel
+from fairseq_plugins.common.options import architecture
+from fairseq_plugins.repairs.records import sides_of_other_words
 from fairseq_plugins.repairs.refusals import refuse
+from fairseq_plugins.repairs.unfilled import Unfilled
 from fairseq_plugins.repairs.wrapping import in_place_of
 from fairseq_plugins.vocabulary.unknown_words import keep_source_words, read_translations, replace_unknown_words
 
@@ -64,7 +72,7 @@ def load_models() -> None:
         if state is None and PathManager.exists(path):  # otherwise fairseq says so
             state = checkpoint_utils.load_checkpoint_to_cpu(path, given["arg_overrides"])
         try:
-            with filled_later() if given["strict"] else contextlib.nullcontext():
+            with Unfilled() if given["strict"] and is_ours(state) else contextlib.nullcontext():
                 models, cfg, task = load(**{**given, "filenames": [filename], "state": state})
         except (KeyError, AssertionError):  # of fairseq's sentence on such a model, which also fails to be written
             name = architecture(state["cfg"].model)
@@ -99,6 +107,12 @@ def load_models() -> None:
             models, cfg, given["task"] = load_one(filename, given)
             ensemble += models
         return ensemble, cfg, given["task"]
+
+
+def is_ours(state: dict[str, Any] | None) -> bool:
+    """Whether a checkpoint holds a model of this plugin, which takes no parameter but from its checkpoint."""
+    name = architecture(state["cfg"].model) if state and state["cfg"] else None
+    return issubclass(ARCH_MODEL_REGISTRY.get(name, MODEL_REGISTRY.get(name, object)), TranslationModel)
 
 
 def take_positions(task: Any, trained: Any) -> None:

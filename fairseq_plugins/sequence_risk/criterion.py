@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
 from fairseq import utils
@@ -28,7 +27,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fairseq_plugins.common.options import check_ranges
 from fairseq_plugins.common.output_layer import candidate_output
-from fairseq_plugins.common.rouge import sees
+from fairseq_plugins.common.replaced import replaced
 from fairseq_plugins.common.subwords import bpe_symbol
 from fairseq_plugins.sequence_risk.config import SequenceRiskConfig
 from fairseq_plugins.sequence_risk.costs import SENTENCE_SCORES
@@ -175,7 +174,7 @@ class SequenceRisk(FairseqCriterion):
             narrow = candidate_output(inner, words)
         # What wraps a model for several processes must see a call of its own, or it does not add up gradients.
         score = partial(score_rows, inner, net_input, rows, self.padding_idx)
-        with narrow, mock.patch.object(inner, "forward", score):
+        with narrow, replaced(inner, "forward", score):
             return model(words)  # without an argument, torch's wrapper for several GPUs fails
 
     def losses(self, scores: RowScores, rows: Rows, costs: Tensor, members: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -69,7 +69,6 @@ def test_all_repairs_are_in_the_table() -> None:
         hub.copy_the_state_of_tasks,
         hub.take_the_task_asked_for,
         options.read_first_embedding,
-        options.read_numbers_of_manual_schedules,
         options.refuse_references,
         searches.count_groups_by_their_place_in_the_batch,
         searches.refuse_without_constraints,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import re
 from pathlib import Path
@@ -15,11 +14,9 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.data import FairseqDataset
 from fairseq.dataclass.configs import CheckpointConfig
-from fairseq.optim.lr_scheduler.manual_lr_scheduler import ManualSchedule
 from fairseq.tasks import FairseqTask
 
 from fairseq_plugins.repairs import resuming
-from fairseq_plugins.repairs.options import reads_numbers
 from tests import faults
 
 
@@ -149,14 +146,3 @@ def test_patience_outlives_the_process(data: Path, tmp_path: Path) -> None:
     again = train(data, tmp_path, *options, "--max-update", 99)
     assert updates(again) == 12
     assert all(torch.equal(value, again["model"][name]) for name, value in ended["model"].items())
-
-
-def test_manual_schedules_read_numbers() -> None:
-    parse = functools.partial(ManualSchedule.parse_manuallr_args, None)
-    assert parse("{1: 0.5, 20: 0.1}") == parse("{'1': 0.5, '20': 0.1}") == {1: 0.5, 20: 0.1}
-    assert parse("{'1-3': 0.5, '5,7': 1, 9: 2}") == {1: 0.5, 2: 0.5, 3: 0.5, 5: 1, 7: 1, 9: 2}
-    for text in ("[1]", "{1", "{'a': 1}", "exit()"):
-        with pytest.raises(ValueError):  # noqa: PT011  (of Python's and the literal's)
-            parse(text)
-    assert reads_numbers(ManualSchedule.parse_manuallr_args)
-    assert not reads_numbers(inspect.unwrap(ManualSchedule.parse_manuallr_args))

@@ -23,8 +23,8 @@ from fairseq_plugins.cli.plots.loss import LOG
 from fairseq_plugins.cli.user_dir import USER_DIR
 from fairseq_plugins.common.model import TranslationModel
 from fairseq_plugins.common.whole_file import naming
-from fairseq_plugins.repairs.resuming import NOTHING_LEFT
 
+NOTHING_LEFT = "nothing is left to train"  # how fairseq-train says so, with repairs/resuming.py
 PATIENCE = 5  # validations, of which there is one an epoch
 
 

@@ -42,7 +42,7 @@ def build(architecture: str, task: SimpleNamespace, **options: Any) -> BaseFairs
 def test_loaded(task: SimpleNamespace, architecture: str, options: dict[str, Any], strict: bool) -> None:
     """fairseq's models, and ours where the checkpoint need not hold everything, start as ever."""
     trained = build(architecture, task, **options)
-    state = {"cfg": OmegaConf.create({"model": {"_name": None}}), "model": trained.state_dict()}
+    state = {"cfg": OmegaConf.create({"model": {"_name": architecture}, "task": {}}), "model": trained.state_dict()}
     loader = SimpleNamespace(build_model=lambda cfg: build(architecture, task, **options))
     with Draws() as draws:
         (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([__file__], None, loader, strict, state=state)
