@@ -19,6 +19,16 @@ def decoded(file: Iterable[bytes], path: Path) -> Iterator[str]:
             raise ValueError(f"{path}, line {number} is not UTF-8: {error}") from error
 
 
+def refuse_pipe(path: Path) -> None:
+    """Refuse what is there and cannot be read several times: a pipe would be waited for.
+
+    Raises:
+        ValueError: it is not a regular file.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is not a regular file, and is read more than once: copy it to one")
+
+
 def count_lines(path: Path) -> int:
     """Count the lines of a file that is read again afterwards.
 
@@ -26,8 +36,7 @@ def count_lines(path: Path) -> int:
         OSError: the file cannot be read.
         ValueError: it is not a regular file, not UTF-8, has no lines, or ends them with carriage returns alone.
     """
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is not a regular file, and is read more than once: copy it to one")
+    refuse_pipe(path)
     number, line = 0, ""
     with path.open("rb") as file:
         for number, line in enumerate(decoded(file, path), start=1):  # noqa: B007  (the last ones are used)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fairseq_plugins.cli.prepare import download as downloads
 from fairseq_plugins.cli.prepare.download import download
+from fairseq_plugins.cli.prepare.originals import fetch, sums, text
 from tests.cli.conftest import Server, url
 
 CONTENT = bytes(range(256)) * 1000
@@ -87,3 +90,16 @@ def test_what_breaks_off_is_named(server: Server, error: OSError, tmp_path: Path
     monkeypatch.setattr("http.client.HTTPResponse.read", broken)
     with pytest.raises(OSError, match=f"{url(server)} to .*: {error}"):
         download(url(server), tmp_path / "file.bin")
+
+
+@pytest.mark.parametrize("made", [os.mkfifo, Path.mkdir])
+def test_a_pipe_or_folder_in_the_place_of_a_download_is_named(server: Server, tmp_path: Path, made: Any) -> None:
+    """A pipe would be waited for."""
+    made(tmp_path / "file.bin")
+    with pytest.raises(ValueError, match=r"file\.bin is not a regular file"):
+        download(url(server), tmp_path / "file.bin", SHA256)
+    files = text("file.{}", ("bin", "gz"))[0]
+    for read in (lambda: fetch(files, tmp_path, files), lambda: sums(files, tmp_path)):
+        with pytest.raises(ValueError, match=r"file\.bin is not a regular file"):
+            read()
+    assert not server.asked

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import re
+import time
 from pathlib import Path
 
 import pytest
 
 from fairseq_plugins.cli import main as cli
+from fairseq_plugins.cli.own_data.progress import TrainingProgress
 from fairseq_plugins.cli.plots.loss import Point, draw, read_curve
 
 
@@ -39,6 +41,17 @@ def epoch(updates: int, loss: float) -> tuple[str, dict]:
 def test_training_loss_is_the_mean_since_the_validation_before(tmp_path: Path, hydra: bool) -> None:
     lines = [inner(9, 50), inner(7, 90), valid(100, 6.5), epoch(100, 7.7), inner(5), valid(200, 4)]
     assert read_curve(log(tmp_path / "log", *lines, hydra=hydra)) == [Point(100, 6.5, 8), Point(200, 4, 5)]
+
+
+@pytest.mark.parametrize("half", ['{"epoch": 1, "loss": "2"', '{"epoch":', "x"])
+def test_a_long_line_of_half_records_takes_no_time(tmp_path: Path, half: str) -> None:
+    """The work grows with the line's length, and not with its square."""
+    line, began = f"{half * 60_000}}}", time.process_time()
+    broken = log(tmp_path / "log", valid(100, 4))
+    broken.write_text(f"{broken.read_text()}{line}\n")
+    assert read_curve(broken)[0].validation == 4
+    TrainingProgress(usual=1, patience=1, epochs=1, updates=1).see(line)
+    assert time.process_time() - began < 1
 
 
 def test_another_part_than_valid(tmp_path: Path) -> None:

@@ -379,3 +379,12 @@ def check_config(content: str, folder: Path, tmp_path: Path) -> None:
             sums.write_text(sums.read_text().replace(before, hashlib.sha256(content.encode()).hexdigest()))
         with pytest.raises(ValueError, match=r"\A[^\n]+\Z"):
             translate.Translator(out, 1).translate(["w1"])
+
+
+@pytest.mark.parametrize("name", ["SHA256SUMS", "config.json"])
+def test_a_pipe_in_a_folder_is_not_waited_for(folder: Path, tmp_path: Path, name: str) -> None:
+    out = shutil.copytree(folder, tmp_path / "out")
+    (out / name).unlink()
+    os.mkfifo(out / name)
+    with pytest.raises(ValueError, match=name):
+        translate.Translator(out, 1)

@@ -38,7 +38,7 @@ class TrainingProgress:
 
     def see(self, line: str) -> None:
         """Read a line of the log."""
-        if too_long := re.search(r"(\S+) samples have invalid sizes and will be skipped", line):
+        if too_long := re.search(r"(?<!\S)(\S+) samples have invalid sizes and will be skipped", line):
             self.tell(f"{too_long[1]} sentence pairs are too long for the model and left out.")
         for record in records(line):
             if {"update", "num_updates"} <= record.keys():  # counted in epochs, and by themselves

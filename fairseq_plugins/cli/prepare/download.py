@@ -13,6 +13,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from fairseq_plugins.cli.bar import bar
+from fairseq_plugins.common.lines import refuse_pipe
 
 BLOCK = 1 << 20  # bytes
 TIMEOUT = 60  # seconds without an answer
@@ -25,9 +26,10 @@ def download(url: str, path: Path, checksum: str | None = None) -> None:
         checksum: ``sha256:`` or ``md5:`` and hexadecimal digits.
 
     Raises:
-        ValueError: the file is not the one that was expected, or another process is downloading it.
+        ValueError: the file is not the one that was expected or a pipe, or another process is downloading it.
         OSError: the network fails; what has come is kept, and the next call goes on from there.
     """
+    refuse_pipe(path)
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)

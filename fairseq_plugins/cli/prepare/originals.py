@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fairseq_plugins.cli.bar import bar
 from fairseq_plugins.cli.prepare.download import digest_of, download
+from fairseq_plugins.common.lines import refuse_pipe
 from fairseq_plugins.common.whole_file import replacing
 
 
@@ -35,7 +36,7 @@ class File:
         """Where it is, gzipped or not, under its own name or that without or with ``.gz``."""
         own = orig / self.folder / self.path
         other = own.with_suffix("") if own.suffix == ".gz" else own.with_name(f"{own.name}.gz")
-        return other if other.exists() and not own.exists() else own
+        return other if other.is_file() and not own.exists() else own
 
 
 Texts = tuple[tuple[File, File], ...]  # source and target of each
@@ -57,15 +58,18 @@ def fetch(files: Sequence[File], orig: Path, wanted: Container[File], terms: str
         terms: where to get what cannot be downloaded.
 
     Raises:
-        ValueError: a file cannot be downloaded, is not the one that was expected, or an archive does not hold it.
+        ValueError: a file cannot be downloaded, is not the one that was expected, or is a pipe, or an archive does not
+            hold it.
         OSError: the network fails.
     """
     archives: dict[tuple[str, str | None], list[str]] = {}
     for file in files:
-        if file not in wanted or file.place(orig).exists():
+        place = file.place(orig)
+        refuse_pipe(place)
+        if file not in wanted or place.exists():
             continue
         if file.url is None:
-            raise ValueError(f"{file.place(orig)} is missing. {terms}".rstrip())
+            raise ValueError(f"{place} is missing. {terms}".rstrip())
         archives.setdefault((file.url, file.checksum), []).append(file.path)
     for (url, checksum), paths in archives.items():
         if Path(paths[0]).name == Path(url).name:
@@ -113,6 +117,7 @@ def sums(files: Iterable[File], orig: Path) -> dict[str, str]:
     found = {}
     for file in dict.fromkeys(files):
         place = file.place(orig)
+        refuse_pipe(place)
         if place.exists() and file.checksum is not None:
             found[file.path] = f"{size_of_text(place)} bytes"
         elif place.exists():
