@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from fairseq_plugins.search import loop
 from fairseq_plugins.search.generator import FastBeamSearch
-from fairseq_plugins.search.graphs import Programs
+from fairseq_plugins.search.graphs import GraphCache
 from fairseq_plugins.vocabulary.candidates import Candidates
 from tests.conftest import ARCHITECTURES, WORDS, enliven, random_model
 from tests.search.fairseq_models import FAIRSEQ_MODELS, fairseq_model
@@ -70,9 +70,9 @@ def model(architecture: str, seed: int, prepared: bool) -> Any:
 
 
 @cache
-def programs() -> Programs:
+def programs() -> GraphCache:
     """Fixed states in the memory of earlier batches, as on a GPU, without the graphs."""
-    return Programs(capture=lambda run: run, compile_step=lambda step: step)
+    return GraphCache(capture=lambda run: run, compile_step=lambda step: step)
 
 
 def check(number: int) -> tuple[bool, int]:
@@ -142,7 +142,7 @@ def check(number: int) -> tuple[bool, int]:
     )
     every = pick([1, 1, 3, 4, 8])
     with torch.inference_mode(pick([True, False])), pytest.MonkeyPatch.context() as pretended:
-        pretended.setattr(loop, "read_later", read_copy_later)
+        pretended.setattr(loop, "copy_to_host_async", read_copy_later)
         pretended.setattr(loop, "steps_between_looks", lambda device: every)
         actual = search.generate([searched], sample, **call)
     assert_same(actual, expected, tolerance=2e-5)  # of sums in single precision

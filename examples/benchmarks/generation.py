@@ -54,7 +54,7 @@ from turns import (
 from fairseq_plugins.cpu.packing import Packing
 from fairseq_plugins.cpu.products import PRECISIONS
 from fairseq_plugins.search.generator import FastBeamSearch
-from fairseq_plugins.search.graphs import Programs
+from fairseq_plugins.search.graphs import GraphCache
 
 OPTIONS = (
     *SIZES,
@@ -131,7 +131,7 @@ def searches(
         ours = f"{name}, translation_fast{suffix}"
         runs[ours] = partial(search().generate, None, sample)
         if args.compile_steps:
-            runs[ours + COMPILED] = partial(search(programs=Programs()).generate, None, sample)
+            runs[ours + COMPILED] = partial(search(programs=GraphCache()).generate, None, sample)
     return runs
 
 

@@ -1,26 +1,28 @@
-"""The hypotheses of a batch, and the step of a beam search: the same on every device, and nothing but tensors.
+"""The step of a beam search, the same on every device: tensors only, and no look at a number.
 
-B sentences, k hypotheses (rows) for each, R = B·k; V words, T steps, S source positions.
+B sentences, k hypotheses (rows) for each, R = B·k; V words or candidates, T steps, S source positions, n words with
+rules of their own.
 
-A step changes no shape and looks at no number.  What it finds is written down as back-pointers, which never move: which
-word each hypothesis went on with, which one it continued, and which ended.  They are followed once, at the end.
+A step changes no shape.  It writes back-pointers, which never move: which word each hypothesis took, which hypothesis
+it continued, and which ended.  They are followed once, at the end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 
 from fairseq_plugins.common.decoding import Decoding, KeptSentences, StepwiseDecoding, update_state
-from fairseq_plugins.search.best_words import best_words
 from fairseq_plugins.search.ensemble import penalise_words
-from fairseq_plugins.search.rules import Rules
+from fairseq_plugins.vocabulary.candidates import numbers_among
 
 
-class Beams:
+class BeamState:
     """The search of one batch.
 
     Args:
@@ -36,7 +38,7 @@ class Beams:
     def __init__(
         self,
         decoding: Decoding,
-        rules: Rules,
+        rules: TokenRules,
         rows: int,
         in_place: bool = False,
     ) -> None:
@@ -58,10 +60,10 @@ class Beams:
         if isinstance(decoding, StepwiseDecoding) and self.fixed and decoding.decoder.wants_attention:
             self.attention = self._no_attention(decoding.source.keys.size(1))
 
-    def begin_and_step(self, step: Callable[[Beams], None] | None = None) -> None:
+    def begin_and_step(self, step: Callable[[BeamState], None] | None = None) -> None:
         """`step`, or a program of it, after what the host does before; not where the state is another batch's."""
         self.decoding.make_room()
-        (step or Beams.step)(self)
+        (step or BeamState.step)(self)
 
     def step(self) -> None:
         """All hypotheses grow by a word, or end."""
@@ -199,3 +201,106 @@ class Beams:
                 }
             )
         return found
+
+
+class TokenRules(NamedTuple):
+    """Of one batch; words by their numbers among the candidates, if there are any.
+
+    Attributes:
+        ruled: the words whose log-probability is changed, (n,).
+        penalties: what is added to it at each step, (T, n).
+        forced: the word that all hypotheses of a sentence take at each step, (T, B); where -1, any.
+        last: the last step of each sentence, in which its hypotheses end, (B,).
+        words: the candidates, (V,), or None where they are all words; where negative there is none.
+        beam: k.
+        word_penalty: added to the log-probability of each word but the end.
+        temperature: logits are divided by it.
+        eos: the end.
+        bos: the first word.
+    """
+
+    ruled: Tensor
+    penalties: Tensor
+    forced: Tensor
+    last: Tensor
+    words: Tensor | None
+    beam: int
+    word_penalty: float
+    temperature: float
+    eos: int
+    bos: int
+
+    @classmethod
+    def of(
+        cls,
+        options: SequenceGenerator,
+        source: Tensor,
+        prefix: Tensor | None = None,
+        bos: int | None = None,
+        words: Tensor | None = None,
+    ) -> TokenRules:
+        """Those that follow for a batch from a generator's options.
+
+        Args:
+            options: a `FastBeamSearch`.
+            source: (B, S).
+            prefix: the first words of each sentence, filled up with padding, (B, P).
+            bos: the first word; by default the end.
+            words: as above.
+        """
+        longest = min(int(options.max_len_a * source.size(1) + options.max_len_b), options.max_len - 1)
+        assert options.min_len <= longest, "min_len cannot be larger than max_len, please adjust these!"  # fairseq's
+        device, steps, first = source.device, longest + 1, 0
+        forced, last = torch.full((steps, len(source)), -1, device=device), options.last_steps(source, longest)
+        if prefix is not None:
+            # Until the longest prefix has ended fairseq suppresses no word, and no end, of any sentence.
+            first = min(prefix.size(1), longest)
+            own = prefix[:, :first].t()
+            forced[:first] = numbers_among(own.contiguous(), words).masked_fill(own == options.pad, -1)
+        forced.scatter_(0, last.unsqueeze(0), options.eos)
+        ruled = [options.pad, options.unk, options.eos]
+        if options.token_indices_to_suppress is not None:
+            ruled += numbers_among(options.token_indices_to_suppress.to(device), words).tolist()
+        penalties = torch.zeros(steps, len(ruled), dtype=torch.float32)
+        penalties[:, 0], penalties[:, 1] = -torch.inf, -options.unk_penalty
+        penalties[first:, 3:] = -torch.inf
+        penalties[first : max(options.min_len, 0), 2] = -torch.inf
+        return cls(
+            ruled=torch.tensor(ruled, device=device),
+            penalties=penalties.to(device),
+            forced=forced,
+            last=last,
+            words=words,
+            beam=options.beam_size,
+            word_penalty=options.word_penalty,
+            temperature=options.temperature,
+            eos=options.eos,
+            bos=options.eos if bos is None else bos,
+        )
+
+    def clone(self) -> TokenRules:
+        """The same elsewhere in memory."""
+        parts: Any = (each.clone() if torch.is_tensor(each) else each for each in self)
+        return TokenRules(*parts)
+
+
+_BLOCK = 64
+
+
+def best_words(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The best of each row, as `torch.topk`: (R, V) to scores and words, (R, count) each.
+
+    On the CPU the best of each block of words is found first, by a pass that is as fast as memory; only the words of
+    the best ``count`` blocks can be among the best ``count``.
+    """
+    size = scores.size(1)
+    blocks = size // _BLOCK
+    if scores.device.type != "cpu" or blocks <= 2 * count:
+        return scores.topk(count)
+    whole = scores[:, : blocks * _BLOCK].unflatten(1, (blocks, _BLOCK))
+    kept = whole.amax(dim=2).topk(count, sorted=False)[1].unsqueeze(2)
+    words = (kept * _BLOCK + torch.arange(_BLOCK)).flatten(1)
+    rest = torch.arange(blocks * _BLOCK, size).expand(len(scores), -1)
+    words = torch.cat([words, rest], dim=1)
+    best, at = scores.gather(1, words).topk(count)
+    return best, words.gather(1, at)

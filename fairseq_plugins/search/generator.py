@@ -1,4 +1,4 @@
-"""fairseq's beam search without what is wasted in it, for one model; all other searches as fairseq does them.
+"""A faster drop-in replacement for fairseq's single-model beam search; other searches are left to fairseq.
 
 B sentences, k hypotheses (rows) for each, R = B·k; S source positions, V target words, T target positions.
 """
@@ -6,7 +6,7 @@ B sentences, k hypotheses (rows) for each, R = B·k; S source positions, V targe
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import chain
 from typing import Any
@@ -22,11 +22,9 @@ from torch import Tensor
 from fairseq_plugins.common.model import TranslationModel
 from fairseq_plugins.common.output_layer import with_candidate_output, with_part
 from fairseq_plugins.cpu.packing import BatchPacking, Packing, with_packing
-from fairseq_plugins.search.beam_search import Beams
+from fairseq_plugins.search.beam_search import BeamState, TokenRules
 from fairseq_plugins.search.ensemble import Ensemble, FairseqDecoding
-from fairseq_plugins.search.graphs import Programs
-from fairseq_plugins.search.loop import search_to_the_end
-from fairseq_plugins.search.rules import Rules
+from fairseq_plugins.search.graphs import GraphCache
 from fairseq_plugins.vocabulary.candidates import Candidates, numbers_among
 
 logger = logging.getLogger(__name__)
@@ -56,7 +54,7 @@ class FastBeamSearch(SequenceGenerator):
         models: Sequence[BaseFairseqModel] | EnsembleModel,
         tgt_dict: Dictionary,
         packing: Packing | None = None,
-        programs: Programs | None = None,
+        programs: GraphCache | None = None,
         word_penalty: float = 0.0,
         candidates: Candidates | None = None,
         **options: Any,
@@ -133,7 +131,7 @@ class FastBeamSearch(SequenceGenerator):
     ) -> list[list[dict[str, Tensor]]]:
         """This plugin's search."""
         source, model = net_input["src_tokens"], self.model.single_model
-        rules = Rules.of(self, source, prefix, bos, words)
+        rules = TokenRules.of(self, source, prefix, bos, words)
         sentences, steps = len(source), len(rules.forced)
         with ExitStack() as stack:
             stack.enter_context(torch.cuda.device_of(source))
@@ -143,7 +141,7 @@ class FastBeamSearch(SequenceGenerator):
                 # Rows of a sentence are alike in the first step; but a prefix may end it there, with k copies.
                 beams = self.begin(net_input, rules, rows=1 if prefix is None else self.beam_size, packing=packing)
                 step = beams.begin_and_step
-            made = search_to_the_end(beams, step, sentences, steps)
+            made = run_search(beams, step, sentences, steps)
             found = beams.hypotheses(made, self.len_penalty if self.normalize_scores else 0)[:sentences]
         if not all(found):
             raise RuntimeError(
@@ -156,18 +154,18 @@ class FastBeamSearch(SequenceGenerator):
     def begin(
         self,
         net_input: dict[str, Any],
-        rules: Rules,
+        rules: TokenRules,
         capacity: int | None = None,
         rows: int | None = None,
         packing: BatchPacking | None = None,
-    ) -> Beams:
+    ) -> BeamState:
         """Encode a batch.
 
         Args:
             net_input: the batch.
             rules: of the batch.
             capacity: as of `StepwiseDecoding`.
-            rows: as of `Beams`; by default k.
+            rows: as of `BeamState`; by default k.
             packing: packed weights of the batch.
         """
         model: Any = self.model.single_model
@@ -175,11 +173,13 @@ class FastBeamSearch(SequenceGenerator):
         if isinstance(model, TranslationModel):
             encoded = with_packing(model.encoder, packing).forward_torchscript(net_input)
             in_place = source.device.type == "cpu" and capacity is None  # where memory of that size is slow
-            return Beams(model.decoder.start(encoded, k, capacity, rules.words, packing), rules, rows or k, in_place)
+            return BeamState(
+                model.decoder.start(encoded, k, capacity, rules.words, packing), rules, rows or k, in_place
+            )
         (encoded,) = self.model.forward_encoder(net_input)
         if rules.words is not None:
             model = with_candidate_output(model, rules.words, packing)
-        return Beams(FairseqDecoding(model, encoded, source, k), rules, rows=k)
+        return BeamState(FairseqDecoding(model, encoded, source, k), rules, rows=k)
 
     def last_steps(self, source: Tensor, longest: int) -> Tensor:
         """The step in which all hypotheses of a sentence end, (B,): as in fairseq the same for the whole batch.
@@ -259,3 +259,61 @@ def _has_plain_softmax(model: BaseFairseqModel) -> bool:
         and type(decoder).get_normalized_probs is FairseqDecoder.get_normalized_probs
         and type(decoder).get_normalized_probs_scriptable is FairseqDecoder.get_normalized_probs_scriptable
     )
+
+
+def run_search(beams: BeamState, step: Callable[[], None], sentences: int, steps: int) -> int:
+    """Make steps until all sentences have finished, and return the number of steps.
+
+    Finished sentences are dropped, unless the state is fixed.  A GPU's numbers are read one step late, so that neither
+    side waits; there sentences are dropped when at least half of them can be.
+
+    Args:
+        beams: before its first step.
+        step: makes one.
+        sentences: number of real (not padding) sentences.
+        steps: the most; in the last one all hypotheses end.
+    """
+    every, look = steps_between_looks(beams.position.device), None
+    late, share = (0, 1) if every == 1 else (1, 2)
+    for number in range(1, steps):
+        step()
+        if number % every == 0:
+            look = copy_to_host_async(beams.finished[:sentences])
+        if look is not None and number % every == late:
+            finished = look()
+            if all(finished):
+                return number
+            stay = [place for place, has_finished in enumerate(finished) if not has_finished]
+            if not beams.fixed and len(stay) < len(finished) and share * len(stay) <= len(finished):
+                sentences = len(stay)
+                beams.keep(_without_gaps(stay, beams.position.device))
+    step()
+    return steps
+
+
+def steps_between_looks(device: torch.device) -> int:
+    """How many steps are made until the host looks at the device again."""
+    return 1 if device.type == "cpu" else 4
+
+
+def copy_to_host_async(numbers: Tensor) -> Callable[[], list[Any]]:
+    """Start an asynchronous copy of numbers of any shape to the host; call the result to get the values."""
+    if not numbers.is_cuda:
+        return numbers.tolist
+    copy = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+    copy.copy_(numbers, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record()
+
+    def read() -> list[Any]:
+        event.synchronize()
+        return copy.tolist()
+
+    return read
+
+
+def _without_gaps(stay: list[int], device: torch.device) -> Tensor:
+    """These places, in an order in which as few as can be change theirs: the last ones fill the gaps."""
+    kept, last = set(stay), reversed(stay)
+    places = torch.tensor([place if place in kept else next(last) for place in range(len(stay))])
+    return (places if device.type == "cpu" else places.pin_memory()).to(device, non_blocking=True)

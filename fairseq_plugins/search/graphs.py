@@ -24,8 +24,7 @@ from torch import Tensor
 from fairseq_plugins.common.linear import has_weight_norm
 from fairseq_plugins.common.model import IncrementalDecoder
 from fairseq_plugins.cpu.packing import BatchPacking
-from fairseq_plugins.search.beam_search import Beams
-from fairseq_plugins.search.rules import Rules
+from fairseq_plugins.search.beam_search import BeamState, TokenRules
 
 _LENGTHS = 32  # lengths are rounded up to a multiple
 _CANDIDATES = 256
@@ -34,17 +33,17 @@ MOST_KEPT = 16  # shapes whose memory and graphs are kept on a GPU
 _CAPTURING = threading.Lock()  # of which torch can do one at a time
 
 Run = Callable[[], None]
-Step = Callable[[Beams], None]
-Begin = Callable[..., Beams]  # `FastBeamSearch.begin`
+Step = Callable[[BeamState], None]
+Begin = Callable[..., BeamState]  # `FastBeamSearch.begin`
 
 
-class Programs:
+class GraphCache:
     """The programs of a task's generators; one batch at a time.
 
     Args:
-        capture: makes of what is to run a program that does the same again in the same memory; by default a CUDA graph
-            on a GPU, and none on a processor, where batches then have a state of their own.
-        compile_step: makes of `Beams.step` one that is compiled for each shape that it meets; by default torch does.
+        capture: makes of a function a program that does the same again in the same memory; by default a CUDA graph on
+            a GPU, and none on a CPU, where each batch then has a state of its own.
+        compile_step: compiles `BeamState.step` for each shape that it meets; by default torch does.
 
     Attributes:
         kept: memory of batches, with what runs in it; the least recently used first.
@@ -54,14 +53,14 @@ class Programs:
         self, capture: Callable[[Run], Run] | None = None, compile_step: Callable[[Step], Step] | None = None
     ) -> None:
         self.capture, self.compile_step = capture, compile_step
-        self._step = (compile_step or compiled)(Beams.step)
+        self._step = (compile_step or compiled)(BeamState.step)
         self.kept: dict[object, _Captured] = {}
         self._lock = threading.Lock()
         self._end: torch.cuda.Event | None = None
 
-    def __reduce__(self) -> tuple[type[Programs], tuple[object, object]]:
+    def __reduce__(self) -> tuple[type[GraphCache], tuple[object, object]]:
         """A copy makes its own."""
-        return Programs, (self.capture, self.compile_step)
+        return GraphCache, (self.capture, self.compile_step)
 
     def can_run(self, model: BaseFairseqModel, source: Tensor, steps: int) -> bool:
         """Whether a batch, (B, S), of this model is searched by programs, in so many steps.
@@ -80,8 +79,8 @@ class Programs:
 
     @contextmanager
     def batch(
-        self, model: Any, begin: Begin, source: Tensor, rules: Rules, packing: BatchPacking | None
-    ) -> Iterator[tuple[Beams, Run]]:
+        self, model: Any, begin: Begin, source: Tensor, rules: TokenRules, packing: BatchPacking | None
+    ) -> Iterator[tuple[BeamState, Run]]:
         """The search of a batch before its first step, and the step.
 
         Args:
@@ -96,7 +95,7 @@ class Programs:
             for limit in ("cache_size_limit", "accumulated_cache_size_limit"):  # of programs, in each thread
                 setattr(torch._dynamo.config, limit, max(1024, getattr(torch._dynamo.config, limit)))
             source, rules = _rounded_up(source, rules, model.encoder)
-            capture = self.capture or (as_graph if source.is_cuda else None)
+            capture = self.capture or (capture_cuda_graph if source.is_cuda else None)
             if capture is not None:
                 if self._end is not None:  # of the batch before, which another stream may still have to read
                     torch.cuda.current_stream().wait_event(self._end)
@@ -111,7 +110,7 @@ class Programs:
                 yield beams, functools.partial(beams.begin_and_step, self._step)
 
     def _captured(
-        self, model: Any, begin: Begin, source: Tensor, rules: Rules, capture: Callable[[Run], Run]
+        self, model: Any, begin: Begin, source: Tensor, rules: TokenRules, capture: Callable[[Run], Run]
     ) -> _Captured:
         numbers = (rules.beam, rules.word_penalty, rules.temperature, rules.eos, rules.bos)
         shapes = tuple(part.shape for part in (source, *tensors_of(rules)))
@@ -129,29 +128,31 @@ class _Captured:
     """The memory of batches of one shape, and what runs in it.
 
     Args:
-        begin, source, rules: as of `Programs.batch`; the first batch of its shape.
+        begin, source, rules: as of `GraphCache.batch`; the first batch of its shape.
         step: that of a search.
-        capture: as of `Programs`.
+        capture: as of `GraphCache`.
     """
 
-    def __init__(self, begin: Begin, source: Tensor, rules: Rules, step: Step, capture: Callable[[Run], Run]) -> None:
+    def __init__(
+        self, begin: Begin, source: Tensor, rules: TokenRules, step: Step, capture: Callable[[Run], Run]
+    ) -> None:
         source, rules = source.clone(), rules.clone()
         self.inputs = [source, *tensors_of(rules)]
         net_input = {"src_tokens": source, "src_lengths": None}
         capacity = len(rules.forced)
         self.beams = begin(net_input, rules, capacity)
         self.step = capture(functools.partial(step, self.beams))
-        self.set_up = capture(lambda: write(begin(net_input, rules, capacity), self.beams))
+        self.set_up = capture(lambda: copy_tensors_(begin(net_input, rules, capacity), self.beams))
 
-    def set_up_for(self, source: Tensor, rules: Rules) -> None:
+    def set_up_for(self, source: Tensor, rules: TokenRules) -> None:
         """Begin a batch."""
         for mine, given in zip(self.inputs, [source, *tensors_of(rules)], strict=True):
             mine.copy_(given)
         self.set_up()
 
 
-def as_graph(run: Run) -> Run:
-    """A CUDA graph of what this does, which is done a few times first, so that all is compiled and laid out."""
+def capture_cuda_graph(run: Run) -> Run:
+    """Capture a CUDA graph of a function, which runs a few times before, so that all is compiled and allocated."""
     with _CAPTURING:
         stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
         stream.wait_stream(torch.cuda.current_stream())
@@ -159,7 +160,7 @@ def as_graph(run: Run) -> Run:
             for _ in range(2):
                 run()
         torch.cuda.current_stream().wait_stream(stream)
-        # Of what a run makes nothing is needed after it, so all may use the same memory.
+        # Graph outputs are not reused, so all graphs share one memory pool.
         pool = _pool(torch.cuda.current_device())
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             run()
@@ -171,8 +172,8 @@ def _pool(device: int) -> Any:
     return torch.cuda.graph_pool_handle()
 
 
-def write(new: object, place: object) -> None:
-    """Copy what an object and its parts have of tensors to those of another one of its kind.
+def copy_tensors_(new: object, place: object) -> None:
+    """Copy all tensors of one state into another of the same kind.
 
     Raises:
         ValueError: they are not of one kind; nothing has been copied.
@@ -207,7 +208,7 @@ def compiled(step: Step) -> Step:
     return torch.compile(step, fullgraph=True, dynamic=False)
 
 
-def _rounded_up(source: Tensor, rules: Rules, encoder: Any) -> tuple[Tensor, Rules]:
+def _rounded_up(source: Tensor, rules: TokenRules, encoder: Any) -> tuple[Tensor, TokenRules]:
     """The batch in the next larger shape for which there is a program.
 
     Sentences, to a power of two: those that are added are ends.  Lengths, and candidates.

@@ -1,4 +1,4 @@
-"""Translation as fast as it goes."""
+"""The `translation_fast` task."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fairseq.tasks.translation import TranslationTask
 from fairseq_plugins.cpu.packing import Packing
 from fairseq_plugins.search.config import TranslationFastConfig
 from fairseq_plugins.search.generator import FastBeamSearch, FastBeamSearchWithAlignment
-from fairseq_plugins.search.graphs import Programs
+from fairseq_plugins.search.graphs import GraphCache
 from fairseq_plugins.vocabulary.candidates import Candidates
 
 logger = logging.getLogger(__name__)
@@ -64,8 +64,8 @@ class TranslationFastTask(TranslationTask):
         return Packing(str(self.cfg.cpu_dtype))
 
     @functools.cached_property
-    def _programs(self) -> Programs | None:
-        return Programs() if self.cfg.compile_steps else None
+    def _programs(self) -> GraphCache | None:
+        return GraphCache() if self.cfg.compile_steps else None
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of the task."""

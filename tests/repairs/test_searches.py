@@ -24,13 +24,13 @@ from fairseq_plugins.search.generator import FastBeamSearch
 from tests.commands import USER_DIR, run
 from tests.conftest import ARCHITECTURES
 
-Beams = list[tuple[float, int, int]]
+BeamState = list[tuple[float, int, int]]
 
 # fairseq 0.12.2 has an earlier form, which counts nothing and needs no repair.
 COUNTS = hasattr(DiverseBeamSearch(Dictionary(), 1, 1.0), "group_overlap")
 
 
-def diverse_step(lprobs: Tensor, totals: Tensor | None, groups: int, strength: float, shared: Counter) -> Beams:
+def diverse_step(lprobs: Tensor, totals: Tensor | None, groups: int, strength: float, shared: Counter) -> BeamState:
     """A step of one sentence: score, word and parent of each of its beams, as fairseq's documentation describes it.
 
     Args:
@@ -40,10 +40,10 @@ def diverse_step(lprobs: Tensor, totals: Tensor | None, groups: int, strength: f
         strength: of the penalty.
         shared: how many words two groups have had in common; counted on.
     """
-    found: dict[int, Beams] = {}
+    found: dict[int, BeamState] = {}
     for group in range(groups):
         beams = range(group, len(lprobs), groups)
-        scored: Beams = []
+        scored: BeamState = []
         for beam in beams if totals is not None else beams[:1]:
             for word, lprob in enumerate(lprobs[beam].tolist()):
                 penalty = sum(

@@ -13,7 +13,7 @@ from fairseq.models import BaseFairseqModel
 from fairseq.token_generation_constraints import pack_constraints
 from torch import Tensor
 
-from fairseq_plugins.search.loop import read_later
+from fairseq_plugins.search.generator import copy_to_host_async
 from tests.common import test_generation
 
 LENGTHS = [9, 6, 3, 1]  # fairseq's lstm wants them to fall
@@ -46,7 +46,7 @@ Model = Callable[..., BaseFairseqModel]
 
 def read_copy_later(numbers: Tensor) -> Callable[[], Any]:
     """A pretended GPU's: the numbers of its own moment, though they are read later."""
-    return read_later(numbers.clone())
+    return copy_to_host_async(numbers.clone())
 
 
 def generate(kind: type, *given: Any, **options: Any) -> Any:

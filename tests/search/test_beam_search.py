@@ -18,9 +18,9 @@ from torch.utils._pytree import tree_leaves
 from fairseq_plugins.common.decoding import StepwiseDecoding
 from fairseq_plugins.cpu.packing import Packing
 from fairseq_plugins.search import loop
+from fairseq_plugins.search.beam_search import TokenRules
 from fairseq_plugins.search.ensemble import Ensemble
 from fairseq_plugins.search.generator import FastBeamSearch, FastBeamSearchWithAlignment
-from fairseq_plugins.search.rules import Rules
 from tests.common.test_generation import without_state
 from tests.conftest import ARCHITECTURES
 from tests.search.fairseq_models import fairseq_model
@@ -194,7 +194,7 @@ def test_a_gpu_is_looked_at_now_and_then(build, architecture: str, dictionary, s
         return read_copy_later(numbers)
 
     assert [loop.steps_between_looks(torch.device(kind)) for kind in ("cpu", "cuda")] == [1, 4]
-    monkeypatch.setattr(loop, "read_later", counted)
+    monkeypatch.setattr(loop, "copy_to_host_async", counted)
     monkeypatch.setattr(loop, "steps_between_looks", lambda device: 4)
     models, source = [build(architecture).double()], sentences([*LENGTHS, *LENGTHS, *LENGTHS], left_pad=True)
     actual = generate(FastBeamSearch, models, dictionary, source, max_len_b=20)
@@ -229,7 +229,7 @@ def test_a_step_looks_at_no_number(build, architecture: str, dictionary) -> None
     search = FastBeamSearch([model], dictionary, beam_size=2, word_penalty=1.0, max_len_b=5)
     prefix = torch.empty(4, 2, dtype=torch.long, device="meta")
     with OneDevice():
-        beams = search.begin({"src_tokens": source}, Rules.of(search, source, prefix))
+        beams = search.begin({"src_tokens": source}, TokenRules.of(search, source, prefix))
         for step in range(4):
             beams.begin_and_step()
             if step == 1:

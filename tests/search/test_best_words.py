@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fairseq_plugins.search.best_words import best_words
+from fairseq_plugins.search.beam_search import best_words
 from tests.operators import Operators
 
 

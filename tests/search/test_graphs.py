@@ -11,9 +11,9 @@ import pytest
 import torch
 from fairseq.sequence_generator import SequenceGenerator
 
+from fairseq_plugins.search.beam_search import TokenRules
 from fairseq_plugins.search.generator import FastBeamSearch
-from fairseq_plugins.search.graphs import Programs
-from fairseq_plugins.search.rules import Rules
+from fairseq_plugins.search.graphs import GraphCache
 from tests.search.searching import assert_same
 
 BEAM, STEPS = 3, 9
@@ -42,13 +42,13 @@ def test_forced_words(build, architecture, sentences, dictionary, dtype: torch.d
     model = build(architecture).to(dtype)
     model.make_generation_fast_(need_attn=True)
     exact = copy.deepcopy(model).double()
-    programs, seen = Programs(), set[tuple[int, ...]]()
+    programs, seen = GraphCache(), set[tuple[int, ...]]()
     for lengths in ([9, 5, 3], [4, 7, 2, 2], [40], [12, 12, 11]):
         source, words = sentences(lengths), sentences([STEPS + 1] * len(lengths), seed=2)
         results: list[list[torch.Tensor]] = []
         for kind in (programs, None, exact):
             search = FastBeamSearch([exact if kind is exact else model], dictionary, beam_size=BEAM, max_len_b=STEPS)
-            rules = Rules.of(search, source, words)
+            rules = TokenRules.of(search, source, words)
             if kind is programs:
                 with programs.batch(model, search.begin, source, rules) as (beams, step):
                     torch.cuda.set_sync_debug_mode("error" if beams.numbers.shape in seen else "default")
@@ -104,7 +104,7 @@ def test_searches_in_half_precision(build, architecture, sentences, dictionary, 
     sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(1).sum(dim=1)}}
     options = {"beam_size": BEAM, "max_len_b": 12}
     theirs, rounding = scored(exact, source, SequenceGenerator([model], dictionary, **options).generate(None, sample))
-    search = FastBeamSearch([model], dictionary, programs=Programs() if compiles else None, **options)
+    search = FastBeamSearch([model], dictionary, programs=GraphCache() if compiles else None, **options)
     mine, own_rounding = scored(exact, source, search.generate(None, sample))
     assert own_rounding <= 4 * rounding
     assert (mine >= theirs - 4 * rounding).all()
@@ -118,7 +118,7 @@ def test_a_search_is_looked_at_now_and_then(build, architecture, sentences, dict
     sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(1).sum(dim=1)}}
     options = {"beam_size": BEAM, "min_len": 8, "max_len_b": 8}
     expected = SequenceGenerator([model], dictionary, **options).generate([model], sample)
-    search = FastBeamSearch([model], dictionary, programs=Programs() if compiles else None, **options)
+    search = FastBeamSearch([model], dictionary, programs=GraphCache() if compiles else None, **options)
     search.generate([model], sample)  # which compiles
     torch.cuda.set_sync_debug_mode("warn")
     try:
@@ -138,7 +138,7 @@ def test_programs_are_ahead_of_the_host(build, architecture, sentences, dictiona
     model, source = build(architecture), sentences([9, 3, 6, 1])
     model.make_generation_fast_()
     sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(1).sum(dim=1)}}
-    search = FastBeamSearch([model], dictionary, programs=Programs(), beam_size=BEAM, min_len=8, max_len_b=8)
+    search = FastBeamSearch([model], dictionary, programs=GraphCache(), beam_size=BEAM, min_len=8, max_len_b=8)
     search.generate([model], sample)
     graphs, kernels = launches(lambda: search.generate([model], sample))
     assert graphs == 1 + 9

@@ -17,10 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_plugins.cpu.packing import Packing
 from fairseq_plugins.search import graphs as programs
-from fairseq_plugins.search.beam_search import Beams
+from fairseq_plugins.search.beam_search import BeamState, TokenRules
 from fairseq_plugins.search.generator import FastBeamSearch
-from fairseq_plugins.search.graphs import Programs, Run, tensors_of, write
-from fairseq_plugins.search.rules import Rules
+from fairseq_plugins.search.graphs import GraphCache, Run, copy_tensors_, tensors_of
 from fairseq_plugins.vocabulary.candidates import Candidates
 from tests.search.searching import assert_same, generate
 
@@ -41,7 +40,7 @@ def recorded(run: Run) -> Run:
     return graph
 
 
-def check(model: Any, dictionary: Any, made: Programs, batches: list[Tensor], **options: Any) -> None:
+def check(model: Any, dictionary: Any, made: GraphCache, batches: list[Tensor], **options: Any) -> None:
     """Searches in double precision, so fairseq's, with rules that change from batch to batch."""
     for number, source in enumerate(batches):
         own = {"beam_size": BEAM, "max_len_b": 20 - number, "min_len": number, "unk_penalty": number, **options}
@@ -55,7 +54,7 @@ def check(model: Any, dictionary: Any, made: Programs, batches: list[Tensor], **
 @needs_compiler
 def test_compiled_searches(build, architecture, sentences, dictionary) -> None:
     """Batches, weights and generators share a program."""
-    model, made = build(architecture).double(), Programs()
+    model, made = build(architecture).double(), GraphCache()
     model.make_generation_fast_(need_attn=True)
     batches = [sentences(lengths) for lengths in SHAPES]
     check(model, dictionary, made, batches[:1])
@@ -74,7 +73,7 @@ def test_compiled_searches_among_candidates(build, sentences, dictionary, precis
     model.make_generation_fast_()
     words = Candidates(torch.randint(20, 44, (len(dictionary), 1)), torch.arange(len(dictionary)) < 20)
     options = {"candidates": words, "beam_size": 1, "max_len_b": 20}
-    made, packing = Programs(), Packing(precision)
+    made, packing = GraphCache(), Packing(precision)
     # In int8 the rounding of inputs depends on all of a batch, and so on the words that are added to it.
     batches = [sentences([length]) for length in ((9, 9, 32, 3) if precision == "float32" else (32, 32, 32, 32))]
     for number, source in enumerate(batches):
@@ -90,13 +89,13 @@ def test_long_compiled_searches(build, architecture, sentences, dictionary) -> N
     """Where state grows."""
     model = build(architecture, max_target_positions=500).double()
     model.make_generation_fast_(need_attn=True)
-    check(model, dictionary, Programs(), [sentences([9, 6]), sentences([30, 25])], min_len=200, max_len_b=300)
+    check(model, dictionary, GraphCache(), [sentences([9, 6]), sentences([30, 25])], min_len=200, max_len_b=300)
 
 
 @pytest.mark.parametrize("capture", [recorded, as_it_is])
 def test_searches_in_the_memory_of_others(build, architecture, sentences, dictionary, capture) -> None:
     """What was recorded of the first batch's set-up and step makes the others: nothing that changes is baked in."""
-    model, made = build(architecture).double(), Programs(capture, as_it_is)
+    model, made = build(architecture).double(), GraphCache(capture, as_it_is)
     model.make_generation_fast_(need_attn=True)
     batches = [sentences(lengths) for lengths in SHAPES]
     check(model, dictionary, made, batches, max_len_b=12)
@@ -114,7 +113,7 @@ def test_searches_in_the_memory_of_others(build, architecture, sentences, dictio
 
 def test_one_table_of_memory(build, sentences, dictionary, monkeypatch) -> None:
     """Of models, shapes and modes, the least recently used going first; one that comes again is not made again."""
-    made, captured = Programs(lambda run: captured.append(run) or run, as_it_is), []
+    made, captured = GraphCache(lambda run: captured.append(run) or run, as_it_is), []
     models = [build("convs2s_tiny", seed) for seed in (1, 2)]
     for model in models:
         model.make_generation_fast_(need_attn=True)
@@ -139,7 +138,7 @@ def test_one_table_of_memory(build, sentences, dictionary, monkeypatch) -> None:
 
 def test_a_weight_that_lies_elsewhere(build, sentences, dictionary) -> None:
     """What was its memory may be somebody else's by now."""
-    model, made, source = build("weighted_transformer_tiny").double(), Programs(as_it_is, as_it_is), sentences([5, 3])
+    model, made, source = build("weighted_transformer_tiny").double(), GraphCache(as_it_is, as_it_is), sentences([5, 3])
     check(model, dictionary, made, [source])
     before = [(each, each.data, each.clone()) for each in model.parameters()]
     for parameter, *_ in before:
@@ -150,7 +149,7 @@ def test_a_weight_that_lies_elsewhere(build, sentences, dictionary) -> None:
 
 def test_what_is_not_searched_by_programs(build, sentences, dictionary, caplog) -> None:
     """In the middle of training, and sources beyond the model's positions, of which the host has to count the words."""
-    made = Programs(as_it_is, as_it_is)
+    made = GraphCache(as_it_is, as_it_is)
     model = build("convs2s_tiny")
     check(model.double(), dictionary, made, [sentences([9, 6])])
     model.make_generation_fast_(need_attn=True)
@@ -177,7 +176,7 @@ def test_no_compiler_sees_how_rows_move(build, architecture, sentences, dictiona
         seen.append([user.target for order in {node.args[1] for node in orders} for user in order.users])
         return make_boxed_func(graph.forward)
 
-    made = Programs(compile_step=lambda step: torch.compile(step, fullgraph=True, dynamic=False, backend=look))
+    made = GraphCache(compile_step=lambda step: torch.compile(step, fullgraph=True, dynamic=False, backend=look))
     model = build(architecture).double()
     model.make_generation_fast_(need_attn=True)
     check(model, dictionary, made, [sentences([9, 6])], max_len_b=5)
@@ -219,7 +218,7 @@ def test_operators_outside_of_programs(build, sentences, dictionary, large: str)
     """Of a step at most three, and to set up a batch and read its 80 hypotheses at most sixty; also where some end."""
     model, counting, counts = build(large, **LARGE[large]), Counting(), []
     model.make_generation_fast_(need_attn=True)
-    made = Programs(counting.program, as_it_is)
+    made = GraphCache(counting.program, as_it_is)
     source, options = sentences([9, 6, 3, *[5] * 13]), {"beam_size": 5, "min_len": 2}
     for longest in (5, 5, 15):
         with counting:
@@ -238,9 +237,9 @@ def test_programs_look_at_no_number(build, architecture, dictionary) -> None:
     search = FastBeamSearch([model], dictionary, beam_size=BEAM, max_len_b=9)
     source = torch.zeros(2, 5, dtype=torch.long, device="meta")
     for words in (None, torch.zeros(40, dtype=torch.long, device="meta")):
-        rules = Rules.of(search, source, source[:, :2])._replace(words=words)
+        rules = TokenRules.of(search, source, source[:, :2])._replace(words=words)
         beams, new = (search.begin({"src_tokens": source}, rules, capacity=32) for _ in range(2))
-        write(new, beams)
+        copy_tensors_(new, beams)
         for _ in range(2):
             beams.step()
         assert {part.device.type for part in tensors_of(beams)} == {"meta"}
@@ -253,12 +252,12 @@ def test_a_state_is_written_into_another(build, architecture, sentences, diction
     model.make_generation_fast_(need_attn=True)
     search, states = FastBeamSearch([model], dictionary, beam_size=BEAM, max_len_b=9), []
     for source in (sentences([5, 3]), sentences([2, 5])):
-        beams = search.begin({"src_tokens": source}, Rules.of(search, source), capacity=32)
+        beams = search.begin({"src_tokens": source}, TokenRules.of(search, source), capacity=32)
         states.append(beams)
     for _ in range(3):
         states[0].step()
     places = [each.data_ptr() for each in tensors_of(states[0])]
-    write(states[1], states[0])
+    copy_tensors_(states[1], states[0])
     assert [each.data_ptr() for each in tensors_of(states[0])] == places
     for _ in range(4):
         for beams in states:
@@ -290,4 +289,4 @@ def test_how_steps_are_compiled() -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3
     with pytest.raises(torch._dynamo.exc.Unsupported):
         compiled(Doubling(3, breaks=True))
-    assert programs.compiled(Beams.step) is programs.compiled(Beams.step)
+    assert programs.compiled(BeamState.step) is programs.compiled(BeamState.step)

@@ -12,7 +12,7 @@ from torch import Tensor
 from fairseq_plugins.cpu.packing import Packing
 from fairseq_plugins.cpu.products import PRECISIONS, Packed
 from fairseq_plugins.search.generator import FastBeamSearch
-from fairseq_plugins.search.graphs import Programs
+from fairseq_plugins.search.graphs import GraphCache
 from fairseq_plugins.vocabulary.candidates import Candidates
 from tests.search.fairseq_models import fairseq_model
 from tests.search.searching import assert_same, generate
@@ -28,7 +28,7 @@ def check(model: Any, dictionary: Any, sources: list[Tensor], mode: str, transla
         pytest.skip(f"this processor has no {precision}")
     programs = None
     if mode == "programs":  # which work in the memory of earlier batches only where weights are not packed
-        model, programs = model.double(), Programs(lambda run: run, lambda step: step)
+        model, programs = model.double(), GraphCache(lambda run: run, lambda step: step)
     options: dict[str, Any] = {"beam_size": 3, "max_len_b": 6, "programs": programs}
     if mode == "fairseq's search":
         options["len_penalty"], options["no_repeat_ngram_size"] = 0.5, 2
