@@ -117,7 +117,7 @@ def test_training_options() -> None:
         "--warmup-updates",
     ]
     assert OPTIMIZER_DATACLASS_REGISTRY["simplex_adam"] is SimplexAdamConfig
-    assert {"--branch-step", "--freeze-branch-weights-after"} < set(options(SimplexAdamConfig))
+    assert {"--freeze-branch-weights-after"} < set(options(SimplexAdamConfig))
     assert "weighted_label_smoothed_cross_entropy" in CRITERION_DATACLASS_REGISTRY
 
 

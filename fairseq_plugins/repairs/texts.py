@@ -21,7 +21,8 @@ from fairseq_plugins.repairs.wrapping import in_place_of
 
 def ends_lines_at_carriage_returns() -> bool:
     """Probe: whether fairseq opens texts without ``newline``; its code is read, for it takes the name of a file."""
-    return "newline" not in str(Chunker.__enter__.__code__.co_consts)
+    mended = "open" in vars(file_chunker_utils) or "newline" in str(Chunker.__enter__.__code__.co_consts)
+    return not mended
 
 
 def open_text(file: Any, mode: str = "r", *args: Any, **options: Any) -> Any:

@@ -28,6 +28,7 @@ from torch.nn.utils.rnn import pad_sequence
 from fairseq_plugins.common.options import check_ranges
 from fairseq_plugins.common.output_layer import candidate_output
 from fairseq_plugins.common.replaced import replaced
+from fairseq_plugins.common.rouge import sees
 from fairseq_plugins.common.subwords import bpe_symbol
 from fairseq_plugins.sequence_risk.config import SequenceRiskConfig
 from fairseq_plugins.sequence_risk.costs import SENTENCE_SCORES

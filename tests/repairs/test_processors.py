@@ -29,7 +29,8 @@ def test_training_on_a_processor(data: Path, tmp_path: Path, option: str) -> Non
     loss, model = train(data, tmp_path / "half", option)
     exact, _ = train(data, tmp_path / "exact")
     assert loss == pytest.approx(exact, rel=0.01)
-    assert all(torch.equal(each, each.bfloat16().to(each.dtype)) for each in model.values())
+    is_rounded = all(torch.equal(each, each.bfloat16().to(each.dtype)) for each in model.values())
+    assert is_rounded == (option == "--memory-efficient-bf16")  # else the checkpoint holds the masters
 
 
 def test_gradients_are_clipped_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
