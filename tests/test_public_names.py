@@ -117,7 +117,7 @@ def test_training_options() -> None:
         "--warmup-updates",
     ]
     assert OPTIMIZER_DATACLASS_REGISTRY["simplex_adam"] is SimplexAdamConfig
-    assert {"--branch-step", "--freeze-branch-weights-after"} < set(options(SimplexAdamConfig))
+    assert {"--freeze-branch-weights-after"} < set(options(SimplexAdamConfig))
     assert "weighted_label_smoothed_cross_entropy" in CRITERION_DATACLASS_REGISTRY
 
 
@@ -145,5 +145,5 @@ def test_tools(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["--help"])
     shown = capsys.readouterr().out
     tools = ["user-dir", "import-fconv", "prepare", "own-data", "export", "average", "lexicon", "plot-attention"]
-    tools += ["plot-branches", "plot-loss", "score", "tune-length", "tune-offset", "export-nbest"]
+    tools += ["plot-branches", "plot-loss", "score", "tune-length"]
     assert [name for name in tools if f"\n    {name}" not in shown] == []
