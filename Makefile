@@ -63,7 +63,7 @@ searches: setup  ## compare SEARCHES= random searches with fairseq's, word by wo
 coverage: setup  ## which lines of the code the tests run, of all but the slow ones
 	$(FAST_TESTS) --cov --cov-report=term-missing:skip-covered $(PYTEST_ARGS)
 
-# It changes copies of the files, under mutants/, and goes on where it was stopped.  MUTANTS='fairseq_plugins.nn.simplex*'
+# It changes copies of the files, under mutants/, and goes on where it was stopped.  MUTANTS='fairseq_plugins.weighted_transformer.branches*'
 # for some; `.venv/bin/mutmut show NAME` for what a survivor is.
 mutants: setup  ## changes the code in hundreds of small ways, each alone, and lists those that no test notices (hours)
 	OMP_NUM_THREADS=1 $(BIN)/mutmut run $(MUTANTS)

@@ -243,15 +243,18 @@ def test_the_front_page_has_the_memory_of_the_page_of_speed(model: str, name: st
 @pytest.mark.parametrize(
     ("figure", "pages"),
     [
-        ("38.3 BLEU", "README.md examples/README.md examples/multi30k/README.md fairseq_plugins/tools/own_data.py"),
-        ("15.9 BLEU", "README.md examples/multi30k/README.md fairseq_plugins/tools/own_data.py"),
+        (
+            "38.3 BLEU",
+            "README.md examples/README.md examples/multi30k/README.md fairseq_plugins/cli/own_data/command.py",
+        ),
+        ("15.9 BLEU", "README.md examples/multi30k/README.md fairseq_plugins/cli/own_data/command.py"),
         ("99.3 BLEU", "README.md examples/README.md examples/quickstart/README.md"),
         (
             "5 to 10 minutes",
             "README.md Makefile examples/README.md examples/quickstart/README.md examples/quickstart/run.sh",
         ),
         ("3.85 GB", "docs/performance.md docs/performance_log.md docs/troubleshooting.md"),
-        ("about a fifth", "docs/repairs.md docs/troubleshooting.md fairseq_plugins/compat/memory.py"),
+        ("about a fifth", "docs/repairs.md docs/troubleshooting.md fairseq_plugins/repairs/memory.py"),
         ("0.2 BLEU at most", "README.md docs/performance.md docs/make_it_fast.md"),
     ],
 )

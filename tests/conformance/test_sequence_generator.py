@@ -1,6 +1,6 @@
 """What fairseq's test_sequence_generator holds, for real models: hypotheses and scores keep what was asked for.
 
-That stepwise and full decoding agree in all these ways of searching is in tests/models/test_generation.py.
+That stepwise and full decoding agree in all these ways of searching is in tests/common/test_generation.py.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from inspect import getmodule, getsource
 from types import FunctionType, MethodType, ModuleType
 
 import pytest
@@ -56,7 +57,7 @@ def test_all_repairs_are_in_the_table() -> None:
     replacing = {
         each for each in replacing if getsource(getmodule(each)).count(f"{each.__name__}()") == 1
     }  # not called
-    assert replacing <= set(table)
+    assert replacing - called <= set(table)
 
 
 @pytest.mark.parametrize(
