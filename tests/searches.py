@@ -17,7 +17,7 @@ from fairseq.sequence_generator import EnsembleModel, SequenceGenerator
 from torch import Tensor
 from tqdm import tqdm
 
-from fairseq_plugins.search import loop
+from fairseq_plugins.search import generator
 from fairseq_plugins.search.generator import FastBeamSearch
 from fairseq_plugins.search.graphs import GraphCache
 from fairseq_plugins.vocabulary.candidates import Candidates

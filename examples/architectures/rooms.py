@@ -7,8 +7,8 @@ Arrows that follow from others are left out: when a imports b and b imports c, a
 
 from __future__ import annotations
 
+import argparse
 import ast
-import sys
 from graphlib import TopologicalSorter
 from html import escape
 from pathlib import Path
@@ -77,4 +77,6 @@ def draw(graph: Graph, rows: dict[str, int]) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(draw(*reduce(read_imports())), encoding="utf-8")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("svg", type=Path, help="the file to write")
+    parser.parse_args().svg.write_text(draw(*reduce(read_imports())), encoding="utf-8")

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from fairseq_plugins.common.decoding import StepwiseDecoding
 from fairseq_plugins.cpu.packing import Packing
-from fairseq_plugins.search import loop
+from fairseq_plugins.search import generator
 from fairseq_plugins.search.beam_search import TokenRules
 from fairseq_plugins.search.ensemble import Ensemble
 from fairseq_plugins.search.generator import FastBeamSearch, FastBeamSearchWithAlignment
@@ -193,9 +193,9 @@ def test_a_gpu_is_looked_at_now_and_then(build, architecture: str, dictionary, s
         looks.append(len(numbers))
         return read_copy_later(numbers)
 
-    assert [loop.steps_between_looks(torch.device(kind)) for kind in ("cpu", "cuda")] == [1, 4]
-    monkeypatch.setattr(loop, "copy_to_host_async", counted)
-    monkeypatch.setattr(loop, "steps_between_looks", lambda device: 4)
+    assert [generator.steps_between_looks(torch.device(kind)) for kind in ("cpu", "cuda")] == [1, 4]
+    monkeypatch.setattr(generator, "copy_to_host_async", counted)
+    monkeypatch.setattr(generator, "steps_between_looks", lambda device: 4)
     models, source = [build(architecture).double()], sentences([*LENGTHS, *LENGTHS, *LENGTHS], left_pad=True)
     actual = generate(FastBeamSearch, models, dictionary, source, max_len_b=20)
     steps = max(len(beam["tokens"]) for beam in chain(*actual))
@@ -210,7 +210,7 @@ def test_a_gpu_is_looked_at_now_and_then(build, architecture: str, dictionary, s
     ("stay", "places"), [([1, 2, 3], [3, 1, 2]), ([2], [2]), ([0, 1, 2], [0, 1, 2]), ([0, 3], [0, 3]), ([3, 4], [4, 3])]
 )
 def test_the_last_sentences_fill_the_gaps(stay: list[int], places: list[int]) -> None:
-    assert loop._without_gaps(stay, torch.device("cpu")).tolist() == places
+    assert generator._without_gaps(stay, torch.device("cpu")).tolist() == places
 
 
 class OneDevice(TorchDispatchMode):
