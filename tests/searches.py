@@ -142,8 +142,8 @@ def check(number: int) -> tuple[bool, int]:
     )
     every = pick([1, 1, 3, 4, 8])
     with torch.inference_mode(pick([True, False])), pytest.MonkeyPatch.context() as pretended:
-        pretended.setattr(loop, "copy_to_host_async", read_copy_later)
-        pretended.setattr(loop, "steps_between_looks", lambda device: every)
+        pretended.setattr(generator, "copy_to_host_async", read_copy_later)
+        pretended.setattr(generator, "steps_between_looks", lambda device: every)
         actual = search.generate([searched], sample, **call)
     assert_same(actual, expected, tolerance=2e-5)  # of sums in single precision
     return runs_programs and prepared and architecture in ARCHITECTURES, sum(map(len, actual))
