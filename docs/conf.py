@@ -35,7 +35,7 @@ NAVIGATION = {
     "docs/architecture docs/extending docs/README",
     "Speed": "docs/performance docs/cpu docs/performance_log",
     "Examples": "examples/README examples/experiments examples/*/README examples/*/findings",
-    "Trust": "docs/reliability docs/repairs docs/security CHANGELOG CONTRIBUTING docs/citing",
+    "Trust": "docs/reliability docs/repairs docs/security SECURITY CHANGELOG CONTRIBUTING docs/citing",
 }
 
 

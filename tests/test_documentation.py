@@ -34,6 +34,7 @@ SPAN = re.compile(r"(`+)(.+?)\1", re.DOTALL)
 LINK = re.compile(r"\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)\)")
 # Options of pip, hydra, sacreBLEU and torchrun.
 FOREIGN = {"--echo", "--nnodes", "--no-build-isolation", "--config-dir", "--config-name"}
+FOREIGN |= {"--version", "--branch-step"}  # of fairseq-plugins itself, and of version 0.1.0 (CHANGELOG.md)
 FOREIGN |= {"--max-restarts", "--rdzv-backend", "--standalone"}
 NAMES = {
     "arch": ARCH_MODEL_REGISTRY,
@@ -243,7 +244,10 @@ def test_the_front_page_has_the_memory_of_the_page_of_speed(model: str, name: st
 @pytest.mark.parametrize(
     ("figure", "pages"),
     [
-        ("38.3 BLEU", "README.md examples/README.md examples/multi30k/README.md fairseq_plugins/cli/own_data/command.py"),
+        (
+            "38.3 BLEU",
+            "README.md examples/README.md examples/multi30k/README.md fairseq_plugins/cli/own_data/command.py",
+        ),
         ("15.9 BLEU", "README.md examples/multi30k/README.md fairseq_plugins/cli/own_data/command.py"),
         ("99.3 BLEU", "README.md examples/README.md examples/quickstart/README.md"),
         (
