@@ -44,7 +44,7 @@ WALKS = {
     "front page, Python": [
         Step("README.md", "fairseq-plugins own-data", "ln -s TEXT/train.?? ."),
         Step("docs/python.md", "from fairseq_plugins", after="python script.py"),
-        Step("docs/extending.md", "from fairseq_plugins", "ln -s OUT/data-bin DATA_BIN",
+        Step("docs/extending.md", "import fairseq_plugins", "ln -s OUT/data-bin DATA_BIN",
              after="mkdir mine; mv script.py mine/__init__.py; fairseq-train DATA_BIN --user-dir mine "
              "--arch convs2s_my_corpus --optimizer adam --max-tokens 500"),
         Step("docs/python.md", "from concurrent", after="python script.py"),
