@@ -34,7 +34,8 @@ SPAN = re.compile(r"(`+)(.+?)\1", re.DOTALL)
 LINK = re.compile(r"\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)\)")
 # Options of pip, hydra, sacreBLEU and torchrun.
 FOREIGN = {"--echo", "--nnodes", "--no-build-isolation", "--config-dir", "--config-name"}
-FOREIGN |= {"--version", "--max-restarts", "--rdzv-backend", "--standalone"}
+FOREIGN |= {"--version", "--branch-step"}  # of fairseq-plugins itself, and of version 0.1.0 (CHANGELOG.md)
+FOREIGN |= {"--max-restarts", "--rdzv-backend", "--standalone"}
 NAMES = {
     "arch": ARCH_MODEL_REGISTRY,
     "criterion": CRITERION_REGISTRY,

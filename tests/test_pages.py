@@ -115,7 +115,7 @@ WALKS = {
     ],
     "papers, decoding": [
         Step("examples/conv_encoder/README.md", "model=", "examples/wmt16_en_ro/run.sh conv_encoder OUT --smoke",
-             {"--print-alignment": "--print-alignment --unkpen -99", "offset N": "offset 1", "=W": "=0.2"}),
+             {"offset N": "offset 1", "=W": "=0.2"}),
     ],
 }  # fmt: skip
 FAST = {"front page, Python"}

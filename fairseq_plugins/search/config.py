@@ -49,6 +49,6 @@ class TranslationFastConfig(TranslationConfig):
         default=0,
         metadata={
             "help": "with --replace-unk: replace an unknown word by the one so many words behind the source word that "
-            "it attends to most; `fairseq-plugins tune-offset` finds the best"
+            "it attends to most"
         },
     )

@@ -2,7 +2,7 @@
 
 Each ``<unk>`` becomes what a dictionary has for the source word that it attends to most, or else a copy of that word.
 Attention that is always some words beside the right one is moved by an offset (Gehring et al. 2016, section 4.4).
-`compat` puts this in the place of fairseq's own.
+`repairs` puts this in the place of fairseq's own.
 """
 
 from __future__ import annotations
