@@ -199,7 +199,6 @@ def test_generate_with_other_weights(data: Path, trained: tuple[Path, str]) -> N
         ["--branch-weights", "random"],
         ["--branch-gating-topk", 2],
         ["--branch-weights", "resampled"],
-        ["--branch-step", "tangent"],
         ["--share-embeddings", "none", "--encoder-learned-pos", "--decoder-learned-pos"],
     ],
     ids=lambda options: "-".join(map(str, options[:2])).strip("-"),
