@@ -20,7 +20,10 @@ from fairseq.logging import meters
 from fairseq.models import ARCH_CONFIG_REGISTRY
 from fairseq.models.fconv import FConvModel
 
-from fairseq_plugins.cli import import_fconv
+from fairseq_plugins.cli import (
+    fconv_checkpoint,  # noqa: F401  (imported by the command when it runs, which would look like code of the file)
+    import_fconv,
+)
 from tests.fuzz.texts import integer, number, several, text
 from tests.fuzz.trial import Trial, fuzz
 
