@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from types import TracebackType
 
 
 def print_errors_of_options_alone() -> None:
-    """End a command with one line, as argparse does, at a ValueError that begins with the name of an option.
+    """End a command with one line, as argparse does, at a ValueError that begins with an option such as ``--lr``.
 
     A traceback would hide that line.  There is no probe: fairseq leaves every error to Python.
     """
@@ -17,7 +18,7 @@ def print_errors_of_options_alone() -> None:
         return
 
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if issubclass(kind, ValueError) and str(error).startswith("--"):
+        if issubclass(kind, ValueError) and re.match(r"--[a-z][\w-]+", str(error)):
             print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
         else:
             print_error(kind, error, trace)

@@ -26,6 +26,8 @@ from fairseq_plugins.repairs.wrapping import in_place_of
 
 logger = logging.getLogger(__name__)
 
+UNKNOWN = "unknown"  # what a training began with whose checkpoint fairseq wrote without this plugin
+
 
 def ask_what_was_trained() -> None:
     """One wrapper each of saving and loading: words, patience and the start of a fine-tuning are saved, and checkpoints
@@ -63,7 +65,10 @@ def ask_what_was_trained() -> None:
         if not compares_words:
             refuse_other_words(self.task, filename, extra_state, reset_optimizer)
         start = self.cfg.checkpoint.finetune_from_model
-        self.finetuned_from = fingerprint(filename) if filename == start else (extra_state or {}).get("finetuned_from")
+        if filename == start:
+            self.finetuned_from = fingerprint(filename)
+        elif extra_state is not None:
+            self.finetuned_from = extra_state.get("finetuned_from", UNKNOWN)
         if start is not None:
             refuse_another_start(start, filename, self.finetuned_from)
         return extra_state
@@ -107,9 +112,10 @@ def refuse_lost_optimizer(filename: str, saved: int, loaded: int) -> None:
     """
     if saved != loaded:
         raise ValueError(
-            f"{filename} has no optimizer state (--no-save-optimizer-state, or an average), and training cannot go on "
-            f"from its {saved} updates: to begin a training with its parameters, give --finetune-from-model {filename} "
-            "and another --save-dir; to go on with its epoch and a fresh optimizer, --reset-optimizer"
+            f"--restore-file {filename} has no optimizer state (--no-save-optimizer-state, or an average), and "
+            f"training cannot go on from its {saved} updates: to begin a training with its parameters, give "
+            f"--finetune-from-model {filename} and another --save-dir; to go on with its epoch and a fresh optimizer, "
+            "--reset-optimizer"
         )
 
 
@@ -183,10 +189,13 @@ def refuse_another_start(start: str, filename: str, recorded: str | None) -> Non
     """fairseq goes on with what is in the folder without a word, whatever else it is asked to fine-tune.
 
     Raises:
-        ValueError: the training has begun with another checkpoint; where one of the two is not known it goes on.
+        ValueError: the training has begun with another checkpoint, or with random parameters (``recorded`` is None);
+            where one of the two checkpoints is not known it goes on.
     """
-    if None not in (recorded, wanted := fingerprint(start)) and recorded != wanted:
-        raise ValueError(
-            f"--finetune-from-model {start}: the training in {filename} has begun with another checkpoint; choose "
-            "another --save-dir, or go on with it without this option"
-        )
+    if recorded is not None and (recorded == UNKNOWN or fingerprint(start) in (recorded, None)):
+        return
+    begun = "random parameters" if recorded is None else "another checkpoint"
+    raise ValueError(
+        f"--finetune-from-model {start}: the training in {filename} has begun with {begun}; choose another --save-dir, "
+        "or go on with it without this option"
+    )

@@ -33,17 +33,17 @@ class Options:
     """Options by name, of a command line, a task, or all sections of a configuration; a missing one is None."""
 
     def __init__(self, *parts: Any) -> None:
-        self._values: dict[str, Any] = {}
+        self.values: dict[str, Any] = {}
         for part in parts:
             for name, value in values_of(part).items():
                 section = {each: of for each, of in values_of(value).items() if not str(of).startswith("${")}
                 if "_name" in section:
-                    self._values |= section
-                self._values[name] = section.get("_name", value)
-        self._values.setdefault("arch", self._values.get("model"))
+                    self.values |= section
+                self.values[name] = section.get("_name", value)
+        self.values.setdefault("arch", self.values.get("model"))
 
     def __getattr__(self, name: str) -> Any:
-        return self._values.get(name)
+        return self.values.get(name)
 
 
 def values_of(part: Any) -> dict[str, Any]:

@@ -157,13 +157,15 @@ def is_tuned_from(path: Path, tuned: str) -> bool:
 
 
 def fingerprint(checkpoint: str) -> str | None:
-    """What tells it from others wherever it lies: the checksums of its contents, or None where a file has none."""
+    """What tells it from others wherever it lies: a checksum of its contents, or None where there is no such file."""
     try:
         with zipfile.ZipFile(checkpoint) as archive:
-            sums = sorted((each.CRC, each.file_size) for each in archive.infolist())
-    except (OSError, zipfile.BadZipFile):
+            contents = repr(sorted((each.CRC, each.file_size) for each in archive.infolist())).encode()
+    except OSError:
         return None
-    return hashlib.sha256(repr(sums).encode()).hexdigest()
+    except zipfile.BadZipFile:  # of torch before 1.6
+        contents = Path(checkpoint).read_bytes()
+    return hashlib.sha256(contents).hexdigest()
 
 
 def is_whole(path: Path) -> bool:

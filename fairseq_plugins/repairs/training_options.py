@@ -41,6 +41,9 @@ def beyond_its_limits(o: Any) -> Iterator[str]:
             greatest = "" if most == math.inf else f" and at most {most}"
             limits = f"at least {least}{greatest}" if math.isfinite(value) else "finite"
             yield f"--{name.replace('_', '-')} must be {limits}, got {value}"
+    for name, value in o.values.items():
+        if name not in LIMITS and isinstance(value, float) and math.isnan(value):
+            yield f"--{name.replace('_', '-')} must be finite, got nan"
 
 
 def no_decay_rates(o: Any) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import subprocess
+import sys
 from argparse import Namespace
 from pathlib import Path
 
@@ -33,6 +35,9 @@ REFUSED = [
     (f"train {OURS} --update-freq 1,0", "--update-freq"),
     (f"train {OURS} --optimizer adam --adam-eps nan", "--adam-eps"),
     (f"train {OURS} --optimizer nag --momentum 2", "--momentum"),
+    (f"train {OURS} --lr-scheduler cosine --lr-shrink nan", "--lr-shrink"),
+    (f"train {OURS} --lr-scheduler cosine --max-update 9 --min-lr nan", "--min-lr"),
+    (f"train {OURS} --lr-scheduler polynomial_decay --total-num-update 9 --power nan", "--power"),
     (f"train {OURS} --criterion label_smoothed_cross_entropy --label-smoothing 2", "--label-smoothing"),
     ("train --arch transformer_tiny --dropout 1.5", "--dropout"),
     (f"train {OURS} --optimizer adam --adam-betas (2,3)", "--adam-betas"),
@@ -233,6 +238,13 @@ def test_errors_of_options_are_printed_without_a_traceback(data: Path, option: s
     failed = run("train", *words, option, -1, succeeds=False, anew=True)
     assert failed.returncode == 1
     assert re.fullmatch(rf"train\.py: error: {option}[ :].*\n", failed.stderr)
+
+
+@pytest.mark.parametrize(("message", "alone"), [("--lr must be 1", True), ("--- a bug", False), ("-- a bug", False)])
+def test_errors_of_programs_keep_their_traceback(message: str, alone: bool) -> None:
+    words = f"import fairseq_cli, fairseq_plugins; fairseq_plugins.install(command=True); raise ValueError({message!r})"
+    result = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=False)
+    assert ("Traceback" not in result.stderr, message in result.stderr) == (alone, True)
 
 
 def test_hydra_refuses_before_it_trains(data: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from fairseq_plugins.cli import main as cli
 from fairseq_plugins.convs2s.model import ConvS2SModel
 from fairseq_plugins.repairs.contents import damage_of
 from fairseq_plugins.repairs.records import refuse_missing_file
-from fairseq_plugins.repairs.resuming import newest_whole_checkpoint
+from fairseq_plugins.repairs.resuming import fingerprint, newest_whole_checkpoint
 from tests import faults
 from tests.commands import USER_DIR, full_disk, run
 
@@ -247,6 +247,26 @@ def test_fine_tuning_goes_on_with_its_own_start_alone(data: Path, trained: Path,
     assert "has begun with another checkpoint" in fail([*tuning, moved], out)
 
 
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_training_is_not_taken_for_a_fine_tuning(data: Path, save: Path, tmp_path: Path, exists: bool) -> None:
+    """Of a folder with a training from random parameters fairseq goes on with that one."""
+    start = tmp_path / "start.pt"
+    if exists:
+        shutil.copy(save / "checkpoint_1_3.pt", start)
+    message = fail([*options(data, 9), "--finetune-from-model", start], save)
+    assert "checkpoint_last.pt has begun with random parameters" in message
+
+
+def test_fingerprints_of_old_files(tmp_path: Path) -> None:
+    """Files of torch before 1.6 hold no checksums."""
+    for name in ("a.pt", "b.pt"):
+        torch.save({"name": name}, tmp_path / name, _use_new_zipfile_serialization=False)
+    shutil.copy(tmp_path / "a.pt", tmp_path / "moved.pt")
+    first, second, moved, missing = (fingerprint(str(tmp_path / f"{name}.pt")) for name in ("a", "b", "moved", "none"))
+    assert first == moved != second
+    assert (missing, None in (first, second)) == (None, False)
+
+
 @pytest.mark.parametrize("option", ["--restore-file", "--finetune-from-model", "--continue-once"])
 def test_a_named_file_that_is_missing_is_refused(data: Path, save: Path, tmp_path: Path, option: str) -> None:
     """Random parameters would take the places of all that was trained; only where nothing is named training begins."""
@@ -300,12 +320,12 @@ def test_training_goes_on_with_an_optimizer_or_says_how(data: Path, save: Path, 
     begun.mkdir()
     cli.main(["average", str(save / "checkpoint_1_3.pt"), str(save / "checkpoint_1_6.pt"), "--output", str(without)])
     message = fail([*options(data, 9), "--restore-file", without], save)
-    assert message.startswith(f"ValueError: {without} has no optimizer state")
+    assert message.startswith(f"ValueError: --restore-file {without} has no optimizer state")
     for fix in ("--finetune-from-model", "--reset-optimizer"):
         assert fix in message
     words = [*options(data, 2), "--finetune-from-model", without, "--no-save-optimizer-state"]
     assert updates(faults.finish(faults.start(words, begun), begun)) == 2
-    assert f"ValueError: {begun}/checkpoint_last.pt has no optimizer state" in fail(words, begun)
+    assert f"ValueError: --restore-file {begun}/checkpoint_last.pt has no optimizer state" in fail(words, begun)
     reset = [*options(data, 3), "--reset-optimizer", "--restore-file", without]
     assert updates(faults.finish(faults.start(reset, begun), begun)) == 3
 
