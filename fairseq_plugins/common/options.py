@@ -25,6 +25,11 @@ def architecture(options: Any) -> Any:
     return getattr(options, "arch", None) or getattr(options, "_name", None)
 
 
+def flag(option: str) -> str:
+    """Return the option as the command line spells it."""
+    return f"--{option.replace('_', '-')}"
+
+
 def fill_in(args: Options, values: Mapping[str, Any]) -> None:
     """Give options their values where nobody has set them."""
     for option, value in values.items():
@@ -62,6 +67,8 @@ class Range:
         return (self.least < value if self.above else self.least <= value) and value <= self.most
 
     def __str__(self) -> str:
+        if self.least == -math.inf:
+            return "finite"
         least = f"above {self.least}" if self.above else f"at least {self.least}"
         return f"finite and {least}" if self.most == math.inf else f"{least} and at most {self.most}"
 
@@ -69,6 +76,7 @@ class Range:
 POSITIVE = Range(0, above=True)
 NOT_NEGATIVE = Range(0)
 SIZE = Range(1)
+FINITE = Range(-math.inf)
 FRACTION = Range(0, 1)
 
 
@@ -85,4 +93,4 @@ def check_ranges(cfg: Any, config: type[FairseqDataclass]) -> None:
     for each in fields(config):
         allowed, value = each.metadata.get("range"), getattr(cfg, each.name, None)
         if allowed is not None and value is not None and value not in allowed:
-            raise ValueError(f"--{each.name.replace('_', '-')} must be {allowed}, got {value}")
+            raise ValueError(f"{flag(each.name)} must be {allowed}, got {value}")

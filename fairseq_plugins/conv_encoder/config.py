@@ -8,7 +8,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II
 
 from fairseq_plugins.common.layer_list import MOST_LAYERS
-from fairseq_plugins.common.options import FRACTION, POSITIVE, SIZE, Options, Range, check_ranges, fill_in
+from fairseq_plugins.common.options import FRACTION, POSITIVE, SIZE, Options, Range, check_ranges, fill_in, flag
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ def resolve_config(cfg: Options) -> None:
     check_ranges(cfg, ConvEncoderConfig)
     for option, types in _OF_TYPES.items():
         if cfg.encoder_type not in types and getattr(cfg, option) != getattr(ConvEncoderConfig, option):
-            logger.warning(f"--{option.replace('_', '-')} does nothing with --encoder-type {cfg.encoder_type}")
+            logger.warning(f"{flag(option)} does nothing with --encoder-type {cfg.encoder_type}")
 
 
 def _depths(attention: int, aggregation: int) -> dict[str, str]:

@@ -18,7 +18,7 @@ from fairseq.trainer import Trainer
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import get_original_cwd
 
-from fairseq_plugins.common.options import architecture
+from fairseq_plugins.common.options import architecture, flag
 from fairseq_plugins.common.replaced import replaced
 from fairseq_plugins.repairs.precision import loading_masters, restore_loss_scale
 from fairseq_plugins.repairs.resuming import fingerprint, lost_patience
@@ -69,8 +69,8 @@ def ask_what_was_trained() -> None:
             self.finetuned_from = fingerprint(filename)
         elif extra_state is not None:
             self.finetuned_from = extra_state.get("finetuned_from", UNKNOWN)
-        if start is not None:
-            refuse_another_start(start, filename, self.finetuned_from)
+            if start is not None:
+                refuse_another_start(start, filename, self.finetuned_from)
         return extra_state
 
 
@@ -87,15 +87,13 @@ def refuse_missing_file(options: Any, filename: str) -> None:
     default = option == "restore_file" and options.restore_file == CheckpointConfig.restore_file
     if PathManager.isfile(filename) or (default and not os.path.lexists(filename)):
         return
-    path, started_in = (
-        Path(filename),
-        get_original_cwd() if HydraConfig.initialized() else "",
-    )  # hydra leaves that folder
+    path = Path(filename)
+    started_in = get_original_cwd() if HydraConfig.initialized() else ""  # hydra changes the working directory
     similar = (path, path.name, f"{path}.pt", f"{path.name}.pt", path / "checkpoint_last.pt")
     places = (Path(folder, name) for folder in (options.save_dir, started_in) for name in similar)
     found = next((f"; a checkpoint of that name is {place}" for place in places if place.is_file()), "")
     problem = "is a folder" if path.is_dir() else "does not exist"
-    raise ValueError(f"--{option.replace('_', '-')} {filename}: {path.absolute()} {problem}{found}")
+    raise ValueError(f"{flag(option)} {filename}: {path.absolute()} {problem}{found}")
 
 
 def refuse_lost_optimizer(filename: str, saved: int, loaded: int) -> None:

@@ -17,6 +17,7 @@ from fairseq.tasks.translation import TranslationTask
 from fairseq.tasks.translation_lev import TranslationLevenshteinTask
 from omegaconf import MISSING, DictConfig, OmegaConf
 
+from fairseq_plugins.common.options import flag
 from fairseq_plugins.repairs.training_options import beyond_its_limits, no_decay_rates, wrong_direction
 
 # Only the parser of this command has the option; the first one found names the command.
@@ -120,11 +121,6 @@ def wrong_number(option: str, holds: Callable[[Any], bool], o: Options) -> bool:
     """Whether an option has been given something else than the numbers that it takes."""
     value = getattr(o, option)
     return value is not None and (isinstance(value, bool) or not isinstance(value, Real) or not holds(value))
-
-
-def flag(option: str) -> str:
-    """Return the option as the command line spells it."""
-    return f"--{option.replace('_', '-')}"
 
 
 OF_REFINING = "it is for models that refine a translation step by step (--task translation_lev)"

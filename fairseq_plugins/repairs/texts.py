@@ -76,9 +76,7 @@ def check_texts(args: Namespace) -> None:
         given = getattr(args, option) or ""
         for prefix in filter(None, [given] if option == "trainpref" else given.split(",")):
             names = [prefix if end is None else f"{prefix}.{end}" for end in ends]
-            names += [
-                name for name in [f"{prefix}.{args.align_suffix}"] if args.align_suffix and PathManager.exists(name)
-            ]
+            names += filter(PathManager.exists, [f"{prefix}.{args.align_suffix}"] if args.align_suffix else [])
             names += [args.alignfile] if option == "trainpref" and args.alignfile else []
             counts = {name: count_lines(Path(PathManager.get_local_path(name))) for name in names}
             if len({*counts.values()}) > 1:

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
 from fairseq_plugins.common.literal import literal
+from fairseq_plugins.common.options import FINITE, FRACTION, NOT_NEGATIVE, SIZE, Range, flag
 
-# The least and the greatest value of options; fairseq checks none of them, and trains nothing, NaN or something else.
-ANY, NATURAL, POSITIVE, FRACTION = (-math.inf, math.inf), (0, math.inf), (1, math.inf), (0, 1)
-LIMITS: dict[str, tuple[float, float]] = {
-    "seed": (0, 2**32 - 1),
-    **dict.fromkeys(["clip_norm", "stop_min_lr", "stop_time_hours"], ANY),
-    "warmup_init_lr": (-1, math.inf),  # -1 is the default
-    **dict.fromkeys(["adam_eps", "lr", "min_loss_scale", "weight_decay"], NATURAL),
-    **dict.fromkeys(["max_epoch", "max_update", "max_valid_steps", "num_workers", "save_interval_updates"], NATURAL),
-    **dict.fromkeys(["validate_interval_updates", "warmup_updates"], NATURAL),
-    **dict.fromkeys(["batch_size_valid", "max_tokens_valid", "update_freq"], POSITIVE),
-    **dict.fromkeys(["fp16_init_scale", "fp16_scale_window", "log_interval", "total_num_update"], POSITIVE),
-    **dict.fromkeys(["max_source_positions", "max_target_positions", "save_interval", "validate_interval"], POSITIVE),
-    **dict.fromkeys(["required_batch_size_multiple", "required_seq_len_multiple"], POSITIVE),
+# fairseq checks none of these values: it trains nothing, NaN or something else.
+LIMITS: dict[str, Range] = {
+    "seed": Range(0, 2**32 - 1),
+    **dict.fromkeys(["clip_norm", "stop_min_lr", "stop_time_hours"], FINITE),
+    "warmup_init_lr": Range(-1),  # -1 is the default
+    **dict.fromkeys(["adam_eps", "lr", "min_loss_scale", "weight_decay"], NOT_NEGATIVE),
+    **dict.fromkeys(
+        ["max_epoch", "max_update", "max_valid_steps", "num_workers", "save_interval_updates"], NOT_NEGATIVE
+    ),
+    **dict.fromkeys(["validate_interval_updates", "warmup_updates"], NOT_NEGATIVE),
+    **dict.fromkeys(["batch_size_valid", "max_tokens_valid", "update_freq"], SIZE),
+    **dict.fromkeys(["fp16_init_scale", "fp16_scale_window", "log_interval", "total_num_update"], SIZE),
+    **dict.fromkeys(["max_source_positions", "max_target_positions", "save_interval", "validate_interval"], SIZE),
+    **dict.fromkeys(["required_batch_size_multiple", "required_seq_len_multiple"], SIZE),
     **dict.fromkeys(["activation_dropout", "attention_dropout", "dropout", "relu_dropout"], FRACTION),
     **dict.fromkeys(["ema_decay", "fp16_scale_tolerance", "label_smoothing", "momentum"], FRACTION),
 }
@@ -32,18 +33,14 @@ COSTS = ("risk", "best", "oracle")  # of sequence_risk
 
 
 def beyond_its_limits(o: Any) -> Iterator[str]:
-    """Yield the options whose values are no numbers that they can have, and these values."""
-    for name, (least, most) in LIMITS.items():
-        given = getattr(o, name)
+    """Yield a sentence for each option whose value is outside its limits, or NaN."""
+    for name, given in o.values.items():
+        allowed = LIMITS.get(name, FINITE)
         for value in given if isinstance(given, list) else [given]:
-            if not isinstance(value, int | float) or (math.isfinite(value) and least <= value <= most):
+            if not isinstance(value, int | float):
                 continue
-            greatest = "" if most == math.inf else f" and at most {most}"
-            limits = f"at least {least}{greatest}" if math.isfinite(value) else "finite"
-            yield f"--{name.replace('_', '-')} must be {limits}, got {value}"
-    for name, value in o.values.items():
-        if name not in LIMITS and isinstance(value, float) and math.isnan(value):
-            yield f"--{name.replace('_', '-')} must be finite, got nan"
+            if value not in allowed if name in LIMITS else value != value:
+                yield f"{flag(name)} must be {allowed}, got {value}"
 
 
 def no_decay_rates(o: Any) -> bool:

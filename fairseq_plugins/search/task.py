@@ -13,6 +13,7 @@ from fairseq.models import BaseFairseqModel
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationTask
 
+from fairseq_plugins.common.options import flag
 from fairseq_plugins.cpu.packing import Packing
 from fairseq_plugins.search.config import TranslationFastConfig
 from fairseq_plugins.search.generator import FastBeamSearch, FastBeamSearchWithAlignment
@@ -97,7 +98,7 @@ class TranslationFastTask(TranslationTask):
     def _tell_of(self, where: str, *options: str) -> None:
         """Of options that somebody has given and that do nothing there; once, for Python asks for many generators."""
         for option in options:
-            name = f"--{option.replace('_', '-')}"
+            name = flag(option)
             if getattr(self.cfg, option) != getattr(TranslationFastConfig, option) and name not in self._told:
                 self._told.add(name)
                 logger.warning(f"{name} does nothing {where}")

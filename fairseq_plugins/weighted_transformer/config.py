@@ -11,7 +11,17 @@ from fairseq.optim.adam import FairseqAdamConfig
 from omegaconf import II
 
 from fairseq_plugins.common.layer_list import MOST_LAYERS
-from fairseq_plugins.common.options import FRACTION, NOT_NEGATIVE, POSITIVE, SIZE, Options, Range, check_ranges, fill_in
+from fairseq_plugins.common.options import (
+    FRACTION,
+    NOT_NEGATIVE,
+    POSITIVE,
+    SIZE,
+    Options,
+    Range,
+    check_ranges,
+    fill_in,
+    flag,
+)
 
 BRANCH_WEIGHTS = ["learned", "uniform", "random", "resampled"]  # checkpoints hold places in this list
 
@@ -110,8 +120,7 @@ def resolve_config(cfg: Options) -> None:
             size = getattr(cfg, name)
             if size % branches:
                 raise ValueError(
-                    f"--{side}-attention-heads must divide --{name.replace('_', '-')}, but {branches} does not "
-                    f"divide {size}"
+                    f"--{side}-attention-heads must divide {flag(name)}, but {branches} does not divide {size}"
                 )
         if cfg.branch_gating_topk is not None and cfg.branch_gating_topk > branches:
             raise ValueError(

@@ -203,7 +203,7 @@ def test_generators_refuse_from_python(dictionary, options: dict[str, object], n
 
 @pytest.mark.parametrize("option", LIMITS)
 def test_values_beyond_the_limits_of_an_option_are_refused(option: str) -> None:
-    least, most = LIMITS[option]
+    least, most = LIMITS[option].least, LIMITS[option].most
     for value in {least - 1, most + 1, math.nan, math.inf, -math.inf}:
         for given in (value, [1.0, value]):
             with pytest.raises(ValueError, match=f"^--{option.replace('_', '-')} must be "):

@@ -22,6 +22,7 @@ from fairseq_plugins.cli.own_data.progress import TrainingProgress
 from fairseq_plugins.cli.plots.loss import LOG
 from fairseq_plugins.cli.user_dir import USER_DIR
 from fairseq_plugins.common.model import TranslationModel
+from fairseq_plugins.common.options import flag
 from fairseq_plugins.common.whole_file import naming
 
 NOTHING_LEFT = "nothing is left to train"  # how fairseq-train says so, with repairs/resuming.py
@@ -64,7 +65,7 @@ class Training:
         needed |= {"source_lang": None, "target_lang": None}
         for name, value in needed.items():
             if found.get(name, value) != value:
-                option = f"--{name.replace('_', '-')}"
+                option = flag(name)
                 instead = f"; give {option} to own-data itself" if name in ("arch", "user_dir") else ""
                 raise ValueError(
                     f"--train: translations are made with {self.best}, so {option} cannot be given there{instead}"
