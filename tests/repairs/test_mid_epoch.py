@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fairseq.data.iterators import CountingIterator, EpochBatchIterator, GroupedIterator
 
-from fairseq_plugins.repairs import positions
+from fairseq_plugins.repairs import mid_epoch
 from tests import faults
 from tests.repairs.test_distributed import fork
 from tests.repairs.test_precision import train, words
@@ -57,7 +57,7 @@ def test_something_is_left_where_the_last_batch_is_skipped() -> None:
     for rows in range(1, 10):
         state, _ = stopped(1, rows, skip_remainder_batch=True)
         resumed = iterators(2, skip_remainder_batch=True)[0]
-        assert positions.rows_passed(resumed, state) < len(resumed) - 1
+        assert mid_epoch.rows_passed(resumed, state) < len(resumed) - 1
 
 
 def test_the_next_epoch_is_whole() -> None:
