@@ -11,6 +11,7 @@ import statistics
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from sacrebleu.metrics.bleu import BLEU
@@ -20,7 +21,14 @@ from fairseq_plugins.cli.generated import Hypothesis, lines_of, read_generated
 from fairseq_plugins.common.rouge import rouge_scorer, sees
 
 ROUGE = ("rouge1", "rouge2", "rougeL")
-TOKENIZERS = ("13a", "intl", "zh", "char", "none")  # sacreBLEU's others need more than sacreBLEU
+TOKENIZERS = ("13a", "intl", "zh", "char", "ja-mecab", "ko-mecab", "none")
+# By language: sacreBLEU's tokenizer, and the module that it needs. Other languages put spaces between words.
+BY_LANGUAGE: dict[str, tuple[str, str | None]] = {
+    "zh": ("zh", None),
+    "ja": ("ja-mecab", "MeCab"),
+    "ko": ("ko-mecab", "mecab_ko"),
+    **dict.fromkeys(("th", "lo", "km", "my", "bo"), ("char", None)),
+}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -84,6 +92,12 @@ def run(args: Namespace) -> None:
     for name, values in found.items():
         mean = f"   mean {statistics.mean(values):.2f}" if len(values) > 1 else ""
         print(f"{name}: {' '.join(f'{value:.2f}' for value in values)}{mean}")
+
+
+def tokenizer_for(language: str) -> str:
+    """Return sacreBLEU's tokenizer for text in a language; characters if the one for it is not installed."""
+    name, module = BY_LANGUAGE.get(language.partition("-")[0], ("13a", None))
+    return name if module is None or find_spec(module) is not None else "char"
 
 
 def bleu(
