@@ -82,12 +82,7 @@ def write_folder(
     sums = (f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(folder.iterdir()))
     (folder / "SHA256SUMS").write_text("".join(sums), encoding="utf-8")
     shutil.copyfile(Path(__file__).with_name("translate.py"), folder / "translate.py")
-    packages = [
-        "numpy",
-        "onnxruntime",
-        *(["subword-nmt"] if codes else []),
-        *(["sacremoses"] if languages else []),
-        *(["sentencepiece"] if pieces else []),
-    ]
+    needed = {"subword-nmt": codes, "sacremoses": languages, "sentencepiece": pieces}
+    packages = ["numpy", "onnxruntime", *(name for name, used in needed.items() if used)]
     family = type(model).__name__.removesuffix("Model")
     (folder / "README.md").write_text(_README.format(family=family, packages=" ".join(packages)), encoding="utf-8")
