@@ -34,7 +34,7 @@ def write_folder(
     target: Dictionary,
     *,
     codes: Path | None,
-    pieces: Path | None,
+    pieces: Path | None = None,
     languages: tuple[str, str] | None,
     longest_source: int,
     int8: bool,
