@@ -165,7 +165,7 @@ def test_from_two_files_to_translations(trained: tuple[Path, str], texts: Path) 
 
 @pytest.mark.parametrize("name", ["a,b", "a:b", "a\\b", "x${oc.env:HOME}"])
 def test_names_that_fairseq_takes_apart_are_refused(name: str, texts: Path, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="for no part of a folder's name"):
+    with pytest.raises(SystemExit, match="folder's name"):
         cli.main(["own-data", str(texts / "train.en"), str(texts / "train.de"), str(tmp_path / name)])
     assert not list(tmp_path.iterdir())
 

@@ -15,6 +15,7 @@ import re
 import shlex
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from fairseq_plugins.cli.own_data.training import Training
 
 FAMILIES = ("convs2s", "weighted_transformer", "conv_encoder")  # of this plugin, as their architectures begin
+# Options that only say when a training ends: they may change when it goes on.
+ENDS = ("--max-epoch", "--max-update", "--patience", "--stop-time-hours", "--stop-min-lr")
 BEGUN, FINISHED = "begun", "finished"  # beside the checkpoints, with the options of --train
 
 
@@ -78,6 +81,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="'OPTIONS'",
         help="options of fairseq-train, but for --log-format, that win over those chosen here; a single one as "
         "--train=--fp16",
+    )
+    parser.add_argument(
+        "--fp32", action="store_true", help="train in float32 on processors that are faster in 16 bits, too"
     )
     parser.add_argument("--workers", type=positive, default=1, metavar="N", help="processes that prepare the text")
 
@@ -201,6 +207,18 @@ def is_trained(model: Path) -> bool:
     return (model / FINISHED).exists() and (model / "checkpoint_best.pt").exists()
 
 
+def without_ends(wishes: Sequence[str]) -> list[str]:
+    """Return options of fairseq-train without those that only say when it ends."""
+    kept: list[str] = []
+    words = iter(wishes)
+    for word in words:
+        if word in ENDS:
+            next(words, None)
+        elif word.partition("=")[0] not in ENDS:
+            kept.append(word)
+    return kept
+
+
 def plan(args: Namespace, model: Path) -> Training | None:
     """The training that is to be made; None where it has been.
 
@@ -214,15 +232,16 @@ def plan(args: Namespace, model: Path) -> Training | None:
     trained = is_trained(model)
     record = model / (FINISHED if trained else BEGUN)
     before = record.read_text(encoding="utf-8") if record.exists() else ""
-    others = f"with --train {shlex.quote(before.strip())}" if before and shlex.split(before) != wishes else ""
+    same = without_ends(shlex.split(before)) == without_ends(wishes)
+    others = f"with --train {shlex.quote(before.strip())}" if before and not same else ""
     if trained and wishes and others:
-        raise ValueError(f"{model} has been trained, {others}: choose another folder, or remove {model} to train anew")
+        raise ValueError(f"{model} has been trained, {others}: choose another folder, or remove {model} to train again")
     if not trained and (model / "checkpoint_last.pt").exists() and others:  # as after a crash for want of memory
         raise ValueError(
             f"{model} is half trained, {others}: give that again, or remove {record} to go on with other options"
         )
-    if trained:
+    if trained and (not before or not wishes or shlex.split(before) == wishes):  # else it is to end later
         return None
     from fairseq_plugins.cli.own_data.training import Training  # noqa: PLC0415  (with torch and fairseq: seconds)
 
-    return Training(args.arch, model, wishes, args.user_dir)
+    return Training(args.arch, model, wishes, args.user_dir, args.fp32)
