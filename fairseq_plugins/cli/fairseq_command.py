@@ -25,8 +25,8 @@ SHOWN = 15  # lines of a command that failed
 # sacrebleu.py among the texts. The option against it, -P, came with Python 3.11.
 RUN = """import sys
 sys.path[:] = filter(None, sys.path)
-{}
 from fairseq_cli.{} import cli_main
+{}
 cli_main()
 """
 
@@ -51,7 +51,7 @@ def fairseq_lines(
         command: name of the command.
         options: its arguments.
         stdin: its standard input.
-        before: Python code that runs in its process first.
+        before: Python code that runs in its process before it.
 
     Raises:
         ValueError: it fails; with its last lines.
@@ -59,7 +59,7 @@ def fairseq_lines(
     words = [str(option) for option in options]
     print(f"\n$ {shlex.join([f'fairseq-{command}', *words])}", file=sys.stderr, flush=True)
     # fairseq uses its libraries in ways that they have come to warn of.
-    call = [sys.executable, "-u", "-W", "ignore", "-c", RUN.format(before, command.replace("-", "_")), *words]
+    call = [sys.executable, "-u", "-W", "ignore", "-c", RUN.format(command.replace("-", "_"), before), *words]
     # The processes that it starts itself look nowhere else either, from Python 3.11 on.
     environment = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONIOENCODING": "utf-8"}
     pipes = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}

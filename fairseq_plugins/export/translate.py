@@ -221,6 +221,8 @@ class Translator:
                 raise ValueError(f"there is no such option, or not with this value: {name}={value!r}")
         if not (1 <= o.nbest <= o.beam and o.min_len >= 0 < o.max_tokens) or not hasattr(replace_unk or {}, "get"):
             raise ValueError("1 <= nbest <= beam, 0 <= min_len, 0 < max_tokens and a dictionary replace_unk are wanted")
+        if self.pieces is not None:
+            o.unkpen = 1000  # no text has unknown words
         sources = [self.words(line) for line in ([lines] if isinstance(lines, str) else lines)]
         results: dict[int, list[Any]] = {place: [("", 0.0)] * o.nbest for place in range(len(sources))}
         batches: list[list[int]] = []

@@ -71,7 +71,8 @@ class Folder:
     def fairseq_options(self) -> list[object]:
         """Return options with which fairseq's commands read text as the model does."""
         if self.tokenizer == "sentencepiece":
-            return ["--bpe", "sentencepiece", "--sentencepiece-model", self.subwords]
+            # No text has unknown words, so a translation need not have any.
+            return ["--bpe", "sentencepiece", "--sentencepiece-model", self.subwords, "--unkpen", 1000]
         return ["--tokenizer", "moses", "--bpe", "subword_nmt", "--bpe-codes", self.subwords]
 
     def export_options(self) -> list[object]:
@@ -119,24 +120,30 @@ def prepare(
             for part, files in texts.items()
         },
     }
+    text = folder.path / "text"
     if before is None:
-        for path in (folder.path / "text", folder.binary, *(folder.path / name for name in ("subwords.model", "code"))):
+        made = [
+            text,
+            folder.binary,
+            *(folder.path / name for name in ("subwords.model", "code", "tokens", "pieces.txt")),
+        ]
+        for path in (*made, *(path for part in ("train", "valid", "test") for path in folder.segmented(part))):
             if path.exists():
                 raise ValueError(f"{path} already exists and was not created by own-data: choose another folder")
-        with parallel_text.writing(record) as file:
-            file.write(json.dumps(now, indent=1) + "\n")
-    elif json.loads(before) != now:
+    elif text.exists() and json.loads(before) != now:
         raise ValueError(
             f"{folder.path} holds other text, or was made with other options (see {record}): choose another folder, "
             "or give the texts and options of the first call"
         )
-    if not (folder.path / "text").exists():
-        with beside(folder.path / "text") as unfinished:
+    if not text.exists():
+        with beside(text) as unfinished:
             unfinished.mkdir()
             parts = {part: read_pairs(files, folder.languages) for part, files in texts.items()}
             figures = clean(parts, folder.languages, unfinished, keep)
             (unfinished / "figures.json").write_text(json.dumps(figures), encoding="utf-8")
-            print(report(figures), file=sys.stderr)
+            with parallel_text.writing(record) as file:
+                file.write(json.dumps(now, indent=1) + "\n")
+        print(report(figures), file=sys.stderr)
     if not folder.binary.exists():
         (segment_pieces if folder.tokenizer == "sentencepiece" else segment_words)(folder, workers)
         binarise(folder, workers)

@@ -10,7 +10,7 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -109,9 +109,10 @@ class Training:
 
     def precision(self, on_gpu: bool) -> str | None:
         """Return fairseq-train's option for the faster precision, or that of the training that is to go on."""
-        if self.last.exists():
-            common = checkpoint_utils.load_checkpoint_to_cpu(str(self.last))["cfg"]["common"]
-            return next((f"--{name}" for name in ("fp16", "bf16") if common[name]), None)
+        for checkpoint in (self.last, self.best):
+            with suppress(OSError):  # there is none, or it is damaged, and fairseq-train goes on with another
+                common = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))["cfg"]["common"]
+                return next((f"--{name}" for name in ("fp16", "bf16") if common[name]), None)
         if self.float32:
             return None
         if torch.cuda.is_available() and on_gpu:

@@ -17,6 +17,7 @@ from fairseq_plugins.cli.own_data.folder import Folder
 from fairseq_plugins.cli.own_data.parallel_text import read_text
 
 SAMPLES = 3
+SPACE = "\u2581"  # as sentencepiece writes it
 
 
 def score_held_out(folder: Folder, model: Path, options: list[object]) -> None:
@@ -56,7 +57,7 @@ def translate(text: str, options: list[object]) -> None:
         for line in lines:
             if match := re.fullmatch(r"([A-Z])-\d+\t(.*)\n", line):
                 if match[1] == "S":
-                    blank = not match[2]  # of which models make something up
+                    blank = not match[2].strip(f" {SPACE}")  # models make something up for it
                 elif match[1] == "D":
                     print("" if blank else match[2].partition("\t")[2], flush=True)
             elif "WARNING" in line:
