@@ -15,14 +15,14 @@ import re
 import shlex
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fairseq_plugins.cli.arguments import add_user_dir, positive
 from fairseq_plugins.cli.own_data import parallel_text
+from fairseq_plugins.cli.own_data.base import FINISHED, Base, find_base, is_trained, trained_in, without_ends
 from fairseq_plugins.cli.own_data.cleaning import OPTIONAL
-from fairseq_plugins.cli.own_data.folder import SETTINGS, TOKENIZERS, Folder, prepare, tokenizer_of
+from fairseq_plugins.cli.own_data.folder import SETTINGS, TOKENIZERS, Folder, existing, prepare
 from fairseq_plugins.cli.own_data.texts import FilePair, languages_of, pair_up
 from fairseq_plugins.cli.own_data.translations import score_held_out, translate
 from fairseq_plugins.cli.user_dir import USER_DIR
@@ -32,9 +32,8 @@ if TYPE_CHECKING:
     from fairseq_plugins.cli.own_data.training import Training
 
 FAMILIES = ("convs2s", "weighted_transformer", "conv_encoder")  # of this plugin, as their architectures begin
-# Options that only say when a training ends: they may change when it goes on.
-ENDS = ("--max-epoch", "--max-update", "--patience", "--stop-time-hours", "--stop-min-lr")
-BEGUN, FINISHED = "begun", "finished"  # beside the checkpoints, with the options of --train
+BEGUN = "begun"  # beside the checkpoints, with the options of --train
+DEFAULT_ARCH = "convs2s_iwslt_de_en"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -49,7 +48,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="its translation, line by line; left out if SOURCE holds both languages (.tmx, .po)",
     )
     parser.add_argument("output", type=Path, metavar="OUT", help="folder for everything that is made")
-    parser.add_argument("--arch", default="convs2s_iwslt_de_en", help="architecture (default: %(default)s)")
+    parser.add_argument("--arch", help=f"architecture (default: {DEFAULT_ARCH}, or that of --from)")
     add_user_dir(parser, default=USER_DIR)
     parser.add_argument("--source-lang", metavar="XX", help="source language (default: told by SOURCE)")
     parser.add_argument("--target-lang", metavar="XX", help="target language (default: told by TARGET)")
@@ -71,6 +70,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         default=[],
         metavar="RULE",
         help=f"rules of cleaning that are not applied: {', '.join(OPTIONAL)}",
+    )
+    parser.add_argument(
+        "--from",
+        dest="base",
+        type=Path,
+        metavar="OUT2",
+        help="adapt a trained model, of own-data's folder OUT2 or a checkpoint in it, to this text, with its subwords",
     )
     parser.add_argument(
         "--translate", metavar="FILE", help="only translate a text, or - for stdin, with the trained model"
@@ -96,12 +102,15 @@ def run(args: Namespace) -> None:
             is at work in the folder, or a command of fairseq fails.
         OSError: a text cannot be read.
     """
+    base = find_base(args.base, args.arch) if args.base else None
+    args.arch = args.arch or (base.model.name if base else DEFAULT_ARCH)
     texts, model = check(args), args.output / args.arch
     languages = languages_of(*texts["train"], args.source_lang, args.target_lang)
-    tokenizer, before = args.tokenizer, tokenizer_of(args.output)
-    if None not in (tokenizer, before) and tokenizer != before:
-        raise ValueError(f"--tokenizer {tokenizer}: {args.output} was begun with {before}; choose another folder")
-    folder = Folder(args.output, languages, tokenizer or before or TOKENIZERS[0])
+    folder = Folder(args.output, languages, choose_tokenizer(args.tokenizer, existing(args.output), base))
+    if base is not None and base.folder.languages != languages:
+        raise ValueError(
+            f"--from {args.base} translates {' to '.join(base.folder.languages)}: not {' to '.join(languages)}"
+        )
     told = ["--source-lang", languages[0], "--target-lang", languages[1]]
     decoding = [folder.binary, *told, "--user-dir", args.user_dir, "--path", model / "checkpoint_best.pt", "--beam", 5]
     decoding += ["--task", "translation_fast", *folder.fairseq_options()]
@@ -111,9 +120,9 @@ def run(args: Namespace) -> None:
         translate(args.translate, decoding)
         return
     paired = {part: pair_up(*files, languages) for part, files in texts.items()}
-    training = plan(args, model)
+    training = plan(args, model, base)
     with work_in(args.output):
-        prepare(folder, paired, set(args.keep), args.workers)
+        prepare(folder, paired, set(args.keep), args.workers, base.folder if base else None)
         if training is not None:
             with parallel_text.writing(model / BEGUN) as file:
                 file.write(f"{args.train}\n")
@@ -139,7 +148,9 @@ def check(args: Namespace) -> dict[str, FilePair]:
         refuse_no_text(Path(args.translate))
     model = args.output / args.arch
     if args.translate is not None and not is_trained(model):
-        raise ValueError(f"--translate: there is no trained model in {model}; {trained_ones(args.output)}")
+        archs = [path.name for path in trained_in(args.output)]
+        instead = f"give --arch {' or '.join(archs)}" if archs else "the call without --translate trains one"
+        raise ValueError(f"--translate: there is no trained model in {model}; {instead}")
     if model.exists() and not (args.output / SETTINGS).exists():
         raise ValueError(f"{model} already exists and was not created by own-data: choose another folder")
     texts = {part: files for part in ("train", "valid", "test") if (files := files_of(args, part))}
@@ -164,10 +175,18 @@ def files_of(args: Namespace, part: str) -> FilePair | None:
     return files[0], files[-1]
 
 
-def trained_ones(output: Path) -> str:
-    """Return what else could be translated with, or how to get it."""
-    archs = sorted(path.parent.name for path in output.glob(f"*/{FINISHED}") if is_trained(path.parent))
-    return f"--arch {' or '.join(archs)} is there" if archs else "the call without --translate trains one"
+def choose_tokenizer(wished: str | None, begun: Folder | None, base: Base | None) -> str:
+    """Return how text becomes subwords in a folder that may have been begun, with a model that may be another's.
+
+    Raises:
+        ValueError: another one is asked for.
+    """
+    for folder in (begun, base.folder if base else None):
+        if folder is not None:
+            if wished not in (None, folder.tokenizer):
+                raise ValueError(f"--tokenizer {wished}: {folder.path} has text for {folder.tokenizer}")
+            wished = folder.tokenizer
+    return wished or TOKENIZERS[0]
 
 
 def show_what_next(args: Namespace, folder: Folder, model: Path, decoding: list[object]) -> None:
@@ -202,25 +221,8 @@ def refuse_no_text(path: Path) -> None:
             raise ValueError(f"--translate: {path} is no plain text in UTF-8")
 
 
-def is_trained(model: Path) -> bool:
-    """Whether a training has ended there, and what it has left is still there."""
-    return (model / FINISHED).exists() and (model / "checkpoint_best.pt").exists()
-
-
-def without_ends(wishes: Sequence[str]) -> list[str]:
-    """Return options of fairseq-train without those that only say when it ends."""
-    kept: list[str] = []
-    words = iter(wishes)
-    for word in words:
-        if word in ENDS:
-            next(words, None)
-        elif word.partition("=")[0] not in ENDS:
-            kept.append(word)
-    return kept
-
-
-def plan(args: Namespace, model: Path) -> Training | None:
-    """The training that is to be made; None where it has been.
+def plan(args: Namespace, model: Path, base: Base | None) -> Training | None:
+    """Return the training that is to be made; None if it has been.
 
     Raises:
         ValueError: an option of it is wrong, or it has been made, or begun, with other ones.
@@ -244,4 +246,4 @@ def plan(args: Namespace, model: Path) -> Training | None:
         return None
     from fairseq_plugins.cli.own_data.training import Training  # noqa: PLC0415  (with torch and fairseq: seconds)
 
-    return Training(args.arch, model, wishes, args.user_dir, args.fp32)
+    return Training(args.arch, model, wishes, args.user_dir, args.fp32, base)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence, Set
@@ -18,7 +19,7 @@ from fairseq_plugins.cli.own_data import parallel_text, pieces
 from fairseq_plugins.cli.own_data.cleaning import clean, report
 from fairseq_plugins.cli.own_data.texts import FilePair, read_pairs
 from fairseq_plugins.cli.prepare.download import digest
-from fairseq_plugins.common.whole_file import beside
+from fairseq_plugins.common.whole_file import beside, replacing
 
 SETTINGS = "settings"
 TOKENIZERS = ("sentencepiece", "moses")
@@ -82,17 +83,24 @@ class Folder:
         return ["--data", self.binary, "--bpe-codes", self.subwords, "--tokenizer", "moses"]
 
 
-def tokenizer_of(path: Path) -> str | None:
-    """Return what a folder was begun with; None if it was not begun, Moses if by a version before 0.2."""
+def existing(path: Path) -> Folder | None:
+    """Return the folder that own-data has begun at ``path``, if it has."""
     record = path / SETTINGS
     if not record.exists():
         return None
     text = record.read_text(encoding="utf-8")
-    return "moses" if text.startswith("Corpus(") else str(json.loads(text)["tokenizer"])
+    if before_0_2 := re.match(r"Corpus\(source='([^']+)', target='([^']+)'", text):
+        return Folder(path, (before_0_2[1], before_0_2[2]), "moses")
+    settings = json.loads(text)
+    return Folder(path, tuple(settings["languages"]), settings["tokenizer"])
 
 
 def prepare(
-    folder: Folder, texts: Mapping[str, Sequence[FilePair]], keep: Set[str] = frozenset(), workers: int = 1
+    folder: Folder,
+    texts: Mapping[str, Sequence[FilePair]],
+    keep: Set[str] = frozenset(),
+    workers: int = 1,
+    base: Folder | None = None,
 ) -> None:
     """Make what is missing in the folder.
 
@@ -101,6 +109,7 @@ def prepare(
         texts: files of ``train`` and perhaps of ``valid`` and ``test``.
         keep: rules of cleaning that are not applied.
         workers: number of processes.
+        base: folder whose subwords and dictionary are taken; None to learn them from the text.
 
     Raises:
         ValueError: the folder holds other text or was made with other options, or a text cannot be used.
@@ -115,6 +124,7 @@ def prepare(
         "languages": list(folder.languages),
         "tokenizer": folder.tokenizer,
         "keep": sorted(keep),
+        "subwords": None if base is None else digest(base.subwords, "sha256"),
         "texts": {
             part: [[file.name, digest(file, "sha256")] for pair in files for file in dict.fromkeys(pair)]
             for part, files in texts.items()
@@ -145,8 +155,11 @@ def prepare(
                 file.write(json.dumps(now, indent=1) + "\n")
         print(report(figures), file=sys.stderr)
     if not folder.binary.exists():
+        if base is not None and not folder.subwords.exists():
+            with replacing(folder.subwords) as unfinished:
+                shutil.copyfile(base.subwords, unfinished)
         (segment_pieces if folder.tokenizer == "sentencepiece" else segment_words)(folder, workers)
-        binarise(folder, workers)
+        binarise(folder, workers, base)
 
 
 def adopt(folder: Folder) -> None:
@@ -219,7 +232,7 @@ def segment_words(folder: Folder, workers: int) -> None:
                 parallel_text.apply_codes(folder.subwords, tokens / output.name, output, workers)
 
 
-def binarise(folder: Folder, workers: int) -> None:
+def binarise(folder: Folder, workers: int, base: Folder | None) -> None:
     """Run ``fairseq-preprocess``; both languages share one dictionary, so that embeddings can be tied."""
     unfinished = folder.binary.with_name("data-bin.partial")
     shutil.rmtree(unfinished, ignore_errors=True)  # fairseq refuses to write over dictionaries
@@ -230,5 +243,7 @@ def binarise(folder: Folder, workers: int) -> None:
     if folder.tokenizer == "sentencepiece":  # all pieces, also those that the text does not need
         pieces.write_dictionary(folder.subwords, folder.path / "pieces.txt")
         options += ["--srcdict", folder.path / "pieces.txt"]
+    elif base is not None:
+        options += ["--srcdict", base.binary / f"dict.{source}.txt"]
     fairseq("preprocess", *options)
     unfinished.rename(folder.binary)

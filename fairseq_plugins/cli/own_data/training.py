@@ -25,6 +25,7 @@ import fairseq_plugins
 from fairseq_plugins.cli.arguments import import_user_dir
 from fairseq_plugins.cli.fairseq_command import ALL_SENTENCES, NO_LONG_ONES, fairseq_lines
 from fairseq_plugins.cli.own_data import parallel_text
+from fairseq_plugins.cli.own_data.base import Base, without_ends
 from fairseq_plugins.cli.own_data.progress import TrainingProgress, span
 from fairseq_plugins.cli.plots.loss import LOG
 from fairseq_plugins.cli.user_dir import USER_DIR
@@ -34,6 +35,7 @@ from fairseq_plugins.common.whole_file import naming
 from fairseq_plugins.cpu.products import PRECISIONS
 
 NOTHING_LEFT = "nothing is left to train"  # how fairseq-train says so, with repairs/resuming.py
+LONGEST_WARMUP = 4000  # updates
 PATIENCE = 5  # validations, of which there is one an epoch
 SAVE_EVERY = 90  # seconds of work that a stop may lose
 SAVE = f"from fairseq_plugins.repairs.timed_saving import save_every; save_every({SAVE_EVERY})"
@@ -49,13 +51,20 @@ class Training:
         wishes: options of fairseq-train that win over those chosen here.
         user_dir: what registers the architecture.
         float32: train in float32 where 16 bits would be faster, too.
+        base: trained model to start from.
 
     Raises:
         ValueError: there is no such architecture or option, or translations could not be made with what would be saved.
     """
 
     def __init__(
-        self, arch: str, save: Path, wishes: Sequence[str], user_dir: Path = USER_DIR, float32: bool = False
+        self,
+        arch: str,
+        save: Path,
+        wishes: Sequence[str],
+        user_dir: Path = USER_DIR,
+        float32: bool = False,
+        base: Base | None = None,
     ) -> None:
         fairseq_plugins.install()
         import_user_dir(user_dir)
@@ -73,6 +82,9 @@ class Training:
         self.best, self.last, self.log = save / "checkpoint_best.pt", save / "checkpoint_last.pt", save / LOG
         self.own = ["--user-dir", str(user_dir), "--arch", arch, "--save-dir", str(save)]
         self.own += [*ALL_SENTENCES, *NO_LONG_ONES]
+        self.base = base
+        if base is not None:
+            self.own += ["--finetune-from-model", str(base.checkpoint), *without_ends(base.wishes)]
         self.wishes = [*wishes, "--log-format", "json"]  # what is told of the training, and its curve, come from there
         found = vars(parse(["DATA_BIN", *self.own, *self.settings(1, 1), *wishes]))
         needed: dict[str, Any] = {"arch": arch, "user_dir": str(user_dir), "save_dir": str(save)}
@@ -95,7 +107,7 @@ class Training:
         A GPU trains in float16, and a CPU that multiplies bfloat16 in hardware trains in it, unless --train has another
         precision or float32 is asked for.
         """
-        chosen = training_settings(self.model, pairs, tokens).split()
+        chosen = training_settings(self.model, pairs, tokens, adapts=self.base is not None).split()
         wished, unknown = parse(["DATA_BIN", *self.own, *chosen, *self.wishes], parse_known=True)
         if not (wished.amp or wished.bf16 or wished.fp16) and (precision := self.precision(on_gpu=not wished.cpu)):
             chosen.append(precision)
@@ -227,11 +239,14 @@ def count(path: Path) -> tuple[int, int]:
     return len(words), sum(words)
 
 
-def training_settings(model: type[TranslationModel], pairs: int, tokens: int) -> str:
-    """Return options of fairseq-train for so many sentence pairs and target tokens."""
+def training_settings(model: type[TranslationModel], pairs: int, tokens: int, adapts: bool = False) -> str:
+    """Return options of fairseq-train for so many sentence pairs and target tokens.
+
+    A model that is adapted keeps a low rate: the warm-up is so long that little text does not get beyond it.
+    """
     max_tokens = 1500 if pairs < 100_000 else 4000
     epoch = tokens // max_tokens + 1  # updates
-    warmup = min(max(epoch // 4, model.shortest_warmup), 4000)
+    warmup = LONGEST_WARMUP if adapts else min(max(epoch // 4, model.shortest_warmup), LONGEST_WARMUP)
     settings = f"--max-tokens {max_tokens} --dropout {0.2 if pairs < 1_000_000 else 0.1} --clip-norm 1"
     settings += f" --label-smoothing 0.1 {model.training_options(warmup)}"
     settings += f" --patience {PATIENCE} --no-epoch-checkpoints"
