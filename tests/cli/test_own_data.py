@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from fairseq import checkpoint_utils
 from fairseq.models import ARCH_MODEL_REGISTRY
 
 import fairseq_plugins
@@ -183,6 +185,49 @@ def test_nobody_prepares_nothing(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):
             parse("a.en", "a.de", "out", f"--workers={number}")
         assert f"--workers: expected a number from 1 on, got '{number}'" in capsys.readouterr().err
+
+
+def test_a_model_is_adapted(trained: tuple[Path, str], texts: Path, tmp_path: Path) -> None:
+    """With its subwords, dictionary and sizes; it starts from its parameters."""
+    base, out = trained[0], tmp_path / "out"
+    own(texts / "train.en", texts / "train.de", out, "--from", base, "--train", "--max-epoch 1 --lr 1e-9")
+    for name in ("subwords.model", "data-bin/dict.en.txt"):
+        assert (out / name).read_bytes() == (base / name).read_bytes()
+    before, after = (
+        checkpoint_utils.load_checkpoint_to_cpu(str(folder / "convs2s_tiny" / "checkpoint_best.pt"))["model"]
+        for folder in (base, out)
+    )
+    assert all(torch.allclose(value, after[name], atol=1e-3) for name, value in before.items())
+    for words, message in (
+        (["--from", tmp_path], "own-data has trained no model there"),
+        (["--from", base, "--arch", "convs2s"], "own-data has trained no convs2s there"),
+        (["--from", base, "--tokenizer", "moses"], "has text for sentencepiece"),
+        (["--from", base, "--target-lang", "nl"], "translates en to de: not en to nl"),
+    ):
+        assert message in own(texts / "train.en", texts / "train.de", tmp_path / "x", *words, succeeds=False).stderr
+
+
+def test_a_finished_training_is_continued(trained: tuple[Path, str], texts: Path, tmp_path: Path) -> None:
+    """By a later end alone."""
+    out = tmp_path / "out"
+    shutil.copytree(trained[0], out)
+    printed = own(*call(texts, out), "--train", TINY.replace("--max-epoch 2", "--max-epoch 3")).stderr
+    assert re.findall(r"^epoch (\d), update", printed, flags=re.MULTILINE) == ["3"]
+
+
+def test_a_folder_of_an_earlier_version(texts: Path, tmp_path: Path) -> None:
+    """Which recorded a corpus, and kept Moses' tokens of the held-out parts."""
+    out = tmp_path / "out"
+    own(*call(texts, out), "--tokenizer", "moses", "--train", TINY)
+    shutil.move(out / "tokens", out / "tmp")
+    shutil.move(out / "text" / "test.de", out / "test.reference")
+    shutil.rmtree(out / "text")
+    (out / "settings").write_text("Corpus(source='en', target='de', train=(), tests=())\n")
+    printed = own(*call(texts, out)).stderr
+    assert "fairseq-train" not in printed
+    assert f"--bpe-codes {out}/code" in printed
+    for language in ("en", "de"):
+        assert (out / "text" / f"test.{language}").read_text() == (texts / f"test.{language}").read_text()
 
 
 @pytest.mark.parametrize("left", [{"finished"}, {"checkpoint_best.pt"}])

@@ -221,7 +221,7 @@ def refuse_no_text(path: Path) -> None:
             raise ValueError(f"--translate: {path} is no plain text in UTF-8")
 
 
-def plan(args: Namespace, model: Path, base: Base | None) -> Training | None:
+def plan(args: Namespace, model: Path, base: Base | None = None) -> Training | None:
     """Return the training that is to be made; None if it has been.
 
     Raises:
