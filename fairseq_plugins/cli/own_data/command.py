@@ -105,8 +105,12 @@ def run(args: Namespace) -> None:
     base = find_base(args.base, args.arch) if args.base else None
     args.arch = args.arch or (base.model.name if base else DEFAULT_ARCH)
     texts, model = check(args), args.output / args.arch
-    languages = languages_of(*texts["train"], args.source_lang, args.target_lang)
-    folder = Folder(args.output, languages, choose_tokenizer(args.tokenizer, existing(args.output), base))
+    begun = existing(args.output)
+    if args.translate is not None and begun is not None and args.target is None:  # the texts may be elsewhere by now
+        languages = begun.languages
+    else:
+        languages = languages_of(*texts["train"], args.source_lang, args.target_lang)
+    folder = Folder(args.output, languages, choose_tokenizer(args.tokenizer, begun, base))
     if base is not None and base.folder.languages != languages:
         raise ValueError(
             f"--from {args.base} translates {' to '.join(base.folder.languages)}: not {' to '.join(languages)}"
