@@ -1,4 +1,4 @@
-"""``fairseq-plugins score``: BLEU or ROUGE of what fairseq-generate wrote, or of its shards.
+"""``fairseq-plugins score``: BLEU or ROUGE of what fairseq-generate wrote, or of its shards; or of own-data's model.
 
 BLEU is sacreBLEU's, of the detokenised text, with its signature; with ``--tokenised`` also that of the tokens, which
 the papers report (the figure of Moses' multi-bleu).  ROUGE is rouge-score's, with stemming, in per cent; of several
@@ -11,38 +11,39 @@ import statistics
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 from sacrebleu.metrics.bleu import BLEU
 
 from fairseq_plugins.cli.arguments import positive, refuse_unreadable
 from fairseq_plugins.cli.generated import Hypothesis, lines_of, read_generated
+from fairseq_plugins.cli.own_data.scores import TOKENIZERS, held_out_part, score_held_out
+from fairseq_plugins.cli.own_data.trained import find_trained
 from fairseq_plugins.common.rouge import rouge_scorer, sees
 
 ROUGE = ("rouge1", "rouge2", "rougeL")
-TOKENIZERS = ("13a", "intl", "zh", "char", "ja-mecab", "ko-mecab", "none")
-# By language: sacreBLEU's tokenizer, and the module that it needs. Other languages put spaces between words.
-BY_LANGUAGE: dict[str, tuple[str, str | None]] = {
-    "zh": ("zh", None),
-    "ja": ("ja-mecab", "MeCab"),
-    "ko": ("ko-mecab", "mecab_ko"),
-    **dict.fromkeys(("th", "lo", "km", "my", "bo"), ("char", None)),
-}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "folder",
+        nargs="?",
+        type=Path,
+        metavar="OUT",
+        help="own-data's folder alone: scores of the held-out lines that its model has translated",
+    )
+    parser.add_argument("--arch", help="with OUT: which model, if several are trained there")
     parser.add_argument(
         "--generated",
         nargs="+",
         type=Path,
         action="append",
-        required=True,
+        default=[],
         metavar="FILE",
         help="generate-*.txt of one run; once more for each other run",
     )
     parser.add_argument(
-        "--reference", nargs="+", type=Path, required=True, metavar="FILE", help="a line each; several for ROUGE"
+        "--reference", nargs="+", type=Path, default=[], metavar="FILE", help="a line each; several for ROUGE"
     )
     parser.add_argument("--tokenised", type=Path, metavar="FILE", help="the reference's tokens")
     parser.add_argument(
@@ -67,10 +68,18 @@ def run(args: Namespace) -> None:
     Raises:
         ValueError: texts cannot be read or do not fit together, or ROUGE cannot be had of them.
     """
+    if args.folder is not None:
+        if args.generated or args.reference:
+            raise ValueError(f"{args.folder}: leave out --generated and --reference, which the folder has")
+        trained = find_trained(args.folder, args.arch)
+        print(score_held_out(trained.folder, trained.model / f"generate-{held_out_part(trained.folder)}.txt"))
+        return
+    if not args.generated or not args.reference:
+        raise ValueError("expected own-data's folder OUT, or --generated FILE --reference FILE")
     if not args.rouge and (len(args.reference) > 1 or args.bytes is not None):
-        raise ValueError("several references and --bytes go with --rouge")
+        raise ValueError("several references and --bytes need --rouge")
     if args.rouge and (args.lowercase or args.tokenised is not None):
-        raise ValueError("--lowercase and --tokenised go without --rouge, which knows no case and makes tokens itself")
+        raise ValueError("--rouge ignores case and makes its own tokens: leave out --lowercase and --tokenised")
     refuse_unreadable(*(path for paths in args.generated for path in paths), *args.reference, args.tokenised)
     found: dict[str, list[float]] = {}
     for paths in args.generated:
@@ -92,12 +101,6 @@ def run(args: Namespace) -> None:
     for name, values in found.items():
         mean = f"   mean {statistics.mean(values):.2f}" if len(values) > 1 else ""
         print(f"{name}: {' '.join(f'{value:.2f}' for value in values)}{mean}")
-
-
-def tokenizer_for(language: str) -> str:
-    """Return sacreBLEU's tokenizer for text in a language; characters if the one for it is not installed."""
-    name, module = BY_LANGUAGE.get(language.partition("-")[0], ("13a", None))
-    return name if module is None or find_spec(module) is not None else "char"
 
 
 def bleu(

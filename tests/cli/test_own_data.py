@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,8 @@ from fairseq_plugins.cli import main as cli
 from fairseq_plugins.cli.own_data import command as own_data
 from fairseq_plugins.cli.own_data import translations as own_translations
 from fairseq_plugins.cli.own_data.folder import Folder
+from fairseq_plugins.cli.own_data.scores import score_held_out
+from fairseq_plugins.cli.user_dir import USER_DIR
 from fairseq_plugins.cli.work import work_in
 from tests.cli.conftest import parse
 from tests.commands import MAIN, hypotheses, own_user_dir, python, run
@@ -81,7 +84,7 @@ def commands(printed: str) -> list[list[str]]:
     return [shlex.split(line[2:]) for line in printed.splitlines() if line.startswith("$ ")]
 
 
-def test_what_a_training_tells(trained: tuple[Path, str], texts: Path) -> None:
+def test_what_a_training_tells(trained: tuple[Path, str], texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Commands, progress, scores and samples, and nothing that fairseq prints; all that is in the log."""
     out, printed = trained
     names = ["preprocess", "train", "generate", "plugins", "interactive", "plugins"]
@@ -93,8 +96,7 @@ def test_what_a_training_tells(trained: tuple[Path, str], texts: Path) -> None:
         r"^On this CPU it takes about \d+ s for an epoch, and about \d+ s for", printed, flags=re.MULTILINE
     )
     assert re.search(
-        r"^1 lines of the test part are too long for the model and left out\.\n\n"
-        r"6 lines of the test part, .*\nBLEU \d+\.\d, chrF \d+\.\d \(sacreBLEU ",
+        r"^6 lines of the test part, .* \(1 are too long .*\):\nBLEU \d+\.\d, chrF \d+\.\d \(sacreBLEU ",
         printed,
         flags=re.MULTILINE,
     )
@@ -103,6 +105,17 @@ def test_what_a_training_tells(trained: tuple[Path, str], texts: Path) -> None:
     assert samples == [(source, target) for source, target in zip(*lines, strict=True) if len(source) < 99][:3]
     left_out = "1 sentence pairs are too long for the model and left out."
     assert printed.splitlines().count(left_out) == 2, "in training and in validation"
+    scores = re.findall(r"BLEU \d+\.\d, chrF \d+\.\d \(.*\)", printed)[0]
+    cli.main(["score", str(out)])
+    assert capsys.readouterr().out.splitlines()[-1] == scores
+    card = (out / "convs2s_tiny" / "README.md").read_text().replace("\\|", "|")
+    for fact in (
+        scores,
+        "| languages | en to de |",
+        "train: train.en, train.de;",
+        "| pairs | train 270, valid 30, test 7 |",
+    ):
+        assert fact in card
     for chatter in ("\r", "INFO", "ModuleList", "it/s]"):
         assert chatter not in printed
     log = (out / "convs2s_tiny" / "train.log").read_text()
@@ -126,14 +139,16 @@ def test_held_out_lines_of_the_validation_part(
     trained: tuple[Path, str], texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Where there is no test part; every tenth line of the text, as it stands there."""
-    out, printed = trained
-    decoding = commands(printed)[2][1:]
-    options = decoding[: decoding.index("--gen-subset")]
+    out, _ = trained
     (tmp_path / "text").mkdir()
     for part in ("train", "valid"):
         for language in ("en", "de"):
             shutil.copy(out / "text" / f"{part}.{language}", tmp_path / "text")
-    own_translations.score_held_out(Folder(tmp_path, ("en", "de"), "sentencepiece"), tmp_path, options)
+    folder = Folder(tmp_path, ("en", "de"), "sentencepiece")
+    checkpoint = out / "convs2s_tiny" / "checkpoint_best.pt"
+    search = ["--user-dir", USER_DIR, "--task", "translation_fast"]
+    generated = own_translations.generate(replace(folder, path=out), "valid", checkpoint, tmp_path, search)
+    own_translations.print_scores(score_held_out(folder, generated))
     found = capsys.readouterr().err
     assert "29 lines of the validation part" in found
     for name, language in (("source     ", "en"), ("reference  ", "de")):

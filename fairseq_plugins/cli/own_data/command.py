@@ -20,11 +20,21 @@ from typing import TYPE_CHECKING
 
 from fairseq_plugins.cli.arguments import add_user_dir, positive
 from fairseq_plugins.cli.own_data import parallel_text
-from fairseq_plugins.cli.own_data.base import FINISHED, Base, find_base, is_trained, trained_in, without_ends
+from fairseq_plugins.cli.own_data.card import write_card
 from fairseq_plugins.cli.own_data.cleaning import OPTIONAL
 from fairseq_plugins.cli.own_data.folder import SETTINGS, TOKENIZERS, Folder, existing, prepare
+from fairseq_plugins.cli.own_data.scores import held_out_part, score_held_out
 from fairseq_plugins.cli.own_data.texts import FilePair, languages_of, pair_up
-from fairseq_plugins.cli.own_data.translations import score_held_out, translate
+from fairseq_plugins.cli.own_data.trained import (
+    BEST,
+    FINISHED,
+    TrainedModel,
+    find_trained,
+    is_trained,
+    trained_in,
+    without_ends,
+)
+from fairseq_plugins.cli.own_data.translations import compare_with_base, generate, print_scores, translate
 from fairseq_plugins.cli.user_dir import USER_DIR
 from fairseq_plugins.cli.work import work_in
 
@@ -102,7 +112,7 @@ def run(args: Namespace) -> None:
             is at work in the folder, or a command of fairseq fails.
         OSError: a text cannot be read.
     """
-    base = find_base(args.base, args.arch) if args.base else None
+    base = find_trained(args.base, args.arch) if args.base else None
     args.arch = args.arch or (base.model.name if base else DEFAULT_ARCH)
     texts, model = check(args), args.output / args.arch
     begun = existing(args.output)
@@ -116,8 +126,8 @@ def run(args: Namespace) -> None:
             f"--from {args.base} translates {' to '.join(base.folder.languages)}: not {' to '.join(languages)}"
         )
     told = ["--source-lang", languages[0], "--target-lang", languages[1]]
-    decoding = [folder.binary, *told, "--user-dir", args.user_dir, "--path", model / "checkpoint_best.pt", "--beam", 5]
-    decoding += ["--task", "translation_fast", *folder.fairseq_options()]
+    search = ["--user-dir", args.user_dir, "--beam", 5, "--task", "translation_fast"]
+    decoding = [folder.binary, *told, "--path", model / BEST, *search, *folder.fairseq_options()]
     if args.translate is not None:  # which several may do at a time, wherever the texts are by now
         if not (folder.binary / f"train.{languages[0]}-{languages[1]}.{languages[0]}.idx").exists():
             raise ValueError(f"--translate: {folder.binary} was not made for {languages[0]} to {languages[1]}")
@@ -133,7 +143,13 @@ def run(args: Namespace) -> None:
             training.run(folder.binary, folder.segmented("train")[1], told)
             (model / BEGUN).replace(model / FINISHED)
         try:
-            score_held_out(folder, model, decoding)
+            scored = score_held_out(folder, generate(folder, held_out_part(folder), model / BEST, model, search))
+            print_scores(scored)
+            if training is not None:
+                command = shlex.join(map(str, ["fairseq-interactive", *decoding]))
+                write_card(folder, model, shlex.split(args.train), scored, base, command)
+            if base is not None:
+                compare_with_base(scored, folder, model, base, search)
         finally:  # there is a model, also where it cannot be scored
             show_what_next(args, folder, model, decoding)
 
@@ -179,7 +195,7 @@ def files_of(args: Namespace, part: str) -> FilePair | None:
     return files[0], files[-1]
 
 
-def choose_tokenizer(wished: str | None, begun: Folder | None, base: Base | None) -> str:
+def choose_tokenizer(wished: str | None, begun: Folder | None, base: TrainedModel | None) -> str:
     """Return how text becomes subwords in a folder that may have been begun, with a model that may be another's.
 
     Raises:
@@ -197,7 +213,7 @@ def show_what_next(args: Namespace, folder: Folder, model: Path, decoding: list[
     """Print commands that one may want next."""
     show("The curve of the losses", ["fairseq-plugins", "plot-loss", model, "--output", model / "loss.png"])
     show("Translations, by the same call with --translate FILE or", ["fairseq-interactive", *decoding])
-    exported = ["fairseq-plugins", "export", model / "checkpoint_best.pt", args.output / f"{args.arch}.exported"]
+    exported = ["fairseq-plugins", "export", model / BEST, args.output / f"{args.arch}.exported"]
     exported += folder.export_options()
     if args.user_dir != USER_DIR:
         exported += ["--user-dir", args.user_dir]
@@ -225,7 +241,7 @@ def refuse_no_text(path: Path) -> None:
             raise ValueError(f"--translate: {path} is no plain text in UTF-8")
 
 
-def plan(args: Namespace, model: Path, base: Base | None = None) -> Training | None:
+def plan(args: Namespace, model: Path, base: TrainedModel | None = None) -> Training | None:
     """Return the training that is to be made; None if it has been.
 
     Raises:

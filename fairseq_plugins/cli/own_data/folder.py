@@ -22,6 +22,7 @@ from fairseq_plugins.cli.prepare.download import digest
 from fairseq_plugins.common.whole_file import beside, replacing
 
 SETTINGS = "settings"
+FIGURES = "figures.json"  # of the cleaning, in `text`
 TOKENIZERS = ("sentencepiece", "moses")
 # Of image captions 6000 merges were best for 29 000 pairs; fairseq's IWSLT'14 has 10 000 for 160 000.
 MERGES = {20_000: 2000, 100_000: 6000, 1_000_000: 10_000}
@@ -150,7 +151,7 @@ def prepare(
             unfinished.mkdir()
             parts = {part: read_pairs(files, folder.languages) for part, files in texts.items()}
             figures = clean(parts, folder.languages, unfinished, keep)
-            (unfinished / "figures.json").write_text(json.dumps(figures), encoding="utf-8")
+            (unfinished / FIGURES).write_text(json.dumps(figures), encoding="utf-8")
             with parallel_text.writing(record) as file:
                 file.write(json.dumps(now, indent=1) + "\n")
         print(report(figures), file=sys.stderr)

@@ -25,8 +25,8 @@ import fairseq_plugins
 from fairseq_plugins.cli.arguments import import_user_dir
 from fairseq_plugins.cli.fairseq_command import ALL_SENTENCES, NO_LONG_ONES, fairseq_lines
 from fairseq_plugins.cli.own_data import parallel_text
-from fairseq_plugins.cli.own_data.base import Base, without_ends
 from fairseq_plugins.cli.own_data.progress import TrainingProgress, span
+from fairseq_plugins.cli.own_data.trained import TrainedModel, without_ends
 from fairseq_plugins.cli.plots.loss import LOG
 from fairseq_plugins.cli.user_dir import USER_DIR
 from fairseq_plugins.common.model import TranslationModel
@@ -64,7 +64,7 @@ class Training:
         wishes: Sequence[str],
         user_dir: Path = USER_DIR,
         float32: bool = False,
-        base: Base | None = None,
+        base: TrainedModel | None = None,
     ) -> None:
         fairseq_plugins.install()
         import_user_dir(user_dir)

@@ -1,4 +1,4 @@
-"""The trained model that another training starts from (``--from``)."""
+"""Find a trained model in a folder of own-data."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ ENDS = ("--max-epoch", "--max-update", "--patience", "--stop-time-hours", "--sto
 
 
 @dataclass(frozen=True)
-class Base:
+class TrainedModel:
     """A trained model of own-data.
 
     Attributes:
         folder: its text, subwords and data.
         model: folder of its checkpoints.
-        checkpoint: the checkpoint to start from.
+        checkpoint: one of its checkpoints, the best if none is named.
     """
 
     folder: Folder
@@ -35,7 +35,7 @@ class Base:
         return shlex.split((self.model / FINISHED).read_text(encoding="utf-8"))
 
 
-def find_base(path: Path, arch: str | None) -> Base:
+def find_trained(path: Path, arch: str | None = None) -> TrainedModel:
     """Return the trained model in a folder of own-data, or that of a checkpoint in one.
 
     Args:
@@ -55,14 +55,14 @@ def find_base(path: Path, arch: str | None) -> Base:
             models = [model for model in models if model.name == arch]
         elif len(models) > 1:
             names = " or ".join(model.name for model in models)
-            raise ValueError(f"--from {path}: several models are trained there; choose one by --arch {names}")
+            raise ValueError(f"{path}: several models are trained there; choose one by --arch {names}")
         checkpoint = models[0] / BEST if models else path
     folder = existing(models[0].parent) if models else None
     if folder is None:
-        raise ValueError(f"--from {path}: own-data has trained no {arch or 'model'} there")
+        raise ValueError(f"{path}: own-data has trained no {arch or 'model'} there")
     if arch not in (None, models[0].name):
-        raise ValueError(f"--arch {arch}: --from {path} is a model of {models[0].name}")
-    return Base(folder, models[0], checkpoint)
+        raise ValueError(f"--arch {arch}: {path} is a model of {models[0].name}")
+    return TrainedModel(folder, models[0], checkpoint)
 
 
 def is_trained(model: Path) -> bool:
