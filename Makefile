@@ -1,4 +1,4 @@
-# PYTHON chooses the interpreter of a new .venv (3.10, 3.11 or 3.12); TORCH another PyTorch.
+# PYTHON chooses the interpreter of a new .venv (3.10 to 3.13); TORCH another PyTorch.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 PYTEST_ARGS ?=
@@ -46,8 +46,8 @@ FAST_TESTS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --max
 test: setup check  ## lint, types and all but the slow tests (PYTEST_ARGS= adds options)
 	$(FAST_TESTS) $(PYTEST_ARGS)
 
-# Each in an environment of its own, .nox/3.10 and so on. With pyenv: PYENV_VERSION=3.10.13:3.11.7:3.12.1 make test-matrix
-test-matrix: setup  ## make test on Python 3.10, 3.11 and 3.12, as far as they are here, and with the oldest PyTorch
+# Each in an environment of its own, .nox/3.10 and so on. With pyenv: PYENV_VERSION=3.10.13:3.11.7:3.12.1:3.13.0 make test-matrix
+test-matrix: setup  ## make test on Python 3.10 to 3.13, as far as they are here, and with the oldest PyTorch
 	$(BIN)/nox
 
 fuzz: setup  ## hostile options and files, INPUTS= of each kind (100 000; a quarter of an hour)

@@ -13,7 +13,7 @@ def starts(interpreter: str) -> bool:
 
 
 @nox.session(venv_backend="none")
-@nox.parametrize("version", ["3.10", "3.11", "3.12"])
+@nox.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
 def suite(session: nox.Session, version: str) -> None:
     """``make test`` as a user of this Python has it, set-up included."""
     make_test(session, version, f"VENV=.nox/{version}")

@@ -12,6 +12,7 @@ from fairseq.tasks.translation import TranslationTask
 
 from fairseq_plugins.cli.any_file import blaming
 from fairseq_plugins.cli.arguments import import_user_dir
+from fairseq_plugins.cli.own_data.card import CARD
 from fairseq_plugins.common.model import IncrementalDecoder
 from fairseq_plugins.common.subwords import bpe_symbol
 from fairseq_plugins.common.whole_file import beside, naming
@@ -32,7 +33,7 @@ def export(args: Namespace) -> None:
     overrides = {"data": args.data, "source_lang": args.source_lang, "target_lang": args.target_lang}
     model, task = load(args.checkpoint, {name: str(value) for name, value in overrides.items() if value is not None})
     source, target = task.source_dictionary, task.target_dictionary
-    warning = about_subwords(source.symbols, args.bpe_codes is not None)
+    warning = about_subwords(source.symbols, args.bpe_codes is not None, args.sentencepiece_model is not None)
     if warning:
         print(f"warning: {warning}", file=sys.stderr)
     candidates = None
@@ -50,22 +51,29 @@ def export(args: Namespace) -> None:
             source,
             target,
             codes=args.bpe_codes,
+            pieces=args.sentencepiece_model,
             languages=languages,
             longest_source=task.max_positions()[0],
             int8=args.int8,
             candidates=candidates,
         )
+        card = args.checkpoint.parent / CARD
+        if card.is_file():  # as beside the checkpoints of own-data
+            with (unfinished / "README.md").open("a", encoding="utf-8") as file:
+                file.write("\n" + card.read_text(encoding="utf-8").partition("\n## ")[0])
 
 
-def about_subwords(words: list[str], has_codes: bool) -> str | None:
-    """What somebody should know who gives the folder text: where its units are not what codes, or their lack, make."""
+def about_subwords(words: list[str], has_codes: bool, has_pieces: bool) -> str | None:
+    """Return a warning if the folder does not make the model's subwords of text."""
     kind = bpe_symbol(words)
-    if kind == "sentencepiece":
-        return "the model has pieces of sentencepiece, and the folder takes and gives only text that is in them"
-    if kind and not has_codes:
-        return "the model has subwords, and without --bpe-codes the folder takes only text that is in them"
-    if has_codes and not kind:
-        return "--bpe-codes splits words with @@, and no word of the model's ends so: are they its codes?"
+    if kind == "sentencepiece" and not has_pieces:
+        return "the model has pieces of sentencepiece: without --sentencepiece-model the folder takes and gives pieces"
+    if kind == "subword_nmt" and not has_codes:
+        return "the model has subwords: without --bpe-codes the folder takes text that is split into them"
+    if has_codes and kind != "subword_nmt":
+        return "--bpe-codes splits words with @@, which no word of the model ends with: are they its codes?"
+    if has_pieces and kind != "sentencepiece":
+        return "--sentencepiece-model: the model's words are not pieces of sentencepiece: is it its model?"
     return None
 
 

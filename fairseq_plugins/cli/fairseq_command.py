@@ -21,17 +21,18 @@ NO_LONG_ONES = ["--skip-invalid-size-inputs-valid-test"]
 
 SHOWN = 15  # lines of a command that failed
 
-# As `python -m`, which looks for modules in the working folder first: there may be a sacrebleu.py among the texts. The
-# option against it, -P, came with Python 3.11.
+# As the installed command, but for the working folder, where modules would be looked for first: there may be a
+# sacrebleu.py among the texts. The option against it, -P, came with Python 3.11.
 RUN = """import sys
 sys.path[:] = filter(None, sys.path)
-import runpy
-runpy.run_module("fairseq_cli.{}", run_name="__main__", alter_sys=True)
+from fairseq_cli.{} import cli_main
+{}
+cli_main()
 """
 
 
 def fairseq(command: str, *options: object) -> None:
-    """Run ``fairseq-COMMAND``, of whose output nothing is shown.
+    """Run ``fairseq-COMMAND`` and show nothing of its output.
 
     Raises:
         ValueError: it fails; with its last lines.
@@ -41,8 +42,16 @@ def fairseq(command: str, *options: object) -> None:
             pass
 
 
-def fairseq_lines(command: str, *options: object, stdin: int | None = subprocess.DEVNULL) -> Generator[str, None, None]:
-    """Run ``fairseq-COMMAND`` and give what it prints, line by line; closed before the end, it is ended.
+def fairseq_lines(
+    command: str, *options: object, stdin: int | None = subprocess.DEVNULL, before: str = ""
+) -> Generator[str, None, None]:
+    """Run ``fairseq-COMMAND`` and yield the lines that it prints; closed before the end, it is ended.
+
+    Args:
+        command: name of the command.
+        options: its arguments.
+        stdin: its standard input.
+        before: Python code that runs in its process before it.
 
     Raises:
         ValueError: it fails; with its last lines.
@@ -50,7 +59,7 @@ def fairseq_lines(command: str, *options: object, stdin: int | None = subprocess
     words = [str(option) for option in options]
     print(f"\n$ {shlex.join([f'fairseq-{command}', *words])}", file=sys.stderr, flush=True)
     # fairseq uses its libraries in ways that they have come to warn of.
-    call = [sys.executable, "-u", "-W", "ignore", "-c", RUN.format(command.replace("-", "_")), *words]
+    call = [sys.executable, "-u", "-W", "ignore", "-c", RUN.format(command.replace("-", "_"), before), *words]
     # The processes that it starts itself look nowhere else either, from Python 3.11 on.
     environment = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONIOENCODING": "utf-8"}
     pipes = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}

@@ -1,4 +1,4 @@
-"""``fairseq-plugins score``: BLEU or ROUGE of what fairseq-generate wrote, or of its shards.
+"""``fairseq-plugins score``: BLEU or ROUGE of what fairseq-generate wrote, or of its shards; or of own-data's model.
 
 BLEU is sacreBLEU's, of the detokenised text, with its signature; with ``--tokenised`` also that of the tokens, which
 the papers report (the figure of Moses' multi-bleu).  ROUGE is rouge-score's, with stemming, in per cent; of several
@@ -17,24 +17,33 @@ from sacrebleu.metrics.bleu import BLEU
 
 from fairseq_plugins.cli.arguments import positive, refuse_unreadable
 from fairseq_plugins.cli.generated import Hypothesis, lines_of, read_generated
+from fairseq_plugins.cli.own_data.scores import TOKENIZERS, held_out_part, score_held_out
+from fairseq_plugins.cli.own_data.trained import find_trained
 from fairseq_plugins.common.rouge import rouge_scorer, sees
 
 ROUGE = ("rouge1", "rouge2", "rougeL")
-TOKENIZERS = ("13a", "intl", "zh", "char", "none")  # sacreBLEU's others need more than sacreBLEU
 
 
 def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "folder",
+        nargs="?",
+        type=Path,
+        metavar="OUT",
+        help="own-data's folder alone: scores of the held-out lines that its model has translated",
+    )
+    parser.add_argument("--arch", help="with OUT: which model, if several are trained there")
     parser.add_argument(
         "--generated",
         nargs="+",
         type=Path,
         action="append",
-        required=True,
+        default=[],
         metavar="FILE",
         help="generate-*.txt of one run; once more for each other run",
     )
     parser.add_argument(
-        "--reference", nargs="+", type=Path, required=True, metavar="FILE", help="a line each; several for ROUGE"
+        "--reference", nargs="+", type=Path, default=[], metavar="FILE", help="a line each; several for ROUGE"
     )
     parser.add_argument("--tokenised", type=Path, metavar="FILE", help="the reference's tokens")
     parser.add_argument(
@@ -59,10 +68,18 @@ def run(args: Namespace) -> None:
     Raises:
         ValueError: texts cannot be read or do not fit together, or ROUGE cannot be had of them.
     """
+    if args.folder is not None:
+        if args.generated or args.reference:
+            raise ValueError(f"{args.folder}: leave out --generated and --reference, which the folder has")
+        trained = find_trained(args.folder, args.arch)
+        print(score_held_out(trained.folder, trained.model / f"generate-{held_out_part(trained.folder)}.txt"))
+        return
+    if not args.generated or not args.reference:
+        raise ValueError("expected own-data's folder OUT, or --generated FILE --reference FILE")
     if not args.rouge and (len(args.reference) > 1 or args.bytes is not None):
-        raise ValueError("several references and --bytes go with --rouge")
+        raise ValueError("several references and --bytes need --rouge")
     if args.rouge and (args.lowercase or args.tokenised is not None):
-        raise ValueError("--lowercase and --tokenised go without --rouge, which knows no case and makes tokens itself")
+        raise ValueError("--rouge ignores case and makes its own tokens: leave out --lowercase and --tokenised")
     refuse_unreadable(*(path for paths in args.generated for path in paths), *args.reference, args.tokenised)
     found: dict[str, list[float]] = {}
     for paths in args.generated:

@@ -16,13 +16,18 @@ from pathlib import Path
 
 from sacrebleu.metrics.bleu import BLEU
 
-from fairseq_plugins.cli.arguments import refuse_unreadable
+from fairseq_plugins.cli.arguments import add_user_dir, refuse_unreadable
 from fairseq_plugins.cli.generated import LARGEST, Sentence, add_generated, lines_of, read_generated
-from fairseq_plugins.cli.score import TOKENIZERS
+from fairseq_plugins.cli.own_data.scores import TOKENIZERS, tokenizer_for
+from fairseq_plugins.cli.own_data.trained import TrainedModel, find_trained
+from fairseq_plugins.cli.own_data.translations import generate
+from fairseq_plugins.cli.user_dir import USER_DIR
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    add_generated(parser, "fairseq-generate --nbest K")
+    add_generated(parser, "fairseq-generate --nbest K; or own-data's folder alone, whose validation part is translated")
+    parser.add_argument("--arch", help="with own-data's folder: which model, if several are trained there")
+    add_user_dir(parser, default=USER_DIR)
     parser.add_argument(
         "--reference",
         type=Path,
@@ -65,6 +70,10 @@ def run(args: Namespace) -> None:
         raise ValueError(f"--alphas: expected numbers between -{LARGEST} and {LARGEST}")
     if not all(map(math.isfinite, args.word_penalties)):
         raise ValueError("--word-penalties: expected numbers")
+    if len(args.generated) == 1 and args.generated[0].is_dir():
+        trained = find_trained(args.generated[0], args.arch)
+        args.generated = [lists_of(trained, args.user_dir)]
+        args.tokenize = args.tokenize or tokenizer_for(trained.folder.languages[1])
     refuse_unreadable(*args.generated, args.reference)
     sentences = read_generated(args.generated)
     if all(len(sentence.hypotheses) == 1 for sentence in sentences):
@@ -85,6 +94,15 @@ def run(args: Namespace) -> None:
     alpha, penalty = min(bleu, key=lambda tried: (-bleu[tried], abs(tried[0] - 1), abs(tried[1])))
     word_penalty = f" --task translation_fast --word-penalty={penalty:g}" if penalty else ""
     print(f"best of {len(sentences)} sentences: --lenpen {alpha:g}{word_penalty}")
+
+
+def lists_of(trained: TrainedModel, user_dir: Path) -> Path:
+    """Return the n-best lists of the validation part, which are made once for each checkpoint."""
+    lists = trained.model / "nbest" / "generate-valid.txt"
+    if not lists.exists() or lists.stat().st_mtime < trained.checkpoint.stat().st_mtime:
+        search = ["--user-dir", user_dir, "--task", "translation_fast", "--beam", 5, "--nbest", 5]
+        generate(trained.folder, "valid", trained.checkpoint, lists.parent, search)
+    return lists
 
 
 def best_texts(sentences: Sequence[Sentence], alpha: float, word_penalty: float = 0.0) -> list[str]:

@@ -6,15 +6,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 
-def decoded(file: Iterable[bytes], path: Path) -> Iterator[str]:
-    """The lines of a file with their ends, without a byte order mark; as text, a carriage return would end a line.
+def decoded(file: Iterable[bytes], path: Path, errors: str = "strict") -> Iterator[str]:
+    """Decode the lines of a file, with their ends and without a byte order mark; only a line feed ends a line.
 
     Raises:
         ValueError: one is not UTF-8.
     """
     for number, line in enumerate(file, start=1):
         try:
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8", errors)
         except UnicodeDecodeError as error:
             raise ValueError(f"{path}, line {number} is not UTF-8: {error}") from error
 

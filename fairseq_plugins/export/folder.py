@@ -34,6 +34,7 @@ def write_folder(
     target: Dictionary,
     *,
     codes: Path | None,
+    pieces: Path | None = None,
     languages: tuple[str, str] | None,
     longest_source: int,
     int8: bool,
@@ -46,7 +47,8 @@ def write_folder(
         model: of this plugin, prepared to translate.
         source: source words.
         target: target words.
-        codes: of byte pair encoding; None where text is in the model's words.
+        codes: codes of subword-nmt, if the model has its subwords.
+        pieces: model of sentencepiece, if the model has its pieces.
         languages: source and target, for Moses' tokeniser; None where text is tokenised.
         longest_source: how many tokens of a source the task takes.
         int8: whether products are in int8.
@@ -57,6 +59,8 @@ def write_folder(
         (folder / f"{side}.txt").write_text("".join(f"{word}\n" for word in dictionary.symbols), encoding="utf-8")
     if codes is not None:
         shutil.copyfile(codes, folder / "codes.txt")
+    if pieces is not None:
+        shutil.copyfile(pieces, folder / "pieces.model")
     if candidates is not None:
         always = candidates.always.nonzero().flatten().numpy()
         np.savez(folder / "candidates.npz", translations=candidates.translations.numpy(), always=always)
@@ -69,6 +73,7 @@ def write_folder(
         "source_language": source_language,
         "target_language": target_language,
         "bpe_separator": None if codes is None else "@@",
+        "sentencepiece": pieces is not None,
         "candidates": candidates is not None,
         **programs,
         "source_positions": min(programs["source_positions"], longest_source),
@@ -77,6 +82,7 @@ def write_folder(
     sums = (f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(folder.iterdir()))
     (folder / "SHA256SUMS").write_text("".join(sums), encoding="utf-8")
     shutil.copyfile(Path(__file__).with_name("translate.py"), folder / "translate.py")
-    packages = ["numpy", "onnxruntime", *(["subword-nmt"] if codes else []), *(["sacremoses"] if languages else [])]
+    needed = {"subword-nmt": codes, "sacremoses": languages, "sentencepiece": pieces}
+    packages = ["numpy", "onnxruntime", *(name for name, used in needed.items() if used)]
     family = type(model).__name__.removesuffix("Model")
     (folder / "README.md").write_text(_README.format(family=family, packages=" ".join(packages)), encoding="utf-8")

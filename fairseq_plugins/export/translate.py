@@ -70,7 +70,7 @@ def decode(lines: Iterable[bytes]) -> Iterator[str]:
         text = line.decode("utf-8", errors="replace")
         if not told and (told := text.encode() != line):
             print(f"line {number} is not UTF-8, and others may not be: \ufffd stands for what is none", file=sys.stderr)
-        yield text.removeprefix("\ufeff")
+        yield text.rstrip("\r\n").removeprefix("\ufeff")
 
 
 def run(program: ort.InferenceSession, given: dict[str, Array]) -> dict[str, Array]:
@@ -192,6 +192,7 @@ class Translator:
                 raise ValueError("it describes no model that this program can read, or not this one")
         self.numbers = {word: n for n, word in enumerate(source) if n not in map(c.get, NUMBERS[:3])}  # no text is </s>
         self.candidates, self.bpe, self.tokenizer = (np.zeros((sizes[0], 0), int), np.arange(sizes[1])), None, None
+        self.pieces = None
         if c["candidates"]:
             with blaming(folder / "candidates.npz"), np.load(folder / "candidates.npz") as tables:
                 self.candidates = of_words, always = tables["translations"], tables["always"]
@@ -202,6 +203,10 @@ class Translator:
             bpe = import_module("subword_nmt.apply_bpe").BPE  # that there is none is no fault of the codes
             with blaming(path := folder / "codes.txt"), path.open(encoding="utf-8", newline="\n") as codes:
                 self.bpe = bpe(codes, separator=c["bpe_separator"])
+        if c.get("sentencepiece"):
+            processor = import_module("sentencepiece").SentencePieceProcessor
+            with blaming(folder / "pieces.model"):
+                self.pieces = processor(model_file=str(folder / "pieces.model"))
         if c["source_language"] is not None:
             self.tokenizer = import_module("sacremoses").MosesTokenizer(c["source_language"])
             self.detokenizer = import_module("sacremoses").MosesDetokenizer(c["target_language"])
@@ -216,6 +221,8 @@ class Translator:
                 raise ValueError(f"there is no such option, or not with this value: {name}={value!r}")
         if not (1 <= o.nbest <= o.beam and o.min_len >= 0 < o.max_tokens) or not hasattr(replace_unk or {}, "get"):
             raise ValueError("1 <= nbest <= beam, 0 <= min_len, 0 < max_tokens and a dictionary replace_unk are wanted")
+        if self.pieces is not None:
+            o.unkpen = 1000  # no text has unknown words
         sources = [self.words(line) for line in ([lines] if isinstance(lines, str) else lines)]
         results: dict[int, list[Any]] = {place: [("", 0.0)] * o.nbest for place in range(len(sources))}
         batches: list[list[int]] = []
@@ -231,15 +238,18 @@ class Translator:
         return [found if o.nbest > 1 else found[0][0] for found in results.values()]
 
     def words(self, line: str) -> list[str]:
-        """A line as the model reads it, without the end of one that is too long for it."""
+        """Return a line in the model's words, none of a blank line, and without the end of one that is too long."""
+        if not line.strip():
+            return []
         if self.tokenizer is not None:
             line = self.tokenizer.tokenize(line.strip(), aggressive_dash_splits=True, return_str=True)
-        words, longest = line.split(), self.config["source_positions"] - 1
+        longest = self.config["source_positions"] - 1
+        words = line.split() if self.pieces is None else self.pieces.encode(line, out_type=str)
         if self.bpe is not None:
             cut = ([word[at : at + 500] for at in range(0, len(word), 500)] for word in words)  # or it may take minutes
             words = " ".join(f"{self.bpe.separator} ".join(map(self.bpe.process_line, each)) for each in cut).split()
         if len(words) > longest:
-            print(f"of a line of {len(words)} words the first {longest} are translated", file=sys.stderr)
+            print(f"line truncated from {len(words)} to {longest} tokens", file=sys.stderr)
         return words[:longest]
 
     def batch(self, sources: list[list[str]], o: Namespace, replace_unk: dict[str, str] | None) -> list[Any]:
@@ -261,7 +271,10 @@ class Translator:
         """A translation as one reads it, and its score."""
         copies = [(replace_unk or {}).get(word, word) for word in source]
         bos, unk = self.config["bos"], None if replace_unk is None else self.config["unk"]
-        line = " ".join(copies[at] if n == unk else self.target[n] for n, at in hypothesis[0] if n != bos)
+        words = [copies[at] if n == unk else self.target[n] for n, at in hypothesis[0] if n != bos]
+        if self.pieces is not None:
+            return self.pieces.decode(words).replace("\n", " "), hypothesis[1]
+        line = " ".join(words)
         if self.bpe is not None:
             line = f"{line} ".replace(f"{self.bpe.separator} ", "").rstrip()
         return line if self.tokenizer is None else self.detokenizer.detokenize(line.split()), hypothesis[1]

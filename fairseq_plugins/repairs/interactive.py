@@ -70,7 +70,7 @@ def decode(lines: Iterable[bytes]) -> Iterator[str]:
         text = line.decode("utf-8", errors="replace")
         if not told and (told := text.encode() != line):
             logger.warning(f"line {number} is not UTF-8, and others may not be: \ufffd stands for what is none")
-        yield text.strip().removeprefix("\ufeff")
+        yield text.rstrip("\r\n").removeprefix("\ufeff")
 
 
 def print_every_letter() -> None:

@@ -73,18 +73,26 @@ def url(server: Server, name: str = "file.bin") -> str:
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Captions of a kind: raw text, that tokenising changes."""
+    """Captions of a kind: raw text, that tokenising changes, and no sentence twice."""
     folder = tmp_path_factory.mktemp("texts")
     generator = random.Random(1)
     nouns = {"dog": "Hund", "man": "Mann", "well-known boat": "bekanntes Boot", "horse": "Pferd"}
+    number = 0
     for part, size in (("train", 300), ("test", 7)):
-        rows = [generator.choices(list(nouns), k=2) for _ in range(size)]
-        for number in (1, 19):  # of which the latter is of the validation part; longer than a model of `TINY` can read
-            if number < size:
-                rows[number] = ["horse", "man " * 90]
-        (folder / f"{part}.en").write_text("".join(f"A {a}, and a {b}.\n" for a, b in rows))
-        german = {**nouns, "man " * 90: "Mann " * 90}
-        (folder / f"{part}.de").write_text("".join(f"Ein {german[a]}, und ein {german[b]}.\n" for a, b in rows))
+        pairs = []
+        for place in range(size):
+            first, second = generator.choices(list(nouns), k=2)
+            number += 1
+            # Two lines, one of the validation part, are longer than a model of `TINY` can read.
+            much = "".join(f" {n}" for n in range(100)) if place in (1, 19) else ""
+            pairs.append(
+                (
+                    f"A {first}, and{much} a {second} {number}.",
+                    f"Ein {nouns[first]}, und{much} ein {nouns[second]} {number}.",
+                )
+            )
+        for language, lines in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
+            (folder / f"{part}.{language}").write_text("".join(f"{line}\n" for line in lines))
     return folder
 
 

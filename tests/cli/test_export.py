@@ -109,23 +109,25 @@ def test_subwords_without_codes(data: Path, tmp_path: Path, capsys: pytest.Captu
     for dictionary in data.glob("dict.*.txt"):
         (subwords / dictionary.name).write_text(dictionary.read_text().replace("w1 ", "w1@@ "))
     export(path, tmp_path / "out", "--data", subwords)
-    assert "without --bpe-codes the folder takes only text that is in them" in capsys.readouterr().err
+    assert "without --bpe-codes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("words", "has_codes", "warning"),
+    ("words", "has", "warning"),
     [
-        (["a@@", "b"], True, None),
-        (["a", "b"], False, None),
-        (["a@@", "b"], False, "without --bpe-codes"),
-        (["a~~", "b"], True, "are they its codes"),
-        (["\u2581a", "\u2581b", "c@@"], True, "pieces of sentencepiece"),
-        (["\u2581", "b@@", "c@@"], False, "without --bpe-codes"),
-        (["\u2581a", "b"], False, "pieces of sentencepiece"),
+        (["a@@", "b"], {"has_codes"}, None),
+        (["a", "b"], set(), None),
+        (["\u2581a", "b"], {"has_pieces"}, None),
+        (["a@@", "b"], set(), "without --bpe-codes"),
+        (["a~~", "b"], {"has_codes"}, "are they its codes"),
+        (["\u2581a", "\u2581b", "c@@"], {"has_codes"}, "without --sentencepiece-model"),
+        (["\u2581", "b@@", "c@@"], set(), "without --bpe-codes"),
+        (["\u2581a", "b"], set(), "without --sentencepiece-model"),
+        (["a", "b"], {"has_pieces"}, "is it its model"),
     ],
 )
-def test_units_that_codes_do_not_make_are_told(words: list[str], has_codes: bool, warning: str | None) -> None:
-    found = about_subwords(words, has_codes)
+def test_units_that_codes_do_not_make_are_told(words: list[str], has: set[str], warning: str | None) -> None:
+    found = about_subwords(words, **{name: name in has for name in ("has_codes", "has_pieces")})
     assert found == warning or (found is not None and warning is not None and warning in found)
 
 
@@ -212,7 +214,7 @@ def test_what_cannot_be_exported(data: Path, tmp_path: Path) -> None:
         ([path, tmp_path / "out", "--bpe-codes", tmp_path / "fastbpe"], "fastbpe holds no BPE codes of subword-nmt"),
         ([path, tmp_path / "out", "--data", tmp_path / "dta"], "dta is no folder"),
         ([path, tmp_path / "out", "--data", data, "--candidates", tmp_path], r"frequent\.txt does not exist"),
-        ([path, tmp_path / "out", "--data", data, "--frequent-candidates", 0], "go with --candidates"),
+        ([path, tmp_path / "out", "--data", data, "--frequent-candidates", 0], "--candidates-per-word"),
         ([path, tmp_path / "out", "--data", tmp_path], r"dict\.\w+\.txt does not exist: --data DATA_BIN"),
     ):
         with pytest.raises(SystemExit, match=message):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+import torch
 
 from fairseq_plugins.cli.fairseq_command import fairseq, fairseq_lines
+from tests.commands import USER_DIR
 from tests.repairs.payloads import code
+from tests.repairs.trainings import options, updates
 
 
 def test_python_files_of_the_working_folder_are_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,3 +29,24 @@ def test_of_a_command_that_fails_the_end_is_shown(capsys: pytest.CaptureFixture[
     with pytest.raises(ValueError, match=r"(?s)^fairseq-score failed .*\nAssertionError: .* not exist$"):
         fairseq("score", "--ref", "text")
     assert capsys.readouterr() == ("", "\n$ fairseq-score --ref text\n")
+
+
+def test_a_training_that_is_saved_by_the_clock(data: Path, tmp_path: Path) -> None:
+    """Stopped within an epoch it goes on from there, and ends with the parameters of one that was not stopped."""
+    words = [*options(data, 9), "--user-dir", USER_DIR, "--log-interval", 1, "--save-interval-updates", 0]
+    words += ["--log-format", "json", "--save-dir"]
+    states = []
+    for folder, stops in (("stopped", True), ("whole", False)):
+        save = tmp_path / folder
+        if stops:
+            before = "from fairseq_plugins.repairs.timed_saving import save_every; save_every(0)"
+            with closing(fairseq_lines("train", *words, save, before=before)) as lines:
+                for line in lines:
+                    assert "valid_loss" not in line, "it validates at the ends of epochs only"
+                    if "train_inner" in line and '"num_updates": "5"' in line:
+                        break
+            assert 3 < updates(torch.load(save / "checkpoint_last.pt", weights_only=False)) < 9
+        for _ in fairseq_lines("train", *words, save):
+            pass
+        states.append(torch.load(save / "checkpoint_last.pt", weights_only=False)["model"])
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())

@@ -6,17 +6,24 @@ import gzip
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from fairseq import checkpoint_utils
 from fairseq.models import ARCH_MODEL_REGISTRY
 
 import fairseq_plugins
 from fairseq_plugins.cli import main as cli
 from fairseq_plugins.cli.own_data import command as own_data
 from fairseq_plugins.cli.own_data import translations as own_translations
+from fairseq_plugins.cli.own_data.folder import Folder
+from fairseq_plugins.cli.own_data.scores import score_held_out
+from fairseq_plugins.cli.user_dir import USER_DIR
 from fairseq_plugins.cli.work import work_in
 from tests.cli.conftest import parse
 from tests.commands import MAIN, hypotheses, own_user_dir, python, run
@@ -77,17 +84,19 @@ def commands(printed: str) -> list[list[str]]:
     return [shlex.split(line[2:]) for line in printed.splitlines() if line.startswith("$ ")]
 
 
-def test_what_a_training_tells(trained: tuple[Path, str], texts: Path) -> None:
+def test_what_a_training_tells(trained: tuple[Path, str], texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Commands, progress, scores and samples, and nothing that fairseq prints; all that is in the log."""
     out, printed = trained
     names = ["preprocess", "train", "generate", "plugins", "interactive", "plugins"]
     assert [words[0] for words in commands(printed)] == [f"fairseq-{name}" for name in names]
     assert re.findall(r"^epoch (\d), update \d+: validation loss \d", printed, flags=re.MULTILINE) == ["1", "2"]
     assert re.search(r"^An epoch has \d+ updates and takes \d+ s(; about \d+ s left)?\.$", printed, flags=re.MULTILINE)
-    assert f"What fairseq prints is in {out}/convs2s_tiny/train.log." in printed
+    assert f"messages are in {out}/convs2s_tiny/train.log." in printed
     assert re.search(
-        r"^1 lines of the test part are too long for the model and left out\.\n\n"
-        r"6 lines of the test part, .*\nBLEU \d+\.\d, chrF \d+\.\d \(sacreBLEU ",
+        r"^On this CPU it takes about \d+ s for an epoch, and about \d+ s for", printed, flags=re.MULTILINE
+    )
+    assert re.search(
+        r"^6 lines of the test part, .* \(1 are too long .*\):\nBLEU \d+\.\d, chrF \d+\.\d \(sacreBLEU ",
         printed,
         flags=re.MULTILINE,
     )
@@ -96,6 +105,17 @@ def test_what_a_training_tells(trained: tuple[Path, str], texts: Path) -> None:
     assert samples == [(source, target) for source, target in zip(*lines, strict=True) if len(source) < 99][:3]
     left_out = "1 sentence pairs are too long for the model and left out."
     assert printed.splitlines().count(left_out) == 2, "in training and in validation"
+    scores = re.findall(r"BLEU \d+\.\d, chrF \d+\.\d \(.*\)", printed)[0]
+    cli.main(["score", str(out)])
+    assert capsys.readouterr().out.splitlines()[-1] == scores
+    card = (out / "convs2s_tiny" / "README.md").read_text().replace("\\|", "|")
+    for fact in (
+        scores,
+        "| languages | en to de |",
+        "train: train.en, train.de;",
+        "| pairs | train 270, valid 30, test 7 |",
+    ):
+        assert fact in card
     for chatter in ("\r", "INFO", "ModuleList", "it/s]"):
         assert chatter not in printed
     log = (out / "convs2s_tiny" / "train.log").read_text()
@@ -116,14 +136,19 @@ def test_the_curve_of_a_folder(trained: tuple[Path, str], tmp_path: Path, capsys
 
 
 def test_held_out_lines_of_the_validation_part(
-    trained: tuple[Path, str], texts: Path, capsys: pytest.CaptureFixture[str]
+    trained: tuple[Path, str], texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Where there is no test part; every tenth line of the text, as it stands there."""
-    out, printed = trained
-    decoding = commands(printed)[2][1:]
-    options = decoding[: decoding.index("--gen-subset")]
-    corpus = own_data.describe(parse(texts / "train.en", texts / "train.de", "out"))
-    own_translations.score_held_out(corpus, out, out / "convs2s_tiny", options)
+    out, _ = trained
+    (tmp_path / "text").mkdir()
+    for part in ("train", "valid"):
+        for language in ("en", "de"):
+            shutil.copy(out / "text" / f"{part}.{language}", tmp_path / "text")
+    folder = Folder(tmp_path, ("en", "de"), "sentencepiece")
+    checkpoint = out / "convs2s_tiny" / "checkpoint_best.pt"
+    search = ["--user-dir", USER_DIR, "--task", "translation_fast"]
+    generated = own_translations.generate(replace(folder, path=out), "valid", checkpoint, tmp_path, search)
+    own_translations.print_scores(score_held_out(folder, generated))
     found = capsys.readouterr().err
     assert "29 lines of the validation part" in found
     for name, language in (("source     ", "en"), ("reference  ", "de")):
@@ -140,7 +165,7 @@ def test_from_two_files_to_translations(trained: tuple[Path, str], texts: Path) 
         gone = ["a.en", "a.de", *words[2:5]]  # what it was trained on
         second = own(*gone, "--train", TINY, "--translate", "-", stdin=f"\n{sentences} \n")
         assert f"another call, or what it has started, is at work in {out}" in own(*words, succeeds=False).stderr
-    before, *translations, after = second.stdout.splitlines()
+    before, *translations, after = second.stdout.split("\n")[:-1]
     assert before == after == ""  # models make something up of nothing
     assert len(translations) == 7
     (command,) = commands(second.stderr)
@@ -152,7 +177,7 @@ def test_from_two_files_to_translations(trained: tuple[Path, str], texts: Path) 
     program = str(out / "convs2s_tiny.exported" / "translate.py")
     command = [sys.executable, "-I", program, "--input", str(texts / "test.en")]
     exported = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert exported.stdout.splitlines() == translations
+    assert exported.stdout.split("\n")[:-1] == translations
     result = run(*[shown[-2][0].removeprefix("fairseq-"), *shown[-2][1:]], "--input", texts / "test.en")
     assert sorted(hypotheses(result.stdout)) == list(range(7))
     assert re.findall(r"^D-\d+\t\S+\t(.*)$", result.stdout, flags=re.MULTILINE) == translations
@@ -165,7 +190,7 @@ def test_from_two_files_to_translations(trained: tuple[Path, str], texts: Path) 
 
 @pytest.mark.parametrize("name", ["a,b", "a:b", "a\\b", "x${oc.env:HOME}"])
 def test_names_that_fairseq_takes_apart_are_refused(name: str, texts: Path, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="for no part of a folder's name"):
+    with pytest.raises(SystemExit, match="folder's name"):
         cli.main(["own-data", str(texts / "train.en"), str(texts / "train.de"), str(tmp_path / name)])
     assert not list(tmp_path.iterdir())
 
@@ -175,6 +200,49 @@ def test_nobody_prepares_nothing(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):
             parse("a.en", "a.de", "out", f"--workers={number}")
         assert f"--workers: expected a number from 1 on, got '{number}'" in capsys.readouterr().err
+
+
+def test_a_model_is_adapted(trained: tuple[Path, str], texts: Path, tmp_path: Path) -> None:
+    """With its subwords, dictionary and sizes; it starts from its parameters."""
+    base, out = trained[0], tmp_path / "out"
+    own(texts / "train.en", texts / "train.de", out, "--from", base, "--train", "--max-epoch 1 --lr 1e-9")
+    for name in ("subwords.model", "data-bin/dict.en.txt"):
+        assert (out / name).read_bytes() == (base / name).read_bytes()
+    before, after = (
+        checkpoint_utils.load_checkpoint_to_cpu(str(folder / "convs2s_tiny" / "checkpoint_best.pt"))["model"]
+        for folder in (base, out)
+    )
+    assert all(torch.allclose(value, after[name], atol=1e-3) for name, value in before.items())
+    for words, message in (
+        (["--from", tmp_path], "own-data has trained no model there"),
+        (["--from", base, "--arch", "convs2s"], "own-data has trained no convs2s there"),
+        (["--from", base, "--tokenizer", "moses"], "has text for sentencepiece"),
+        (["--from", base, "--target-lang", "nl"], "translates en to de: not en to nl"),
+    ):
+        assert message in own(texts / "train.en", texts / "train.de", tmp_path / "x", *words, succeeds=False).stderr
+
+
+def test_a_finished_training_is_continued(trained: tuple[Path, str], texts: Path, tmp_path: Path) -> None:
+    """By a later end alone."""
+    out = tmp_path / "out"
+    shutil.copytree(trained[0], out)
+    printed = own(*call(texts, out), "--train", TINY.replace("--max-epoch 2", "--max-epoch 3")).stderr
+    assert re.findall(r"^epoch (\d), update", printed, flags=re.MULTILINE) == ["3"]
+
+
+def test_a_folder_of_an_earlier_version(texts: Path, tmp_path: Path) -> None:
+    """Which recorded a corpus, and kept Moses' tokens of the held-out parts."""
+    out = tmp_path / "out"
+    own(*call(texts, out), "--tokenizer", "moses", "--train", TINY)
+    shutil.move(out / "tokens", out / "tmp")
+    shutil.move(out / "text" / "test.de", out / "test.reference")
+    shutil.rmtree(out / "text")
+    (out / "settings").write_text("Corpus(source='en', target='de', train=(), tests=())\n")
+    printed = own(*call(texts, out)).stderr
+    assert "fairseq-train" not in printed
+    assert f"--bpe-codes {out}/code" in printed
+    for language in ("en", "de"):
+        assert (out / "text" / f"test.{language}").read_text() == (texts / f"test.{language}").read_text()
 
 
 @pytest.mark.parametrize("left", [{"finished"}, {"checkpoint_best.pt"}])
@@ -197,7 +265,7 @@ def test_options_of_a_finished_training(tmp_path: Path) -> None:
         (tmp_path / "finished").write_text(trained)
         args = parse("a.en", "a.de", "out", "--train", asked)
         if refused:
-            with pytest.raises(ValueError, match=f"or remove {tmp_path} to train anew"):
+            with pytest.raises(ValueError, match=f"or remove {tmp_path} to train again"):
                 own_data.plan(args, tmp_path)
         else:
             assert own_data.plan(args, tmp_path) is None
@@ -229,14 +297,6 @@ def test_what_is_typed_is_translated_at_once() -> None:
         assert own_translations.batches("a.en", typed)[:2] == ["--buffer-size", 1000]
 
 
-def test_chinese_has_words_without_spaces(tmp_path: Path) -> None:
-    """In BLEU's signature, as sacreBLEU has it."""
-    for name, line in (("a.en", "A dog runs.\n"), ("a.zh", "\u4e00\u53ea\u72d7\u5728\u8dd1\u3002\n")):
-        (tmp_path / name).write_text(line * 60, encoding="utf-8")
-    shown = own(tmp_path / "a.en", tmp_path / "a.zh", tmp_path / "out", "--train", TINY).stderr
-    assert "|tok:zh|" in shown
-
-
 def test_a_pipe_may_be_translated(tmp_path: Path) -> None:
     """As of <(zcat text.gz), of which nothing is taken before."""
     os.mkfifo(tmp_path / "pipe")
@@ -253,7 +313,8 @@ def test_what_is_shown_at_the_end_can_be_done(capsys: pytest.CaptureFixture[str]
     for name, model in ARCH_MODEL_REGISTRY.items():
         is_ours = model.__module__.startswith("fairseq_plugins.")
         assert name.startswith(own_data.FAMILIES) == is_ours, name
-        own_data.show_what_next(parse("a.en", "a.de", "out", "--arch", name), Path("out"), Path("out"), [])
+        folder = Folder(Path("out"), ("en", "de"), "sentencepiece")
+        own_data.show_what_next(parse("a.en", "a.de", "out", "--arch", name), folder, Path("out"), [])
         assert ("$ fairseq-plugins export " in capsys.readouterr().err) == is_ours
 
 
@@ -262,7 +323,7 @@ def test_a_wrong_call_gets_a_clear_error(texts: Path, tmp_path: Path) -> None:
     (tmp_path / "few.de").write_text("x\n")
     (tmp_path / "text.txt").write_text("x\n")
     (tmp_path / "short.en").write_text("x\n" * 299)
-    (tmp_path / "latin1.en").write_bytes(b"x\n\xdf\n")
+    (tmp_path / "latin1.en").write_bytes(b"gr\xfc\xdfe\n" * 300)
     (tmp_path / "a.gz").write_bytes(gzip.compress(b"x\n"))
     (tmp_path / "utf16").write_bytes("x\n".encode("utf-16"))
     for language in ("en", "de"):
@@ -282,15 +343,15 @@ def test_a_wrong_call_gets_a_clear_error(texts: Path, tmp_path: Path) -> None:
         ([str(tmp_path / "text.txt"), german, out], "give --source-lang"),
         ([str(texts), german, out, "--source-lang", "en"], "two files or two folders"),
         ([german, german, out], "are both de"),
-        ([english, german, out, "--target-lang", "../de"], "'../de' is no name of a language"),
-        ([english, german, out, "--source-lang", "reference"], "'reference' is no name of a language"),
+        ([english, german, out, "--target-lang", "../de"], "'../de' is not a language's name"),
+        ([english, german, out, "--source-lang", "reference"], "'reference' is not a language's name"),
         ([str(tmp_path / "few.en"), str(tmp_path / "few.de"), out], "too few to learn from"),
         ([str(tmp_path / "no.en"), german, out], "does not exist"),
         ([str(tmp_path / "short.en"), german, out], f"short.en has 299 lines and {german} 300"),
         ([english, german, out, "--test", english, str(texts / "test.de")], "train.en has 300 lines and"),
-        ([str(tmp_path / "latin1.en"), german, out], "latin1.en, line 2 is not UTF-8"),
-        ([english, german, out, "--test", *empty], "empty.en is empty"),
-        ([english, german, out, "--valid", *empty], "empty.en is empty"),
+        ([str(tmp_path / "latin1.en"), german, out], "not UTF-8"),
+        ([english, german, out, "--test", *empty], "--test: the text has no pairs"),
+        ([english, german, out, "--valid", *empty], "--valid: the text has no pairs"),
         ([english, german, out, "--translate", "no.en"], "--translate: there is no file no.en"),
         ([english, german, out, "--translate", english], f"there is no trained model in {out}/convs2s_iwslt_de_en"),
         ([english, german, out, "--train", "--max-epoch '3"], "--train: No closing quotation: --max-epoch '3"),
@@ -305,11 +366,11 @@ def test_a_wrong_call_gets_a_clear_error(texts: Path, tmp_path: Path) -> None:
         ([english, german, out, "--train", "--target-lang en"], "so --target-lang cannot be given there"),
         ([english, german, out, "--translate", str(tmp_path / "a.gz")], "a.gz is no plain text in UTF-8"),
         ([english, german, out, "--translate", str(tmp_path / "utf16")], "utf16 is no plain text in UTF-8"),
-        ([*beside, str(tmp_path)], "train.en is in the way of what is to be made under that name"),
-        ([*blank, str(tmp_path / "tokens")], "too few pairs of"),
+        ([*beside, str(tmp_path)], "train.en already exists"),
+        ([*blank, str(tmp_path / "tokens")], "too few to learn from"),
         ([english, german, out, "--test", *folders], "none/en has no files"),
-        ([english, german, str(tmp_path / "left")], "convs2s_iwslt_de_en is in the way"),
+        ([english, german, str(tmp_path / "left")], "convs2s_iwslt_de_en already exists"),
     ):
         with pytest.raises(SystemExit, match=re.escape(message)):
             cli.main(["own-data", *words])
-        assert not Path(out).exists(), words
+        assert not Path(out, "settings").exists(), words

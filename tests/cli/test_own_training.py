@@ -15,6 +15,7 @@ from fairseq_plugins.cli.plots.loss import read_curve
 from fairseq_plugins.common.model import TranslationModel
 from fairseq_plugins.conv_encoder import ConvEncoderModel
 from fairseq_plugins.convs2s import ConvS2SModel
+from fairseq_plugins.cpu.products import PRECISIONS
 from fairseq_plugins.weighted_transformer import WeightedTransformerModel
 from tests.cli.test_own_data import TINY
 from tests.commands import run
@@ -22,9 +23,10 @@ from tests.commands import run
 
 @pytest.fixture(autouse=True)
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """fairseq is not imported again for each training."""
+    """fairseq is not imported again for each training, and the CPU does not multiply bfloat16."""
+    monkeypatch.setitem(PRECISIONS, "bfloat16", (PRECISIONS["bfloat16"][0], lambda: False))
 
-    def lines(command: str, *words: object) -> Iterator[str]:
+    def lines(command: str, *words: object, before: str) -> Iterator[str]:
         result = run(command, *words)
         yield from (result.stdout + result.stderr).splitlines(keepends=True)
 
@@ -131,6 +133,24 @@ def test_half_precision_is_for_a_gpu_and_no_other_wish(
     chosen = own_training.parse(["DATA_BIN", *training.own, *training.settings(9, 9), *training.wishes])
     assert [name for name in ("fp16", "bf16", "amp", "cpu") if getattr(chosen, name)] == [precision]
     assert chosen.fp16_no_flatten_grads
+
+
+def test_bfloat16_on_a_cpu_that_multiplies_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: Path) -> None:
+    """Unless float32 is asked for, or the training that is to go on has it."""
+    monkeypatch.setitem(PRECISIONS, "bfloat16", (PRECISIONS["bfloat16"][0], lambda: True))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    wishes = [*shlex.split(TINY), "--max-epoch", "1"]
+    settings = {
+        float32: own_training.Training("convs2s_tiny", tmp_path / f"{float32}", wishes, float32=float32).settings(9, 9)
+        for float32 in (False, True)
+    }
+    assert "--bf16" in settings[False]
+    assert "--bf16" not in settings[True]
+    for float32 in (False, True):
+        training = own_training.Training("convs2s_tiny", tmp_path / f"{float32}", wishes, float32=float32)
+        training.run(data, data.parent / "train.tgt", ["-s", "src", "-t", "tgt"])
+        again = own_training.Training("convs2s_tiny", tmp_path / f"{float32}", wishes, float32=not float32)
+        assert ("--bf16" in again.settings(9, 9)) == (not float32)
 
 
 def test_another_schedule_needs_a_rate(tmp_path: Path) -> None:

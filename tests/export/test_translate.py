@@ -81,7 +81,7 @@ def test_a_line_for_each_line(folder: Path) -> None:
     translations = result.stdout.decode().split("\n")[:-1]
     assert len(translations) == len(LINES) + 1
     assert [line for line, text in zip(LINES, translations, strict=False) if not text] == ["", " \t \u3000"]
-    assert "of a line of 300 words the first 63 are translated" in result.stderr.decode()
+    assert "truncated from 300 to 63" in result.stderr.decode()
     assert re.findall(r"line (\d+) is not UTF-8", result.stderr.decode()) == ["11"]
     (folder.parent / "text").write_bytes(text)
     for words in (["--buffer", 0], ["--buffer", 2], ["--threads", 3, "--max-tokens", 10]):  # none is one

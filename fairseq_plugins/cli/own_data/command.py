@@ -1,12 +1,12 @@
 """``fairseq-plugins own-data``: from two files or folders of parallel text to translations.
 
-Tokens, BPE, fairseq's binary data, and a training that ends when validation no longer improves; then BLEU, chrF and
-three translations of lines that were held out.  The same call goes on from where the last one was stopped, and with
---translate it translates.  Each of fairseq's commands is shown before it runs, and can be repeated by hand; what it
-prints in training is in OUT/ARCH/train.log, which plot-loss draws.  How much text: of image captions (Multi30k, English
-to German, examples/multi30k) 29 000 lines took an hour or two on one CPU core and gave 38.3 BLEU; 2000 lines took two
-minutes of two free cores, ten of a busy one, and gave 15.9 BLEU, halting translations.  Longer and more varied lines
-need more of both.
+Cleaned text, subwords, fairseq's binary data, and a training that ends when validation no longer improves; then BLEU,
+chrF and three translations of lines that were held out.  The same call goes on from where the last one was stopped, and
+with --translate it translates.  Text is a file with a sentence a line for each language, gzipped or not; a folder of
+such files for each language; a translation memory (.tmx) or gettext catalogue (.po), or a folder of them, alone; .sgm.
+Each of fairseq's commands is shown before it runs, and can be repeated by hand; what it prints in training is in
+OUT/ARCH/train.log, which plot-loss draws.  How much text: of image captions (Multi30k, English to German,
+examples/multi30k) 29 000 lines take about an hour on one CPU core; longer and more varied lines need more of both.
 """
 
 from __future__ import annotations
@@ -20,10 +20,21 @@ from typing import TYPE_CHECKING
 
 from fairseq_plugins.cli.arguments import add_user_dir, positive
 from fairseq_plugins.cli.own_data import parallel_text
-from fairseq_plugins.cli.own_data.translations import score_held_out, translate
-from fairseq_plugins.cli.prepare.corpus import Corpus, prepare
-from fairseq_plugins.cli.prepare.download import digest
-from fairseq_plugins.cli.prepare.originals import File, Texts
+from fairseq_plugins.cli.own_data.card import write_card
+from fairseq_plugins.cli.own_data.cleaning import OPTIONAL
+from fairseq_plugins.cli.own_data.folder import SETTINGS, TOKENIZERS, Folder, existing, prepare
+from fairseq_plugins.cli.own_data.scores import held_out_part, score_held_out
+from fairseq_plugins.cli.own_data.texts import FilePair, languages_of, pair_up
+from fairseq_plugins.cli.own_data.trained import (
+    BEST,
+    FINISHED,
+    TrainedModel,
+    find_trained,
+    is_trained,
+    trained_in,
+    without_ends,
+)
+from fairseq_plugins.cli.own_data.translations import compare_with_base, generate, print_scores, translate
 from fairseq_plugins.cli.user_dir import USER_DIR
 from fairseq_plugins.cli.work import work_in
 
@@ -31,22 +42,52 @@ if TYPE_CHECKING:
     from fairseq_plugins.cli.own_data.training import Training
 
 FAMILIES = ("convs2s", "weighted_transformer", "conv_encoder")  # of this plugin, as their architectures begin
-BEGUN, FINISHED = "begun", "finished"  # beside the checkpoints, with the options of --train
+BEGUN = "begun"  # beside the checkpoints, with the options of --train
+DEFAULT_ARCH = "convs2s_iwslt_de_en"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "source", type=Path, metavar="SOURCE", help="text, a sentence a line (train.en), or a folder of such files (en)"
     )
-    parser.add_argument("target", type=Path, metavar="TARGET", help="its translation, line by line")
+    parser.add_argument(
+        "target",
+        type=Path,
+        nargs="?",
+        metavar="TARGET",
+        help="its translation, line by line; left out if SOURCE holds both languages (.tmx, .po)",
+    )
     parser.add_argument("output", type=Path, metavar="OUT", help="folder for everything that is made")
-    parser.add_argument("--arch", default="convs2s_iwslt_de_en", help="architecture (default: %(default)s)")
+    parser.add_argument("--arch", help=f"architecture (default: {DEFAULT_ARCH}, or that of --from)")
     add_user_dir(parser, default=USER_DIR)
-    parser.add_argument("--source-lang", metavar="XX", help="source language (default: the end of SOURCE's name)")
-    parser.add_argument("--target-lang", metavar="XX", help="target language (default: the end of TARGET's name)")
+    parser.add_argument("--source-lang", metavar="XX", help="source language (default: told by SOURCE)")
+    parser.add_argument("--target-lang", metavar="XX", help="target language (default: told by TARGET)")
     parts = {"valid": "validation part (default: held out)", "test": "test part, to be scored"}
     for part, meaning in parts.items():
-        parser.add_argument(f"--{part}", nargs=2, type=Path, metavar=("SOURCE", "TARGET"), help=meaning)
+        parser.add_argument(
+            f"--{part}", nargs="+", type=Path, metavar=("SOURCE", "TARGET"), help=f"{meaning}; one file for .tmx or .po"
+        )
+    parser.add_argument(
+        "--tokenizer",
+        choices=TOKENIZERS,
+        help="how text becomes subwords: sentencepiece gives all text back unchanged and suits any language; moses, "
+        "with BPE of subword-nmt, is that of the papers (default: sentencepiece, or what OUT was begun with)",
+    )
+    parser.add_argument(
+        "--keep",
+        nargs="+",
+        choices=OPTIONAL,
+        default=[],
+        metavar="RULE",
+        help=f"rules of cleaning that are not applied: {', '.join(OPTIONAL)}",
+    )
+    parser.add_argument(
+        "--from",
+        dest="base",
+        type=Path,
+        metavar="OUT2",
+        help="adapt a trained model, of own-data's folder OUT2 or a checkpoint in it, to this text, with its subwords",
+    )
     parser.add_argument(
         "--translate", metavar="FILE", help="only translate a text, or - for stdin, with the trained model"
     )
@@ -56,6 +97,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="'OPTIONS'",
         help="options of fairseq-train, but for --log-format, that win over those chosen here; a single one as "
         "--train=--fp16",
+    )
+    parser.add_argument(
+        "--fp32", action="store_true", help="train in float32 on processors that are faster in 16 bits, too"
     )
     parser.add_argument("--workers", type=positive, default=1, metavar="N", help="processes that prepare the text")
 
@@ -68,51 +112,109 @@ def run(args: Namespace) -> None:
             is at work in the folder, or a command of fairseq fails.
         OSError: a text cannot be read.
     """
+    base = find_trained(args.base, args.arch) if args.base else None
+    args.arch = args.arch or (base.model.name if base else DEFAULT_ARCH)
+    texts, model = check(args), args.output / args.arch
+    begun = existing(args.output)
+    if args.translate is not None and begun is not None and args.target is None:  # the texts may be elsewhere by now
+        languages = begun.languages
+    else:
+        languages = languages_of(*texts["train"], args.source_lang, args.target_lang)
+    folder = Folder(args.output, languages, choose_tokenizer(args.tokenizer, begun, base))
+    if base is not None and base.folder.languages != languages:
+        raise ValueError(
+            f"--from {args.base} translates {' to '.join(base.folder.languages)}: not {' to '.join(languages)}"
+        )
+    told = ["--source-lang", languages[0], "--target-lang", languages[1]]
+    search = ["--user-dir", args.user_dir, "--beam", 5, "--task", "translation_fast"]
+    decoding = [folder.binary, *told, "--path", model / BEST, *search, *folder.fairseq_options()]
+    if args.translate is not None:  # which several may do at a time, wherever the texts are by now
+        if not (folder.binary / f"train.{languages[0]}-{languages[1]}.{languages[0]}.idx").exists():
+            raise ValueError(f"--translate: {folder.binary} was not made for {languages[0]} to {languages[1]}")
+        translate(args.translate, decoding)
+        return
+    paired = {part: pair_up(*files, languages) for part, files in texts.items()}
+    training = plan(args, model, base)
+    with work_in(args.output):
+        prepare(folder, paired, set(args.keep), args.workers, base.folder if base else None)
+        if training is not None:
+            with parallel_text.writing(model / BEGUN) as file:
+                file.write(f"{args.train}\n")
+            training.run(folder.binary, folder.segmented("train")[1], told)
+            (model / BEGUN).replace(model / FINISHED)
+        try:
+            scored = score_held_out(folder, generate(folder, held_out_part(folder), model / BEST, model, search))
+            print_scores(scored)
+            if training is not None:
+                command = shlex.join(map(str, ["fairseq-interactive", *decoding]))
+                write_card(folder, model, shlex.split(args.train), scored, base, command)
+            if base is not None:
+                compare_with_base(scored, folder, model, base, search)
+        finally:  # there is a model, also where it cannot be scored
+            show_what_next(args, folder, model, decoding)
+
+
+def check(args: Namespace) -> dict[str, FilePair]:
+    """Return source and target of each part that is given.
+
+    Raises:
+        ValueError: a name cannot be used, a file is missing, or there is no model yet to translate with.
+    """
     if odd := re.search(r"[,:\\]|\$\{", str(args.output)):
-        raise ValueError(f"{args.output}: fairseq takes {odd[0]} for no part of a folder's name; choose another one")
+        raise ValueError(f"{args.output}: fairseq does not accept {odd[0]} in a folder's name; choose another name")
     if args.translate == "-" and sys.stdin is None:
         raise ValueError("--translate -: the standard input is closed")
     if args.translate not in (None, "-"):
         refuse_no_text(Path(args.translate))
     model = args.output / args.arch
     if args.translate is not None and not is_trained(model):
-        raise ValueError(f"--translate: there is no trained model in {model}; the call without --translate trains one")
-    if model.exists() and not (args.output / "settings").exists():
-        raise ValueError(f"{model} is in the way of what is to be made under that name; choose another folder")
-    for path in (args.source, args.target, *(args.valid or ()), *(args.test or ())) if args.translate is None else ():
-        if not path.exists():
-            raise ValueError(f"{path} does not exist")
-    training = plan(args, model)
-    binary, (source, target) = args.output / "data-bin", languages_of(args)
-    told = ["--source-lang", source, "--target-lang", target]
-    decoding = [binary, *told, "--user-dir", args.user_dir, "--path", model / "checkpoint_best.pt", "--beam", 5]
-    decoding += ["--task", "translation_fast", "--tokenizer", "moses"]
-    bpe = ["--bpe", "subword_nmt", "--bpe-codes", args.output / "code"]
-    if args.translate is not None:  # which several may do at a time, wherever the texts are by now
-        if not (binary / f"train.{source}-{target}.{source}.idx").exists():
-            raise ValueError(f"--translate: {binary} was not made for {source} to {target}")
-        translate(args.translate, [*decoding, *bpe])
-        return
-    corpus = describe(args)
-    with work_in(args.output):
-        prepare(corpus, args.output, Path(), workers=args.workers)
-        if training is not None:
-            with parallel_text.writing(model / BEGUN) as file:
-                file.write(f"{args.train}\n")
-            training.run(binary, args.output / f"train.{target}", told)
-            (model / BEGUN).replace(model / FINISHED)
-        try:
-            score_held_out(corpus, args.output, model, decoding)
-        finally:  # there is a model, also where it cannot be scored
-            show_what_next(args, model, binary, [*decoding, *bpe])
+        archs = [path.name for path in trained_in(args.output)]
+        instead = f"give --arch {' or '.join(archs)}" if archs else "the call without --translate trains one"
+        raise ValueError(f"--translate: there is no trained model in {model}; {instead}")
+    if model.exists() and not (args.output / SETTINGS).exists():
+        raise ValueError(f"{model} already exists and was not created by own-data: choose another folder")
+    texts = {part: files for part in ("train", "valid", "test") if (files := files_of(args, part))}
+    if args.translate is None:
+        for path in (path for files in texts.values() for path in files):
+            if not path.exists():
+                raise ValueError(f"{path} does not exist")
+    return texts
 
 
-def show_what_next(args: Namespace, model: Path, binary: Path, decoding: list[object]) -> None:
-    """Commands that one may want next."""
-    exported = ["fairseq-plugins", "export", model / "checkpoint_best.pt", args.output / f"{args.arch}.exported"]
-    exported += ["--data", binary, "--bpe-codes", args.output / "code", "--tokenizer", "moses"]
+def files_of(args: Namespace, part: str) -> FilePair | None:
+    """Return the source and target files of a part; one file that holds both languages is both.
+
+    Raises:
+        ValueError: a part has more than two files.
+    """
+    files = (args.source, args.target or args.source) if part == "train" else getattr(args, part)
+    if files is None:
+        return None
+    if len(files) > 2:
+        raise ValueError(f"--{part}: expected SOURCE and TARGET, got {len(files)} files")
+    return files[0], files[-1]
+
+
+def choose_tokenizer(wished: str | None, begun: Folder | None, base: TrainedModel | None) -> str:
+    """Return how text becomes subwords in a folder that may have been begun, with a model that may be another's.
+
+    Raises:
+        ValueError: another one is asked for.
+    """
+    for folder in (begun, base.folder if base else None):
+        if folder is not None:
+            if wished not in (None, folder.tokenizer):
+                raise ValueError(f"--tokenizer {wished}: {folder.path} has text for {folder.tokenizer}")
+            wished = folder.tokenizer
+    return wished or TOKENIZERS[0]
+
+
+def show_what_next(args: Namespace, folder: Folder, model: Path, decoding: list[object]) -> None:
+    """Print commands that one may want next."""
     show("The curve of the losses", ["fairseq-plugins", "plot-loss", model, "--output", model / "loss.png"])
     show("Translations, by the same call with --translate FILE or", ["fairseq-interactive", *decoding])
+    exported = ["fairseq-plugins", "export", model / BEST, args.output / f"{args.arch}.exported"]
+    exported += folder.export_options()
     if args.user_dir != USER_DIR:
         exported += ["--user-dir", args.user_dir]
     if args.arch.startswith(FAMILIES):
@@ -139,13 +241,8 @@ def refuse_no_text(path: Path) -> None:
             raise ValueError(f"--translate: {path} is no plain text in UTF-8")
 
 
-def is_trained(model: Path) -> bool:
-    """Whether a training has ended there, and what it has left is still there."""
-    return (model / FINISHED).exists() and (model / "checkpoint_best.pt").exists()
-
-
-def plan(args: Namespace, model: Path) -> Training | None:
-    """The training that is to be made; None where it has been.
+def plan(args: Namespace, model: Path, base: TrainedModel | None = None) -> Training | None:
+    """Return the training that is to be made; None if it has been.
 
     Raises:
         ValueError: an option of it is wrong, or it has been made, or begun, with other ones.
@@ -157,132 +254,16 @@ def plan(args: Namespace, model: Path) -> Training | None:
     trained = is_trained(model)
     record = model / (FINISHED if trained else BEGUN)
     before = record.read_text(encoding="utf-8") if record.exists() else ""
-    others = f"with --train {shlex.quote(before.strip())}" if before and shlex.split(before) != wishes else ""
+    same = without_ends(shlex.split(before)) == without_ends(wishes)
+    others = f"with --train {shlex.quote(before.strip())}" if before and not same else ""
     if trained and wishes and others:
-        raise ValueError(f"{model} has been trained, {others}: choose another folder, or remove {model} to train anew")
+        raise ValueError(f"{model} has been trained, {others}: choose another folder, or remove {model} to train again")
     if not trained and (model / "checkpoint_last.pt").exists() and others:  # as after a crash for want of memory
         raise ValueError(
             f"{model} is half trained, {others}: give that again, or remove {record} to go on with other options"
         )
-    if trained:
+    if trained and (not before or not wishes or shlex.split(before) == wishes):  # else it is to end later
         return None
     from fairseq_plugins.cli.own_data.training import Training  # noqa: PLC0415  (with torch and fairseq: seconds)
 
-    return Training(args.arch, model, wishes, args.user_dir)
-
-
-def languages_of(args: Namespace) -> tuple[str, str]:
-    """Source and target language.
-
-    Raises:
-        ValueError: one is missing or no name, or both are one.
-    """
-    languages = (
-        args.source_lang or language_of(args.source, "--source-lang"),
-        args.target_lang or language_of(args.target, "--target-lang"),
-    )
-    for language in languages:
-        if not re.fullmatch(r"\w[\w-]*", language) or language == "reference":  # as test.reference
-            raise ValueError(f"{language!r} is no name of a language, as en or pt-BR are")
-    if languages[0] == languages[1]:
-        raise ValueError(f"source and target language are both {languages[0]}: give --source-lang and --target-lang")
-    return languages
-
-
-def describe(args: Namespace) -> Corpus:
-    """The corpus that the options name, with as many merges as its size bears.
-
-    Raises:
-        ValueError: a language is missing, folders hold different files, or files different numbers of lines.
-    """
-    languages = languages_of(args)
-    train = pair_up(args.source, args.target, languages)
-    pairs = count_pairs(train, languages)
-    if pairs < 20:
-        raise ValueError(f"{args.source} has {pairs} sentences, too few to learn from")
-    valid, test = (pair_up(texts[0], texts[1], languages) if texts else () for texts in (args.valid, args.test))
-    for part in (valid, test):
-        if part and not count_pairs(part, languages):
-            raise ValueError(f"{part[0][0].place()} is empty")
-    return Corpus(
-        *languages,
-        train=train,
-        valid=valid,
-        tests=(test,) if test else (),
-        # 1 % for validation; of a small text up to a tenth, until there are enough to go by.
-        valid_every=pairs // min(max(pairs // 100, 200), 3000, pairs // 10),
-        tokenise={},
-        # 6000 and 10 000 are those of examples/multi30k (29 000 pairs) and fairseq's IWSLT'14 (160 000).
-        merges=2000 if pairs < 20_000 else 6000 if pairs < 100_000 else 10_000 if pairs < 1_000_000 else 40_000,
-    )
-
-
-def count_pairs(texts: Texts, languages: tuple[str, str]) -> int:
-    """How many sentences the texts have in each of two languages.
-
-    Raises:
-        ValueError: in one they have more, or a line is not UTF-8.
-    """
-    pairs = 0
-    for text in texts:
-        lines = [
-            sum(1 for _ in parallel_text.read_text(file.place(), language))
-            for file, language in zip(text, languages, strict=True)
-        ]
-        if lines[0] != lines[1]:
-            places = [file.place() for file in text]
-            raise ValueError(f"{places[0]} has {lines[0]} lines and {places[1]} {lines[1]}: line must match line")
-        pairs += lines[0]
-    return pairs
-
-
-def language_of(path: Path, option: str) -> str:
-    """``de`` of ``train.de``, ``train.de.gz`` or a folder ``de``; a region or a script may follow, as in ``pt-BR``.
-
-    Raises:
-        ValueError: the name ends otherwise.
-    """
-    name = path.name.removesuffix(".gz").rpartition(".")[2]
-    if not re.fullmatch("[a-z]{2,3}([-_]([A-Z]{2}|[A-Z][a-z]{3}))?", name) or name in {"txt", "tsv"}:
-        raise ValueError(f"{path}: the name does not end in a language, such as .de; give {option}")
-    return name
-
-
-def pair_up(source: Path, target: Path, languages: tuple[str, str]) -> Texts:
-    """The two files, or the files of two folders by their names but for the language.
-
-    Raises:
-        ValueError: one is a folder and one is not, a file has no partner, or two have one name.
-    """
-    if source.is_dir() != target.is_dir():
-        raise ValueError(f"{source} and {target}: expected two files or two folders")
-    if not source.is_dir():
-        return ((_file(source), _file(target)),)
-    sides = [_by_name(folder, language) for folder, language in zip((source, target), languages, strict=True)]
-    if odd := sorted(sides[0].keys() ^ sides[1].keys()):
-        raise ValueError(f"{(sides[0] | sides[1])[odd[0]]} is in one language only, by its name")
-    if not sides[0]:
-        raise ValueError(f"{source} has no files")
-    return tuple((_file(sides[0][name]), _file(sides[1][name])) for name in sorted(sides[0]))
-
-
-def _by_name(folder: Path, language: str) -> dict[str, Path]:
-    """``news.2013`` for ``news.2013.en.gz`` or ``news.2013.eng``; hidden files and folders are passed over."""
-    found: dict[str, Path] = {}
-    for path in sorted(folder.iterdir()):
-        if path.is_file() and not path.name.startswith("."):
-            words = path.name.removesuffix(".gz").split(".")
-            ends = [at for at, word in enumerate(words) if word.lower() == language.lower()]
-            if ends:
-                del words[ends[-1]]
-            elif len(words) > 1 and words[-1].isalpha():
-                del words[-1]
-            name = ".".join(words)
-            if found.setdefault(name, path) is not path:
-                raise ValueError(f"{found[name]} and {path} have one name: which is it?")
-    return found
-
-
-def _file(path: Path) -> File:
-    """With a sum of its content, so that another text under the same name is not taken for this one."""
-    return File(path.name, checksum=f"sha256:{digest(path, 'sha256')}", folder=str(path.absolute().parent))
+    return Training(args.arch, model, wishes, args.user_dir, args.fp32, base)

@@ -47,8 +47,8 @@ def writing(path: Path) -> Iterator[TextIO]:
         yield file
 
 
-def read_text(path: Path, language: str) -> Iterator[str]:
-    """The sentences of a file, gzipped or not, in the format that its name tells.
+def read_text(path: Path, language: str, errors: str = "strict") -> Iterator[str]:
+    """Read the sentences of a file, gzipped or not, in the format that its name tells.
 
     ``.sgm`` and ``.xml`` have a sentence in each ``<seg>`` (one a line, as those of WMT and IWSLT), ``.tmx`` one of
     each language in every ``<tu>``, ``train.tags.*`` (IWSLT) lines between others that say what the talk is.  All else
@@ -63,7 +63,7 @@ def read_text(path: Path, language: str) -> Iterator[str]:
             if name.endswith(".tmx"):
                 yield from _units(file, path, language)
                 return
-            lines = (line.rstrip("\r\n") for line in decoded(file, path))
+            lines = (line.rstrip("\r\n") for line in decoded(file, path, errors))
             if name.endswith((".sgm", ".xml")):
                 for line in lines:
                     # Searched for, a pattern would try each of many beginnings up to the end of the line.

@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
+import logging
+import math
+import statistics
 import subprocess
 import sys
+import time
+import warnings
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq import options
+from fairseq import checkpoint_utils, options, tasks, utils
 from fairseq.dataclass.configs import OptimizationConfig
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.trainer import Trainer
 
 import fairseq_plugins
 from fairseq_plugins.cli.arguments import import_user_dir
 from fairseq_plugins.cli.fairseq_command import ALL_SENTENCES, NO_LONG_ONES, fairseq_lines
 from fairseq_plugins.cli.own_data import parallel_text
-from fairseq_plugins.cli.own_data.progress import TrainingProgress
+from fairseq_plugins.cli.own_data.progress import TrainingProgress, span
+from fairseq_plugins.cli.own_data.trained import TrainedModel, without_ends
 from fairseq_plugins.cli.plots.loss import LOG
 from fairseq_plugins.cli.user_dir import USER_DIR
 from fairseq_plugins.common.model import TranslationModel
 from fairseq_plugins.common.options import flag
 from fairseq_plugins.common.whole_file import naming
+from fairseq_plugins.cpu.products import PRECISIONS
 
 NOTHING_LEFT = "nothing is left to train"  # how fairseq-train says so, with repairs/resuming.py
+LONGEST_WARMUP = 4000  # updates
 PATIENCE = 5  # validations, of which there is one an epoch
+SAVE_EVERY = 90  # seconds of work that a stop may lose
+SAVE = f"from fairseq_plugins.repairs.timed_saving import save_every; save_every({SAVE_EVERY})"
+TRIED = 3  # updates that are timed before a training, after one to warm up
 
 
 class Training:
@@ -37,12 +50,22 @@ class Training:
         save: folder of its checkpoints.
         wishes: options of fairseq-train that win over those chosen here.
         user_dir: what registers the architecture.
+        float32: train in float32 where 16 bits would be faster, too.
+        base: trained model to start from.
 
     Raises:
         ValueError: there is no such architecture or option, or translations could not be made with what would be saved.
     """
 
-    def __init__(self, arch: str, save: Path, wishes: Sequence[str], user_dir: Path = USER_DIR) -> None:
+    def __init__(
+        self,
+        arch: str,
+        save: Path,
+        wishes: Sequence[str],
+        user_dir: Path = USER_DIR,
+        float32: bool = False,
+        base: TrainedModel | None = None,
+    ) -> None:
         fairseq_plugins.install()
         import_user_dir(user_dir)
         if user_dir != USER_DIR and not brings_this_plugin(user_dir):
@@ -55,9 +78,13 @@ class Training:
                 f"--arch {arch}: there is no such architecture; --user-dir names a folder that registers your own"
             )
         self.model = model if issubclass(model, TranslationModel) else TranslationModel
-        self.best, self.log = save / "checkpoint_best.pt", save / LOG
+        self.float32 = float32
+        self.best, self.last, self.log = save / "checkpoint_best.pt", save / "checkpoint_last.pt", save / LOG
         self.own = ["--user-dir", str(user_dir), "--arch", arch, "--save-dir", str(save)]
         self.own += [*ALL_SENTENCES, *NO_LONG_ONES]
+        self.base = base
+        if base is not None:
+            self.own += ["--finetune-from-model", str(base.checkpoint), *without_ends(base.wishes)]
         self.wishes = [*wishes, "--log-format", "json"]  # what is told of the training, and its curve, come from there
         found = vars(parse(["DATA_BIN", *self.own, *self.settings(1, 1), *wishes]))
         needed: dict[str, Any] = {"arch": arch, "user_dir": str(user_dir), "save_dir": str(save)}
@@ -75,14 +102,15 @@ class Training:
             raise ValueError(f"--train: --lr-scheduler {found['lr_scheduler']} needs --lr")
 
     def settings(self, pairs: int, tokens: int) -> list[str]:
-        """`training_settings`, without what the criterion, optimizer and schedule of --train do not know.
+        """Return `training_settings` without options that the criterion, optimizer and schedule of --train lack.
 
-        On a GPU in half precision, unless --train has another.
+        A GPU trains in float16, and a CPU that multiplies bfloat16 in hardware trains in it, unless --train has another
+        precision or float32 is asked for.
         """
-        chosen = training_settings(self.model, pairs, tokens).split()
+        chosen = training_settings(self.model, pairs, tokens, adapts=self.base is not None).split()
         wished, unknown = parse(["DATA_BIN", *self.own, *chosen, *self.wishes], parse_known=True)
-        if torch.cuda.is_available() and not (wished.amp or wished.bf16 or wished.cpu):
-            chosen.append("--fp16")
+        if not (wished.amp or wished.bf16 or wished.fp16) and (precision := self.precision(on_gpu=not wished.cpu)):
+            chosen.append(precision)
         kept, is_known = [], True
         for word in chosen:
             if word.startswith("--"):
@@ -90,6 +118,18 @@ class Training:
             if is_known:
                 kept.append(word)
         return kept
+
+    def precision(self, on_gpu: bool) -> str | None:
+        """Return fairseq-train's option for the faster precision, or that of the training that is to go on."""
+        for checkpoint in (self.last, self.best):
+            with suppress(OSError):  # there is none, or it is damaged, and fairseq-train goes on with another
+                common = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))["cfg"]["common"]
+                return next((f"--{name}" for name in ("fp16", "bf16") if common[name]), None)
+        if self.float32:
+            return None
+        if torch.cuda.is_available() and on_gpu:
+            return "--fp16"
+        return "--bf16" if PRECISIONS["bfloat16"][1]() else None
 
     def run(self, binary: Path, training_part: Path, languages: Sequence[str]) -> None:
         """Train, or go on.
@@ -108,14 +148,26 @@ class Training:
         ends = {"patience": "validations in a row without improvement", "max_epoch": "epochs", "max_update": "updates"}
         when = " or ".join(f"{chosen[name]} {what}" for name, what in ends.items() if chosen[name] > 0)
         print(f"\nTraining on {pairs} sentence pairs{f'; it ends after {when}' if when else ''}.", file=sys.stderr)
+        if half := "bfloat16" if chosen["bf16"] else "float16" if chosen["fp16"] else "":
+            print(f"It computes in {half} and keeps float32 parameters; --fp32 computes in float32.", file=sys.stderr)
+        usual = self.model.usual_epochs(pairs)
+        if not self.log.exists() and not torch.cuda.is_available():  # a GPU tells it by its first updates
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # fairseq uses its libraries in ways that they have come to warn of
+                epoch = seconds_of_epoch(words)
+            epochs = min(usual, chosen["max_epoch"] or math.inf)
+            total = f", and about {span(epochs * epoch)} for the usual {epochs:.0f} epochs" if epochs < math.inf else ""
+            print(f"On this CPU it takes about {span(epoch)} for an epoch{total}.", file=sys.stderr)
         print(
-            f"Stop it whenever you like: the same call goes on. What fairseq prints is in {self.log}.", file=sys.stderr
+            f"Stop it whenever you like: the same call goes on and repeats {SAVE_EVERY} s of work at most. fairseq's "
+            f"own messages are in {self.log}.",
+            file=sys.stderr,
         )
         limits = chosen["patience"], chosen["max_epoch"], chosen["max_update"]
         metric = chosen["best_checkpoint_metric"], chosen["maximize_best_checkpoint_metric"]
-        progress = TrainingProgress(self.model.usual_epochs(pairs), *limits, *metric)
+        progress = TrainingProgress(usual, *limits, *metric)
         self.log.parent.mkdir(exist_ok=True)
-        lines = fairseq_lines("train", *words)
+        lines = fairseq_lines("train", *words, before=SAVE)
         # Line by line, so that a training that is killed leaves whole ones.
         with naming(self.log), closing(lines), self.log.open("a", encoding="utf-8", buffering=1) as log:
             for line in lines:
@@ -152,20 +204,50 @@ def _refuse(message: str) -> None:
     raise ValueError(f"--train: {message}")
 
 
+def seconds_of_epoch(words: Sequence[str]) -> float:
+    """Return the time of an epoch on this CPU, by some updates of a training that is thrown away."""
+    level = logging.root.manager.disable
+    logging.disable()
+    try:
+        cfg = convert_namespace_to_omegaconf(parse(words))
+        task = tasks.setup_task(cfg.task)
+        task.load_dataset("train")
+        trainer = Trainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
+        batches = task.get_batch_iterator(
+            task.dataset("train"),
+            max_tokens=cfg.dataset.max_tokens,
+            max_sentences=cfg.dataset.batch_size,
+            max_positions=utils.resolve_max_positions(task.max_positions(), trainer.model.max_positions()),
+            ignore_invalid_inputs=True,
+            seed=cfg.common.seed,
+        ).frozen_batches
+        took = []
+        for place in range(TRIED + 1):
+            batch = batches[place * len(batches) // (TRIED + 1)]
+            sample = task.dataset("train").collater([task.dataset("train")[number] for number in batch])
+            begun = time.monotonic()
+            trainer.train_step([sample])
+            took.append(time.monotonic() - begun)
+    finally:
+        logging.disable(level)
+    return statistics.mean(took[1:]) * len(batches)
+
+
 def count(path: Path) -> tuple[int, int]:
     """Lines and words."""
     words = [line.count(" ") + 1 for line in parallel_text.read_text(path, "")]
     return len(words), sum(words)
 
 
-def training_settings(model: type[TranslationModel], pairs: int, tokens: int) -> str:
-    """Return options of fairseq-train for so many sentence pairs and target tokens."""
+def training_settings(model: type[TranslationModel], pairs: int, tokens: int, adapts: bool = False) -> str:
+    """Return options of fairseq-train for so many sentence pairs and target tokens.
+
+    A model that is adapted keeps a low rate: the warm-up is so long that little text does not get beyond it.
+    """
     max_tokens = 1500 if pairs < 100_000 else 4000
     epoch = tokens // max_tokens + 1  # updates
-    warmup = min(max(epoch // 4, model.shortest_warmup), 4000)
+    warmup = LONGEST_WARMUP if adapts else min(max(epoch // 4, model.shortest_warmup), LONGEST_WARMUP)
     settings = f"--max-tokens {max_tokens} --dropout {0.2 if pairs < 1_000_000 else 0.1} --clip-norm 1"
     settings += f" --label-smoothing 0.1 {model.training_options(warmup)}"
-    if epoch > 5000:  # a stop loses the updates since the last checkpoint
-        settings += " --save-interval-updates 5000 --keep-interval-updates 1"
     settings += f" --patience {PATIENCE} --no-epoch-checkpoints"
-    return f"{settings} --log-interval {min(max(epoch // 4, 1), 100)}"
+    return f"{settings} --log-interval {min(max(epoch // 4, 1), 25)}"

@@ -1,64 +1,78 @@
-"""What a model of ``own-data`` translates: lines that it has not been trained on, and the user's."""
+"""Translations by a model of ``own-data``: of held-out lines, which are scored, and of the user's text."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TextIO
 
-from sacrebleu.metrics.chrf import CHRF
-
-from fairseq_plugins.cli import score
 from fairseq_plugins.cli.fairseq_command import ALL_SENTENCES, NO_LONG_ONES, fairseq, fairseq_lines
-from fairseq_plugins.cli.generated import read_generated
-from fairseq_plugins.cli.own_data.parallel_text import read_text
-from fairseq_plugins.cli.prepare.corpus import Corpus
+from fairseq_plugins.cli.own_data.folder import Folder
+from fairseq_plugins.cli.own_data.scores import Scored, held_out_part, score_held_out
+from fairseq_plugins.cli.own_data.trained import BEST, TrainedModel
 
 SAMPLES = 3
+SPACE = "\u2581"  # as sentencepiece writes it
 
 
-def score_held_out(corpus: Corpus, out: Path, model: Path, options: list[object]) -> None:
-    """Translate the test part, where there is none the validation part, and print scores and the first translations.
+def generate(folder: Folder, part: str, checkpoint: Path, results: Path, options: Sequence[object]) -> Path:
+    """Run fairseq-generate on a part of a folder.
 
     Args:
-        out: where the corpus has been prepared.
-        model: folder for what fairseq-generate writes.
-        options: its data, checkpoint and search.
+        folder: prepared text.
+        part: ``valid`` or ``test``.
+        checkpoint: the model, of this or another folder with the same dictionary.
+        results: folder to write to.
+        options: of fairseq-generate, for the search.
+
+    Returns:
+        The file that it wrote.
 
     Raises:
         ValueError: it fails.
     """
-    part, name = ("test", "test") if corpus.tests else ("valid", "validation")
-    options = [*options, "--gen-subset", part, "--remove-bpe", "--max-tokens", 4000, "--results-path", model]
-    fairseq("generate", *options, *ALL_SENTENCES, *NO_LONG_ONES)
-    sentences = read_generated([model / f"generate-{part}.txt"])
-    sources = untokenised(out / "tmp" / f"{part}.{corpus.source}")
-    # Of the validation part, which may be a piece of the training part, only the tokens have been kept.
-    tokens = out / "tmp" / f"{part}.{corpus.target}"
-    targets = read_text(out / "test.reference", "") if corpus.tests else untokenised(tokens)
-    pairs = list(zip(sources, targets, strict=True))
-    source, target = map(list, zip(*(pairs[sentence.number] for sentence in sentences), strict=True))
-    best = [sentence.hypotheses[0] for sentence in sentences]
-    if left_out := len(pairs) - len(best):
-        print(f"\n{left_out} lines of the {name} part are too long for the model and left out.", file=sys.stderr)
-    print(f"\n{len(best)} lines of the {name} part, on which it was not trained:", file=sys.stderr)
-    tokenize = "zh" if corpus.target.startswith("zh") else "13a"
-    ((bleu, value),) = score.bleu(best, target, tokenize=tokenize).items()
-    chrf = CHRF().corpus_score([hypothesis.text for hypothesis in best], [target]).score
-    print(f"BLEU {value:.1f}, chrF {chrf:.1f} ({bleu})", file=sys.stderr)
-    for line, reference, hypothesis in list(zip(source, target, best, strict=True))[:SAMPLES]:
-        print(f"\n  source       {line}\n  reference    {reference}\n  translation  {hypothesis.text}", file=sys.stderr)
+    source, target = folder.languages
+    words = [folder.binary, "--source-lang", source, "--target-lang", target, "--path", checkpoint, *options]
+    words += [*folder.fairseq_options(), "--gen-subset", part, "--max-tokens", 4000, "--results-path", results]
+    if folder.tokenizer == "moses":
+        words.append("--remove-bpe")
+    fairseq("generate", *words, *ALL_SENTENCES, *NO_LONG_ONES)
+    return results / f"generate-{part}.txt"
 
 
-def untokenised(path: Path) -> Iterator[str]:
-    """The lines of a file of Moses' tokens, as text."""
-    from sacremoses import MosesDetokenizer  # noqa: PLC0415  (half a second)
+def print_scores(scored: Scored) -> None:
+    """Print scores and the first translations."""
+    print(f"\n{scored}", file=sys.stderr)
+    for source, reference, hypothesis in scored.lines[:SAMPLES]:
+        print(f"\n  source       {source}\n  reference    {reference}\n  translation  {hypothesis}", file=sys.stderr)
 
-    detokenise = MosesDetokenizer(path.suffix[1:]).detokenize
-    return (str(detokenise(line.split())) for line in read_text(path, ""))
+
+def compare_with_base(
+    scored: Scored, folder: Folder, model: Path, base: TrainedModel, options: Sequence[object]
+) -> None:
+    """Print what a model has gained by its adaptation, and what it has lost on the text that its base was made for."""
+
+    def translated(text: Folder, checkpoint: Path, name: str) -> Scored:
+        return score_held_out(text, generate(text, held_out_part(text), checkpoint, model / name, options))
+
+    before = translated(folder, base.checkpoint, "base")
+    old_before, old_after = (
+        translated(base.folder, base.checkpoint, "base-old"),
+        translated(base.folder, model / BEST, "old"),
+    )
+    print("\nBLEU and chrF before and after the adaptation:", file=sys.stderr)
+    for name, first, second in (
+        ("this text", before, scored),
+        (f"the text of {base.folder.path}", old_before, old_after),
+    ):
+        print(
+            f"  {len(second.lines)} lines of {name}: "
+            f"{first.bleu:.1f}, {first.chrf:.1f} before; {second.bleu:.1f}, {second.chrf:.1f} after",
+            file=sys.stderr,
+        )
 
 
 def translate(text: str, options: list[object]) -> None:
@@ -70,7 +84,7 @@ def translate(text: str, options: list[object]) -> None:
         for line in lines:
             if match := re.fullmatch(r"([A-Z])-\d+\t(.*)\n", line):
                 if match[1] == "S":
-                    blank = not match[2]  # of which models make something up
+                    blank = not match[2].strip(f" {SPACE}")  # models make something up for it
                 elif match[1] == "D":
                     print("" if blank else match[2].partition("\t")[2], flush=True)
             elif "WARNING" in line:

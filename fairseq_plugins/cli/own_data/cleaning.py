@@ -1,0 +1,204 @@
+"""Cleaning of parallel text: what does not help training is left out, counted, and told.
+
+Two passes over the text: the first writes all pairs that may be kept and remembers 8 bytes for each source and each
+pair, the second writes those that are neither repeated nor held out.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from fairseq_plugins.cli.bar import bar
+from fairseq_plugins.cli.own_data.parallel_text import Pair, read_pairs, writing
+
+LONGEST = 2000  # characters of a side
+RATIO = 9  # times as many characters on one side as on the other...
+SHORT = 50  # ... if the longer one has more than this: "OK" may be a sentence in another language
+FEW = 200  # fewer held-out pairs say little
+LEAST = 20  # pairs that something can be learned from
+MOST_BROKEN = 0.05  # share of the pairs; more are a text in another encoding
+
+# Rules, in the order in which they are applied. --keep switches off those that are in `OPTIONAL`.
+RULES = {
+    "broken": "hold bytes that are not UTF-8, or U+FFFD",
+    "empty": "have an empty side",
+    "copies": "are not translated: both sides are equal",
+    "long": f"have a side of more than {LONGEST} characters",
+    "ratio": f"have a side {RATIO} times as long as the other",
+    "duplicates": "repeat an earlier pair",
+    "sources": "repeat an earlier source with another translation",
+    "held-out": "have a source of the validation or test part",
+}
+OPTIONAL = ("copies", "long", "ratio", "duplicates", "sources")
+
+Array = np.ndarray[tuple[int], np.dtype[np.int64]]
+Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
+
+
+def broken_rule(pair: Pair, keep: Set[str]) -> str | None:
+    """Return the first rule that a pair breaks by itself."""
+    short, long = sorted(map(len, pair))
+    if "\ufffd" in pair[0] or "\ufffd" in pair[1]:
+        return "broken"
+    if not pair[0].strip() or not pair[1].strip():
+        return "empty"
+    if "copies" not in keep and pair[0].strip() == pair[1].strip():
+        return "copies"
+    if "long" not in keep and long > LONGEST:
+        return "long"
+    if "ratio" not in keep and long > max(SHORT, RATIO * short):
+        return "ratio"
+    return None
+
+
+def key(*texts: str) -> int:
+    """Return 64 bits that tell texts apart within this process; white space makes no difference."""
+    return hash(tuple(tuple(text.split()) for text in texts))
+
+
+class Write(Protocol):
+    """Append a pair to the files of a part."""
+
+    def __call__(self, pair: Pair) -> None: ...
+
+
+def clean(
+    parts: Mapping[str, Iterable[Pair]], languages: tuple[str, str], folder: Path, keep: Set[str] = frozenset()
+) -> dict[str, int]:
+    """Write ``train``, ``valid`` and, if there is one, ``test`` of both languages, a pair a line.
+
+    A test part is written as it is, and a validation part loses only pairs that cannot be used.  Without one, pairs of
+    the training part are held out after cleaning, evenly: 1 %, at least 200 and at most 3000, but never more than a
+    tenth.
+
+    Args:
+        parts: pairs of ``train`` and perhaps of ``valid`` and ``test``.
+        languages: names of source and target.
+        folder: folder to write to.
+        keep: rules of `OPTIONAL` that are not applied.
+
+    Returns:
+        Number of pairs of each part, and of those that each rule left out of training.
+
+    Raises:
+        ValueError: many lines are not UTF-8, or a part has no pairs left.
+    """
+    numbers: Counter[str] = Counter(dict.fromkeys(("train", "valid", "test"), 0))
+    held_out = _write_held_out_parts(parts, languages, folder, numbers)
+    of_source, of_pair = _write_usable_pairs(parts["train"], languages, folder, keep, numbers)
+    train = np.ones(len(of_source), dtype=np.bool_)
+    for rule, dropped in (
+        ("duplicates", ~_first(of_pair)),
+        ("sources", ~_first(of_source)),
+        ("held-out", np.isin(of_source, held_out)),
+    ):
+        if rule not in keep:
+            numbers[rule] = int((train & dropped).sum())
+            train &= ~dropped
+    masks = {"train": train}
+    if "valid" not in parts:
+        masks["valid"] = valid = _evenly(train)
+        same_source = np.isin(of_source, of_source[valid])  # others than `valid` only if repeated sources are kept
+        numbers["held-out"] += int((train & same_source & ~valid).sum())
+        train &= ~same_source
+    for part, mask in masks.items():
+        with _writing(folder, part, languages) as write:
+            for pair, is_of_part in zip(read_pairs(*_files(folder, "usable", languages)), mask, strict=True):
+                if is_of_part:
+                    write(pair)
+        numbers[part] = int(mask.sum())
+    for path in _files(folder, "usable", languages):
+        path.unlink()
+    if numbers["train"] < LEAST:
+        raise ValueError(f"{numbers['train']} pairs are left to train on, too few to learn from")
+    return dict(numbers)
+
+
+def _write_held_out_parts(
+    parts: Mapping[str, Iterable[Pair]], languages: tuple[str, str], folder: Path, numbers: Counter[str]
+) -> Array:
+    """Write the validation and the test part that are given, and return the keys of their sources."""
+    keys = array("q")
+    for part in ("valid", "test"):
+        if part in parts:
+            with _writing(folder, part, languages) as write:
+                for pair in parts[part]:
+                    if part == "test" or broken_rule(pair, set(OPTIONAL)) is None:
+                        keys.append(key(pair[0]))
+                        write(pair)
+                        numbers[part] += 1
+            if not numbers[part]:
+                raise ValueError(f"--{part}: the text has no pairs")
+    return np.array(keys, dtype=np.int64)
+
+
+def _write_usable_pairs(
+    pairs: Iterable[Pair], languages: tuple[str, str], folder: Path, keep: Set[str], numbers: Counter[str]
+) -> tuple[Array, Array]:
+    """Write the pairs that break no rule by themselves, and return the keys of their sources and of the pairs."""
+    of_source, of_pair = array("q"), array("q")
+    with _writing(folder, "usable", languages) as write:
+        for pair in bar(pairs, desc="read and clean", unit=" pairs"):
+            if rule := broken_rule(pair, keep):
+                numbers[rule] += 1
+            else:
+                of_source.append(key(pair[0]))
+                of_pair.append(key(*pair))
+                write(pair)
+    found = len(of_source) + sum(numbers[rule] for rule in RULES)
+    if numbers["broken"] > MOST_BROKEN * found:
+        raise ValueError(f"{numbers['broken']} of {found} pairs are not UTF-8: convert the text, for instance by iconv")
+    return np.array(of_source, dtype=np.int64), np.array(of_pair, dtype=np.int64)
+
+
+def _evenly(pairs: Mask) -> Mask:
+    """Choose pairs to validate on."""
+    chosen = np.zeros_like(pairs)
+    number = int(pairs.sum())
+    if number >= LEAST:
+        every = number // min(max(number // 100, FEW), 3000, number // 10)
+        chosen[np.flatnonzero(pairs)[every - 1 :: every]] = True
+    return chosen
+
+
+def report(numbers: Mapping[str, int]) -> str:
+    """Return what cleaning did, a line for each rule that left something out."""
+    lines = [f"{numbers['train']} pairs to train on, {numbers['valid']} to validate."]
+    for rule, meaning in RULES.items():
+        if number := numbers.get(rule, 0):
+            option = f" (--keep {rule} keeps them)" if rule in OPTIONAL else ""
+            lines.append(f"  left out: {number} pairs {meaning}{option}")
+    if numbers["valid"] < FEW:
+        lines.append(f"Validation on {numbers['valid']} pairs says little: some {FEW} or more are reliable.")
+    return "\n".join(lines)
+
+
+def _first(keys: Array) -> Mask:
+    """Return where each key stands for the first time."""
+    first = np.zeros(len(keys), dtype=np.bool_)
+    first[np.unique(keys, return_index=True)[1]] = True
+    return first
+
+
+@contextmanager
+def _writing(folder: Path, part: str, languages: tuple[str, str]) -> Iterator[Write]:
+    source, target = _files(folder, part, languages)
+    with writing(source) as sources, writing(target) as targets:
+
+        def write(pair: Pair) -> None:
+            sources.write(pair[0] + "\n")
+            targets.write(pair[1] + "\n")
+
+        yield write
+
+
+def _files(folder: Path, part: str, languages: tuple[str, str]) -> tuple[Path, Path]:
+    source, target = languages
+    return folder / f"{part}.{source}", folder / f"{part}.{target}"

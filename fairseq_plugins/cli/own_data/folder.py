@@ -1,0 +1,250 @@
+"""The folder of ``own-data``: its text, its subwords and fairseq's binary data, each made once.
+
+``text`` holds the cleaned lines of each part; ``train.en`` and the like their subwords; ``data-bin`` the binary data.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from fairseq_plugins.cli.fairseq_command import fairseq
+from fairseq_plugins.cli.own_data import parallel_text, pieces
+from fairseq_plugins.cli.own_data.cleaning import clean, report
+from fairseq_plugins.cli.own_data.texts import FilePair, read_pairs
+from fairseq_plugins.cli.prepare.download import digest
+from fairseq_plugins.common.whole_file import beside, replacing
+
+SETTINGS = "settings"
+FIGURES = "figures.json"  # of the cleaning, in `text`
+TOKENIZERS = ("sentencepiece", "moses")
+# Of image captions 6000 merges were best for 29 000 pairs; fairseq's IWSLT'14 has 10 000 for 160 000.
+MERGES = {20_000: 2000, 100_000: 6000, 1_000_000: 10_000}
+MOST_MERGES = 40_000
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Files and languages of one folder.
+
+    Attributes:
+        path: the folder.
+        languages: source and target.
+        tokenizer: one of `TOKENIZERS`.
+    """
+
+    path: Path
+    languages: tuple[str, str]
+    tokenizer: str
+
+    @property
+    def binary(self) -> Path:
+        """Return the folder of binary data."""
+        return self.path / "data-bin"
+
+    @property
+    def subwords(self) -> Path:
+        """Return the file of the sentencepiece model or of the BPE codes."""
+        return self.path / ("subwords.model" if self.tokenizer == "sentencepiece" else "code")
+
+    @property
+    def parts(self) -> list[str]:
+        """Return the parts that have text."""
+        return [part for part in ("train", "valid", "test") if self.text(part)[0].exists()]
+
+    def text(self, part: str) -> tuple[Path, Path]:
+        """Return the files of a part's lines, source and target."""
+        return self._files(self.path / "text", part)
+
+    def segmented(self, part: str) -> tuple[Path, Path]:
+        """Return the files of a part's subwords, source and target."""
+        return self._files(self.path, part)
+
+    def _files(self, folder: Path, part: str) -> tuple[Path, Path]:
+        source, target = self.languages
+        return folder / f"{part}.{source}", folder / f"{part}.{target}"
+
+    def fairseq_options(self) -> list[object]:
+        """Return options with which fairseq's commands read text as the model does."""
+        if self.tokenizer == "sentencepiece":
+            # No text has unknown words, so a translation need not have any.
+            return ["--bpe", "sentencepiece", "--sentencepiece-model", self.subwords, "--unkpen", 1000]
+        return ["--tokenizer", "moses", "--bpe", "subword_nmt", "--bpe-codes", self.subwords]
+
+    def export_options(self) -> list[object]:
+        """Return options of ``fairseq-plugins export`` for such text."""
+        if self.tokenizer == "sentencepiece":
+            return ["--data", self.binary, "--sentencepiece-model", self.subwords]
+        return ["--data", self.binary, "--bpe-codes", self.subwords, "--tokenizer", "moses"]
+
+
+def existing(path: Path) -> Folder | None:
+    """Return the folder that own-data has begun at ``path``, if it has."""
+    record = path / SETTINGS
+    if not record.exists():
+        return None
+    text = record.read_text(encoding="utf-8")
+    if before_0_2 := re.match(r"Corpus\(source='([^']+)', target='([^']+)'", text):
+        return Folder(path, (before_0_2[1], before_0_2[2]), "moses")
+    settings = json.loads(text)
+    return Folder(path, tuple(settings["languages"]), settings["tokenizer"])
+
+
+def prepare(
+    folder: Folder,
+    texts: Mapping[str, Sequence[FilePair]],
+    keep: Set[str] = frozenset(),
+    workers: int = 1,
+    base: Folder | None = None,
+) -> None:
+    """Make what is missing in the folder.
+
+    Args:
+        folder: what is to be made.
+        texts: files of ``train`` and perhaps of ``valid`` and ``test``.
+        keep: rules of cleaning that are not applied.
+        workers: number of processes.
+        base: folder whose subwords and dictionary are taken; None to learn them from the text.
+
+    Raises:
+        ValueError: the folder holds other text or was made with other options, or a text cannot be used.
+        OSError: a text cannot be read.
+    """
+    record = folder.path / SETTINGS
+    before = record.read_text(encoding="utf-8") if record.exists() else None
+    if before is not None and before.startswith("Corpus("):
+        adopt(folder)
+        return
+    now = {
+        "languages": list(folder.languages),
+        "tokenizer": folder.tokenizer,
+        "keep": sorted(keep),
+        "subwords": None if base is None else digest(base.subwords, "sha256"),
+        "texts": {
+            part: [[file.name, digest(file, "sha256")] for pair in files for file in dict.fromkeys(pair)]
+            for part, files in texts.items()
+        },
+    }
+    text = folder.path / "text"
+    if before is None:
+        made = [
+            text,
+            folder.binary,
+            *(folder.path / name for name in ("subwords.model", "code", "tokens", "pieces.txt")),
+        ]
+        for path in (*made, *(path for part in ("train", "valid", "test") for path in folder.segmented(part))):
+            if path.exists():
+                raise ValueError(f"{path} already exists and was not created by own-data: choose another folder")
+    elif text.exists() and json.loads(before) != now:
+        raise ValueError(
+            f"{folder.path} holds other text, or was made with other options (see {record}): choose another folder, "
+            "or give the texts and options of the first call"
+        )
+    if not text.exists():
+        with beside(text) as unfinished:
+            unfinished.mkdir()
+            parts = {part: read_pairs(files, folder.languages) for part, files in texts.items()}
+            figures = clean(parts, folder.languages, unfinished, keep)
+            (unfinished / FIGURES).write_text(json.dumps(figures), encoding="utf-8")
+            with parallel_text.writing(record) as file:
+                file.write(json.dumps(now, indent=1) + "\n")
+        print(report(figures), file=sys.stderr)
+    if not folder.binary.exists():
+        if base is not None and not folder.subwords.exists():
+            with replacing(folder.subwords) as unfinished:
+                shutil.copyfile(base.subwords, unfinished)
+        (segment_pieces if folder.tokenizer == "sentencepiece" else segment_words)(folder, workers)
+        binarise(folder, workers, base)
+
+
+def adopt(folder: Folder) -> None:
+    """Give a folder of a version before 0.2 the text of its held-out parts, which it kept as Moses' tokens.
+
+    Raises:
+        ValueError: its binary data was not finished.
+    """
+    if not folder.binary.exists():
+        raise ValueError(
+            f"{folder.path} was begun by an earlier version, which had not finished its data: remove it, or choose "
+            "another folder"
+        )
+    if (folder.path / "text").exists():
+        return
+    from sacremoses import MosesDetokenizer  # noqa: PLC0415  (half a second)
+
+    with beside(folder.path / "text") as unfinished:
+        unfinished.mkdir()
+        for part in ("valid", "test"):
+            for language in folder.languages:
+                tokens, untouched = folder.path / "tmp" / f"{part}.{language}", folder.path / f"{part}.reference"
+                if language == folder.languages[1] and untouched.exists():
+                    shutil.copyfile(untouched, unfinished / f"{part}.{language}")
+                elif tokens.exists():
+                    detokenise = MosesDetokenizer(language).detokenize
+                    with parallel_text.writing(unfinished / f"{part}.{language}") as file:
+                        file.writelines(f"{detokenise(line.split())}\n" for line in parallel_text.read_text(tokens, ""))
+
+
+def merges_for(pairs: int) -> int:
+    """Return the number of merges that so much text bears."""
+    return next((merges for limit, merges in MERGES.items() if pairs < limit), MOST_MERGES)
+
+
+def count_lines(path: Path) -> int:
+    """Return the number of lines of a file of `text`."""
+    with path.open("rb") as file:
+        return sum(1 for _ in file)
+
+
+def segment_pieces(folder: Folder, workers: int) -> None:
+    """Learn pieces of sentencepiece from the training part, and write all parts in them."""
+    if not folder.subwords.exists():
+        pairs = count_lines(folder.text("train")[0])
+        pieces.learn(folder.text("train"), 2 * pairs, merges_for(pairs), folder.subwords)
+    for part in folder.parts:
+        for text, output in zip(folder.text(part), folder.segmented(part), strict=True):
+            if not output.exists():
+                pieces.segment(folder.subwords, text, output)
+
+
+def segment_words(folder: Folder, workers: int) -> None:
+    """Make Moses' tokens, learn BPE of subword-nmt from those of the training part, and write all parts in it."""
+    tokens = folder.path / "tokens"
+    for part in folder.parts:
+        for language, text in zip(folder.languages, folder.text(part), strict=True):
+            output = tokens / text.name
+            if not output.exists():
+                lines = parallel_text.read_text(text, "")
+                make = partial(parallel_text.moses, language)
+                with parallel_text.writing(output) as file:
+                    file.writelines(f"{line}\n" for line in parallel_text.each_line(make, lines, workers))
+    if not folder.subwords.exists():
+        train = [tokens / path.name for path in folder.text("train")]
+        parallel_text.learn_codes(train, merges_for(count_lines(train[0])), folder.subwords)
+    for part in folder.parts:
+        for output in folder.segmented(part):
+            if not output.exists():
+                parallel_text.apply_codes(folder.subwords, tokens / output.name, output, workers)
+
+
+def binarise(folder: Folder, workers: int, base: Folder | None) -> None:
+    """Run ``fairseq-preprocess``; both languages share one dictionary, so that embeddings can be tied."""
+    unfinished = folder.binary.with_name("data-bin.partial")
+    shutil.rmtree(unfinished, ignore_errors=True)  # fairseq refuses to write over dictionaries
+    source, target = folder.languages
+    options = ["--source-lang", source, "--target-lang", target, "--destdir", unfinished, "--joined-dictionary"]
+    options += ["--workers", workers]
+    options += [word for part in folder.parts for word in (f"--{part}pref", folder.path / part)]
+    if folder.tokenizer == "sentencepiece":  # all pieces, also those that the text does not need
+        pieces.write_dictionary(folder.subwords, folder.path / "pieces.txt")
+        options += ["--srcdict", folder.path / "pieces.txt"]
+    elif base is not None:
+        options += ["--srcdict", base.binary / f"dict.{source}.txt"]
+    fairseq("preprocess", *options)
+    unfinished.rename(folder.binary)

@@ -1,0 +1,111 @@
+"""The files of parallel text that ``own-data`` is given: which belong together, in which languages, and their pairs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from pathlib import Path
+
+from fairseq_plugins.cli.own_data.catalogues import SUFFIX, language_of_catalogue, read_catalogue
+from fairseq_plugins.cli.own_data.parallel_text import Pair, read_text
+
+FilePair = tuple[Path, Path]
+BOTH = (".tmx", ".tmx.gz", SUFFIX)  # formats that hold source and target in one file
+
+
+def pair_up(source: Path, target: Path, languages: tuple[str, str]) -> list[FilePair]:
+    """Return the two files, or the files of two folders paired by their names without the language.
+
+    A folder given as both sides holds files of two languages each: gettext catalogues, in its subfolders too.
+
+    Raises:
+        ValueError: one is a folder and the other is not, a file has no partner, or two files have one name.
+    """
+    if source.is_dir() != target.is_dir():
+        raise ValueError(f"{source} and {target}: expected two files or two folders")
+    if not source.is_dir():
+        return [(source, target)]
+    if source == target:
+        files = sorted(path for path in source.rglob("*") if path.name.lower().endswith(BOTH) and path.is_file())
+        if not files:
+            raise ValueError(f"{source} has no files of both languages (*{', *'.join(BOTH)})")
+        return [(path, path) for path in files]
+    sides = [_by_name(folder, language) for folder, language in zip((source, target), languages, strict=True)]
+    if odd := sorted(sides[0].keys() ^ sides[1].keys()):
+        raise ValueError(f"{(sides[0] | sides[1])[odd[0]]} has no partner of its name in the other folder")
+    if not sides[0]:
+        raise ValueError(f"{source} has no files")
+    return [(sides[0][name], sides[1][name]) for name in sorted(sides[0])]
+
+
+def _by_name(folder: Path, language: str) -> dict[str, Path]:
+    """``news.2013`` for ``news.2013.en.gz`` or ``news.2013.eng``; hidden files and folders are ignored."""
+    found: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and not path.name.startswith("."):
+            words = path.name.removesuffix(".gz").split(".")
+            ends = [at for at, word in enumerate(words) if word.lower() == language.lower()]
+            if ends:
+                del words[ends[-1]]
+            elif len(words) > 1 and words[-1].isalpha():
+                del words[-1]
+            name = ".".join(words)
+            if found.setdefault(name, path) is not path:
+                raise ValueError(f"{found[name]} and {path} have one name without their language: remove one of them")
+    return found
+
+
+def languages_of(source: Path, target: Path, source_lang: str | None, target_lang: str | None) -> tuple[str, str]:
+    """Return source and target language: those given, else those that the files tell.
+
+    Raises:
+        ValueError: one is missing or not a language's name, or they are equal.
+    """
+    if source == target and source_lang is None and _catalogues(source):
+        source_lang = "en"  # the custom of gettext
+    if source == target and target_lang is None and (catalogues := _catalogues(source)):
+        target_lang = language_of_catalogue(catalogues[0])
+    languages = (
+        source_lang or _language_of(source, "--source-lang"),
+        target_lang or _language_of(target, "--target-lang"),
+    )
+    for option, language in zip(("--source-lang", "--target-lang"), languages, strict=True):
+        if not re.fullmatch(r"\w[\w-]*", language) or language == "reference":  # as in test.reference
+            raise ValueError(f"{option}: {language!r} is not a language's name, such as en or pt-BR")
+    if languages[0] == languages[1]:
+        raise ValueError(f"--source-lang and --target-lang are both {languages[0]}: give two languages")
+    return languages
+
+
+def _catalogues(path: Path) -> list[Path]:
+    files = sorted(path.rglob(f"*{SUFFIX}")) if path.is_dir() else [path]
+    return [file for file in files if file.name.lower().endswith(SUFFIX) and file.is_file()]
+
+
+def _language_of(path: Path, option: str) -> str:
+    """``de`` of ``train.de``, ``train.de.gz`` or a folder ``de``; a region or a script may follow, as in ``pt-BR``."""
+    name = path.name.removesuffix(".gz").rpartition(".")[2]
+    if not re.fullmatch("[a-z]{2,3}([-_]([A-Z]{2}|[A-Z][a-z]{3}))?", name) or name in {"txt", "tsv", "tmx", "po"}:
+        raise ValueError(f"{option}: {path.name} does not end in a language, such as .de; give {option}")
+    return name
+
+
+def read_pairs(files: Sequence[FilePair], languages: tuple[str, str]) -> Iterator[Pair]:
+    """Read the pairs of all files.  Bytes that are not UTF-8 become U+FFFD.
+
+    Raises:
+        ValueError: two files have different numbers of lines, or a file cannot be read in its format.
+    """
+    for source, target in files:
+        if source.name.lower().endswith(SUFFIX) and source == target:
+            yield from read_catalogue(source)
+        else:
+            sides = [read_text(p, language, "replace") for p, language in zip((source, target), languages, strict=True)]
+            lines = [0, 0]
+            for left, right in zip_longest(*sides):
+                if left is not None and right is not None:
+                    yield left, right
+                lines = [lines[0] + (left is not None), lines[1] + (right is not None)]
+            if lines[0] != lines[1]:
+                raise ValueError(f"{source} has {lines[0]} lines and {target} {lines[1]}: line must match line")
