@@ -206,12 +206,12 @@ def reference_in(value: Any) -> str | None:
 def fault_of(tensor: Tensor) -> str | None:
     """Return why a tensor is refused, asked of its class: a file can give the tensor attributes of any name."""
     if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.is_nested or tensor.layout is not torch.strided:
-        return "no plain tensor"
+        return "not a plain tensor"
     if tensor.dtype not in NUMBERS or tensor.device.type != "cpu":
         return f"a tensor of {tensor.dtype} on the device {tensor.device}"
     size = Tensor.numel(tensor) * Tensor.element_size(tensor)
     if size > Tensor.untyped_storage(tensor).nbytes():
-        return f"a tensor of {size} bytes, which the file does not have"
+        return f"a tensor of {size} bytes, more than the file has"
     return None
 
 
@@ -226,7 +226,7 @@ def check(state: Any) -> None:
     for name, value in dict.items(state["model"]):
         if not isinstance(name, str) or not isinstance(value, Tensor):
             shown = repr(name[:100]) if isinstance(name, str) else f"of {type(name).__name__}"
-            raise ValueError(f"its parameter {shown} is no tensor with a name")
+            raise ValueError(f"its parameter {shown} is not a named tensor")
     for name, kind in (("cfg", dict), ("args", argparse.Namespace), ("extra_state", dict), ("task_state", dict)):
         part = state.get(name)
         if not isinstance(part, kind | NoneType):
@@ -236,7 +236,7 @@ def check(state: Any) -> None:
     check_values(state)
     versions = getattr(state["model"], "_metadata", None) or {}
     if not isinstance(versions, dict) or not all(isinstance(each, dict) for each in dict.values(versions)):
-        raise ValueError("its model has no versions of its modules where torch looks for them")
+        raise ValueError("its model has malformed versions of its modules (_metadata)")
     if found := reference_in({name: state.get(name) for name in ("cfg", "args")}):
         raise ValueError(found)
 
@@ -257,7 +257,7 @@ def check_values(state: dict[str, Any]) -> None:
 
 
 class CheckingTorch(ModuleType):
-    """torch, as fairseq's loader of checkpoints sees it: `load` validates what it reads."""
+    """torch in fairseq's loader of checkpoints: `load` validates each file."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
@@ -292,7 +292,7 @@ def check_optimizer_state(state: Any, parameters: Iterable[Tensor]) -> None:
     """Refuse moments that do not fit their parameters.
 
     Raises:
-        ValueError: a size does not fit, or the state is none of an optimizer.
+        ValueError: a size does not fit, or the state is malformed.
     """
     try:
         numbers = [number for group in state["param_groups"] for number in group["params"]]
@@ -304,13 +304,13 @@ def check_optimizer_state(state: Any, parameters: Iterable[Tensor]) -> None:
         ]
     except (AttributeError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"the checkpoint's state of the optimizer is none: {reason}") from None
+        raise ValueError(f"the checkpoint's optimizer state is malformed: {reason}") from None
     for name, size, whole in sizes:
         # Its own size, a single number, or (Adafactor) its rows or its columns.
         if size not in (whole, torch.Size(), whole[:-1], whole[:-2] + whole[-1:]):
             raise ValueError(
-                f"the checkpoint's state of the optimizer has {name} of {list(size)} for a parameter of {list(whole)}; "
-                "--reset-optimizer leaves it out"
+                f"the checkpoint's optimizer state has {name} of {list(size)} for a parameter of {list(whole)}; give "
+                "--reset-optimizer to leave it out"
             )
 
 

@@ -26,8 +26,7 @@ OVERWRITE = "#fairseq:overwrite"
 
 def ends_lines_at_carriage_returns() -> bool:
     """Probe: whether fairseq opens texts without ``newline``; its code is read, since it takes a file's name."""
-    mended = "open" in vars(file_chunker_utils) or "newline" in str(Chunker.__enter__.__code__.co_consts)
-    return not mended
+    return "open" not in vars(file_chunker_utils) and "newline" not in str(Chunker.__enter__.__code__.co_consts)
 
 
 def open_text(file: Any, mode: str = "r", *args: Any, **options: Any) -> Any:

@@ -84,7 +84,7 @@ def keep_the_last_batch() -> None:
 
 
 def resume_with_other_processes() -> None:
-    """Save how many batches all processes have trained together, and skip as many when training resumes.
+    """Save the number of batches that all processes have trained together, and skip them when training resumes.
 
     fairseq counts those of each process: two processes that continue for one skip half of an epoch, or fail, and so
     do other batches, as of another ``--max-tokens``.  The probe reads the code: to call it would take processes.

@@ -99,7 +99,7 @@ def refuse_unread_options() -> None:
     """Refuse options of ``from_pretrained`` that do nothing, and unregistered names; warn of unknown options.
 
     fairseq ignores an option of another task, as ``cpu_dtype`` of translation_fast.  No probe: the configuration
-    shows what it has taken.
+    shows which options were used.
     """
     load = hub_utils.from_pretrained
     read_by_the_hub = {*inspect.signature(load).parameters, "user_dir"}
@@ -126,7 +126,7 @@ def refuse_unread_options() -> None:
         for option in kwargs.keys() - options_of(task) - read_by_the_hub - READ:
             places = {part for part, options in parts.items() if option in options}
             if not places and tasks_with(option):
-                raise ValueError(f"{option} is no option of the task {task}; give task=, one of {tasks_with(option)}")
+                raise ValueError(f"{option} is not an option of task={task!r}; give task=, one of {tasks_with(option)}")
             if not places & READ:
                 logger.warning(f"{option} does nothing: it is not an option of translation")
         return loaded

@@ -1,4 +1,4 @@
-"""``fairseq-interactive`` translates every line, whatever is in it and however many come; all letters are printed."""
+"""``fairseq-interactive`` translates every line and prints every letter, in bounded memory."""
 
 from __future__ import annotations
 

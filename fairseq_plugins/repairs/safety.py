@@ -128,7 +128,7 @@ def unpack_archives_safely() -> None:
         try:
             path = Path(file_utils.cached_path(archive_file))
         except OSError as error:
-            raise FileNotFoundError(f"{archive_file!r} is no folder, archive or known model: {error}") from error
+            raise FileNotFoundError(f"{archive_file!r} is not a folder, archive or known model: {error}") from error
         if path.is_dir():
             return str(load(str(path)))
         try:
@@ -206,7 +206,7 @@ def write(file: tarfile.TarFile, member: tarfile.TarInfo, path: Sequence[str], r
     """Write one member, opening each folder of its path from the descriptor of the one above, with the user's modes.
 
     Raises:
-        tarfile.ReadError: the member exists already, or a file stands where it needs a folder.
+        tarfile.ReadError: the member exists already, or a file has the name of its folder.
     """
     only_folders = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
     with ExitStack() as stack:

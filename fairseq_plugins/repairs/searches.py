@@ -78,7 +78,8 @@ def block_repeated_ngrams() -> None:
 def build_generators() -> None:
     """Check the options of a search, compare a language model's words, and keep source words for ``--replace-unk``.
 
-    fairseq takes the words of a language model (``dict.txt``) for the target's if it has as many.
+    fairseq takes the words of a language model (``dict.txt``) for the target's if it has as many.  No probe: other
+    searches are built as before.
     """
     build = FairseqTask.build_generator
     replaces = not takes_hard_alignments(utils.replace_unk)

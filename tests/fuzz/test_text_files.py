@@ -147,7 +147,7 @@ def test_dictionaries_of_unknown_words(file: Path) -> None:
 
 
 def load_dictionary(path: str) -> Dictionary | None:
-    """fairseq's own reader, which raises a bare Exception where text is not UTF-8."""
+    """fairseq's own reader raises a bare Exception for text that is not UTF-8."""
     try:
         return Dictionary.load(path)
     except Exception as error:

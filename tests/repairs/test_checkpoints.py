@@ -253,7 +253,7 @@ def with_attributes() -> Pickled:
 
 
 BOUNDS = "(`0 <= col_indices < ncols` is not satisfied|size is inconsistent with indices)"
-PLAIN, HUGE = "is no plain tensor", "bytes, which the file does not have"
+PLAIN, HUGE = "is not a plain tensor", "bytes, more than the file has"
 TENSORS: dict[str, tuple[Callable[[], Any], str]] = {
     "compressed": (compressed, PLAIN),
     "sparse": (lambda: torch.ones(2, 3).to_sparse(), PLAIN),
@@ -268,8 +268,8 @@ TENSORS: dict[str, tuple[Callable[[], Any], str]] = {
     "expanded": (lambda: torch.ones(1).expand(10**12), HUGE),
     "overlapping": (lambda: torch.ones(100).as_strided((50, 50), (1, 1)), HUGE),
     "with attributes": (with_attributes, HUGE),
-    "a text": (lambda: "text", "is no tensor with a name"),
-    "nothing": (lambda: None, "is no tensor with a name"),
+    "a text": (lambda: "text", "is not a named tensor"),
+    "nothing": (lambda: None, "is not a named tensor"),
 }
 
 
@@ -285,7 +285,7 @@ def test_tensors_that_are_not_plain_are_refused(kind: str, place: str, state: di
     torch.save({**state, **hostile[place]}, tmp_path / "model.pt")
     if place != "model" and kind in ("a text", "nothing"):
         pytest.skip("a valid value there")
-    # torch 2.6 itself finds what is out of bounds.
+    # torch 2.6 itself finds places out of bounds.
     with pytest.raises(
         Exception, match=rf"model\.pt (was refused: .*{message}|is damaged and cannot be read: {BOUNDS})"
     ):
@@ -332,7 +332,7 @@ def test_places_are_short() -> None:
     for _ in range(250):
         value = {"k" * 100_000: value}
     assert max(len(place) for place, _ in contents(value)) <= 300
-    with pytest.raises(ValueError, match="kkk is no plain tensor"):
+    with pytest.raises(ValueError, match="kkk is not a plain tensor"):
         check({"model": {}, "x": value})
 
 
@@ -349,7 +349,7 @@ def test_malformed_versions_are_refused(versions: object, state: dict[str, Any],
     model = OrderedDict(state["model"])
     model._metadata = versions  # type: ignore[attr-defined]
     torch.save({**state, "model": model}, tmp_path / "model.pt")
-    with pytest.raises(pickle.UnpicklingError, match=r"model\.pt was refused: its model has no versions"):
+    with pytest.raises(pickle.UnpicklingError, match=r"model\.pt was refused: its model has malformed versions"):
         checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "model.pt"))
 
 
@@ -365,7 +365,7 @@ def endless() -> dict[str, Any]:
         ({"model": None}, "no parameters"),
         ({"model": "text"}, "no parameters"),
         ({"model": [torch.ones(1)]}, "no parameters"),
-        ({"model": {3: torch.ones(1)}}, "parameter of int is no tensor with a name"),
+        ({"model": {3: torch.ones(1)}}, "parameter of int is not a named tensor"),
         ({"cfg": []}, "its cfg must be a dict"),
         ({"cfg": "common: {seed: '\\x24{oc.env:SECRET}'}"}, "its cfg must be a dict"),
         ({"args": {"arch": "fconv"}}, "its args must be a Namespace"),
@@ -427,7 +427,7 @@ def test_a_file_does_not_choose_kernels() -> None:
 
 @pytest.mark.parametrize("state", [None, [], {}, {"param_groups": 3, "state": {}}, {"param_groups": [{}], "state": []}])
 def test_a_malformed_optimizer_state_is_refused(state: Any) -> None:
-    with pytest.raises(ValueError, match="state of the optimizer is none"):
+    with pytest.raises(ValueError, match="optimizer state is malformed"):
         optimizer("adagrad", torch.nn.Parameter(torch.ones(4))).load_state_dict(state)
 
 

@@ -203,7 +203,7 @@ def test_a_killed_rank_ends_the_launcher(launcher: str, data: Path, user_dir: Pa
     with launched(command(launcher, 3, words, tmp_path), tmp_path) as training:
         wait_for(tmp_path / "checkpoint_last.pt")
         children = Path(f"/proc/{training.pid}/task/{training.pid}/children").read_text().split()
-        ranks = children[-3:]  # after the keeper of the semaphores, where there is one
+        ranks = children[-3:]  # after the process that tracks semaphores, if any
         os.kill(int(ranks[-1]), signal.SIGKILL)
         assert training.wait(timeout=120) != 0
         assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)

@@ -1,4 +1,4 @@
-"""A resumed epoch has the same batches, whatever the processes and batches are then."""
+"""A resumed epoch has the remaining batches, also with other processes, batches or ``--update-freq``."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_another_update_freq_gets_the_remaining_batches() -> None:
         batches = CountingIterator(left, start=begin)
         updates = GroupedIterator(batches, size, skip)
         found = list(updates)
-        whole = len(left) // size * size  # an incomplete update is skipped where there is a complete one
+        whole = len(left) // size * size  # an incomplete update is skipped after a complete one
         assert list(itertools.chain(*found)) == (left[:whole] if skip and whole else left)
         assert {len(each) for each in found[:-1]} <= {size}
         assert not batches.has_next()

@@ -1,4 +1,4 @@
-"""fairseq's Python interface: ``from_pretrained``, and what it returns."""
+"""fairseq's Python interface: ``from_pretrained``, and the hub that it returns."""
 
 from __future__ import annotations
 
@@ -85,7 +85,10 @@ def test_it_translates_among_candidates(load, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cpu_dtype": "int8"}, "cpu_dtype is no option of the task translation; give task=, one of translation_fast"),
+        (
+            {"cpu_dtype": "int8"},
+            "cpu_dtype is not an option of task='translation'; give task=, one of translation_fast",
+        ),
         ({"task": "translation_fats"}, "task='translation_fats' is not registered"),
         ({"bpe": "subword_nm"}, "bpe='subword_nm' is not registered; use one of bert, byte_bpe"),
         ({"tokenizer": "mose"}, "tokenizer='mose' is not registered; use one of moses, nltk, space"),
@@ -119,7 +122,7 @@ def test_a_registered_name_of_a_user_dir(load, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["model_name_or_path", "data_name_or_path"])
 def test_a_missing_folder_is_named(data: Path, name: str) -> None:
     places = {"model_name_or_path": str(data), "data_name_or_path": str(data), name: "nowhere"}
-    with pytest.raises(FileNotFoundError, match="'nowhere' is no folder, archive or known model"):
+    with pytest.raises(FileNotFoundError, match="'nowhere' is not a folder, archive or known model"):
         hub.hub_utils.from_pretrained(**places)
 
 
@@ -147,7 +150,7 @@ def test_alignments_are_those_of_a_model_that_was_prepared_for_them(load, archit
             assert hypo["alignment"] == other["alignment"]
             assert torch.equal(hypo["tokens"], alone["tokens"])
     assert any(hypo["alignment"] for beams in found for hypo in beams)
-    assert not generate(model)[0][0]["attention"].numel()  # it is reported where it is asked for
+    assert not generate(model)[0][0]["attention"].numel()  # it is not reported without print_alignment
     soft = generate(model, print_alignment="soft")
     assert len(soft[0][0]["alignment"]) == len(soft[0][0]["tokens"])
 

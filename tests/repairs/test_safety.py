@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import ast
 import errno
-import inspect
 import io
 import os
 import signal
@@ -22,7 +21,6 @@ import fairseq_cli
 import pytest
 from fairseq import file_utils, utils
 from fairseq.data import Dictionary
-from fairseq.data.audio.raw_audio_dataset import RawAudioDataset
 from fairseq.models.fconv import FConvModel
 
 from fairseq_plugins.common.literal import literal
@@ -142,16 +140,6 @@ def test_modes_are_not_those_of_the_archive(tmp_path: Path) -> None:
     for file in unpacked(make(tmp_path / "model.tar", *members)).values():
         assert file.stat().st_mode & 0o7133 == 0
         assert os.access(file, os.R_OK | os.W_OK)
-
-
-def test_an_archive_takes_no_folder_away(tmp_path: Path) -> None:
-    """fairseq moves the common folder of all names to the archive's place."""
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "thesis.txt").touch()
-    path = make(tmp_path / "evil.tar", folder(f"{tmp_path}/home"), f"{tmp_path}/home/model.pt")
-    with pytest.raises(OSError, match="is absolute"):
-        unpacked(path)
-    assert (tmp_path / "home" / "thesis.txt").exists()
 
 
 @pytest.mark.parametrize("names", [["best.pt", "code"], ["./best.pt"], ["best.pt"], ["model/ab", "model/ac"]])
@@ -287,22 +275,6 @@ def test_every_module_reads_literals_whenever_it_is_loaded() -> None:
     missing = {line.partition(" ")[0] for line in done.stderr.splitlines() if " is not there: " in line}
     assert {*done.stdout.split(), *missing} == set(names)
     assert len(missing) <= 2
-
-
-def feature_extractor(spec: str) -> object:
-    """Return the feature extractor that the audio data sets read; fairseq 0.12.2 has other names for it."""
-    if "feature_encoder_spec" in inspect.signature(RawAudioDataset).parameters:
-        return RawAudioDataset(16000, compute_mask=True, feature_encoder_spec=spec).feature_encoder_spec
-    options = {"compute_mask_indices": True, "encoder_embed_dim": 8, "conv_feature_layers": spec}
-    return RawAudioDataset(16000, **options)._conv_feature_layers
-
-
-def test_the_feature_extractor_of_a_checkpoint_is_not_run(tmp_path: Path) -> None:
-    """The audio data sets get it from a checkpoint's configuration."""
-    with pytest.raises(ValueError, match="not a literal"):
-        feature_extractor(code(tmp_path / "trace"))
-    assert not (tmp_path / "trace").exists()
-    assert feature_extractor("[(8, 3, 2)] * 2") == [(8, 3, 2)] * 2
 
 
 def test_a_module_with_an_eval_of_its_own_keeps_it() -> None:
