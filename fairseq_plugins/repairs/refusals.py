@@ -261,8 +261,8 @@ REFUSALS = (
     Refusal(
         GENERATE,
         lambda o: o.constraints,
-        "--constraints: fairseq-generate reads none; use fairseq-interactive, which reads them after a tab in each "
-        "line, or inference_step_args={{'constraints': ...}} from Python",
+        "--constraints is not read by fairseq-generate, got {o.constraints}; use fairseq-interactive, which reads them "
+        "after a tab in each line, or inference_step_args={{'constraints': ...}} from Python",
     ),
     Refusal(
         INTERACTIVE,
@@ -287,7 +287,7 @@ REFUSALS = (
     Refusal(
         SEARCHES,
         lambda o: given("diverse_beam_groups", o) or given("diverse_beam_strength", o),
-        "--diverse-beam-groups: fairseq's search of diverse groups fails; use --diversity-rate or --sampling",
+        "--diverse-beam-groups fails in fairseq, got {o.diverse_beam_groups}; use --diversity-rate or --sampling",
     ),
     Refusal(
         SEARCHES,
