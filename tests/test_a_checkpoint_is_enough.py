@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import shutil
 from pathlib import Path
@@ -13,7 +12,6 @@ from fairseq import checkpoint_utils
 
 from fairseq_plugins.cli import main as cli
 from fairseq_plugins.convs2s.model import ConvS2SModel
-from fairseq_plugins.repairs import translation
 from tests.commands import MODEL, QUIET, SIZES, TRAINING, USER_DIR, hypotheses, run
 
 
@@ -108,14 +106,3 @@ def test_embeddings_are_those_of_the_checkpoint(data: Path, alone: Path) -> None
     (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(alone)], arg_overrides={"data": str(data)})
     state = checkpoint_utils.load_checkpoint_to_cpu(str(alone))["model"]
     assert torch.equal(model.encoder.embedding.words.weight, state["encoder.embedding.words.weight"])
-
-
-def test_a_repaired_fairseq_is_left_alone() -> None:
-    load = inspect.unwrap(checkpoint_utils.load_model_ensemble_and_task)
-    assert translation.wants_embedding_files(load)
-
-    def repaired(filenames: list[str], task: object, state: dict) -> object:
-        state["cfg"].model.encoder_embed_path = None
-        return load(filenames, task=task, state=state)
-
-    assert not translation.wants_embedding_files(repaired)

@@ -255,7 +255,7 @@ def test_the_front_page_has_the_memory_of_the_page_of_speed(model: str, name: st
             "README.md Makefile examples/README.md examples/quickstart/README.md examples/quickstart/run.sh",
         ),
         ("3.85 GB", "docs/performance.md docs/performance_log.md docs/troubleshooting.md"),
-        ("about a fifth", "docs/repairs.md docs/troubleshooting.md fairseq_plugins/repairs/memory.py"),
+        ("about a fifth", "docs/repairs.md docs/troubleshooting.md fairseq_plugins/repairs/command.py"),
         ("0.2 BLEU at most", "README.md docs/performance.md docs/make_it_fast.md"),
     ],
 )

@@ -23,9 +23,9 @@ FAMILIES = ("convs2s", "weighted_transformer", "conv_encoder")
 # Run in a process that has imported fairseq and nothing of this package: what each module changes when it is imported.
 EFFECTS = """
 import os, sys, warnings, logging, signal
-import fairseq_cli.train, fairseq_cli.generate, fairseq_cli.interactive, fairseq_cli.preprocess, fairseq.checkpoint_utils
+import fairseq_cli.train, fairseq_cli.generate, fairseq_cli.interactive, fairseq_cli.preprocess
 import numpy, argparse, sacrebleu
-OTHERS = ("fairseq.", "fairseq_cli.", "argparse", "numpy.", "logging.", "torch.nn.", "torch.optim.", "hydra.", "omegaconf.")
+OTHERS = ("fairseq.", "fairseq_cli.", "argparse.", "numpy.", "logging.", "torch.nn.", "torch.optim.", "hydra.")
 
 def things():
     for name, module in list(sys.modules.items()):
@@ -39,9 +39,9 @@ def things():
                             yield f"{name}.{key}.{part}", attribute
 
 def state():
-    others = {"environment": dict(os.environ), "filters": list(warnings.filters), "handlers": list(logging.root.handlers),
-              "level": logging.root.level, "signals": [signal.getsignal(n) for n in (2, 15)], "excepthook": sys.excepthook}
-    return dict(things()), others
+    root, signals = logging.root, [signal.getsignal(number) for number in (2, 15)]
+    others = {"environment": dict(os.environ), "filters": list(warnings.filters), "excepthook": sys.excepthook}
+    return dict(things()), {**others, "logging": (root.level, list(root.handlers)), "signals": signals}
 
 before, others = state()
 for module in sys.argv[1:]:
@@ -73,8 +73,10 @@ def modules() -> list[Path]:
 def test_importing_has_no_effect() -> None:
     """Each module alone: functions and classes of fairseq, torch and others stay the same objects."""
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in modules()]
+    names.remove("fairseq_plugins.export.translate")  # a program, which is copied into folders
     result = python("-c", EFFECTS, *names)
-    assert (result.returncode, result.stdout) == (0, ""), result.stdout + result.stderr[-3000:]
+    found = [line for line in result.stdout.splitlines() if line.startswith("fairseq_plugins")]
+    assert (result.returncode, found) == (0, []), result.stderr[-3000:]
 
 
 def test_a_second_installation_does_nothing() -> None:

@@ -177,14 +177,12 @@ def test_a_long_stream_takes_no_more_memory_than_a_short_one(data: Path, checkpo
     assert peak(50_000) < peak(5_000) + 20_000  # KB; the words alone would be 100 MB
 
 
-def test_a_repaired_fairseq_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Of the first line that is not UTF-8 it tells."""
-    assert interactive.reads_every_line(interactive.buffered_read)
-    caplog.clear()
-    (tmp_path / "lines").write_bytes(b"a\rb\n\n\xff c\n\xff")
+def test_every_line_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The first line that is not UTF-8 is reported; a byte order mark is removed."""
+    (tmp_path / "lines").write_bytes(b"\xef\xbb\xbfa\rb\n\n\xff c\n\xff")
     read = interactive.buffered_read(str(tmp_path / "lines"), 2)
     assert list(read) == [["a\rb", ""], ["\ufffd c", "\ufffd"]]
-    assert [message.split(",")[0] for message in caplog.messages] == ["line 3 is not UTF-8"]
+    assert [message.split(":")[0] for message in caplog.messages] == ["line 3 is not UTF-8"]
 
 
 @pytest.mark.parametrize("program", ["generate", "interactive", "preprocess"])

@@ -202,7 +202,7 @@ def reorder_rows(state: Tensor, order: Tensor) -> Tensor:
     return state.index_select(0, order)
 
 
-def update_state(state: Any, **parts: Tensor) -> None:
+def update_state(state: Any, /, **parts: Tensor) -> None:
     """Give parts of a state their next values, in place in memory if it is ``fixed``."""
     for name, value in parts.items():
         if state.fixed:

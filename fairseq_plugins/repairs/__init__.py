@@ -1,107 +1,104 @@
-"""The only room that patches fairseq, torch and numpy.
+"""The only room that patches fairseq, torch and numpy: safety, resuming, several processes, translating.
 
-Each patch has a probe, or says why it has none: it asks for the fault that it repairs, never for a version.  No
-function of fairseq is wrapped twice, so the order matters only where a comment says so.
+Each repair probes for its fault, never for a version, or says why it has no probe.  No function of fairseq is wrapped
+twice, so the order matters only where a comment says so.  `fairseq_plugins.repairs.refusals` is the table of options
+that are refused.
 """
 
 from collections.abc import Callable
 
 from fairseq_plugins.repairs import (
-    archives,
-    batches,
     checkpoints,
-    command_line,
-    contents,
-    dictionaries,
+    command,
+    data,
     distributed,
+    epochs,
     hub,
     interactive,
-    mid_epoch,
-    options,
-    pieces,
-    precision,
-    processors,
-    records,
     resuming,
+    safety,
     saving,
     searches,
-    texts,
-    translation,
+    translating,
 )
-from fairseq_plugins.repairs.errors import print_errors_of_options_alone
-from fairseq_plugins.repairs.memory import keep_memory
 
 Repair = Callable[[], None]
 
-# No file or option may run code, or read the environment.
+# No file or option runs code or reads the environment.
 SAFETY: tuple[Repair, ...] = (
-    archives.unpack_archives_beside_them,
     checkpoints.load_checkpoints_safely,
-    checkpoints.broadcast_plain_configuration,  # behind the former, which refuses the other form
-    contents.look_at_what_is_read,  # behind checkpoints.load_checkpoints_safely, which says of which file it is refused
-    contents.fit_optimizer_states,
-    options.read_options_without_eval,
-    options.refuse_references,
-    options.quote_file_names,
+    checkpoints.broadcast_plain_configuration,  # after `load_checkpoints_safely`, which refuses the other form
+    checkpoints.validate_contents,  # after `load_checkpoints_safely`, which names the file in errors
+    checkpoints.fit_optimizer_states,
+    safety.quote_file_names,
+    safety.read_options_without_eval,
+    safety.refuse_references,
+    safety.unpack_archives_safely,
 )
 
-# Bug fixes for fairseq.
-FIXES: tuple[Repair, ...] = (
-    batches.keep_the_batches_on_resume,
-    batches.restore_numpy_compat,
-    batches.find_buckets_with_numpy_2,
-    batches.keep_the_last_batch,
-    batches.read_several_parts,
-    command_line.understand_command_lines,
-    dictionaries.name_bad_lines_of_dictionaries,
+# A resumed training continues exactly, and no checkpoint is lost.
+RESUMING: tuple[Repair, ...] = (
+    epochs.finish_epochs_with_other_update_freq,
+    epochs.keep_batches_on_resume,
+    epochs.keep_the_last_batch,
+    epochs.resume_with_other_processes,
+    resuming.begin_training_right,
+    resuming.compare_checkpoints,
+    saving.copy_checkpoints_whole,
+    saving.save_checkpoints_whole,
+    saving.save_masters,
+)
+
+# Training in several processes, with GPUs or without.
+DISTRIBUTED: tuple[Repair, ...] = (
+    distributed.clip_gradients_on_their_device,
+    distributed.flatten_on_gpus_only,
     distributed.follow_torchrun,
-    distributed.gather_on_processors,
-    distributed.join_the_others_under_hydra,
-    distributed.train_on_processors,
-    distributed.validate_what_there_is,
-    distributed.wrap_models_on_processors,
-    hub.copy_the_state_of_tasks,
+    distributed.gather_on_cpus,
+    distributed.join_processes_under_hydra,
+    distributed.skip_empty_validation_batches,
+    distributed.train_on_cpus,
+    distributed.wrap_models_on_cpus,
+)
+
+# Data, commands, search, and the interface from Python.
+TRANSLATING: tuple[Repair, ...] = (
+    command.configure_parts_without_options,
+    command.name_values_of_lists,
+    command.parse_command_lines,
+    data.decode_pieces_with_their_model,
+    data.end_lines_at_line_feeds,
+    data.name_bad_lines_of_dictionaries,
+    data.name_empty_translations,
+    data.name_unusable_data,
+    data.read_first_embedding,
+    data.refuse_misaligned_texts,
+    data.restore_numpy_compat,
     hub.generate_as_asked,
-    hub.take_the_task_asked_for,
-    hub.refuse_options_of_other_tasks,
+    hub.make_tasks_copyable,
+    hub.refuse_unread_options,
+    hub.use_given_task,
     interactive.print_every_letter,
     interactive.segment_long_words,
     interactive.translate_every_line,
-    options.configure_parts_without_options,
-    options.read_first_embedding,
-    mid_epoch.finish_epochs_with_another_update_freq,
-    mid_epoch.resume_with_another_number_of_processes,
-    pieces.decode_pieces_with_their_model,
-    precision.save_masters,
-    processors.clip_gradients_where_they_are,
-    processors.flatten_on_gpus_only,
-    records.ask_what_was_trained,
-    resuming.begin_where_training_stopped,
-    saving.save_checkpoints_whole,
-    saving.copy_checkpoints_whole,
-    searches.align_the_hypotheses_that_there_are,
-    searches.count_groups_by_their_place_in_the_batch,
-    searches.refuse_without_constraints,
-    texts.end_lines_at_line_feeds,
-    texts.name_data_of_no_use,
-    texts.refuse_texts_that_do_not_match,
-    texts.say_that_nothing_was_translated,
-    translation.load_models,
-    translation.use_no_fused_encoder_layer,
-    translation.block_repeated_ngrams,
-    translation.build_generators,
-    translation.leave_blank_lines_blank,
-    translation.replace_unknown_words_by_attention,
+    searches.align_incomplete_beams,
+    searches.block_repeated_ngrams,
+    searches.build_generators,
+    searches.leave_blank_lines_blank,
+    translating.load_models,
+    translating.replace_unknown_words_by_attention,
+    translating.use_no_fused_encoder_layer,
 )
 
 
 def repair_fairseq() -> None:
     """Apply all repairs; to be called once."""
-    for repair in (*SAFETY, *FIXES):
+    for repair in (*SAFETY, *RESUMING, *DISTRIBUTED, *TRANSLATING):
         repair()
 
 
 def set_up_command() -> None:
-    """Set up a process of one of fairseq's commands, which does nothing else than to train or translate."""
-    keep_memory()
-    print_errors_of_options_alone()
+    """Set up a process of a fairseq command, which only trains or translates."""
+    command.keep_freed_memory()
+    command.limit_cached_products()
+    command.print_option_errors_without_traceback()

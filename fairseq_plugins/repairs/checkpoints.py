@@ -1,37 +1,51 @@
-"""Checkpoints hold data and never code, and reach every rank of a resume.
+"""Checkpoints hold data and never code; their contents are validated before use.
 
-They are read with torch's restricted unpickler, which builds nothing but what is on its list.  Added to the list is
-what fairseq's checkpoints hold, in a form that can neither run code nor corrupt memory, whatever the file says.
+torch's restricted unpickler reads them, and builds nothing but what is on its list.  The classes of fairseq's
+checkpoints are added in a form that can neither run code nor corrupt memory, whatever the file says.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import io
 import os
 import pickle
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from types import ModuleType, NoneType
+from typing import IO, Any
 
 import numpy as np
 import torch
 from fairseq import checkpoint_utils
 from fairseq.distributed import utils as distributed_utils
+from fairseq.logging.meters import AverageMeter, StopwatchMeter, TimeMeter
+from fairseq.optim import FairseqOptimizer
 from omegaconf import OmegaConf
+from torch import Tensor
 
-from fairseq_plugins.repairs.contents import OLD_METERS, load_from_memory, reference_in
-from fairseq_plugins.repairs.resuming import newest_whole_checkpoint
-from fairseq_plugins.repairs.wrapping import in_place_of
+from fairseq_plugins.common.replaced import replaced
+from fairseq_plugins.repairs.saving import damage_of, newest_whole_checkpoint
+from fairseq_plugins.repairs.wrapping import saved, wrap
+
+OLD_METERS = (AverageMeter, StopwatchMeter, TimeMeter)  # fairseq before 0.10 saved them as objects
+MOST_VALUES = 300_000  # each tensor is one
+NUMBERS = {
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool),
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+}
+# Hydra removes a backslash before a brace, and omegaconf one before a reference.
+REFERENCE = re.compile(r"\$\\*\{")
+# Choices of torch's kernels for an update; fused ones trust the sizes of a state.
+KERNELS = ("foreach", "fused", "capturable", "differentiable")
 
 
 class PlainDtype:
-    """Stands in for ``numpy.dtype`` in a file: numbers and booleans only.
+    """A stand-in for ``numpy.dtype`` in a file: numbers and booleans only.
 
-    numpy believes a pickled dtype: one that hides an object field makes it follow the file's bytes as a pointer.
+    numpy trusts a pickled dtype: one with a hidden object field makes it follow the file's bytes as a pointer.
     """
 
     def __init__(self, code: str, align: bool = False, copy: bool = False) -> None:
@@ -48,7 +62,7 @@ class PlainDtype:
 
 
 class PlainArray(np.ndarray[Any, Any]):
-    """Stands in for ``numpy.ndarray`` in a file: numpy's own, but shape and bytes are checked before they are used."""
+    """A stand-in for ``numpy.ndarray`` in a file: shape and bytes are checked before numpy uses them."""
 
     def __new__(cls, *_from_file: object) -> PlainArray:
         return super().__new__(cls, 0)
@@ -59,11 +73,11 @@ class PlainArray(np.ndarray[Any, Any]):
         super().__setstate__(array.__reduce__()[2])  # type: ignore[arg-type]
 
     def __reduce__(self) -> Any:
-        return self.view(np.ndarray).__reduce__()  # what was read is written as numpy's own again
+        return self.view(np.ndarray).__reduce__()  # saved again as numpy's own
 
 
 def plain_scalar(dtype: PlainDtype, data: bytes) -> Any:
-    """Stands in for ``numpy.core.multiarray.scalar`` in a file."""
+    """Build a number in place of ``numpy.core.multiarray.scalar``."""
     return np.frombuffer(data, dtype.resolve())[0]
 
 
@@ -71,7 +85,7 @@ SAFE_GLOBALS: list[Any] = [
     argparse.Namespace,  # a model's options
     *OLD_METERS,  # saved under another name too
     *((meter, f"fairseq.meters.{meter.__name__}") for meter in OLD_METERS),
-    distributed_utils._TensorPlaceholder,  # a distributed resume sends the state without its tensors first
+    distributed_utils._TensorPlaceholder,  # a distributed resume first sends the state without its tensors
     (PlainDtype, "numpy.dtype"),  # sums in the meters, as those of --eval-bleu
     (PlainArray, "numpy.ndarray"),
     *((PlainArray, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")),
@@ -85,31 +99,28 @@ def refuses(load: Callable[[Any], Any], value: object) -> bool:
         load(value)
     except pickle.UnpicklingError:
         return True
-    except (TypeError, ValueError, RuntimeError):  # read, and no checkpoint; or torch is to check and not to check
+    except (TypeError, ValueError, RuntimeError):  # read, but not a checkpoint; or torch got contradictory settings
         pass
     return False
 
 
 def load_by_torch(value: object) -> Any:
-    """For probes: what torch makes of a saved value."""
-    file = io.BytesIO()
-    torch.save(value, file)
-    file.seek(0)
-    return torch.load(file)
+    """For probes: return what torch loads of a saved value."""
+    return torch.load(saved(value))
 
 
-def undamaged_beside(path: Path) -> str:
-    """Advice for an error about a damaged checkpoint of a training."""
-    newest = newest_whole_checkpoint(path.parent) if path.parent.is_dir() else None
-    return "" if newest in (None, path) else f"; the newest undamaged checkpoint beside it is {newest}"
+def load_from_memory(load: Callable[[str], Any], state: object) -> Any:
+    """For probes: return what fairseq's loader loads of a saved state."""
+    with replaced(checkpoint_utils, "open", lambda *_, **__: saved(state)):
+        return load("probe.pt")
 
 
 def load_checkpoints_safely() -> None:
-    """torch refuses every checkpoint of fairseq, and advises to switch its check off; later fairseq has done so.
+    """Allow the classes of fairseq's checkpoints, refuse all others by name, and never load without torch's check.
 
-    The classes that checkpoints hold are allowed, and an error names any other. A fairseq that switches the check off
-    gets it back, at each of its ``torch.load``, by torch's own switch for a process and its children. If the probe
-    still finds that files are not checked, no checkpoint is loaded.
+    torch refuses every checkpoint of fairseq, and advises to switch its check off; later fairseq does so.  Such a
+    fairseq gets the check back by torch's switch for a process and its children.  If the probe still finds that files
+    are not checked, no checkpoint is loaded.
     """
     load = checkpoint_utils.load_checkpoint_to_cpu
     load_value = functools.partial(load_from_memory, load)
@@ -118,7 +129,7 @@ def load_checkpoints_safely() -> None:
     files_are_checked = refuses(load_value, print)
     torch.serialization.add_safe_globals(SAFE_GLOBALS)
 
-    @in_place_of(checkpoint_utils, "load_checkpoint_to_cpu")
+    @wrap(checkpoint_utils, "load_checkpoint_to_cpu")
     def load_checkpoint_to_cpu(path: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         if not files_are_checked:
             raise pickle.UnpicklingError(
@@ -130,12 +141,12 @@ def load_checkpoints_safely() -> None:
         try:
             return load(path, *args, **kwargs)
         except (pickle.UnpicklingError, ValueError) as error:
-            # The reason before torch adds its advice.
+            # The reason, without torch's advice to switch the check off.
             reason = str(error if isinstance(error, ValueError) else error.__context__ or error)
             if foreign := re.search(r"GLOBAL (\S+)", reason):
                 reason = f"it holds {foreign[1]}, which no checkpoint of fairseq needs"
             raise pickle.UnpicklingError(f"{path} was refused: {reason}. Nothing that it carries was run.") from None
-        except (EOFError, OSError, RuntimeError) as error:  # fairseq does not say which file has no end
+        except (EOFError, OSError, RuntimeError) as error:  # fairseq does not name the file
             if str(path) in str(error):
                 raise
             reason = f"{str(error) or 'it ends too early'}{undamaged_beside(Path(path))}"
@@ -147,17 +158,175 @@ def load_checkpoints_safely() -> None:
             raise pickle.UnpicklingError(f"{path} cannot be read as a checkpoint of fairseq: {reason}") from error
 
 
-def broadcast_plain_configuration() -> None:
-    """In a distributed resume, rank 0 sends the configuration as omegaconf objects, which the other ranks refuse.
+def undamaged_beside(path: Path) -> str:
+    """Return advice for an error about a damaged checkpoint of a training."""
+    newest = newest_whole_checkpoint(path.parent) if path.parent.is_dir() else None
+    return "" if newest in (None, path) else f"; the newest undamaged checkpoint beside it is {newest}"
 
-    It is sent as it stood in the file, as plain dictionaries.
-    """
+
+def broadcast_plain_configuration() -> None:
+    """Send the configuration to the other ranks of a resume as plain dictionaries, which they can load."""
     if not refuses(load_by_torch, OmegaConf.create()):
         return
     broadcast = distributed_utils.broadcast_object
 
-    @in_place_of(distributed_utils, "broadcast_object")
+    @wrap(distributed_utils, "broadcast_object")
     def broadcast_object(obj: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(obj, dict) and OmegaConf.is_config(obj.get("cfg")):
             obj = {**obj, "cfg": OmegaConf.to_container(obj["cfg"], enum_to_str=True)}
         return broadcast(obj, *args, **kwargs)
+
+
+def contents(value: Any, place: str = "it") -> Iterator[tuple[str, Any]]:
+    """Yield a value and all that it holds, each with its place."""
+    yield place, value
+    inner: Iterable[tuple[object, Any]] = ()
+    if isinstance(value, dict):
+        inner = dict.items(value)
+    elif isinstance(value, list | tuple | set):
+        inner = enumerate(value)
+    elif isinstance(value, (argparse.Namespace, *OLD_METERS)):
+        inner = vars(value).items()
+    for key, part in inner:
+        if isinstance(key, str | int):
+            # Shortened: each open level of the recursion keeps its place.
+            yield from contents(part, f"{place}.{str(key)[:100]}".removeprefix("it.")[-300:])
+        else:
+            yield from contents((key, part), place)
+
+
+def reference_in(value: Any) -> str | None:
+    """Return a sentence on the first ``${...}``, which omegaconf would replace, or None."""
+    for place, text in contents(value):
+        if isinstance(text, str) and REFERENCE.search(text):
+            return f"{place} is {text[:100]!r}, which refers to another value; give the value itself"
+    return None
+
+
+def fault_of(tensor: Tensor) -> str | None:
+    """Return why a tensor is refused, asked of its class: a file can give the tensor attributes of any name."""
+    if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.is_nested or tensor.layout is not torch.strided:
+        return "not a plain tensor"
+    if tensor.dtype not in NUMBERS or tensor.device.type != "cpu":
+        return f"a tensor of {tensor.dtype} on the device {tensor.device}"
+    size = Tensor.numel(tensor) * Tensor.element_size(tensor)
+    if size > Tensor.untyped_storage(tensor).nbytes():
+        return f"a tensor of {size} bytes, more than the file has"
+    return None
+
+
+def check(state: Any) -> None:
+    """Refuse a state that is not a checkpoint of fairseq or would harm its user.
+
+    Raises:
+        ValueError: names the part that is wrong.
+    """
+    if type(state) is not dict or not isinstance(state.get("model"), dict):
+        raise ValueError("it holds no parameters of a model")
+    for name, value in dict.items(state["model"]):
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            shown = repr(name[:100]) if isinstance(name, str) else f"of {type(name).__name__}"
+            raise ValueError(f"its parameter {shown} is not a named tensor")
+    for name, kind in (("cfg", dict), ("args", argparse.Namespace), ("extra_state", dict), ("task_state", dict)):
+        part = state.get(name)
+        if not isinstance(part, kind | NoneType):
+            raise ValueError(f"its {name} must be a {kind.__name__}, got {type(part).__name__}")
+        if isinstance(part, dict) and (odd := [key for key in part if not isinstance(key, str)]):
+            raise ValueError(f"its {name} must have names for keys, got a {type(odd[0]).__name__}")
+    check_values(state)
+    versions = getattr(state["model"], "_metadata", None) or {}
+    if not isinstance(versions, dict) or not all(isinstance(each, dict) for each in dict.values(versions)):
+        raise ValueError("its model has malformed versions of its modules (_metadata)")
+    if found := reference_in({name: state.get(name) for name in ("cfg", "args")}):
+        raise ValueError(found)
+
+
+def check_values(state: dict[str, Any]) -> None:
+    """Refuse tensors that are not plain, attributes that hide values, and too many values.
+
+    Raises:
+        ValueError: names the place.
+    """
+    for count, (place, value) in enumerate(contents(state)):
+        if count == MOST_VALUES:
+            raise ValueError(f"it holds more than {MOST_VALUES} values")
+        if isinstance(value, Tensor) and (fault := fault_of(value)):
+            raise ValueError(f"{place} is {fault}")
+        if isinstance(value, dict | Tensor) and (odd := [*{*getattr(value, "__dict__", ())} - {"_metadata"}]):
+            raise ValueError(f"{place} has an attribute {odd[0]!r}, which would hide what it holds")
+
+
+class CheckingTorch(ModuleType):
+    """torch in fairseq's loader of checkpoints: `load` validates each file."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    @staticmethod
+    def load(file: IO[bytes], **kwargs: Any) -> Any:
+        """Load an undamaged file as torch does, without its advice to switch the check of files off."""
+        if (damage := damage_of(file)) is not None:
+            raise OSError(damage)
+        file.seek(0)
+        try:
+            state = torch.load(file, **kwargs)
+        except RuntimeError as error:
+            if "weights_only" not in str(error):
+                raise
+            kinds = "TorchScript, or of a torch before 0.1.10"
+            raise ValueError(f"it is {kinds}, which cannot be read as data; save it again as a state_dict") from None
+        check(state)
+        return state
+
+
+def validate_contents() -> None:
+    """Validate a checkpoint's contents before use.
+
+    fairseq follows references, into the environment too, and torch trusts a file that calls a tensor sparse or large.
+    No probe: a valid checkpoint is loaded as before.
+    """
+    checkpoint_utils.torch = CheckingTorch("torch")
+
+
+def check_optimizer_state(state: Any, parameters: Iterable[Tensor]) -> None:
+    """Refuse moments that do not fit their parameters.
+
+    Raises:
+        ValueError: a size does not fit, or the state is malformed.
+    """
+    try:
+        numbers = [number for group in state["param_groups"] for number in group["params"]]
+        sizes = [
+            (name, value.shape, parameter.shape)
+            for number, parameter in zip(numbers, parameters, strict=False)  # torch itself compares their numbers
+            for name, value in state["state"].get(number, {}).items()
+            if isinstance(value, Tensor)
+        ]
+    except (AttributeError, KeyError, TypeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"the checkpoint's optimizer state is malformed: {reason}") from None
+    for name, size, whole in sizes:
+        # Its own size, a single number, or (Adafactor) its rows or its columns.
+        if size not in (whole, torch.Size(), whole[:-1], whole[:-2] + whole[-1:]):
+            raise ValueError(
+                f"the checkpoint's optimizer state has {name} of {list(size)} for a parameter of {list(whole)}; give "
+                "--reset-optimizer to leave it out"
+            )
+
+
+def fit_optimizer_states() -> None:
+    """Refuse moments of other sizes than the parameters', and keep this training's kernels instead of the file's.
+
+    No probe: a state of this training is loaded as before.
+    """
+    load = FairseqOptimizer.load_state_dict
+
+    @wrap(FairseqOptimizer, "load_state_dict")
+    def load_state_dict(self: Any, state_dict: Any, optimizer_overrides: Any = None) -> None:
+        check_optimizer_state(state_dict, self.params)
+        own = [{name: group[name] for name in KERNELS if name in group} for group in self.param_groups]
+        load(self, state_dict, optimizer_overrides)
+        for group, kernels in zip(self.param_groups, own, strict=True):
+            for name in KERNELS:
+                group.pop(name, None)
+            group.update(kernels)

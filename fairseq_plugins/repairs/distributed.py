@@ -1,8 +1,9 @@
-"""Training in several processes: started by torchrun or by fairseq, with GPUs or without."""
+"""Train in several processes, started by torchrun or fairseq, with GPUs or without, and on a CPU in half precision."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 import sys
@@ -10,52 +11,37 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from fairseq.dataclass.configs import DistributedTrainingConfig
+from fairseq import utils
 from fairseq.distributed import utils as distributed_utils
 from fairseq.models import distributed_fairseq_model
+from fairseq.optim import FP16Optimizer
 from fairseq.tasks import TASK_REGISTRY, FairseqTask
-from omegaconf import DictConfig, OmegaConf
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
 from torch.multiprocessing.spawn import spawn
 
 from fairseq_plugins.common.replaced import replaced
 from fairseq_plugins.repairs.refusals import refuse
-from fairseq_plugins.repairs.wrapping import in_place_of, raises
+from fairseq_plugins.repairs.wrapping import mentions, wrap
 
 SET_BY_TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 
 
 def processes_of_torchrun() -> int:
-    """How many processes torchrun has started, or what else sets its variables; 1 where nothing has."""
+    """Return how many processes torchrun, or a launcher with its variables, has started; 1 without a launcher."""
     return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in SET_BY_TORCHRUN) else 1
 
 
-def options(**given: object) -> DictConfig:
-    """Options of distributed training, for a probe."""
-    return OmegaConf.create({**vars(DistributedTrainingConfig()), "tpu": False, **given})
-
-
-def overlooks_torchrun(infer: Callable[..., None]) -> bool:
-    """Probe: whether a process that torchrun has started takes itself for the only one."""
-    training = options(distributed_world_size=1)
-    variables = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1", "RANK": "0", "WORLD_SIZE": "2"}
-    with replaced(os, "environ", variables):
-        failed = raises(ZeroDivisionError, infer, training)
-    return failed or training.distributed_init_method is None
-
-
 def follow_torchrun() -> None:
-    """fairseq asks for torchrun's variables only where a machine has several GPUs, and fails where it has none.
+    """Read torchrun's variables on every machine, which fairseq reads only with several GPUs.
 
-    With one GPU in each machine all processes would train alone, and write over each other's checkpoints.
+    With one GPU for each machine, each process trains alone and overwrites the others' checkpoints.  No probe: with
+    several GPUs the result is fairseq's.
     """
     infer = distributed_utils.infer_init_method
-    if not overlooks_torchrun(infer):
-        return
 
-    @in_place_of(distributed_utils, "infer_init_method")
+    @wrap(distributed_utils, "infer_init_method")
     def infer_init_method(cfg: Any, force_distributed: bool = False) -> None:
         decided = cfg.distributed_init_method is not None or cfg.tpu or cfg.pipeline_model_parallel
         if decided or processes_of_torchrun() == 1:
@@ -69,11 +55,11 @@ def follow_torchrun() -> None:
 
 
 def meeting_place() -> str:
-    """How the processes of torchrun find each other.
+    """Return the address where the processes of torchrun meet.
 
-    After ``--max-restarts`` has started them again, torch gives them the addresses of those that have ended, if
-    torchrun keeps the addresses (``--standalone``).  Each start has its own addresses here; only torchrun on one
-    machine counts the starts in the same way for all processes.
+    After a restart (``--max-restarts``) torch uses the addresses of the ended processes, if torchrun keeps its store
+    (``--standalone``).  Here each start has a prefix of its own; torchrun counts starts equally for all processes on
+    one machine only.
     """
     kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and os.environ.get("GROUP_WORLD_SIZE") == "1"
     if not kept:
@@ -83,23 +69,23 @@ def meeting_place() -> str:
         for store, rank, processes in rendezvous(f"env{url.removeprefix('torchrun')}", **kwargs):
             yield PrefixStore(f"start {os.environ['TORCHELASTIC_RESTART_COUNT']}", store), rank, processes
 
-    with contextlib.suppress(RuntimeError):  # it is registered already
+    with contextlib.suppress(RuntimeError):  # registered before
         register_rendezvous_handler("torchrun", meet)
     return "torchrun://"
 
 
-def join_the_others_under_hydra() -> None:
-    """``fairseq-hydra-train`` decides how many processes there are before it imports the plugin.
+def join_processes_under_hydra() -> None:
+    """Check the options of ``fairseq-hydra-train`` and join the processes of torchrun when training begins.
 
-    Where it has overlooked torchrun's, which is the probe, training begins by joining them.  Its options are checked
-    there too: no parser has read them.
+    It counts processes before it imports the plugin, and no parser reads its options.  The probe is that the process
+    has not joined yet.
     """
     train: Any = sys.modules.get("fairseq_cli.train")
     if train is None:
         return
     add = train.add_defaults
 
-    @in_place_of(train, "add_defaults")
+    @wrap(train, "add_defaults")
     def add_defaults(cfg: Any) -> None:
         add(cfg)
         refuse("train", cfg)
@@ -107,31 +93,26 @@ def join_the_others_under_hydra() -> None:
             distributed_utils.call_main(cfg, lambda _: None)
 
 
-def wants_a_gpu_for_each(infer: Callable[..., None]) -> bool:
-    """Probe: whether there cannot be more processes than GPUs."""
-    with replaced(os, "environ", {}):
-        return raises(AssertionError, infer, options(distributed_world_size=max(2, torch.cuda.device_count() + 1)))
-
-
 def check_backends(training: Any) -> None:
-    """Take the backend that processors have.
+    """Choose the backend for CPUs.
 
     Raises:
-        ValueError: models cannot be wrapped that way without GPUs.
+        ValueError: this ``--ddp-backend`` needs GPUs.
     """
     if training.ddp_backend in ("fully_sharded", "slowmo"):
-        raise ValueError(f"--ddp-backend {training.ddp_backend} takes GPUs; without, take pytorch_ddp or legacy_ddp")
+        raise ValueError(f"--ddp-backend {training.ddp_backend} needs GPUs; use pytorch_ddp or legacy_ddp on CPUs")
     if training.distributed_backend == "nccl":
         training.distributed_backend = "gloo"
 
 
-def train_on_processors() -> None:
-    """``--distributed-world-size`` starts a process for each GPU and none without, and communicates through GPUs."""
-    call = distributed_utils.call_main
-    if not wants_a_gpu_for_each(distributed_utils.infer_init_method):
-        return
+def train_on_cpus() -> None:
+    """Start the processes of ``--distributed-world-size`` without GPUs, as fairseq does not, and connect them by gloo.
 
-    @in_place_of(distributed_utils, "call_main")
+    No probe: with GPUs fairseq starts them.
+    """
+    call = distributed_utils.call_main
+
+    @wrap(distributed_utils, "call_main")
     def call_main(cfg: Any, main: Callable[..., None], **kwargs: Any) -> None:
         training, torchrun = cfg.distributed_training, processes_of_torchrun() > 1
         has_gpus = cfg.common.tpu or (torch.cuda.is_available() and not cfg.common.cpu)
@@ -144,8 +125,8 @@ def train_on_processors() -> None:
             return
         if training.distributed_init_method is not None:
             raise ValueError(
-                "without GPUs --distributed-init-method goes with --distributed-no-spawn, and each process is started "
-                "with its own --distributed-rank; without it, all are started on this machine"
+                "--distributed-init-method without GPUs needs --distributed-no-spawn and a --distributed-rank for each "
+                "process; leave it out to start all processes on this machine"
             )
         with socket.create_server(("localhost", 0)) as free:
             training.distributed_init_method = f"tcp://localhost:{free.getsockname()[1]}"
@@ -154,16 +135,16 @@ def train_on_processors() -> None:
         spawn(distributed_utils.distributed_main, arguments, training.distributed_world_size)
 
 
-def gather_on_processors() -> None:
-    """fairseq-validate, and what has logs that cannot be summed, gathers by way of a GPU's memory.
+def gather_on_cpus() -> None:
+    """Gather logs that cannot be summed through gloo without GPUs; fairseq needs a GPU's memory.
 
-    The probe is of the code: to ask it takes several processes.
+    The probe reads the code: to call it would take several processes.
     """
     gather = distributed_utils.all_gather_list
-    if "cuda" not in gather.__code__.co_names:
+    if not mentions(gather, "cuda"):
         return
 
-    @in_place_of(distributed_utils, "all_gather_list")
+    @wrap(distributed_utils, "all_gather_list")
     def all_gather_list(data: Any, group: Any = None, max_size: int = 16384) -> list[Any]:
         if torch.cuda.is_available():
             return gather(data, group, max_size)
@@ -173,28 +154,14 @@ def gather_on_processors() -> None:
         return found
 
 
-def validates_nothing(step: Callable[..., Any]) -> bool:
-    """Probe: whether a criterion is asked for the loss of no sentences."""
-    asked = []
+def skip_empty_validation_batches() -> None:
+    """Return the loss 0 for an empty batch, which some processes of fairseq-validate get, and every criterion fails on.
 
-    def criterion(*_: object) -> tuple[int, int, dict[str, Any]]:
-        asked.append(True)
-        return 0, 0, {}
-
-    step(None, {}, nn.Identity(), criterion)
-    return bool(asked)
-
-
-def validate_what_there_is() -> None:
-    """fairseq-validate gives all processes equally many batches, some of them empty, on which every criterion fails.
-
-    In training, fairseq itself puts another batch in their place.
+    In training, fairseq itself replaces empty batches.  No probe: a batch with sentences is validated as before.
     """
-    if not validates_nothing(FairseqTask.valid_step):
-        return
     for owner in {FairseqTask, *(task for task in TASK_REGISTRY.values() if "valid_step" in vars(task))}:
 
-        @in_place_of(owner, "valid_step")
+        @wrap(owner, "valid_step")
         def valid_step(
             self: Any, sample: Any, *args: Any, step: Callable[..., Any] = owner.valid_step, **kwargs: Any
         ) -> tuple[Any, Any, dict[str, Any]]:
@@ -202,29 +169,47 @@ def validate_what_there_is() -> None:
             return (0, 0, {}) if is_empty else step(self, sample, *args, **kwargs)
 
 
-def wants_a_gpu_for_a_model(wrap: Callable[..., nn.Module]) -> bool:
-    """Probe: whether a model on the processor is wrapped as if it were on a GPU."""
-    model = nn.Linear(1, 1)
-    devices = []
+def wrap_models_on_cpus() -> None:
+    """Name no GPU to torch for a model on the CPU, as ``--ddp-backend pytorch_ddp``, the default, does.
 
-    def wrapper(module: nn.Module, device_ids: Any = None, **_: object) -> nn.Module:
-        devices.append(device_ids)
-        return nn.ModuleDict({"module": module})
-
-    with replaced(distributed_fairseq_model, "DistributedDataParallel", wrapper):
-        wrap(options(ddp_backend="pytorch_ddp"), model, None, torch.device("cpu"))
-    return devices != [None]
-
-
-def wrap_models_on_processors() -> None:
-    """``--ddp-backend pytorch_ddp``, fairseq's default, tells torch a GPU also for a model that is on none."""
+    No probe: models on GPUs are wrapped as before.
+    """
     wrapper = distributed_fairseq_model.DistributedDataParallel
-    if not wants_a_gpu_for_a_model(distributed_fairseq_model.DistributedFairseqModel):
-        return
 
-    def wrap(module: nn.Module, **options: Any) -> nn.Module:
+    def make(module: nn.Module, **options: Any) -> nn.Module:
         if next(module.parameters()).device.type == "cpu":
             options |= {"device_ids": None, "output_device": None}
         return wrapper(module, **options)
 
-    distributed_fairseq_model.DistributedDataParallel = wrap
+    distributed_fairseq_model.DistributedDataParallel = make
+
+
+def clip_gradients_on_their_device() -> None:
+    """Leave the gradients' norm on the CPU with ``--cpu``; fairseq moves it to a GPU, and cannot clip by it.
+
+    No probe: gradients on a GPU, and a machine without one, are clipped as before.
+    """
+    clip = utils.clip_grad_norm_
+
+    @wrap(utils, "clip_grad_norm_")
+    def clip_grad_norm_(params: Any, *args: Any, **kwargs: Any) -> Tensor:
+        params = [params] if isinstance(params, Tensor) else list(params)
+        is_on_gpu = any(getattr(each, "is_cuda", False) for each in params)  # some may be None
+        no_gpu = replaced(torch.cuda, "is_available", lambda: False)
+        with contextlib.nullcontext() if is_on_gpu else no_gpu:
+            return clip(params, *args, **kwargs)
+
+
+def flatten_on_gpus_only() -> None:
+    """Set ``--fp16-no-flatten-grads`` on a CPU: in half precision fairseq makes a vector for each GPU, and fails."""
+    if not mentions(FP16Optimizer.build_fp32_params, "current_device"):  # the probe: it needs one
+        return
+    build: Any = FP16Optimizer.build_optimizer.__func__
+
+    @functools.wraps(build)
+    def build_optimizer(cls: Any, cfg: Any, params: Any, **kwargs: Any) -> Any:
+        if not any(each.is_cuda for each in params):
+            cfg.common.fp16_no_flatten_grads = True
+        return build(cls, cfg, params, **kwargs)
+
+    FP16Optimizer.build_optimizer = classmethod(build_optimizer)  # type: ignore[arg-type]

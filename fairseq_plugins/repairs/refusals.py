@@ -1,11 +1,9 @@
-"""Options that a command cannot do, refused before it starts: one table for command lines, hydra and Python."""
+"""The table of refused options, checked before a command starts: from a command line, hydra or Python."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 from fairseq import utils
@@ -18,20 +16,27 @@ from fairseq.tasks.translation_lev import TranslationLevenshteinTask
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from fairseq_plugins.common.options import flag
-from fairseq_plugins.repairs.training_options import beyond_its_limits, no_decay_rates, wrong_direction
+from fairseq_plugins.repairs.ranges import (
+    SEARCH,
+    outside_search_range,
+    outside_training_range,
+    whole,
+    wrong_adam_betas,
+    wrong_direction,
+)
 
-# Only the parser of this command has the option; the first one found names the command.
+# The first of these options that a parser has tells its command.
 OPTION_OF = {"buffer_size": "interactive", "beam": "generate", "max_epoch": "train", "path": "validate"}
 GENERATE, INTERACTIVE, TRAIN, VALIDATE = ("generate",), ("interactive",), ("train",), ("validate",)
 TRANSLATE = (*GENERATE, *INTERACTIVE)
 COMMANDS = (*TRANSLATE, *TRAIN, *VALIDATE)
-SEARCHES = (*TRANSLATE, "python")  # python: the generator that `task.build_generator` makes, for any caller
+SEARCHES = (*TRANSLATE, "python")  # python: `task.build_generator` for any caller
 
-OF_THE_TASK = "${task."  # how a model's options refer to its task's
+OF_THE_TASK = "${task."  # a model's default that refers to an option of the task
 
 
 class Options:
-    """Options by name, of a command line, a task, or all sections of a configuration; a missing one is None."""
+    """Options by name, from a command line, a task, or all sections of a configuration; a missing one is None."""
 
     def __init__(self, *parts: Any) -> None:
         self.values: dict[str, Any] = {}
@@ -55,11 +60,11 @@ def values_of(part: Any) -> dict[str, Any]:
 
 
 class Refusal(NamedTuple):
-    """One line of the table.
+    """One row of the table.
 
     Attributes:
-        commands: where it holds.
-        found: what is wrong with the options, or something false.
+        commands: the commands that it is for.
+        found: returns the fault in the options, or something false.
         sentence: a format of the options ``o`` and of ``found``: ``--option: problem, got value; fix``.
     """
 
@@ -69,7 +74,7 @@ class Refusal(NamedTuple):
 
 
 def missing_in_the_task(o: Any) -> Iterator[str]:
-    """Yield the options of the task that the model of a command line takes, and the task does not have."""
+    """Yield the options that the model takes from the task, and that the task does not have."""
     model = MODEL_DATACLASS_REGISTRY.get(ARCH_MODEL_NAME_REGISTRY.get(o.arch))
     task = TASK_DATACLASS_REGISTRY.get(o.task)
     for name, field in getattr(model, "__dataclass_fields__", {}).items():
@@ -80,109 +85,59 @@ def missing_in_the_task(o: Any) -> Iterator[str]:
 
 
 def is_task(o: Options, kind: type) -> bool:
-    """Whether the task, given by its name or class, is one of a kind."""
+    """Return whether the task, given by its name or class, is a subclass of ``kind``."""
     task = TASK_REGISTRY.get(o.task, o.task)
     return isinstance(task, type) and issubclass(task, kind)
 
 
 def refines(o: Options) -> bool:
-    """Whether the task's generator refines a translation step by step."""
+    """Return whether the task's generator refines a translation step by step."""
     return is_task(o, TranslationLevenshteinTask)
 
 
-def whole(least: int) -> tuple[Callable[[Any], bool], str]:
-    """Whole numbers from ``least`` on."""
-    return lambda n: isinstance(n, Integral) and int(n) >= least, f"must be a whole number and at least {least}"
-
-
-# The numbers that an option takes, and their description.
-NUMBERS = {
-    "beam": whole(1),
-    "nbest": whole(1),
-    "min_len": whole(0),
-    "max_len_a": (lambda x: 0 <= x < math.inf, "must be finite and at least 0"),
-    "max_len_b": whole(0),
-    "lenpen": (math.isfinite, "must be finite"),
-    "unkpen": (lambda x: x > -math.inf, "must be a number above -inf"),
-    "word_penalty": (math.isfinite, "must be finite"),
-    "lm_weight": (math.isfinite, "must be finite"),
-    "temperature": (lambda x: 0 < x < math.inf, "must be finite and above 0"),
-    "sampling_topk": whole(-1),
-    "sampling_topp": (lambda x: x == -1 or 0 <= x <= 1, "must be in [0, 1]"),
-    "diverse_beam_groups": whole(-1),
-    "diverse_beam_strength": (math.isfinite, "must be finite"),
-    "diversity_rate": (lambda x: x == -1 or 0 <= x < math.inf, "must be finite and at least 0"),
-    "prefix_size": whole(0),
-    "no_repeat_ngram_size": whole(0),
-}
-
-
-def wrong_number(option: str, holds: Callable[[Any], bool], o: Options) -> bool:
-    """Whether an option has been given something else than the numbers that it takes."""
-    value = getattr(o, option)
-    return value is not None and (isinstance(value, bool) or not isinstance(value, Real) or not holds(value))
-
-
-OF_REFINING = "it is for models that refine a translation step by step (--task translation_lev)"
-OF_SPEECH = "it is for models of speech"
-
-# Options that fairseq's parser has for all tasks and commands, and nothing reads; each with a remedy.
+REFINING = "it needs a model that refines a translation step by step (--task translation_lev)"
+SPEECH = "it is for models of speech"
+# Options of generators of other tasks; tasks that translate word by word read none of them.
 UNREAD_BY_SEARCHES = {
     "no_early_stop": "leave it out",
-    "eos_token": OF_SPEECH,
-    **dict.fromkeys(("beam_mt", "max_len_a_mt", "max_len_b_mt", "lenpen_mt"), OF_SPEECH),
-    "decoding_format": OF_REFINING,
-    "iter_decode_eos_penalty": OF_REFINING,
-    "iter_decode_max_iter": OF_REFINING,
-    "iter_decode_force_max_iter": OF_REFINING,
-    "iter_decode_with_beam": OF_REFINING,
-    "iter_decode_with_external_reranker": OF_REFINING,
+    **dict.fromkeys(("eos_token", "beam_mt", "max_len_a_mt", "max_len_b_mt", "lenpen_mt"), SPEECH),
+    **dict.fromkeys(("decoding_format", "iter_decode_eos_penalty", "iter_decode_max_iter"), REFINING),
+    **dict.fromkeys(("iter_decode_force_max_iter", "iter_decode_with_beam"), REFINING),
+    "iter_decode_with_external_reranker": REFINING,
 }
-GENERATE_DOES = "use fairseq-generate"
-UNREAD_BY_INTERACTIVE = {
-    "lm_path": GENERATE_DOES,
-    "prefix_size": GENERATE_DOES,
-    "score_reference": GENERATE_DOES,
-    "sacrebleu": GENERATE_DOES + " --scoring sacrebleu",
-    "scoring": GENERATE_DOES,
-    "results_path": "redirect the standard output into a file",
-    "quiet": GENERATE_DOES,
-    "gen_subset": GENERATE_DOES,
-}
-NO_HALF_BUT_FP16 = "use --fp16 on a GPU, and --task translation_fast --cpu-dtype bfloat16 on a CPU"
-UNREAD_BY_TRANSLATING = {
-    "num_shards": "fairseq-generate translates one part of N with --distributed-world-size N --distributed-rank I",
-    "shard_id": "fairseq-generate translates one part of N with --distributed-world-size N --distributed-rank I",
-    "bf16": NO_HALF_BUT_FP16,
-    "memory_efficient_bf16": NO_HALF_BUT_FP16,
-    "amp": NO_HALF_BUT_FP16,
-    "train_subset": "fairseq-generate --gen-subset chooses a part of the data",
-    "valid_subset": "fairseq-generate --gen-subset chooses a part of the data",
-    "max_valid_steps": "leave it out",
-    "restore_file": "--path names the checkpoint",
-    "finetune_from_model": "--path names the checkpoint",
-    "save_dir": "--path names the checkpoint",
-    "log_file": "redirect the standard output into a file",
-}
-UNREAD_BY_VALIDATING = {
-    "num_shards": "use --distributed-world-size",
-    "shard_id": "use --distributed-world-size",
-    "bf16": "use --fp16 on a GPU",
-    "memory_efficient_bf16": "use --fp16 on a GPU",
-    "amp": "use --fp16 on a GPU",
-    "train_subset": "--valid-subset chooses a part of the data",
-    "gen_subset": "--valid-subset chooses a part of the data",
-    "max_valid_steps": "leave it out",
-    "scoring": "the criterion of the training validates",
-    "quiet": "leave it out",
-    "results_path": "redirect the standard output into a file",
-    "log_file": "redirect the standard output into a file",
-}
-UNREAD_BY_TRAINING = {
-    "num_shards": "use --distributed-world-size",
-    "shard_id": "use --distributed-world-size",
-    "gen_subset": "--valid-subset chooses what training validates with",
-    "scoring": "--eval-bleu validates with BLEU",
+LOG = {"log_file": "redirect the standard output into a file"}
+RESULTS = {"results_path": "redirect the standard output into a file"}
+STEPS = {"max_valid_steps": "leave it out"}
+HALF = ("bf16", "memory_efficient_bf16", "amp")
+SHARDS = ("num_shards", "shard_id")
+WORLD_SIZE = dict.fromkeys(SHARDS, "use --distributed-world-size")
+# Options that each command's parser has and the command does not read, with what to use instead.
+UNREAD: dict[tuple[str, ...], dict[str, str]] = {
+    INTERACTIVE: {
+        **dict.fromkeys(("lm_path", "prefix_size", "score_reference", "scoring"), "use fairseq-generate"),
+        **dict.fromkeys(("quiet", "gen_subset"), "use fairseq-generate"),
+        "sacrebleu": "use fairseq-generate --scoring sacrebleu",
+        **RESULTS,
+    },
+    TRANSLATE: {
+        **dict.fromkeys(SHARDS, "use fairseq-generate --distributed-world-size N --distributed-rank I for part I of N"),
+        **dict.fromkeys(HALF, "use --fp16 on a GPU, and --task translation_fast --cpu-dtype bfloat16 on a CPU"),
+        **dict.fromkeys(("train_subset", "valid_subset"), "use fairseq-generate --gen-subset"),
+        **dict.fromkeys(("restore_file", "finetune_from_model", "save_dir"), "use --path for the checkpoint"),
+        **LOG,
+        **STEPS,
+    },
+    VALIDATE: {
+        **WORLD_SIZE,
+        **dict.fromkeys(HALF, "use --fp16 on a GPU"),
+        **dict.fromkeys(("train_subset", "gen_subset"), "use --valid-subset"),
+        "scoring": "validation uses the training's criterion",
+        "quiet": "leave it out",
+        **RESULTS,
+        **LOG,
+        **STEPS,
+    },
+    TRAIN: {**WORLD_SIZE, "gen_subset": "use --valid-subset", "scoring": "use --eval-bleu to validate with BLEU"},
 }
 
 DEFAULTS = {option: registry["default"] for option, registry in REGISTRIES.items()} | {
@@ -193,34 +148,31 @@ DEFAULTS = {option: registry["default"] for option, registry in REGISTRIES.items
 
 
 def given(option: str, o: Options) -> bool:
-    """Whether an option differs from its default."""
+    """Return whether an option differs from its default."""
     return getattr(o, option) not in (None, DEFAULTS[option])
 
 
-def unread(commands: tuple[str, ...], remedies: dict[str, str]) -> Iterator[Refusal]:
-    """Refuse options that these commands do not read, where they differ from their default."""
-    for option, remedy in remedies.items():
-        sentence = f"{flag(option)} does nothing here, got {{o.{option}!r}}; {remedy}"
-        yield Refusal(commands, partial(given, option), sentence)
+def given_to_a_search(option: str, o: Options) -> bool:
+    """Return whether an option differs from its default, and the task translates word by word."""
+    return is_task(o, TranslationTask) and not refines(o) and given(option, o)
 
 
-def unread_by_searches() -> Iterator[Refusal]:
-    """Refuse options of other tasks' generators for the tasks that translate word by word."""
-    for refusal in unread(SEARCHES, UNREAD_BY_SEARCHES):
-
-        def found(o: Options, refusal: Refusal = refusal) -> bool:
-            return is_task(o, TranslationTask) and not refines(o) and refusal.found(o)
-
-        yield refusal._replace(found=found)
+def unread(
+    commands: tuple[str, ...], instead: dict[str, str], found: Callable[[str, Options], bool] = given
+) -> Iterator[Refusal]:
+    """Refuse options that these commands do not read."""
+    for option, fix in instead.items():
+        sentence = f"{flag(option)} does nothing here, got {{o.{option}!r}}; {fix}"
+        yield Refusal(commands, partial(found, option), sentence)
 
 
 def other_in_validation(option: str, o: Options) -> bool:
-    """Whether validation is to have another value; a command line fills in the same one."""
+    """Return whether validation gets another value; a command line copies the value of ``option``."""
     return getattr(o, f"{option}_valid") not in (None, getattr(o, option))
 
 
 def missing_of_a_part(o: Options) -> str | None:
-    """Name a part and its first option that has no default and is missing, as ``--bpe-codes`` of subword_nmt."""
+    """Name a part and its first missing option without a default, such as ``--bpe-codes`` of subword_nmt."""
     for kind, registry in REGISTRIES.items():
         fields = getattr(registry["dataclass_registry"].get(getattr(o, kind)), "__dataclass_fields__", {})
         for option, field in fields.items():
@@ -230,22 +182,35 @@ def missing_of_a_part(o: Options) -> str | None:
 
 
 def several_searches(o: Options) -> str | None:
-    """Name the searches that options ask for, if they are more than one."""
-    asked = {
+    """Name the searches that the options choose, if they are more than one."""
+    chosen = {
         "--sampling": o.sampling,
         "--constraints": o.constraints,
         "--match-source-len": o.match_source_len,
-        "--diverse-beam-groups": (o.diverse_beam_groups or 0) > 0,
         "--diversity-rate": o.diversity_rate is not None and o.diversity_rate >= 0,
     }
-    found = [option for option, value in asked.items() if value]
+    found = [option for option, value in chosen.items() if value]
     return " and ".join(found) if len(found) > 1 else None
+
+
+def ranges() -> Iterator[Refusal]:
+    """Refuse numbers outside the ranges of searches, and sizes of batches below 1."""
+    sizes = dict.fromkeys(("max_tokens", "batch_size"), whole(1))
+    for commands, table in ((SEARCHES, SEARCH), (COMMANDS, sizes)):
+        for option, (holds, numbers) in table.items():
+            sentence = f"{flag(option)} {numbers}, got {{o.{option}!r}}"
+            yield Refusal(commands, partial(outside_search_range, option, holds), sentence)
+
+
+def without_refining(option: str) -> Refusal:
+    """Refuse an option of generators that refine translations, for all other tasks."""
+    return Refusal(SEARCHES, lambda o: getattr(o, option) and not refines(o), f"{flag(option)} is not read: {REFINING}")
 
 
 REFUSALS = (
     Refusal(
         TRAIN,
-        no_decay_rates,
+        wrong_adam_betas,
         "--adam-betas must be two numbers of at least 0 and less than 1, got {o.adam_betas}",
     ),
     Refusal(
@@ -279,31 +244,30 @@ REFUSALS = (
         "--replace-unk needs a model of words, got --remove-bpe (--post-process) {o.post_process}; leave one out",
     ),
     Refusal(COMMANDS, missing_of_a_part, "{found}, which is missing"),
-    *(
-        Refusal(SEARCHES, partial(wrong_number, option, holds), f"{flag(option)} {numbers}, got {{o.{option}!r}}")
-        for option, (holds, numbers) in NUMBERS.items()
-    ),
-    *(
-        Refusal(
-            COMMANDS, partial(wrong_number, option, whole(1)[0]), f"{flag(option)} {whole(1)[1]}, got {{o.{option}!r}}"
-        )
-        for option in ("max_tokens", "batch_size")
-    ),
-    Refusal(COMMANDS, lambda o: next(beyond_its_limits(o), None), "{found}"),
+    *ranges(),
+    Refusal(COMMANDS, lambda o: next(outside_training_range(o), None), "{found}"),
     Refusal(
         TRAIN,
         lambda o: o.upsample_primary is not None and o.upsample_primary != -1 and o.upsample_primary < 1,
         "--upsample-primary must be at least 1, got {o.upsample_primary}",
     ),
-    *unread(INTERACTIVE, UNREAD_BY_INTERACTIVE),
-    *unread(TRANSLATE, UNREAD_BY_TRANSLATING),
-    *unread(VALIDATE, UNREAD_BY_VALIDATING),
-    *unread(TRAIN, UNREAD_BY_TRAINING),
-    *unread_by_searches(),
+    *(refusal for commands, instead in UNREAD.items() for refusal in unread(commands, instead)),
+    *unread(SEARCHES, UNREAD_BY_SEARCHES, given_to_a_search),
     Refusal(
         GENERATE,
         lambda o: o.sacrebleu and o.scoring != "sacrebleu",
         "--sacrebleu does nothing here; use --scoring sacrebleu",
+    ),
+    Refusal(
+        GENERATE,
+        lambda o: o.constraints,
+        "--constraints is not read by fairseq-generate, got {o.constraints}; use fairseq-interactive, which reads them "
+        "after a tab in each line, or inference_step_args={{'constraints': ...}} from Python",
+    ),
+    Refusal(
+        INTERACTIVE,
+        lambda o: o.print_alignment == "soft",
+        "--print-alignment soft is not read by fairseq-interactive; use fairseq-generate, or --print-alignment hard",
     ),
     *(
         Refusal(
@@ -319,21 +283,16 @@ REFUSALS = (
         lambda o: not o.max_len_a and None not in (o.min_len, o.max_len_b) and o.min_len > o.max_len_b,
         "--min-len must be at most --max-len-b, got {o.min_len} and {o.max_len_b}",
     ),
-    Refusal(SEARCHES, several_searches, "{found} are searches of their own; use one of them"),
+    Refusal(SEARCHES, several_searches, "{found} are different searches; use one of them"),
     Refusal(
         SEARCHES,
-        lambda o: (o.diverse_beam_groups or 0) > 0 and (o.beam or 5) % o.diverse_beam_groups,
-        "--diverse-beam-groups must divide --beam, got {o.diverse_beam_groups} and {o.beam}",
-    ),
-    Refusal(
-        SEARCHES,
-        lambda o: given("diverse_beam_strength", o) and (o.diverse_beam_groups or 0) <= 0,
-        "--diverse-beam-strength does nothing without --diverse-beam-groups, got {o.diverse_beam_strength}",
+        lambda o: given("diverse_beam_groups", o) or given("diverse_beam_strength", o),
+        "--diverse-beam-groups fails in fairseq, got {o.diverse_beam_groups}; use --diversity-rate or --sampling",
     ),
     Refusal(
         SEARCHES,
         lambda o: (o.sampling_topk or 0) > 0 and (o.sampling_topp or 0) > 0,
-        "--sampling-topk does nothing beside --sampling-topp, got {o.sampling_topk}; leave one out",
+        "--sampling-topk does nothing with --sampling-topp, got {o.sampling_topk}; leave one out",
     ),
     Refusal(
         SEARCHES,
@@ -355,16 +314,8 @@ REFUSALS = (
         lambda o: o.retain_dropout_modules and not o.retain_dropout,
         "--retain-dropout-modules does nothing without --retain-dropout, got {o.retain_dropout_modules}",
     ),
-    Refusal(
-        SEARCHES,
-        lambda o: o.print_step and not refines(o),
-        "--print-step needs a model that refines a translation step by step (--task translation_lev)",
-    ),
-    Refusal(
-        SEARCHES,
-        lambda o: o.retain_iter_history and not refines(o),
-        "--retain-iter-history needs a model that refines a translation step by step (--task translation_lev)",
-    ),
+    without_refining("print_step"),
+    without_refining("retain_iter_history"),
     Refusal(
         SEARCHES,
         lambda o: o.word_penalty and o.sampling and (o.sampling_topp or 0) > 0,
@@ -382,7 +333,7 @@ def refuse(command: str | None, *parts: Any) -> None:
     """Check options before the command starts.
 
     Raises:
-        ValueError: the command cannot do what they ask.
+        ValueError: the command cannot do what they ask for.
     """
     o = Options(*parts)
     for refusal in REFUSALS:

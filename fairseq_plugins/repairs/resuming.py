@@ -1,104 +1,92 @@
-"""How ``fairseq-train`` begins: with what a checkpoint says, or with the newest whole one where the last is damaged."""
+"""Begin, resume and fine-tune a training with the right checkpoint, or refuse with a clear error."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
 import logging
-import re
-import sys
+import os
 import traceback
-import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import CodeType, SimpleNamespace
 from typing import Any
 
 from fairseq import checkpoint_utils
 from fairseq.dataclass.configs import CheckpointConfig
+from fairseq.file_io import PathManager
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY
+from fairseq.trainer import Trainer
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import get_original_cwd
 
-from fairseq_plugins.repairs.contents import ARCHIVE, damage_of
-from fairseq_plugins.repairs.wrapping import in_place_of
+from fairseq_plugins.common.options import architecture, flag
+from fairseq_plugins.repairs.saving import (
+    fingerprint,
+    is_whole,
+    loading_masters,
+    newest_whole_checkpoint,
+    restore_loss_scale,
+)
+from fairseq_plugins.repairs.wrapping import mentions, programs, wrap
 
 logger = logging.getLogger(__name__)
 
-PICKLE = b"\x80"  # how files of torch before 1.6 begin, which are no archives and do not show where they end
-SAVED_BESIDE_THE_LAST = r"checkpoint(\d+|_\d+_\d+|_best|\.best_.+)\.pt"  # by fairseq, with all that training needs
+UNKNOWN = "unknown"  # the start of a training whose checkpoint was saved without this plugin
 
 
-def begin_where_training_stopped() -> None:
-    """One wrapper of what trainings begin with, which makes each step where the probe finds that fairseq does not.
+def begin_training_right() -> None:
+    """Repair how a training begins.
 
-    The order is theirs: what an earlier training has left is forgotten before anything is loaded; the schedule is told
-    of the last validation, and patience is known, before it is asked whether anything is left to train.
+    - Forget the best validation of an earlier training of the process.
+    - Take the newest undamaged checkpoint if the last one is damaged or missing.
+    - Tell the schedule the result of the last validation, which fairseq saves and does not use.
+    - Restore how long ``--patience`` has waited.
+    - Train no further update if ``--max-update``, ``--stop-time-hours`` or ``--patience`` has ended the training.
+
+    The probe for the schedule and for patience reads the code; the other steps change nothing in a fairseq that takes
+    them itself.
     """
     load = checkpoint_utils.load_checkpoint
-    begin_afresh = remembers_another_training(load)
-    constants = load.__code__.co_consts  # the probe of two steps: does somebody look at what the checkpoint says of it?
-    tell_the_schedule, remember_patience = "val_loss" not in constants, "num_runs" not in constants
-    end_at_once = trains_before_it_counts()
+    finish_schedule, restore_patience = not mentions(load, "val_loss"), not mentions(load, "num_runs")
 
-    @in_place_of(checkpoint_utils, "load_checkpoint")
+    @wrap(checkpoint_utils, "load_checkpoint")
     def load_checkpoint(cfg: Any, trainer: Any, **passthrough: Any) -> Any:
-        if begin_afresh:
-            forget_the_training_before()
-        save_where_the_metric_is_unknown()
-        with newest_for_the_last(cfg, trainer):
+        forget_earlier_training()
+        save_epoch_without_metric()
+        with newest_instead_of_last(cfg, trainer):
             extra_state, epoch_itr = load(cfg, trainer, **passthrough)
-        if tell_the_schedule and extra_state is not None:
-            finish_the_epoch(cfg, trainer, epoch_itr, extra_state)
-        if remember_patience and hasattr(checkpoint_utils.save_checkpoint, "best"):  # not where fine-tuning starts
-            lost_patience().update((extra_state or {}).get("patience", {}))
-        if end_at_once:
-            leave_a_finished_training_alone(trainer)
+        if finish_schedule and extra_state is not None:
+            finish_epoch(cfg, trainer, epoch_itr, extra_state)
+        if restore_patience and hasattr(checkpoint_utils.save_checkpoint, "best"):  # not at the start of fine-tuning
+            patience().update((extra_state or {}).get("patience", {}))
+        end_finished_training(trainer)
         return extra_state, epoch_itr
 
 
-def trainer_that_loads(load_checkpoint: Callable[..., None]) -> SimpleNamespace:
-    """As much of a trainer as a probe needs."""
-    iterator, lr_step = SimpleNamespace(epoch=1), lambda _: None
-    return SimpleNamespace(
-        checkpoint_suffix="", load_checkpoint=load_checkpoint, get_train_iterator=lambda **_: iterator, lr_step=lr_step
-    )
+def forget_earlier_training() -> None:
+    """Forget the best validation of the trainings before in this process (``fairseq-hydra-train --multirun``).
 
-
-def remembers_another_training(load: Callable[..., Any]) -> bool:
-    """Probe: whether the best validation of one training is still there when ``load`` has begun the next."""
-    save = checkpoint_utils.save_checkpoint
-    save.best = 0.0
-    load(CheckpointConfig(), trainer_that_loads(lambda *_, **__: None))
-    return vars(save).pop("best", None) is not None
-
-
-def forget_the_training_before() -> None:
-    """Of several trainings in a process (``fairseq-hydra-train --multirun``) each takes the best validation of those
-    before for its own: it saves no ``checkpoint_best.pt`` until it is better, and loses its patience early.
+    With it, a training saves no ``checkpoint_best.pt`` until it is better, and loses its patience early.
     """
-    for memory in (vars(checkpoint_utils.save_checkpoint), lost_patience()):
+    for memory in (vars(checkpoint_utils.save_checkpoint), patience()):
         for name in ("best", "num_runs"):
             memory.pop(name, None)
 
 
-def lost_patience() -> dict[str, Any]:
-    """What ``--patience`` goes by: the best validation, and how many there have been since."""
-    return vars(program.should_stop_early) if (program := training_program()) else {}
+def patience() -> dict[str, Any]:
+    """Return what ``--patience`` counts: the best validation, and the number of validations since."""
+    found = programs("train", "should_stop_early")
+    return vars(found[-1].should_stop_early) if found else {}
 
 
-def training_program() -> Any:
-    """``fairseq-train``'s own module, where it is at work."""
-    modules = (sys.modules.get(name) for name in ("__main__", "fairseq_cli.train"))
-    return next((module for module in modules if hasattr(module, "should_stop_early")), None)
-
-
-def save_where_the_metric_is_unknown() -> None:
-    """fairseq looks for ``--best-checkpoint-metric`` after the first epoch, which is lost where there is none."""
-    program = training_program()
+def save_epoch_without_metric() -> None:
+    """Save the first epoch before an unknown ``--best-checkpoint-metric`` ends the training."""
+    program = next(reversed(programs("train", "should_stop_early")), None)
     validate = getattr(program, "validate", None)
     if validate is None or hasattr(validate, "__wrapped__"):
         return
 
-    @in_place_of(program, "validate")
+    @wrap(program, "validate")
     def validate_and_save(cfg: Any, trainer: Any, task: Any, epoch_itr: Any, subsets: Any) -> Any:
         try:
             return validate(cfg, trainer, task, epoch_itr, subsets)
@@ -107,27 +95,28 @@ def save_where_the_metric_is_unknown() -> None:
             if error.args != (metric,) or last[0].f_globals is not vars(program):
                 raise
             checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epoch_itr, None)
-            saved = f"; with another one the same command goes on from {cfg.checkpoint.save_dir}"
+            saved = f"; the same command with another metric resumes from {cfg.checkpoint.save_dir}"
             raise ValueError(
-                f"--best-checkpoint-metric {metric}: validation has logged, above, what it can be, and this is not "
-                f"among it{'' if cfg.checkpoint.no_save else saved}"
+                f"--best-checkpoint-metric {metric} is not a metric of validation, which has logged its metrics above"
+                f"{'' if cfg.checkpoint.no_save else saved}"
             ) from None
 
 
 @contextlib.contextmanager
-def newest_for_the_last(cfg: Any, trainer: Any) -> Iterator[None]:
-    """Where ``checkpoint_last.pt`` is damaged, fairseq does not start again, and where it is missing, as it is when the
-    disk was full after the first epoch, it starts anew and writes over the others, though good ones stand beside it.
+def newest_instead_of_last(cfg: Any, trainer: Any) -> Iterator[None]:
+    """Load the newest undamaged checkpoint if ``checkpoint_last.pt`` is damaged or missing, and say so.
 
-    Training goes on from the newest undamaged one, and says so.  There is nothing to probe: the last one is taken where
-    it is whole.
+    fairseq does not start with a damaged one.  If it is missing, because the disk was full after the first epoch,
+    fairseq begins from the start and overwrites the others.  No probe: an undamaged last one is loaded.
     """
-    last, given = Path(cfg.save_dir, "checkpoint_last.pt"), (cfg.restore_file, cfg.finetune_from_model)
-    newest = None
+    last, start, newest = Path(cfg.save_dir, "checkpoint_last.pt"), cfg.finetune_from_model, None
+    given = cfg.restore_file, start
     if cfg.restore_file == last.name and not trainer.checkpoint_suffix and not (last.is_file() and is_whole(last)):
-        newest = newest_whole_checkpoint(last.parent, cfg.finetune_from_model)
+        newest = newest_whole_checkpoint(last.parent, start)
+        if newest is None and start is not None and Path(start).resolve().parent != last.parent.resolve():
+            refuse_another_folder(start, last.parent)
     if newest is not None:
-        logger.warning(f"{last} is {'damaged' if last.exists() else 'missing'}; training goes on from {newest}")
+        logger.warning(f"{last} is {'damaged' if last.exists() else 'missing'}; training resumes from {newest}")
         cfg.restore_file, cfg.finetune_from_model = str(newest), None
     try:
         yield
@@ -136,75 +125,175 @@ def newest_for_the_last(cfg: Any, trainer: Any) -> Iterator[None]:
             cfg.restore_file, cfg.finetune_from_model = given
 
 
-def newest_whole_checkpoint(folder: Path, tuned: str | None = None) -> Path | None:
-    """The one that was written last.
+def finish_epoch(cfg: Any, trainer: Any, epoch_itr: Any, extra_state: dict[str, Any]) -> None:
+    """Tell the learning-rate schedule the validation loss of the epoch that has ended with the checkpoint.
 
-    Args:
-        tuned: what is fine-tuned, if anything is: only checkpoints of its fine-tuning count.
+    fairseq saves before it does so.  Fine-tuning starts in the first epoch, without the validation of the old model.
     """
-    saved = (path for path in folder.glob("*.pt") if re.fullmatch(SAVED_BESIDE_THE_LAST, path.name))
-    newest = sorted(saved, key=lambda path: path.stat().st_mtime, reverse=True)
-    return next((path for path in newest if is_whole(path) and (tuned is None or is_tuned_from(path, tuned))), None)
-
-
-def is_tuned_from(path: Path, tuned: str) -> bool:
-    """Whether this is a checkpoint of a training that has begun with that one, which is known by name if it is gone."""
-    state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
-    if (wanted := fingerprint(tuned)) is not None:
-        return bool(state["extra_state"].get("finetuned_from") == wanted)
-    name = state["cfg"].checkpoint.finetune_from_model
-    return name is not None and Path(name).resolve() == Path(tuned).resolve()
-
-
-def fingerprint(checkpoint: str) -> str | None:
-    """What tells it from others wherever it lies: a checksum of its contents, or None where there is no such file."""
-    try:
-        with zipfile.ZipFile(checkpoint) as archive:
-            contents = repr(sorted((each.CRC, each.file_size) for each in archive.infolist())).encode()
-    except OSError:
-        return None
-    except zipfile.BadZipFile:  # of torch before 1.6
-        contents = Path(checkpoint).read_bytes()
-    return hashlib.sha256(contents).hexdigest()
-
-
-def is_whole(path: Path) -> bool:
-    """Return whether all records of an archive match their checksums; older files do not show their damage."""
-    with path.open("rb") as file:
-        start = file.read(len(ARCHIVE))
-        return (start == ARCHIVE or start[:1] == PICKLE) and damage_of(file) is None
-
-
-def finish_the_epoch(cfg: Any, trainer: Any, epoch_itr: Any, extra_state: dict[str, Any]) -> None:
-    """fairseq saves at the end of an epoch before it tells the learning-rate schedule how validation went.
-
-    A resumed training would never tell it; a schedule that waits for a plateau would miss one. Fine-tuning starts with
-    the first epoch: what validation said of the old model is not its business.
-    """
-    goes_on = not (cfg.reset_lr_scheduler or cfg.reset_optimizer)
-    if goes_on and epoch_itr.epoch > 1 and epoch_itr.iterations_in_epoch == 0:
+    resumes = not (cfg.reset_lr_scheduler or cfg.reset_optimizer)
+    if resumes and epoch_itr.epoch > 1 and epoch_itr.iterations_in_epoch == 0:
         trainer.lr_step(epoch_itr.epoch - 1, extra_state.get("val_loss"))
 
 
-def trains_before_it_counts() -> bool:
-    """Probe: whether ``fairseq-train`` asks how many updates there have been only after one more.
-
-    Its code is read and not imported, for that would set up its logging.
-    """
-    name = "fairseq_cli.train"
-    module: CodeType = importlib.util.find_spec(name).loader.get_code(name)  # type: ignore[union-attr]
-    main = next(code for code in module.co_consts if isinstance(code, CodeType) and code.co_name == "main")
-    return "get_num_updates" not in main.co_names
-
-
-def leave_a_finished_training_alone(trainer: Any) -> None:
-    """fairseq trains one more update each time that a training is started again which ``--max-update`` has ended.
-
-    And longer, where ``--patience`` has ended it.
-    """
+def end_finished_training(trainer: Any) -> None:
+    """End a training that has reached its limits; fairseq trains one more update at each start, or more."""
     limits, updates = trainer.cfg.optimization, trainer.get_num_updates()
     hours = trainer.cumulative_training_time() / 3600
-    impatient = 0 < trainer.cfg.checkpoint.patience <= lost_patience().get("num_runs", 0)
+    impatient = 0 < trainer.cfg.checkpoint.patience <= patience().get("num_runs", 0)
     if 0 < limits.max_update <= updates or 0 < limits.stop_time_hours < hours or impatient:
         logger.info(f"nothing is left to train: {updates} updates, {hours:.1f} hours")
         limits.max_epoch = -1  # read after this; 0 would be no limit
+
+
+def compare_checkpoints() -> None:
+    """Save words, patience and the start of a fine-tuning in a checkpoint, and refuse one that does not fit.
+
+    The probe for words is whether saving uses them; for parameters, whether the error names the reason.
+    """
+    save, load = Trainer.save_checkpoint, Trainer.load_checkpoint
+    compares_words = mentions(save, "source_dictionary")
+
+    @wrap(Trainer, "save_checkpoint")
+    def save_checkpoint(self: Any, filename: str, extra_state: dict[str, Any]) -> Any:
+        more = {"patience": dict(patience()), "finetuned_from": getattr(self, "finetuned_from", None)}
+        more |= {} if compares_words else {"words": words(self.task)}
+        return save(self, filename, {**extra_state, **more})
+
+    @wrap(Trainer, "load_checkpoint")
+    def load_checkpoint(self: Any, filename: str, reset_optimizer: bool = False, *args: Any, **kwargs: Any) -> Any:
+        refuse_missing_file(self.cfg.checkpoint, filename)
+        try:
+            with loading_masters(self, filename, reset_optimizer):
+                extra_state = load(self, filename, reset_optimizer, *args, **kwargs)
+        except Exception as error:
+            reason = " ".join(str(error.__context__).split())
+            if type(error) is not Exception or error.__context__ is None or reason in str(error):
+                raise
+            raise RuntimeError(f"{filename}: {misfit(filename, self.cfg.model, reason)}") from None
+        if extra_state is not None and not reset_optimizer:
+            restore_loss_scale(self.optimizer, extra_state.get("loss_scale"))
+        if self._optim_history and not reset_optimizer:
+            refuse_lost_optimizer(filename, self._optim_history[-1].get("num_updates", 0), self.get_num_updates())
+        if not compares_words:
+            refuse_other_words(self.task, filename, extra_state, reset_optimizer)
+        start = self.cfg.checkpoint.finetune_from_model
+        if filename == start:
+            self.finetuned_from = fingerprint(filename)
+        elif extra_state is not None:
+            self.finetuned_from = extra_state.get("finetuned_from", UNKNOWN)
+            if start is not None:
+                refuse_another_start(start, filename, self.finetuned_from)
+        return extra_state
+
+
+def refuse_missing_file(options: Any, filename: str) -> None:
+    """Refuse a missing checkpoint, in place of which fairseq trains random parameters and overwrites the folder.
+
+    Only ``checkpoint_last.pt``, the default, need not exist.
+
+    Raises:
+        ValueError: the file is missing; the error names a file of that name elsewhere.
+    """
+    names = ("finetune_from_model", "continue_once")
+    option = next((name for name in names if getattr(options, name, None) == filename), "restore_file")
+    default = option == "restore_file" and options.restore_file == CheckpointConfig.restore_file
+    if PathManager.isfile(filename) or (default and not os.path.lexists(filename)):
+        return
+    path = Path(filename)
+    started_in = get_original_cwd() if HydraConfig.initialized() else ""  # hydra changes the working directory
+    similar = (path, path.name, f"{path}.pt", f"{path.name}.pt", path / "checkpoint_last.pt")
+    places = (Path(folder, name) for folder in (options.save_dir, started_in) for name in similar)
+    found = next((f"; a checkpoint of that name is {place}" for place in places if place.is_file()), "")
+    problem = "is a folder" if path.is_dir() else "does not exist"
+    raise ValueError(f"{flag(option)} {filename}: {path.absolute()} {problem}{found}")
+
+
+def refuse_lost_optimizer(filename: str, saved: int, loaded: int) -> None:
+    """Refuse a checkpoint without optimizer state, with which fairseq repeats the warm-up in a later epoch.
+
+    Args:
+        filename: the checkpoint.
+        saved: the updates that made it.
+        loaded: the updates that the training counts after it has loaded it.
+
+    Raises:
+        ValueError: the checkpoint has no optimizer state.
+    """
+    if saved != loaded:
+        raise ValueError(
+            f"--restore-file {filename} has no optimizer state (--no-save-optimizer-state, or an average), so training "
+            f"cannot resume after its {saved} updates: give --finetune-from-model {filename} and another --save-dir "
+            "to begin a training with its parameters, or --reset-optimizer to keep its epoch with a fresh optimizer"
+        )
+
+
+def misfit(filename: str, options: Any, reason: str) -> str:
+    """Return why a model with these options cannot load a checkpoint, given the reason of torch or the model."""
+    theirs, ours = family(checkpoint_utils.load_checkpoint_to_cpu(filename)["cfg"].model), family(options)
+    if theirs != ours:
+        return f"the checkpoint is a {theirs}, and --arch is a {ours}"
+    if "state_dict" not in reason:
+        return reason
+    return (
+        "the vocabulary or the architecture differs from the checkpoint's; prepare data for a trained model with its "
+        f"dictionaries (fairseq-preprocess --srcdict --tgtdict). {reason[:200]}"
+    )
+
+
+def family(options: Any) -> str:
+    """Return the name of the model class of an architecture."""
+    name = architecture(options)
+    return str(ARCH_MODEL_NAME_REGISTRY.get(name, name))
+
+
+def words(task: Any) -> dict[str, str]:
+    """Return a digest of each dictionary of the task."""
+    found = {}
+    for name in ("source", "target"):
+        with contextlib.suppress(AttributeError, NotImplementedError):  # some tasks have one dictionary, or none
+            symbols = getattr(task, f"{name}_dictionary").symbols
+            found[name] = hashlib.sha256("\n".join(symbols).encode()).hexdigest()
+    return found
+
+
+def sides_of_other_words(task: Any, extra_state: Any) -> list[str]:
+    """Return the sides whose dictionary differs from a checkpoint's; none if the checkpoint has no digests."""
+    saved = extra_state.get("words") if isinstance(extra_state, dict) else None
+    if not isinstance(saved, dict):
+        return []
+    return [side for side, digest in words(task).items() if saved.get(side, digest) != digest]
+
+
+def refuse_other_words(task: Any, filename: str, extra_state: Any, reset_optimizer: bool) -> None:
+    """Refuse a dictionary of the same size with other words; with a fresh optimizer, as in fine-tuning, warn."""
+    for side in sides_of_other_words(task, extra_state):
+        others = f"{filename} was trained with other {side} words than those of this data"
+        if not reset_optimizer:
+            raise ValueError(f"{others}; give the training's data, or --reset-optimizer to use the new words")
+        logger.warning(f"{others}: each begins with the parameters of the word of the same number")
+
+
+def refuse_another_folder(start: str, folder: Path) -> None:
+    """Refuse to fine-tune in a folder with checkpoints of another training, none of them the last.
+
+    ``--no-last-checkpoints`` leaves such folders, and fairseq would overwrite the checkpoints.
+    """
+    if (other := newest_whole_checkpoint(folder)) is not None:
+        extra_state = checkpoint_utils.load_checkpoint_to_cpu(str(other))["extra_state"]
+        refuse_another_start(start, str(other), extra_state.get("finetuned_from", UNKNOWN))
+
+
+def refuse_another_start(start: str, filename: str, recorded: str | None) -> None:
+    """Refuse to fine-tune in the folder of another training, which fairseq would resume in silence.
+
+    Raises:
+        ValueError: the folder's training began with another checkpoint, or with random parameters (``recorded`` is
+            None).  If one of the two checkpoints is unknown, the training resumes.
+    """
+    if recorded is not None and (recorded == UNKNOWN or fingerprint(start) in (recorded, None)):
+        return
+    begun = "random parameters" if recorded is None else "another checkpoint"
+    raise ValueError(
+        f"--finetune-from-model {start}: the training in {filename} began with {begun}; choose another --save-dir, or "
+        "leave this option out to resume that training"
+    )

@@ -1,24 +1,102 @@
-"""Checkpoints are written beside the old ones and take their places whole, or not at all."""
+"""Save whole checkpoints with float32 parameters, and find damage in saved ones."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import logging
 import re
+import time
+import zipfile
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
+from fairseq.optim import FP16Optimizer
+from fairseq.optim.dynamic_loss_scaler import DynamicLossScaler
+from fairseq.trainer import Trainer
+from torch import Tensor, nn
 
 from fairseq_plugins.common.whole_file import beside
-from fairseq_plugins.repairs.resuming import SAVED_BESIDE_THE_LAST, is_whole, newest_whole_checkpoint
-from fairseq_plugins.repairs.wrapping import in_place_of
+from fairseq_plugins.repairs.wrapping import mentions, wrap
+
+logger = logging.getLogger(__name__)
+
+ARCHIVE = b"PK\x03\x04"  # the first bytes of torch's archives
+PICKLE = b"\x80"  # the first byte of files of torch before 1.6, which have no checksums and do not show their end
+SAVED_BY_TRAINING = r"checkpoint(\d+|_\d+_\d+|_best|\.best_.+)\.pt"  # beside checkpoint_last.pt, and as complete
+
+# The state of fairseq's loss scaler that its own checkpoints leave out, and the state of torch's scaler.
+COUNTERS = (
+    *("_iter", "_last_overflow_iter", "_last_rescale_iter", "_overflows_since_rescale"),
+    *("scale", "_growth_tracker"),
+)
 
 
-def cause(error: BaseException | None) -> BaseException | None:
-    """What the system said, where torch covers it up ("unexpected pos 1280 vs 1174")."""
+def damage_of(file: IO[bytes]) -> str | None:
+    """Return which record of a checkpoint does not match its checksum, or None; torch does not compare them."""
+    file.seek(0)
+    if file.read(len(ARCHIVE)) != ARCHIVE:
+        return None
+    place = "its table of records"
+    try:
+        with zipfile.ZipFile(file) as archive:
+            for record in archive.infolist():
+                place = f"its record {record.filename!r}"
+                with archive.open(record) as content:
+                    while record.CRC and content.read(1 << 20):  # 0: saved without checksums, an option of torch
+                        pass
+    except Exception as error:  # a damaged file causes almost any
+        return f"{place} is not what was saved: {error}"
+    return None
+
+
+def is_whole(path: Path) -> bool:
+    """Return whether all records of a checkpoint match their checksums; older files do not show their damage."""
+    with path.open("rb") as file:
+        start = file.read(len(ARCHIVE))
+        return (start == ARCHIVE or start[:1] == PICKLE) and damage_of(file) is None
+
+
+def newest_whole_checkpoint(folder: Path, start: str | None = None) -> Path | None:
+    """Return the undamaged checkpoint of a training that was written last.
+
+    Args:
+        folder: the training's folder.
+        start: the checkpoint that is fine-tuned: only checkpoints of its fine-tuning count.
+    """
+    paths = (path for path in folder.glob("*.pt") if re.fullmatch(SAVED_BY_TRAINING, path.name))
+    newest = sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)
+    return next((path for path in newest if is_whole(path) and (start is None or has_start(path, start))), None)
+
+
+def has_start(path: Path, start: str) -> bool:
+    """Return whether a training began with the checkpoint ``start``, compared by name if that file is gone."""
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
+    if (expected := fingerprint(start)) is not None:
+        return bool(state["extra_state"].get("finetuned_from") == expected)
+    name = state["cfg"].checkpoint.finetune_from_model
+    return name is not None and Path(name).resolve() == Path(start).resolve()
+
+
+def fingerprint(checkpoint: str) -> str | None:
+    """Return a checksum of a checkpoint's contents, the same wherever the file lies, or None if there is no file."""
+    try:
+        with zipfile.ZipFile(checkpoint) as archive:
+            contents = repr(sorted((each.CRC, each.file_size) for each in archive.infolist())).encode()
+    except OSError:
+        return None
+    except zipfile.BadZipFile:  # of torch before 1.6
+        contents = Path(checkpoint).read_bytes()
+    return hashlib.sha256(contents).hexdigest()
+
+
+def system_error(error: BaseException | None) -> BaseException | None:
+    """Return the system's error behind an error of torch ("unexpected pos 1280 vs 1174"), if there is one."""
     while error is not None and not isinstance(error, OSError):
         error = error.__context__
     return error
@@ -26,38 +104,38 @@ def cause(error: BaseException | None) -> BaseException | None:
 
 @contextlib.contextmanager
 def replacing_checkpoint(path: str) -> Iterator[str]:
-    """A file beside ``path`` that takes its place when it is written, and is gone when it could not be.
+    """Give the name of a file that replaces ``path`` when it is written, and is removed after an error.
 
     Raises:
-        OSError: it could not; ``path`` is what it was.
+        OSError: the file could not be written; ``path`` is as before.
     """
     try:
         with beside(Path(path)) as unfinished:
             yield str(unfinished)
     except Exception as error:
-        raise OSError(f"{path} was not written: {cause(error) or error}{what_remains(Path(path))}") from error
+        raise OSError(f"{path} was not written: {system_error(error) or error}{next_start(Path(path))}") from error
 
 
-def what_remains(path: Path) -> str:
-    """With what training would begin, where ``path`` is one of its checkpoints."""
-    if not re.fullmatch(rf"checkpoint_last\.pt|{SAVED_BESIDE_THE_LAST}", path.name):
+def next_start(path: Path) -> str:
+    """Return a sentence on the checkpoint that training would resume from, if ``path`` is one of its own."""
+    if not re.fullmatch(rf"checkpoint_last\.pt|{SAVED_BY_TRAINING}", path.name):
         return ""
     last = path.with_name("checkpoint_last.pt")
     found = last if last.is_file() and is_whole(last) else newest_whole_checkpoint(path.parent)
     if found is None:
-        return ". No checkpoint is there yet: started again, training begins anew"
-    return f". Started again, without --restore-file, training goes on from {found}"
+        return ". There is no checkpoint yet: the same command begins training from the start"
+    return f". The same command without --restore-file resumes from {found}"
 
 
 def save_checkpoints_whole() -> None:
-    """On a full disk fairseq appends to the half that it has written, three times, leaves that file there, and ends
-    with an error that names neither the file nor the reason.
+    """Write a checkpoint beside its name and rename it.
 
-    There is nothing to probe: a file that is written whole stays the same.
+    On a full disk fairseq leaves a part of a file, and an error without the file's name and the reason.  No probe: a
+    file that is written whole stays the same.
     """
     save = checkpoint_utils.torch_persistent_save
 
-    @in_place_of(checkpoint_utils, "torch_persistent_save")
+    @wrap(checkpoint_utils, "torch_persistent_save")
     def torch_persistent_save(obj: Any, filename: Any, async_write: bool = False) -> None:
         if async_write or not PathManager.supports_rename(filename):
             save(obj, filename, async_write)
@@ -67,15 +145,133 @@ def save_checkpoints_whole() -> None:
 
 
 def copy_checkpoints_whole() -> None:
-    """fairseq writes into ``checkpoint_last.pt``: killed meanwhile, it leaves neither the old one nor the new.
+    """Copy to ``checkpoint_last.pt`` beside it and rename: a kill during fairseq's copy destroys the old one, too.
 
-    There is nothing to probe: a copy that is renamed may be renamed twice.
+    No probe: a copy that is renamed may be renamed twice.
     """
     copy = PathManager.copy
 
-    @in_place_of(PathManager, "copy")
+    @wrap(PathManager, "copy")
     def copy_and_rename(src_path: str, dst_path: str, overwrite: bool = False) -> Any:
         if not (overwrite and PathManager.supports_rename(dst_path)):
             return copy(src_path, dst_path, overwrite)
         with replacing_checkpoint(dst_path) as unfinished:
             return copy(src_path, unfinished, overwrite)
+
+
+def masters(optimizer: Any) -> dict[Tensor, Tensor]:
+    """Map each parameter in half precision to the float32 tensor that the optimizer updates."""
+    if not isinstance(optimizer, FP16Optimizer):
+        return {}
+    exact = optimizer.fp32_params
+    if not optimizer.has_flat_params:
+        return dict(zip(optimizer.fp16_params, (each.data for each in exact), strict=True))
+    found: dict[Tensor, Tensor] = {}
+    for device, vector in exact.items():
+        own = [each for each in optimizer.fp16_params if each.device.index == device]
+        pieces = vector.data.split([each.numel() for each in own])
+        found |= {each: piece.view_as(each) for each, piece in zip(own, pieces, strict=True)}
+    return found
+
+
+def modules(trainer: Trainer) -> dict[str, nn.Module]:
+    """Return the modules with trained parameters, by their names in a checkpoint."""
+    return {"model": trainer.get_model(), "criterion": trainer.get_criterion()}
+
+
+def save_masters() -> None:
+    """Save the float32 parameters of a training in half precision, and the counters of its loss scale.
+
+    fairseq saves the rounded ones as float32 numbers, so the file keeps its layout and size.  The probe reads the
+    optimizer's code: to call it would take a training.
+    """
+    get = Trainer.state_dict
+    if mentions(FP16Optimizer.state_dict, "fp32_params"):
+        return
+
+    @wrap(Trainer, "state_dict")
+    def state_dict(self: Any) -> dict[str, Any]:
+        state: dict[str, Any] = get(self)
+        exact = masters(self.optimizer)
+        for part, module in modules(self).items():
+            for name, parameter in module.named_parameters(remove_duplicate=False):
+                if parameter in exact:
+                    state[part][name] = exact[parameter]
+        if "last_optimizer_state" in state and (counters := scaler_state(self.optimizer)):
+            state["extra_state"]["loss_scale"] = counters
+        return state
+
+
+@contextlib.contextmanager
+def loading_masters(trainer: Trainer, filename: str, reset_optimizer: bool) -> Iterator[None]:
+    """Copy the float32 parameters of a checkpoint that is loaded in this context to the optimizer, on each rank.
+
+    A checkpoint with rounded parameters, saved by plain fairseq or an older version of the plugin, is reported.
+    """
+    read: dict[Tensor, Tensor] = {}
+
+    def keep(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
+        names = ((prefix + name, parameter) for name, parameter in module.named_parameters())
+        read.update({parameter: state[name] for name, parameter in names if name in state})
+
+    hooks = [module.register_load_state_dict_pre_hook(keep) for module in modules(trainer).values()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+    exact = masters(trainer.optimizer) if read else {}
+    loaded = [(parameter, read[parameter]) for parameter in exact if parameter in read]
+    for parameter, value in loaded:
+        exact[parameter].copy_(value)
+    if loaded and not reset_optimizer and all(is_rounded(value, parameter.dtype) for parameter, value in loaded):
+        logger.warning(
+            f"{filename} has no float32 parameters: training resumes from rounded ones, and its result differs "
+            "slightly from that of an undisturbed training"
+        )
+
+
+def is_rounded(value: Tensor, dtype: torch.dtype) -> bool:
+    """Return whether rounding to ``dtype`` changes nothing."""
+    return torch.equal(value, value.to(dtype).to(value.dtype))
+
+
+def scaler_state(optimizer: Any) -> dict[str, Any]:
+    """Return the counters that change the loss scale of ``--fp16`` or ``--amp``; empty if nothing scales the loss."""
+    scaler = getattr(optimizer, "scaler", None)
+    state = {} if scaler is None else vars(scaler) if isinstance(scaler, DynamicLossScaler) else scaler.state_dict()
+    return {name: state[name] for name in COUNTERS if name in state}
+
+
+def restore_loss_scale(optimizer: Any, saved: Any) -> None:
+    """Restore the counters of the loss scale, and with ``--amp`` the scale, which fairseq does not restore."""
+    saved = saved if isinstance(saved, dict) else {}
+    known = {name: saved[name] for name in scaler_state(optimizer) if type(saved.get(name)) in (int, float)}
+    if known and isinstance(optimizer.scaler, DynamicLossScaler):
+        vars(optimizer.scaler).update(known)
+    elif known:
+        optimizer.scaler.load_state_dict({**optimizer.scaler.state_dict(), **known})
+
+
+def save_every(seconds: float) -> None:
+    """Write ``checkpoint_last.pt`` within epochs too, whenever the last one is this old; not a repair, for own-data.
+
+    fairseq's ``--save-interval-updates`` counts updates, whose time is not known before, and validates at each.
+    Several processes would have to agree on the time: they save as fairseq does.
+    """
+    train: Any = import_module("fairseq_cli.train")
+    validate_and_save = train.validate_and_save
+    saved = time.monotonic()
+
+    @wrap(train, "validate_and_save")
+    def validate_and_save_by_time(
+        cfg: Any, trainer: Any, task: Any, epoch_itr: Any, valid_subsets: list[str], end_of_epoch: bool
+    ) -> Any:
+        nonlocal saved
+        result = validate_and_save(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
+        is_old = time.monotonic() - saved >= seconds and cfg.distributed_training.distributed_world_size == 1
+        if is_old and not end_of_epoch:
+            checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epoch_itr, None)
+        if is_old or end_of_epoch:
+            saved = time.monotonic()
+        return result

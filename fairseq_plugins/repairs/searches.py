@@ -1,75 +1,36 @@
-"""fairseq's searches: sentences of a batch, alignments, and options that are for other searches."""
+"""Repairs of fairseq's searches: alignments, blocked n-grams, blank lines, generators."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from contextlib import suppress
-from itertools import chain
-from types import SimpleNamespace
+import math
+from itertools import chain, compress
 from typing import Any
 
 import torch
-from fairseq.data import Dictionary
-from fairseq.search import DiverseBeamSearch, LexicallyConstrainedBeamSearch
+from fairseq import utils
+from fairseq.ngram_repeat_block import NGramRepeatBlock
 from fairseq.sequence_generator import SequenceGeneratorWithAlignment
+from fairseq.sequence_scorer import SequenceScorer
+from fairseq.tasks import FairseqTask
+from fairseq.tasks.translation import TranslationTask
 from torch import Tensor
 
-from fairseq_plugins.repairs.wrapping import in_place_of, raises
+from fairseq_plugins.repairs.refusals import refuse
+from fairseq_plugins.repairs.translating import takes_hard_alignments
+from fairseq_plugins.repairs.wrapping import wrap
+from fairseq_plugins.vocabulary.unknown_words import keep_source_words
 
 
-def takes_numbers_of_the_data_for_places(search: DiverseBeamSearch) -> bool:
-    """Probe: whether ``search`` fails for a batch of the sentence that is the second one of the data."""
-    sentence = torch.tensor([1])
-    try:
-        for step in range(2):
-            search.step(step, torch.zeros(1, 2, 5), torch.zeros(1, 2, step), torch.zeros(2, step + 1), sentence)
-    except IndexError:
-        return True
-    return False
+def align_incomplete_beams() -> None:
+    """Align each hypothesis with its own copy of the source, as fairseq does for a beam of one.
 
-
-def count_groups_by_their_place_in_the_batch() -> None:
-    """``--diverse-beam-groups`` fails: what its groups have in common is looked for at a sentence's number in the data.
-
-    It is found at the sentence's place in the first step, when all are there.  And a hypothesis that has ended is gone
-    on with, as it never is by other searches, which have others in reserve.
-    """
-    if not takes_numbers_of_the_data_for_places(DiverseBeamSearch(Dictionary(), 2, 0.5)):
-        return
-    make = DiverseBeamSearch.step
-
-    @in_place_of(DiverseBeamSearch, "step")
-    def make_step(
-        self: Any, step: int, lprobs: Tensor, scores: Tensor, prev_output_tokens: Tensor, original_batch_idxs: Tensor
-    ) -> Any:
-        if step == 0:
-            self.sentences = original_batch_idxs
-        else:
-            ended = prev_output_tokens[:, -1].eq(self.eos).view(len(lprobs), -1, 1)
-            lprobs = lprobs.masked_fill(ended, -torch.inf)
-        places = original_batch_idxs.unsqueeze(1).eq(self.sentences).int().argmax(dim=1)
-        return make(self, step, lprobs, scores, prev_output_tokens, places)
-
-
-def aligns_the_whole_beam(prepare: Callable[..., Any]) -> bool:
-    """Probe: whether ``prepare`` repeats a source twice where a beam of two has one hypothesis."""
-    net_input = {"src_tokens": torch.tensor([[4, 2]]), "src_lengths": torch.tensor([2])}
-    generator = SimpleNamespace(beam_size=2, pad=1, eos=2, left_pad_target=False)
-    source, *_ = prepare(generator, {"net_input": net_input}, [[{"tokens": torch.tensor([4, 2])}]])
-    return len(source) == 2
-
-
-def align_the_hypotheses_that_there_are() -> None:
-    """``--print-alignment`` fails by an IndexError where a sentence has fewer finished hypotheses than the beam.
-
-    Here each hypothesis is aligned with its own copy of the source, as fairseq does it for a beam of one.
+    fairseq's ``--print-alignment`` raises an IndexError if a sentence has fewer finished hypotheses than the beam.  No
+    probe: complete beams get the same alignments.
     """
     prepare = SequenceGeneratorWithAlignment._prepare_batch_for_alignment
-    if not aligns_the_whole_beam(prepare):
-        return
 
-    @in_place_of(SequenceGeneratorWithAlignment, "generate")
+    @wrap(SequenceGeneratorWithAlignment, "generate")
     @torch.no_grad()
     def generate(self: Any, models: Any, sample: dict[str, Any], **options: Any) -> list[list[dict[str, Any]]]:
         found: list[list[dict[str, Any]]] = super(SequenceGeneratorWithAlignment, self)._generate(sample, **options)
@@ -90,24 +51,88 @@ def align_the_hypotheses_that_there_are() -> None:
         return found
 
 
-def cannot_do_without(init: Callable[..., None]) -> bool:
-    """Probe: whether ``init`` fails, without a reason, where there are no constraints."""
-    with suppress(ValueError):  # with one
-        return raises(TypeError, init, LexicallyConstrainedBeamSearch(Dictionary(), "ordered"), None, 1)
-    return False
+def blocks_in_a_buffer(size: int) -> bool:
+    """Probe: whether ``5 6 5`` in a longer buffer blocks a second 6."""
+    block = NGramRepeatBlock(size, use_extension=False)
+    scores = block(torch.tensor([[5, 6, 5, 1, 1]]), torch.zeros(1, 8), bsz=1, beam_size=1, step=2)
+    return bool(scores[0, 6] == float("-inf"))
 
 
-def refuse_without_constraints() -> None:
-    """``--constraints`` wants constraints, which ``fairseq-generate`` has none of."""
-    init = LexicallyConstrainedBeamSearch.init_constraints
-    if not cannot_do_without(init):
+def block_repeated_ngrams() -> None:
+    """Make ``--no-repeat-ngram-size`` look at the tokens of a hypothesis, and at single words.
+
+    Without fairseq's CUDA extension it compares with the end of the generator's buffer, which is padding.
+    """
+    if all(map(blocks_in_a_buffer, (1, 2))):
         return
+    find = NGramRepeatBlock._no_repeat_ngram
 
-    @in_place_of(LexicallyConstrainedBeamSearch, "init_constraints")
-    def init_constraints(self: Any, batch_constraints: Tensor | None, beam_size: int) -> None:
-        if batch_constraints is None:
-            raise ValueError(
-                "--constraints: these sentences have none; fairseq-interactive reads them behind each line, after a "
-                "tab, and from Python they are inference_step_args={'constraints': ...}"
-            )
-        init(self, batch_constraints, beam_size)
+    @wrap(NGramRepeatBlock, "_no_repeat_ngram")
+    def _no_repeat_ngram(self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_size: int, step: int) -> Tensor:
+        if self.no_repeat_ngram_size == 1:
+            others = lprobs.scatter(1, tokens[:, 1 : step + 1], -math.inf)  # the first token is no word
+            return lprobs.where(others.isneginf().all(dim=1, keepdim=True), others)  # unless a prefix repeats a word
+        return find(self, tokens[:, : step + 1], lprobs, bsz, beam_size, step)
+
+
+def build_generators() -> None:
+    """Check the options of a search, compare a language model's words, and keep source words for ``--replace-unk``.
+
+    fairseq takes the words of a language model (``dict.txt``) for the target's if it has as many.  No probe: other
+    searches are built as before.
+    """
+    build = FairseqTask.build_generator
+    replaces = not takes_hard_alignments(utils.replace_unk)
+
+    @wrap(FairseqTask, "build_generator")
+    def build_generator(self: Any, models: Any, args: Any, *more: Any, **others: Any) -> Any:
+        words = len(self.target_dictionary or ())
+        refuse("python", getattr(self, "cfg", None), args, {"task": type(self), "words": words or None})
+        language_model = (others.get("extra_gen_cls_kwargs") or {}).get("lm_model")
+        if language_model is not None and language_model.decoder.dictionary != self.target_dictionary:
+            raise ValueError("--lm-path: the language model (dict.txt) and the translations have different words")
+        generator = build(self, models, args, *more, **others)
+        # --score-reference builds a scorer, which translates nothing.
+        if replaces and getattr(args, "replace_unk", None) is not None and not getattr(args, "score_reference", False):
+            keep_source_words(self, generator, getattr(getattr(self, "cfg", None), "attention_offset", 0))
+        return generator
+
+
+def leave_blank_lines_blank() -> None:
+    """Translate a line without words to one without words, unless the caller forces some, as exported folders do.
+
+    A model that was trained without blank lines invents a word.  No probe: every search runs until the model ends the
+    sentence.
+    """
+    translate = TranslationTask.inference_step
+
+    @wrap(TranslationTask, "inference_step")
+    def inference_step(
+        self: Any,
+        generator: Any,
+        models: Any,
+        sample: dict[str, Any],
+        prefix_tokens: Tensor | None = None,
+        constraints: Tensor | None = None,
+    ) -> Any:
+        found = translate(self, generator, models, sample, prefix_tokens, constraints)
+        if prefix_tokens is None and not isinstance(generator, SequenceScorer):
+            blank = sample["net_input"]["src_tokens"].ne(self.source_dictionary.pad()).sum(dim=1).le(1)
+            if constraints is not None:
+                blank &= constraints[:, 0].eq(0).to(blank.device)  # the first entry is their number
+            for hypotheses in compress(found, blank.tolist()):
+                for hypothesis in hypotheses:
+                    remove_words(hypothesis, self.target_dictionary.eos())
+        return found
+
+
+def remove_words(hypothesis: dict[str, Any], eos: int) -> None:
+    """Reduce a hypothesis to the end of the sentence, with score 0."""
+    attention, alignment = hypothesis.get("attention"), hypothesis.get("alignment")
+    hypothesis["tokens"] = hypothesis["tokens"].new_tensor([eos])
+    hypothesis["score"] = torch.zeros(())
+    hypothesis["positional_scores"] = hypothesis["positional_scores"].new_zeros(1)
+    if isinstance(attention, Tensor) and attention.dim() == 2:  # (source tokens, target tokens)
+        hypothesis["attention"] = attention[:, :1]
+    if isinstance(alignment, list):
+        del alignment[1:]

@@ -1,31 +1,46 @@
-"""How a repair takes the place of what it mends."""
+"""Tools of repairs: wrap a function, probe for a fault, find the module of a running command."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
+
+import torch
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
-def in_place_of(owner: Any, name: str) -> Callable[[FunctionT], FunctionT]:
-    """A decorator: the function takes the place of ``owner.name``, which it wraps."""
+def wrap(owner: Any, name: str) -> Callable[[FunctionT], FunctionT]:
+    """Return a decorator that replaces ``owner.name`` by the function, which wraps it."""
 
-    def put(function: FunctionT) -> FunctionT:
+    def replace(function: FunctionT) -> FunctionT:
         setattr(owner, name, functools.wraps(getattr(owner, name))(function))
         return function
 
-    return put
+    return replace
+
+
+def programs(command: str, function: str) -> list[Any]:
+    """Return the loaded modules of a fairseq command, which may run as a script or as a module.
+
+    Args:
+        command: its name without ``fairseq-``.
+        function: a function that only this command's module has.
+    """
+    modules = (sys.modules.get(name) for name in (f"fairseq_cli.{command}", "__main__"))
+    return [module for module in modules if hasattr(module, function)]
 
 
 @contextlib.contextmanager
-def silently(level: int = logging.INFO) -> Iterator[None]:
-    """For probes: drop log records up to this level."""
+def quietly() -> Iterator[None]:
+    """Drop log records below errors during a probe."""
     before = logging.root.manager.disable
-    logging.disable(level)
+    logging.disable(logging.WARNING)
     try:
         yield
     finally:
@@ -33,9 +48,23 @@ def silently(level: int = logging.INFO) -> Iterator[None]:
 
 
 def raises(error: type[Exception], call: Callable[..., Any], *args: Any) -> bool:
-    """For probes: whether the call fails so."""
+    """Return whether a call raises this error."""
     try:
         call(*args)
     except error:
         return True
     return False
+
+
+def mentions(function: Any, name: str) -> bool:
+    """Return whether the code of a function uses a name or a string, for probes that cannot call it."""
+    code = getattr(function, "__func__", function).__code__
+    return name in code.co_names or name in code.co_consts
+
+
+def saved(value: object) -> io.BytesIO:
+    """Return a value as torch saves it; probes write no files."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return file

@@ -39,7 +39,7 @@ def test_a_training_that_is_saved_by_the_clock(data: Path, tmp_path: Path) -> No
     for folder, stops in (("stopped", True), ("whole", False)):
         save = tmp_path / folder
         if stops:
-            before = "from fairseq_plugins.repairs.timed_saving import save_every; save_every(0)"
+            before = "from fairseq_plugins.repairs.saving import save_every; save_every(0)"
             with closing(fairseq_lines("train", *words, save, before=before)) as lines:
                 for line in lines:
                     assert "valid_loss" not in line, "it validates at the ends of epochs only"

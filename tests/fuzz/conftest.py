@@ -19,6 +19,6 @@ def within_limits() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def file() -> Iterator[Path]:
-    """A file in a folder of its own, to be written again and again: in memory, for a disk is waited for each time."""
+    """Return a file in a folder of its own, in memory: each write to a disk would wait."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         yield Path(folder, "file")

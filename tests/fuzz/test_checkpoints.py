@@ -1,4 +1,4 @@
-"""Checkpoints, damaged and hostile: read by fairseq with the plugin, and converted by ``import-fconv``."""
+"""Damaged and hostile checkpoints: read by fairseq with the plugin, and converted by ``import-fconv``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY
 from fairseq.models.fconv import FConvModel
 
 from fairseq_plugins.cli import (
-    fconv_checkpoint,  # noqa: F401  (imported by the command when it runs, which would look like code of the file)
+    fconv_checkpoint,  # noqa: F401  (the command imports it when it runs, which would look like code of the file)
     import_fconv,
 )
 from tests.fuzz.texts import integer, number, several, text
@@ -67,7 +67,7 @@ def program(random: Random) -> bytes:
 
 @pytest.fixture(scope="module")
 def state() -> dict[str, Any]:
-    """A checkpoint of fairseq's fconv, with what old ones hold."""
+    """Return a checkpoint of fairseq's fconv with the parts of old ones."""
     args = argparse.Namespace(**OPTIONS)
     ARCH_CONFIG_REGISTRY["fconv"](args)
     task = argparse.Namespace(source_dictionary=Dictionary(), target_dictionary=Dictionary())
@@ -88,7 +88,7 @@ def saved(state: object, **options: Any) -> bytes:
 
 
 def changed(data: bytes, random: Random) -> bytes:
-    """Some bytes replaced by others."""
+    """Replace some bytes by others."""
     for _ in range(random.randint(1, 4)):
         position, new = random.randint(0, len(data)), codes(random, 8)
         end = position + random.choice([len(new), random.randint(0, 9)])
@@ -97,7 +97,7 @@ def changed(data: bytes, random: Random) -> bytes:
 
 
 def with_pickle(archive: bytes, change: Callable[[bytes], bytes]) -> bytes:
-    """The archive with another ``data.pkl`` and check sums that are right: torch gets as far as reading it."""
+    """Return the archive with another ``data.pkl`` and right checksums, so that torch reads it."""
     file = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(archive)) as before, zipfile.ZipFile(file, "w") as after:
         for name in before.namelist():
@@ -110,7 +110,7 @@ Checkpoints = Callable[[Random], bytes]
 
 
 def hostile(state: dict[str, Any]) -> Checkpoints:
-    """Checkpoints in both of torch's formats, damaged anywhere or in their pickle, or with a program for a pickle."""
+    """Return a source of checkpoints in both of torch's formats, damaged anywhere or in their pickle, or a program."""
     new, old = saved(state), saved(state, _use_new_zipfile_serialization=False)
     kinds: list[Checkpoints] = [
         lambda random: with_pickle(new, lambda data: changed(data, random)),

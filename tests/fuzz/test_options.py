@@ -1,4 +1,4 @@
-"""What options hold is read as Python would read it, or refused."""
+"""Options are read as Python would read them, or refused."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.fuzz.trial import Trial, fuzz
 
 
 def evaluated(text: str) -> Any:
-    """What Python makes of a text; only of one that was accepted, which names and calls nothing but set()."""
+    """Evaluate an accepted text, which names and calls nothing but set()."""
     return eval(text.strip(), {"__builtins__": {"set": set}})
 
 
 def ordered(value: object) -> str:
-    """As Python writes it, whatever the order of sets: not a number is equal to itself, and True is not 1."""
+    """Return a value's text, whatever the order of sets; in it NaN equals NaN, and True differs from 1."""
     return "".join(sorted(repr(value)))
 
 
@@ -38,7 +38,7 @@ def test_literals() -> None:
     "option",
     ["[(512, 3)] * 10**9", "[(512, 3)] * 1000000000", "[[0] * 1000] * 1000 * 1000", "[[[0] * 999] * 999] * 99"],
 )
-def test_what_would_fill_the_memory(option: str) -> None:
+def test_literals_that_would_fill_the_memory(option: str) -> None:
     assert Trial(literal, ValueError)(option) is None
     assert Trial(parse_convolutions, ValueError)(option, "--encoder-layers") is None
 
@@ -46,7 +46,7 @@ def test_what_would_fill_the_memory(option: str) -> None:
 @pytest.mark.parametrize("size", [99_000, 120_000, 10_000_000])
 @pytest.mark.parametrize("deep", DEEP)
 def test_long_texts(deep: str, size: int) -> None:
-    """A parser that calls itself for each bracket or sign may leave its stack, and the process with it."""
+    """A parser that recurses for each bracket or sign may overflow the stack and crash."""
     for end in ("", "1", "1]"):
         Trial(literal, ValueError)(repeated(deep, size, end))
 

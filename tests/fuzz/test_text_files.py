@@ -60,7 +60,7 @@ def fairseq_words(path: Path) -> list[list[str]]:
 
 
 def test_parallel_text(file: Path) -> None:
-    """What is read is what fairseq takes for lines and words."""
+    """The tool reads the lines and words that fairseq reads."""
     other = file.with_suffix(".other")
     trial = Trial(lambda: list(lexicon.read_word_pairs(file, other)), ValueError)
 
@@ -90,7 +90,7 @@ def alignments(random: Random) -> bytes:
 
 
 def test_links(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an aligner may have written for two pairs of three words and one."""
+    """An aligner has two pairs, of three words and of one."""
     monkeypatch.setattr(lexicon, "bar", lambda pairs, **_: pairs)
     folder = file.with_name("work")
     folder.mkdir()
@@ -147,7 +147,7 @@ def test_dictionaries_of_unknown_words(file: Path) -> None:
 
 
 def load_dictionary(path: str) -> Dictionary | None:
-    """fairseq's own reader, which raises a bare Exception where text is not UTF-8."""
+    """fairseq's own reader raises a bare Exception for text that is not UTF-8."""
     try:
         return Dictionary.load(path)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Texts that options may hold: expressions of all kinds, layer lists, deep and long ones."""
+"""Random texts of options: expressions, layer lists, deep and long texts."""
 
 from __future__ import annotations
 

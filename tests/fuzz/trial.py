@@ -1,4 +1,4 @@
-"""How inputs are tried: with a clock, an end of memory, and an eye on everything that Python runs meanwhile."""
+"""Try inputs with limits of time and memory, and watch the code that Python runs."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ INPUTS = os.environ.get("FUZZ_INPUTS")
 # Python's audit events of what runs or reaches out: https://docs.python.org/3/library/audit_events.html
 RUNS = ("exec", "os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess", "ctypes.dlopen", "socket")
 INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-watching: list[list[str]] = []  # where to note what runs, while something is tried
+watching: list[list[str]] = []  # of audit events, while an input is read
 
 
 def fuzz(run: Callable[[Random], None]) -> None:
-    """Run with many sources of random inputs: always the same thousand, or FUZZ_INPUTS= of new ones.
+    """Run a test with many sources of random inputs: the same thousand, or FUZZ_INPUTS= new ones.
 
-    They are not hypothesis's, which takes ten times as long to make an input as most readers to read it.
+    hypothesis would take ten times as long to make an input as most readers to read it.
     """
     for seed in range(1000) if INPUTS is None else (SystemRandom().getrandbits(64) for _ in range(int(INPUTS))):
         try:
@@ -39,7 +39,7 @@ def fuzz(run: Callable[[Random], None]) -> None:
 
 
 def importing(file: str) -> bool:
-    """Whether code of this file is an installed module that is imported only now, or made while one is."""
+    """Return whether code of a file belongs to an installed module that is imported now, or was made by one."""
     if not file.startswith("<"):
         return file.startswith(INSTALLED)
     frame = sys._getframe()
@@ -57,7 +57,7 @@ sys.addaudithook(note)
 
 
 class TooSlow(BaseException):
-    """Nothing that is tried here catches it."""
+    """An exception that no reader catches."""
 
 
 def stop(*_: object) -> None:
@@ -66,7 +66,7 @@ def stop(*_: object) -> None:
 
 @contextlib.contextmanager
 def limits() -> Iterator[None]:
-    """A runaway is stopped."""
+    """Stop an endless reader."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     before = signal.signal(signal.SIGPROF, stop)
@@ -81,13 +81,13 @@ def limits() -> Iterator[None]:
 
 
 def memory(field: str) -> int:
-    """VmRSS, the memory that this process has in MiB, or VmHWM, the most that it has had."""
+    """Return the memory of this process in MiB: VmRSS now, or VmHWM at its peak."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition(f"{field}:")[2].split()[0]) >> 10
 
 
 class Trial:
-    """Calls one reader again and again.
+    """Call one reader with many inputs.
 
     Args:
         call: the reader.
@@ -98,7 +98,7 @@ class Trial:
         self.call, self.documented = call, documented
 
     def __call__(self, *arguments: Any) -> Any:
-        """What the call returns, or None after a documented error."""
+        """Return the result of the call, or None after a documented error."""
         ran: list[str] = []
         Path("/proc/self/clear_refs").write_text("5")  # the most memory so far is forgotten
         used = memory("VmRSS")

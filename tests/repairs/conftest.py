@@ -13,7 +13,7 @@ from tests.repairs.trainings import options
 
 @pytest.fixture(scope="module")
 def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Checkpoints after 3 updates, and after 6, the best and the last."""
+    """Return a folder with checkpoints after 3 and 6 updates, the best and the last."""
     folder = tmp_path_factory.mktemp("trained")
     faults.finish(faults.start([*options(data, 6), "--keep-interval-updates", 2], folder), folder)
     return folder

@@ -1,4 +1,4 @@
-"""Files and options that carry code, and what shows whether it ran."""
+"""Files and options that carry code, which leaves a trace if it runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 
 class Payload:
-    """Leaves ``trace`` behind when it is unpickled without a check."""
+    """An object that creates the file ``trace`` when it is unpickled without a check."""
 
     def __init__(self, trace: Path) -> None:
         self.trace = trace
@@ -23,7 +23,7 @@ class Payload:
 
 
 class Pickled:
-    """Pickled as the call that it is given, followed by the state that is set on the result."""
+    """An object that is pickled as a given call, followed by the state of the result."""
 
     def __init__(self, *reduced: Any) -> None:
         self.reduced = reduced
@@ -33,12 +33,12 @@ class Pickled:
 
 
 def code(trace: Path) -> str:
-    """An expression that leaves ``trace`` behind when it is evaluated."""
+    """Return an expression that creates the file ``trace`` when it is evaluated."""
     return f"__import__('os').system('touch {trace}')"
 
 
 def untrained(data: Path) -> dict[str, Any]:
-    """The checkpoint of fairseq's smallest transformer, before its first update."""
+    """Return a checkpoint of fairseq's smallest transformer before its first update."""
     parser = options.get_training_parser()
     words = [str(data), "--task", "translation", "--arch", "transformer_tiny", "--criterion", "cross_entropy"]
     cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, words))

@@ -1,4 +1,4 @@
-"""Training in several processes over gloo: as one with the matching update frequency, however it is started."""
+"""Several processes over gloo train as one with the matching update frequency; half precision on a CPU."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 import torch
-from fairseq import checkpoint_utils
+from fairseq import checkpoint_utils, utils
 from torch.distributed import TCPStore
 from torch.distributed.rendezvous import rendezvous
 
 from fairseq_plugins.repairs import distributed
 from tests import faults
-from tests.commands import ROOT, USER_DIR, one_of_two
+from tests.commands import ROOT, USER_DIR
 from tests.conftest import ARCHITECTURES
+from tests.repairs import trainings
+from tests.repairs.trainings import fork
 
 # Writes what each rank has whenever rank 0 saves a checkpoint.
 EVERY_RANK = """
@@ -47,7 +48,7 @@ def user_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def options(data: Path, architecture: str) -> list[object]:
-    """Without dropout, of which each process would draw the same; an epoch of two processes is eleven updates."""
+    """Return options without dropout, which would be equal in all processes; an epoch of two has eleven updates."""
     words = [data, "--arch", architecture, *faults.FAMILIES[architecture].split(), *faults.COMMON, "--dropout", 0]
     if "transformer" in architecture:
         words += ["--attention-dropout", 0]
@@ -67,7 +68,7 @@ def command(launcher: str, processes: int, words: list[object], save: Path) -> l
 
 @contextlib.contextmanager
 def launched(command: list[object], save: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Training that is started as users do, and that does not outlive the test."""
+    """Start a training as users do, and end it with the test."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     with (save / "log").open("w") as log:
         words = [sys.executable, "-W", "ignore", "-m", *map(str, command)]
@@ -77,12 +78,6 @@ def launched(command: list[object], save: Path) -> Iterator[subprocess.Popen[byt
     finally:
         process.terminate()
         process.wait()
-
-
-def fork(words: list[object], save: Path) -> list[BaseProcess]:
-    """Start two ranks by hand, for which fairseq need not be imported again."""
-    words = [*words, *one_of_two(save)]
-    return [faults.start([*words, rank], save) for rank in range(2)]
 
 
 def folders(parent: Path) -> tuple[Path, Path]:
@@ -117,7 +112,7 @@ SLOW_CASES += [("convs2s_tiny", "fairseq", other_name, 2) for other_name in ("c1
 def test_several_processes_train_as_one(
     architecture: str, launcher: str, backend: str, processes: int, data: Path, user_dir: Path, tmp_path: Path
 ) -> None:
-    """Their parameters are the same, and those of one process that takes as many batches for an update."""
+    """Their parameters are equal, and equal those of one process with as many batches in an update."""
     single, several = folders(tmp_path)
     words = [*options(data, architecture), "--max-update", 9]
     parallel = [*words, "--ddp-backend", backend, "--user-dir", user_dir]
@@ -136,7 +131,7 @@ def test_some_of_its_variables_are_not_torchrun(missing: str, monkeypatch: pytes
 
 
 def test_hydra_under_torchrun(data: Path, user_dir: Path, tmp_path: Path) -> None:
-    """Later fairseq believes to be the only process until it imports the plugin; 0.12.2 wants GPUs until then."""
+    """Before the plugin is imported, later fairseq sees one process only, and 0.12.2 needs GPUs."""
     single, several = folders(tmp_path)
     (tmp_path / "recipe.yaml").write_text(f"""\
 # @package _group_
@@ -170,7 +165,7 @@ def test_ranks_that_are_started_one_by_one(data: Path, user_dir: Path, tmp_path:
 
 
 def test_validation_in_two_processes(data: Path, tmp_path: Path) -> None:
-    """Each validates a half of the data, here of three batches, with the options of the model that are asked for."""
+    """Each validates a half of the data of three batches, with the given options of the model."""
     faults.finish(faults.start([*options(data, "convs2s_tiny"), "--max-update", 1], tmp_path), tmp_path)
     words = ["fairseq_cli.validate", data, "--user-dir", USER_DIR, "--path", tmp_path / "checkpoint_last.pt"]
     words += ["--task", "translation", "--batch-size", 6, "--eval-bleu", "--source-lang", "tgt", "--target-lang", "src"]
@@ -208,7 +203,7 @@ def test_a_killed_rank_ends_the_launcher(launcher: str, data: Path, user_dir: Pa
     with launched(command(launcher, 3, words, tmp_path), tmp_path) as training:
         wait_for(tmp_path / "checkpoint_last.pt")
         children = Path(f"/proc/{training.pid}/task/{training.pid}/children").read_text().split()
-        ranks = children[-3:]  # after the keeper of the semaphores, where there is one
+        ranks = children[-3:]  # after the process that tracks semaphores, if any
         os.kill(int(ranks[-1]), signal.SIGKILL)
         assert training.wait(timeout=120) != 0
         assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
@@ -229,7 +224,7 @@ def test_torchrun_starts_a_killed_training_again(data: Path, tmp_path: Path) -> 
 
 
 def test_each_start_of_torchrun_has_its_own_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torchrun keeps those of all starts, and on several machines it does not count them equally."""
+    """torchrun keeps the addresses of all starts, and on several machines counts starts differently."""
     kept = TCPStore("localhost", 0, is_master=True)
     variables = {"MASTER_ADDR": "localhost", "MASTER_PORT": kept.port, "RANK": 0, "WORLD_SIZE": 2}
     variables |= {"TORCHELASTIC_USE_AGENT_STORE": True, "GROUP_WORLD_SIZE": 1}
@@ -250,9 +245,33 @@ def test_each_start_of_torchrun_has_its_own_addresses(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("backend", ["slowmo", "fully_sharded"])
-def test_backends_that_take_gpus_are_refused(backend: str, data: Path, tmp_path: Path) -> None:
+def test_backends_that_need_gpus_are_refused(backend: str, data: Path, tmp_path: Path) -> None:
     words = [*options(data, "convs2s_tiny"), "--distributed-world-size", 2, "--ddp-backend", backend]
     process = faults.start(words, tmp_path)
     process.join()
     assert process.exitcode == 1
-    assert f"ValueError: --ddp-backend {backend} takes GPUs" in (tmp_path / "log").read_text()
+    assert f"ValueError: --ddp-backend {backend} needs GPUs" in (tmp_path / "log").read_text()
+
+
+def test_half_precision_trains_on_a_cpu(data: Path, tmp_path: Path) -> None:
+    """Losses after an epoch are nearly equal; a checkpoint of ``--bf16`` holds the float32 parameters."""
+    losses, rounded = {}, {}
+    for option in ("--cpu", "--bf16", "--memory-efficient-bf16"):
+        state = trainings.train(data, tmp_path / option, option, "--max-epoch", 1, "--dropout", 0)
+        losses[option] = state["extra_state"]["val_loss"]
+        rounded[option] = all(torch.equal(each, each.bfloat16().to(each.dtype)) for each in state["model"].values())
+    assert losses["--bf16"] == pytest.approx(losses["--cpu"], rel=0.02)
+    assert losses["--memory-efficient-bf16"] == pytest.approx(losses["--cpu"], rel=0.02)
+    assert rounded == {"--cpu": False, "--bf16": False, "--memory-efficient-bf16": True}
+
+
+def test_gradients_are_clipped_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that is no GPU raises an error if a tensor is moved to it."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: "meta")
+    parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    for parameter in parameters:
+        parameter.grad = torch.tensor([3.0, 4.0])
+    assert float(utils.clip_grad_norm_(iter(parameters), 1.0)) == pytest.approx(50**0.5)
+    assert torch.stack([each.grad for each in parameters]).norm() == pytest.approx(1, rel=1e-5)
+    assert torch.cuda.is_available()

@@ -1,4 +1,4 @@
-"""The table of repairs: each is there once, and no function of fairseq is wrapped twice, so order hardly matters."""
+"""The table of repairs is complete, and no function of fairseq is wrapped twice."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from types import FunctionType, MethodType, ModuleType
 import pytest
 
 from fairseq_plugins import repairs
-from fairseq_plugins.repairs import batches, distributed, hub, options, searches, translation
+from fairseq_plugins.repairs import data, epochs, hub
+
+TABLE = (*repairs.SAFETY, *repairs.RESUMING, *repairs.DISTRIBUTED, *repairs.TRANSLATING)
 
 
 def wrappers(function: object) -> list[str]:
-    """The modules of repairs through which a call of it goes."""
+    """Return the modules of repairs through which a call of a function passes."""
     found = []
     while function is not None:
         inner = getattr(function, "__func__", function)
@@ -42,7 +44,7 @@ def test_no_function_is_wrapped_twice() -> None:
 
 
 def test_all_repairs_are_in_the_table() -> None:
-    """A function of the repairs that replaces one of fairseq's is in the table."""
+    """A function without arguments that wraps one of fairseq's is a repair, unless a repair calls it."""
     offered = {
         each
         for module in vars(repairs).values()
@@ -50,34 +52,27 @@ def test_all_repairs_are_in_the_table() -> None:
         for name, each in vars(module).items()
         if isinstance(each, FunctionType) and each.__module__ == module.__name__ and not name.startswith("_")
     }
-    table = (*repairs.SAFETY, *repairs.FIXES)
-    assert len(table) == len(set(table))
-    assert set(table) <= offered
-    replacing = {each for each in offered if "in_place_of" in each.__code__.co_names and not each.__code__.co_argcount}
+    assert len(TABLE) == len(set(TABLE))
+    assert set(TABLE) <= offered
+    replacing = {each for each in offered if "wrap" in each.__code__.co_names and not each.__code__.co_argcount}
     called = {each for each in replacing if getsource(getmodule(each)).count(f"{each.__name__}()") > 1}
-    assert replacing - called <= set(table)
+    assert len(replacing) > 20
+    assert replacing - called <= set(TABLE)
 
 
 @pytest.mark.parametrize(
     "repair",
     [
-        batches.find_buckets_with_numpy_2,
-        batches.keep_the_batches_on_resume,
-        batches.keep_the_last_batch,
-        batches.read_several_parts,
-        distributed.follow_torchrun,
-        distributed.validate_what_there_is,
-        hub.copy_the_state_of_tasks,
-        hub.take_the_task_asked_for,
-        options.read_first_embedding,
-        options.refuse_references,
-        searches.count_groups_by_their_place_in_the_batch,
-        searches.refuse_without_constraints,
-        translation.block_repeated_ngrams,
+        data.end_lines_at_line_feeds,
+        data.read_first_embedding,
+        epochs.finish_epochs_with_other_update_freq,
+        epochs.keep_the_last_batch,
+        hub.make_tasks_copyable,
+        hub.use_given_task,
     ],
 )
-def test_what_is_right_is_left_alone(repair: repairs.Repair) -> None:
-    """As a repaired fairseq is: these probes look at what is there. Others come with an error, or are of the code."""
+def test_a_repaired_fairseq_is_left_alone(repair: repairs.Repair) -> None:
+    """These probes call fairseq or read its code; other repairs have no probe, or one that comes with an error."""
     before = [value for _, value in functions_of_fairseq()]
     known = set(map(id, before))
     repair()

@@ -1,4 +1,4 @@
-"""fairseq's commands run nothing that a file or an option says; each payload is one that fairseq alone would run."""
+"""fairseq's commands run no code of a file or an option; without the plugin they would run each payload."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COMMANDS = {
 
 @pytest.fixture(scope="module")
 def words(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data as language models want it."""
+    """Return data for language models."""
     folder = shutil.copytree(data, tmp_path_factory.mktemp("words") / "bin")
     shutil.copy(folder / "dict.src.txt", folder / "dict.txt")
     return folder
@@ -63,7 +63,7 @@ def test_a_criterion_from_a_checkpoint_is_not_evaluated(state, words: Path, trac
     cfg = {**state["cfg"], "criterion": {**ctc, "wer_args": code(trace)}}
     torch.save({**state, "cfg": cfg}, tmp_path / "evil.pt")
     command = [words, *COMMON, *COMMANDS["validate"], tmp_path / "evil.pt"]
-    failed = run("validate", *command, succeeds=False, anew=True)  # its module is `__main__` where users start it
+    failed = run("validate", *command, succeeds=False, anew=True)  # a user's command runs as `__main__`
     assert "ValueError: not a literal, and nothing else is read: \"__import__('os')" in failed.stderr
     assert not trace.exists()
 
@@ -76,7 +76,7 @@ def test_overrides_of_a_model_are_not_evaluated(command: str, words: Path, trace
 
 
 def test_what_a_checkpoint_names_is_not_imported(state, words: Path, trace: Path, tmp_path: Path) -> None:
-    """Its ``user_dir``, a hydra ``_target_`` and a script to run after saving are there, and nobody looks at them."""
+    """Its ``user_dir``, a hydra ``_target_`` and a script to run after saving exist, and fairseq ignores them."""
     (tmp_path / "evil_plugin").mkdir()
     (tmp_path / "evil_plugin" / "__init__.py").write_text(code(trace))
     target = {"_target_": "os.system", "_args_": [f"touch {trace}"]}
@@ -97,7 +97,7 @@ def test_fairseq_score_reads_text(trace: Path, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def unchecked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a fairseq that passes ``weights_only=False`` wherever it loads, as its main branch does."""
+    """Return a folder with a fairseq that loads with ``weights_only=False``, as its main branch does."""
     folder = tmp_path_factory.mktemp("unchecked")
     installed = Path(fairseq.__file__).parent
     shutil.copytree(installed, folder / "fairseq", copy_function=os.symlink, ignore=lambda *_: ["examples"])
@@ -163,7 +163,7 @@ else:
 
 @pytest.mark.parametrize(("plugin", "outcome"), [(["plugin"], "refused"), ([], "ran")])
 def test_it_loads_no_code(plugin: list[str], outcome: str, unchecked: Path, tmp_path: Path) -> None:
-    """A checkpoint, one that is read for its moving averages, and what rank 0 sends to the others in a resume."""
+    """A checkpoint, one that is read for its moving averages, and the state that rank 0 sends in a resume."""
     command = [sys.executable, "-W", "ignore", "-c", _EVERY_LOAD, str(unchecked), str(tmp_path), *plugin]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (unchecked, ROOT)))}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)

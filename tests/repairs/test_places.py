@@ -22,7 +22,7 @@ CALLS = re.compile(
 
 
 def kind(call: ast.Call) -> str:
-    """The name by which the list has such calls."""
+    """Return the name of such calls in the list."""
     name = ast.unparse(call.func)
     if name.startswith(("subprocess.", "pickle.")):
         return name.partition(".")[0]
@@ -30,7 +30,7 @@ def kind(call: ast.Call) -> str:
 
 
 def calls(package: str) -> Iterator[tuple[str, ast.Call]]:
-    """The file and the call, for each call that may run something."""
+    """Yield file and call for each call that may run code."""
     root = Path(package).parent
     for path in sorted(root.rglob("*.py")):
         if path.relative_to(root).parts[0] == "examples":

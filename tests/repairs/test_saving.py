@@ -1,21 +1,31 @@
-"""Checkpoints that cannot be written: a clear error, and nothing is lost."""
+"""Checkpoints are saved whole and with float32 parameters; damaged ones are named."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import re
+import shutil
 import signal
+import zipfile
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from fairseq import checkpoint_utils
+from fairseq.dataclass.configs import FairseqConfig
 from fairseq.file_io import PathManager
+from fairseq.optim import AMPOptimizer, FP16Optimizer, build_optimizer
 
+from fairseq_plugins.cli import main as cli
+from fairseq_plugins.convs2s.model import ConvS2SModel
+from fairseq_plugins.repairs import saving
 from tests import faults
-from tests.commands import full_disk
-from tests.repairs.trainings import fail, options, updates
+from tests.commands import USER_DIR, full_disk, run
+from tests.repairs.trainings import fail, fork, options, resume, train, updates, words
 
 
 @pytest.fixture
@@ -28,31 +38,28 @@ def test_a_full_disk_stops_training_and_nothing_else(data: Path, save: Path) -> 
     size = (save / "checkpoint_last.pt").stat().st_size
     message = fail(options(data, 9), save, size // 2)
     assert f"{save}/checkpoint_1_9.pt was not written: [Errno 27] File too large" in message
-    assert message.endswith(f"without --restore-file, training goes on from {save}/checkpoint_last.pt")
-    assert updates(faults.finish(faults.start(options(data, 9), save), save)) == 9
+    assert message.endswith(f"resumes from {save}/checkpoint_last.pt")
+    assert updates(resume(options(data, 9), save)) == 9
     assert "checkpoint_last.pt (epoch 1 @ 6 updates)" in (save / "log").read_text()
 
 
 def test_a_disk_that_is_full_before_the_first_checkpoint(data: Path, save: Path, tmp_path: Path) -> None:
-    """The error promises no more than there is."""
-    size, begun = (save / "checkpoint_last.pt").stat().st_size, tmp_path / "begun"
-    begun.mkdir()
-    message = fail(options(data, 4), begun, size // 2)
-    assert message.endswith("File too large. No checkpoint is there yet: started again, training begins anew")
+    message = fail(options(data, 4), tmp_path / "begun", (save / "checkpoint_last.pt").stat().st_size // 2)
+    assert "File too large. There is no checkpoint yet" in message
 
 
-def test_a_copy_that_fails_names_what_training_goes_on_from(save: Path, request: pytest.FixtureRequest) -> None:
-    """As after the first epoch, where there is no other last one yet."""
+def test_a_failed_copy_names_the_checkpoint_to_resume_from(save: Path, request: pytest.FixtureRequest) -> None:
+    """The copy fails after the first epoch, before there is a last checkpoint."""
     (save / "checkpoint_last.pt").unlink()
     newest = save / "checkpoint_1_6.pt"
     os.utime(newest)
     request.getfixturevalue("_full_disk")
-    with pytest.raises(OSError, match=rf"\. Started again, .* goes on from {newest}$"):
+    with pytest.raises(OSError, match=rf"resumes from {newest}$"):
         PathManager.copy(str(newest), str(save / "checkpoint_last.pt"), overwrite=True)
 
 
 @pytest.mark.usefixtures("_full_disk")
-def test_nothing_is_left_of_what_could_not_be_written(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint_last.pt"
     path.write_text("before")
     with pytest.raises(OSError, match=r"averaged\.pt was not written: \[Errno 27\] File too large$"):
@@ -73,26 +80,8 @@ def test_braces_are_letters(folder: str, tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_two_processes_write_one_name(tmp_path: Path) -> None:
-    """As two trainings do that have one folder by mistake: each writes whole checkpoints."""
-    path = tmp_path / "checkpoint_last.pt"
-
-    def write() -> None:
-        for _ in range(30):
-            checkpoint_utils.torch_persistent_save({"model": torch.zeros(10_000)}, str(path))
-
-    writers = [multiprocessing.get_context("fork").Process(target=write) for _ in range(2)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    assert [writer.exitcode for writer in writers] == [0, 0]
-    assert list(tmp_path.iterdir()) == [path]
-    assert torch.equal(torch.load(path)["model"], torch.zeros(10_000))
-
-
-def test_what_killed_processes_have_left_is_removed(tmp_path: Path) -> None:
-    """And nothing of what is still being written, here or on another machine."""
+def test_leftovers_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    """Files that are still being written, here or on another machine, stay."""
     path = tmp_path / "checkpoint_last.pt"
     killed = multiprocessing.get_context("fork").Process(target=os.getpid)
     killed.start()
@@ -111,10 +100,10 @@ def test_what_killed_processes_have_left_is_removed(tmp_path: Path) -> None:
     writing.kill()
 
 
-def test_where_no_file_can_be_renamed_it_is_written_in_its_place(
+def test_a_checkpoint_is_written_in_place_if_it_cannot_be_renamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a storage that is no file system."""
+    """Some storage is no file system."""
     monkeypatch.setattr(PathManager, "supports_rename", lambda _: False)
     path, other = tmp_path / "checkpoint1.pt", tmp_path / "checkpoint_last.pt"
     other.touch()
@@ -125,7 +114,7 @@ def test_where_no_file_can_be_renamed_it_is_written_in_its_place(
     assert other.stat().st_ino == before
 
 
-def test_a_failed_copy_leaves_what_was_there(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_failed_copy_leaves_the_old_file(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     path, source = tmp_path / "checkpoint_last.pt", tmp_path / "checkpoint1.pt"
     path.write_text("before")
     source.write_bytes(bytes(200_000))
@@ -137,7 +126,7 @@ def test_a_failed_copy_leaves_what_was_there(tmp_path: Path, request: pytest.Fix
 
 
 def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a power failure may leave the name, and nothing of the content."""
+    """Otherwise a power failure may leave the name without the content."""
     path, synced, sync = tmp_path / "checkpoint1.pt", [], os.fsync
 
     def record(descriptor: int) -> None:
@@ -148,3 +137,235 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatc
     checkpoint_utils.torch_persistent_save({"model": torch.zeros(100)}, str(path))
     ((before, named),) = synced
     assert (before.st_ino, before.st_size, named) == (path.stat().st_ino, path.stat().st_size, False)
+
+
+def test_training_resumes_from_a_file_of_an_earlier_torch(tmp_path: Path) -> None:
+    """It is not an archive."""
+    torch.save({}, tmp_path / "checkpoint1.pt", _use_new_zipfile_serialization=False)
+    assert saving.newest_whole_checkpoint(tmp_path) == tmp_path / "checkpoint1.pt"
+
+
+@pytest.mark.parametrize("kept", [0, 10, 10_000, -1])
+def test_a_damaged_checkpoint_is_named(kept: int, trained: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copy(trained / "checkpoint_last.pt", tmp_path))
+    os.truncate(path, kept % path.stat().st_size)
+    with pytest.raises(OSError, match=r"checkpoint_last\.pt is damaged and cannot be read"):
+        checkpoint_utils.load_checkpoint_to_cpu(str(path))
+
+
+def damage(path: Path) -> str:
+    """Change bytes in the middle of the largest record of a checkpoint; return the record's name."""
+    with zipfile.ZipFile(path) as archive:
+        record = max(archive.infolist(), key=lambda each: each.file_size)
+    content = bytearray(path.read_bytes())
+    middle = record.header_offset + record.file_size // 2
+    content[middle : middle + 100] = bytes(byte ^ 85 for byte in content[middle : middle + 100])
+    path.write_bytes(content)
+    return record.filename
+
+
+def test_every_reader_refuses_damaged_records(data: Path, save: Path, tmp_path: Path) -> None:
+    """torch would load them; the error names the record and the newest of the other checkpoints."""
+    path, new = save / "checkpoint_last.pt", tmp_path / "new"
+    error = f"{path} is damaged and cannot be read: its record {damage(path)!r} is not what was saved"
+    for option in ("restore-file", "finetune-from-model"):
+        assert error in fail([*options(data, 9), f"--{option}", path], save), option
+    found = run("generate", data, "--user-dir", USER_DIR, "--path", path, succeeds=False).stderr
+    assert f"{error}: " in found
+    assert re.search(rf"the newest undamaged checkpoint beside it is {save}/checkpoint_(best|1_6)\.pt$", found)
+    with pytest.raises(OSError, match=re.escape(error)):
+        ConvS2SModel.from_pretrained(str(save), path.name, str(data))
+    for command in (
+        ["average", path, path, "--output", new],
+        ["export", path, new, "--data", data],
+        ["import-fconv", path, new],
+        ["plot-branches", path, "--output", new.with_suffix(".svg")],
+    ):
+        with pytest.raises(SystemExit, match=re.escape(error)):
+            cli.main([*map(str, command)])
+    assert [*tmp_path.iterdir()] == [save]
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_training_resumes_from_the_newest_undamaged_checkpoint(cut: bool, data: Path, save: Path) -> None:
+    """Those of the last update are cut or have a damaged record; an average is not one of training's."""
+    (save / "checkpoint_averaged.pt").write_bytes((save / "checkpoint_1_3.pt").read_bytes())
+    for name, size in (("checkpoint_last.pt", 10_000), ("checkpoint_best.pt", 10_000), ("checkpoint_1_6.pt", 0)):
+        if cut:
+            os.truncate(save / name, size)
+        else:
+            damage(save / name)
+    assert updates(resume(options(data, 9), save)) == 9
+    log = (save / "log").read_text()
+    assert f"{save}/checkpoint_last.pt is damaged; training resumes from {save}/checkpoint_1_3.pt" in log
+    assert "(epoch 1 @ 3 updates)" in log
+
+
+@pytest.mark.parametrize("record", ["data.pkl", "byteorder", "version"])
+def test_every_record_is_compared_with_its_checksum(record: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    checkpoint_utils.torch_persistent_save({"model": {"weight": torch.zeros(1)}, "extra": "a" * 9}, str(path))
+    with zipfile.ZipFile(path) as archive:
+        content = archive.read(f"archive/{record}")
+    path.write_bytes(path.read_bytes().replace(content, content[:-1] + b"x"))
+    with path.open("rb") as file:
+        assert f"its record 'archive/{record}' is not what was saved" in str(saving.damage_of(file))
+
+
+def test_a_checkpoint_without_checksums_is_read(trained: Path, tmp_path: Path) -> None:
+    """torch before 1.6 wrote none, and later versions have an option to write none."""
+    state = torch.load(trained / "checkpoint_last.pt", weights_only=False)
+    computed = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(state, tmp_path / "new.pt")
+    finally:
+        torch.serialization.set_crc32_options(computed)
+    torch.save(state, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    for name in ("new.pt", "old.pt"):
+        assert checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / name))["model"].keys() == state["model"].keys()
+
+
+def test_damaged_checkpoints_are_not_overwritten(data: Path, save: Path) -> None:
+    for path in save.glob("*.pt"):
+        os.truncate(path, 10_000)
+    assert f"{save}/checkpoint_last.pt is damaged" in fail(options(data, 9), save)
+
+
+FP16 = ["--fp16-init-scale", 4, "--fp16-scale-window", 3]
+
+
+def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    found = [{**faults.compared(each), "scale": each["extra_state"].get("loss_scale")} for each in (one, other)]
+    assert not list(faults.differences(*found))
+
+
+def rounded(state: dict[str, Any]) -> dict[str, torch.Tensor]:
+    return {name: value.bfloat16().to(value.dtype) for name, value in state["model"].items()}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options"),
+    [
+        ("weighted_transformer_tiny", ["--bf16"]),
+        ("convs2s_tiny", ["--fp16", *FP16]),
+        ("convs2s_tiny", ["--memory-efficient-fp16", *FP16]),
+    ],
+)
+def test_a_stopped_training_ends_as_if_undisturbed(
+    architecture: str, options: list[object], data: Path, tmp_path: Path
+) -> None:
+    """Parameters, optimizer and loss scale are bit-equal."""
+    undisturbed, _, stopped = (
+        train(data, tmp_path / name, *options, "--max-update", most, architecture=architecture)
+        for name, most in (("straight", 8), ("stopped", 5), ("stopped", 8))
+    )
+    assert_same(undisturbed, stopped)
+    assert "no float32 parameters" not in (tmp_path / "stopped" / "log").read_text()
+
+
+def test_two_stopped_processes_end_as_if_undisturbed(data: Path, tmp_path: Path) -> None:
+    options = words(data, "--bf16", "--ddp-backend", "legacy_ddp")
+    ended = []
+    for name, limits in (("straight", [6]), ("stopped", [3, 6])):
+        (tmp_path / name).mkdir()
+        for most in limits:
+            ranks = fork([*options, "--max-update", most], tmp_path / name)
+            states = [faults.finish(rank, tmp_path / name) for rank in ranks]
+        ended.append(states[0])
+    assert_same(*ended)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("--bf16", "--restore-file FILE --reset-optimizer"), ("--cpu", "--finetune-from-model FILE --bf16")],
+)
+def test_another_precision_begins_with_the_same_parameters(before: str, after: str, data: Path, tmp_path: Path) -> None:
+    """At rate zero they stay as loaded."""
+    trained = train(data, tmp_path / "trained", before, "--max-update", 3)
+    assert list(faults.differences(trained["model"], rounded(trained)))
+    start = str(tmp_path / "trained" / "checkpoint_last.pt")
+    options = [*after.replace("FILE", start).split(), "--lr", 0, "--max-update", 1]
+    found = train(data, tmp_path / "again", *options)
+    assert not list(faults.differences(trained["model"], found["model"]))
+
+
+@pytest.mark.parametrize("option", ["--bf16", "--memory-efficient-bf16"])
+def test_a_checkpoint_with_rounded_parameters_is_reported(option: str, data: Path, tmp_path: Path) -> None:
+    """Plain fairseq saves it so; ``--memory-efficient-bf16`` has no float32 parameters to lose."""
+    train(data, tmp_path, option, "--max-update", 3)
+    path = tmp_path / "checkpoint_last.pt"
+    saved = torch.load(path, weights_only=False)
+    torch.save({**saved, "model": rounded(saved)}, path)
+    train(data, tmp_path, option, "--max-update", 4)
+    reports = [line for line in (tmp_path / "log").read_text().splitlines() if "no float32 parameters" in line]
+    assert len(reports) == (option == "--bf16")
+    assert all(str(path) in report for report in reports)
+
+
+def config() -> FairseqConfig:
+    cfg = FairseqConfig()
+    cfg.common.fp16_scale_window = 4
+    cfg.optimizer = Namespace(optimizer="sgd", lr=[0.1], momentum=0.0, weight_decay=0.0)
+    return cfg
+
+
+def test_parameters_in_one_vector(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPUs have such a vector; here it is on the device None, like all tensors of a CPU."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    sizes = [torch.Size(size) for size in ((2, 3), (4,), ())]
+    parameters = [torch.nn.Parameter(torch.randn(size).half()) for size in sizes]
+    vector = FP16Optimizer.build_fp32_params(None, parameters, flatten=True)
+    optimizer = FP16Optimizer(config(), parameters, None, vector)
+    found = saving.masters(optimizer)
+    assert [value.shape for value in found.values()] == sizes
+    for number, parameter in enumerate(parameters):
+        assert torch.equal(found[parameter], parameter.float())
+        found[parameter].fill_(number)
+    optimizer._sync_fp32_params_to_fp16()
+    assert [parameter.unique().tolist() for parameter in parameters] == [[0], [1], [2]]
+
+
+def test_the_loss_scale_of_amp_is_restored() -> None:
+    """fairseq has one of the same class, on GPUs only."""
+    optimizers = []
+    for _ in range(2):
+        optimizer = AMPOptimizer.build_optimizer(config(), [torch.nn.Parameter(torch.zeros(2))])
+        optimizer._grad_scaler = torch.amp.GradScaler("cpu", init_scale=4, growth_interval=3)
+        optimizers.append(optimizer)
+    trained, resumed = optimizers
+    for _ in range(4):
+        trained.backward(trained.optimizer.param_groups[0]["params"][0].sum())
+        trained.step()
+    saved = saving.scaler_state(trained)
+    assert saved == {"scale": 8, "_growth_tracker": 1}
+    for bad in (None, [], {}, {"scale": "8"}, {**saved, "_growth_tracker": torch.ones(2)}):
+        saving.restore_loss_scale(resumed, bad)
+    saving.restore_loss_scale(resumed, {**saved, "growth_factor": 9})
+    assert resumed.scaler.state_dict() == trained.scaler.state_dict()
+
+
+def test_parameters_in_float32_have_no_others() -> None:
+    cfg = config()
+    parameters = [torch.nn.Parameter(torch.zeros(2))]
+    for optimizer in (build_optimizer(cfg.optimizer, parameters), AMPOptimizer.build_optimizer(cfg, parameters)):
+        assert saving.masters(optimizer) == saving.scaler_state(optimizer) == {}
+
+
+def test_a_killed_copy_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new, last = tmp_path / "checkpoint1.pt", tmp_path / "checkpoint_last.pt"
+    new.write_text("new checkpoint")
+    last.write_text("old checkpoint")
+
+    def half_a_copy(_: str, target: str) -> None:
+        Path(target).write_text("new ch")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfile", half_a_copy)
+        with pytest.raises(KeyboardInterrupt):
+            PathManager.copy(str(new), str(last), overwrite=True)
+    assert last.read_text() == "old checkpoint"
+    assert PathManager.copy(str(new), str(last), overwrite=True)
+    assert last.read_text() == "new checkpoint"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [new.name, last.name]

@@ -3,9 +3,8 @@
 ``s_t = s_{t-1} / 2 + g_t``, ``a_t = softmax(s_t · z)``, ``features = W (s_t + Σ_j a_tj z_j)``.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
+from typing import Optional
 
 import torch
 from fairseq.dataclass import FairseqDataclass
@@ -25,7 +24,9 @@ fairseq_plugins.install(command=True)
 
 @dataclass
 class ToyConfig(FairseqDataclass):
-    width: int = field(default=16, metadata={"help": "width of embeddings", "range": SIZE})
+    width: Optional[int] = field(  # noqa: UP045  (fairseq reads no other form)
+        default=None, metadata={"help": "width of embeddings (default: 16)", "range": SIZE}
+    )
 
 
 class ToyEncoder(SourceEncoder):
@@ -79,9 +80,9 @@ class ToyModel(TranslationModel):
     onnx_program = __name__
 
     @classmethod
-    def build(cls, cfg, task) -> ToyModel:
+    def build(cls, cfg, task) -> "ToyModel":
         def embedding(dictionary) -> InputEmbedding:
-            words = normal_embedding(len(dictionary), cfg.width, dictionary.pad())
+            words = normal_embedding(len(dictionary), cfg.width or 16, dictionary.pad())
             return InputEmbedding(words, max_positions=64, positions="learned", dropout=0.0)
 
         source, target = task.source_dictionary, task.target_dictionary

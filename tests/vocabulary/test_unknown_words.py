@@ -10,7 +10,7 @@ import torch
 from fairseq import utils
 from fairseq.data import Dictionary
 
-from fairseq_plugins.repairs import translation
+from fairseq_plugins.repairs import translating
 from fairseq_plugins.vocabulary.unknown_words import (
     SourceWords,
     keep_source_words,
@@ -142,9 +142,9 @@ def test_what_is_no_dictionary_is_refused(content: bytes, message: str, tmp_path
 
 
 def test_a_repaired_fairseq_is_left_alone() -> None:
-    assert not translation.takes_hard_alignments(utils.replace_unk)
+    assert not translating.takes_hard_alignments(utils.replace_unk)
 
     def repaired(hypo_str: str, src_str: str, alignment: list, align_dict: dict, unk: str) -> str:
         return hypo_str.replace(unk, src_str.split()[alignment[0][0]])
 
-    assert translation.takes_hard_alignments(repaired)
+    assert translating.takes_hard_alignments(repaired)

@@ -41,7 +41,6 @@ from fairseq_plugins.cli.work import work_in
 if TYPE_CHECKING:
     from fairseq_plugins.cli.own_data.training import Training
 
-FAMILIES = ("convs2s", "weighted_transformer", "conv_encoder")  # of this plugin, as their architectures begin
 BEGUN = "begun"  # beside the checkpoints, with the options of --train
 DEFAULT_ARCH = "convs2s_iwslt_de_en"
 
@@ -217,7 +216,9 @@ def show_what_next(args: Namespace, folder: Folder, model: Path, decoding: list[
     exported += folder.export_options()
     if args.user_dir != USER_DIR:
         exported += ["--user-dir", args.user_dir]
-    if args.arch.startswith(FAMILIES):
+    from fairseq_plugins.cli.own_data.training import is_exportable  # noqa: PLC0415  (with torch and fairseq: seconds)
+
+    if is_exportable(args.arch, args.user_dir):
         show("A folder that translates without fairseq and torch", exported)
 
 

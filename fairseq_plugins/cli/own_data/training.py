@@ -38,7 +38,7 @@ NOTHING_LEFT = "nothing is left to train"  # how fairseq-train says so, with rep
 LONGEST_WARMUP = 4000  # updates
 PATIENCE = 5  # validations, of which there is one an epoch
 SAVE_EVERY = 90  # seconds of work that a stop may lose
-SAVE = f"from fairseq_plugins.repairs.timed_saving import save_every; save_every({SAVE_EVERY})"
+SAVE = f"from fairseq_plugins.repairs.saving import save_every; save_every({SAVE_EVERY})"
 TRIED = 3  # updates that are timed before a training, after one to warm up
 
 
@@ -177,6 +177,13 @@ class Training:
                     print(line.rpartition(" | ")[2], end="", file=sys.stderr)
         if not self.best.exists():
             raise ValueError(f"training has ended without {self.best}: by --train, it has not validated or not saved")
+
+
+def is_exportable(arch: str, user_dir: Path) -> bool:
+    """Return whether the models of an architecture can leave fairseq."""
+    fairseq_plugins.install()
+    import_user_dir(user_dir)
+    return "onnx_program" in vars(ARCH_MODEL_REGISTRY[arch])
 
 
 def brings_this_plugin(user_dir: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Parallel texts stay parallel, and texts and data of no use are refused with their names."""
+"""Texts, dictionaries, embeddings and data: lines stay aligned, and errors name the file."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from fairseq.data import Dictionary, data_utils
+import torch
+from fairseq import utils
+from fairseq.data import Dictionary, TokenBlockDataset, data_utils
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
-from fairseq_plugins.repairs.texts import ends_lines_at_carriage_returns
+from fairseq_plugins.repairs.data import ends_lines_at_carriage_returns
 from tests.commands import USER_DIR, run, save_model
 from tests.conftest import random_model
 
@@ -19,7 +21,7 @@ WORDS = ["w1 w2", "w3 w4", "", "w5", "w6 w7", "w8"]
 
 
 def preprocess(folder: Path, data: Path, *options: object, source: bytes, target: bytes, succeeds: bool = True) -> str:
-    """Binarise one text as the test part, and return what the command printed."""
+    """Binarise one text as the test part, and return the command's output."""
     (folder / "text.src").write_bytes(source)
     (folder / "text.tgt").write_bytes(target)
     dictionaries = ["--joined-dictionary", "--srcdict", data / "dict.src.txt"]
@@ -32,7 +34,7 @@ def preprocess(folder: Path, data: Path, *options: object, source: bytes, target
     "options", [[], ["--workers", 4], ["--dataset-impl", "raw"], ["--dataset-impl", "lazy"]], ids=str
 )
 def test_only_a_line_feed_ends_a_line(data: Path, tmp_path: Path, options: list[object]) -> None:
-    """Without the repair, a carriage return makes two sentences of one, and moves all that follow."""
+    """fairseq splits a sentence at a carriage return, and misaligns all pairs after it."""
     text = "\n".join(LINES).encode()
     preprocess(tmp_path, data, *options, source=text, target="\n".join(WORDS).encode())
     words = Dictionary.load(str(data / "dict.src.txt"))
@@ -64,7 +66,7 @@ def test_texts_that_do_not_match_are_refused_before_anything_is_written(
 
 @pytest.fixture(scope="module")
 def checkpoint(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model for sources of up to 16 tokens."""
+    """Return a random model for sources of up to 16 tokens."""
     task = TranslationTask.setup_task(TranslationConfig(data=str(data), source_lang="src", target_lang="tgt"))
     options = {"max_source_positions": 16, "max_target_positions": 16, "criterion": "cross_entropy"}
     args, model = random_model("convs2s_tiny", task, **options, task="translation")
@@ -72,7 +74,7 @@ def checkpoint(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def generate(folder: Path, data: Path, checkpoint: Path, *options: object) -> str:
-    """The error of ``fairseq-generate`` with the data of a folder."""
+    """Return the error of ``fairseq-generate`` with the data of a folder."""
     for dictionary in data.glob("dict.*.txt"):
         shutil.copy(dictionary, folder)
     words = [folder, "--user-dir", USER_DIR, "--path", checkpoint, "--task", "translation", *options]
@@ -81,7 +83,7 @@ def generate(folder: Path, data: Path, checkpoint: Path, *options: object) -> st
 
 @pytest.mark.parametrize("implementation", ["mmap", "raw"])
 def test_data_without_sentences_is_named(tmp_path: Path, data: Path, checkpoint: Path, implementation: str) -> None:
-    """As `fairseq-preprocess` makes it of an empty text without the plugin."""
+    """`fairseq-preprocess` without the plugin makes it from an empty text."""
     for side in ("src", "tgt"):
         for end in ("", ".idx", ".bin"):
             (tmp_path / f"test.src-tgt.{side}{end}").touch()
@@ -97,10 +99,71 @@ def test_sides_of_different_lengths_are_named(tmp_path: Path, data: Path, checkp
 
 
 @pytest.mark.parametrize("few", [False, True])
-def test_it_is_said_that_nothing_is_left_to_translate(tmp_path: Path, data: Path, checkpoint: Path, few: bool) -> None:
-    """All sentences are too long, or all of them are in the other shards."""
+def test_an_empty_translation_is_reported(tmp_path: Path, data: Path, checkpoint: Path, few: bool) -> None:
+    """All sentences are too long, or they are in the other shards."""
     for side in ("src", "tgt"):
         (tmp_path / f"test.src-tgt.{side}").write_text("w1\n" if few else "w1 " * 20 + "\n")
     shard = ["--distributed-world-size", 3, "--distributed-rank", 2 if few else 0]
     options = ["--dataset-impl", "raw", "--skip-invalid-size-inputs-valid-test", *shard]
     assert "ValueError: --gen-subset" in generate(tmp_path, data, checkpoint, *options)
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (POINTER, "line 1: it is a pointer"),
+        (b"/annex/objects/SHA256E-s9--0.txt\n", "line 1: it is a pointer"),
+        (b"w1 5\nw2 4\nw1 3\n", "line 3: the word 'w1' is in line 1"),
+        (b"<unk> 5\n", "'<unk>'"),
+        (b"w1 5\nw2\t4\n", "line 2: expected `word count`"),
+        (b"w1 5\nw2\n", "line 2: expected `word count`"),
+        (b"w1 5\n\nw2 4\n", "line 2: expected `word count`"),
+        (b"w1 5\nw2 0.5\n", "line 2: expected `word count`"),
+        (b"w1 5\n#fairseq:overwrite\n", "line 2: expected `word count`"),
+        (b"w1 5\nw1 4 #fairseq:overwrite\nw2\n", "line 3: expected `word count`"),
+        (b"w1 5\nw\xe4 4\n", "line 2 is not UTF-8"),
+        ("w1 5\n".encode("utf-16"), "line 1 is not UTF-8"),
+        (b"\x80\x02cposix\nsystem\n", "line 1 is not UTF-8"),
+        (b"\xef\xbb\xbfw1 5\n", "line 1 begins with a byte order mark"),
+        (b"", "it has no words"),
+    ],
+)
+def test_file_and_line_of_a_dictionary_are_named(content: bytes, fault: str, tmp_path: Path) -> None:
+    path = tmp_path / "dict.en.txt"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"^{re.escape(f'{path}: ')}.*{re.escape(fault)}"):
+        Dictionary.load(str(path))
+
+
+def test_valid_dictionaries_are_read_as_before(tmp_path: Path) -> None:
+    path = tmp_path / "dict.en.txt"
+    path.write_bytes("w1 5\r\n\u2581 w 4\nw1 3 #fairseq:overwrite\n".encode())
+    read = Dictionary.load(str(path))
+    assert read.symbols[read.nspecial :] == ["w1", "\u2581 w", "w1"]
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        Dictionary.load(str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize("task", ["translation", "translation_fast"])
+def test_commands_name_the_dictionary(data: Path, task: str, tmp_path: Path) -> None:
+    shutil.copytree(data, tmp_path / "bin")
+    path = tmp_path / "bin" / "dict.tgt.txt"
+    path.write_bytes(POINTER)
+    words = ["--user-dir", USER_DIR, "--arch", "convs2s_tiny", "--optimizer", "sgd", "--batch-size", 1, "--task", task]
+    assert f"ValueError: {path}: line 1: " in run("train", path.parent, *words, succeeds=False).stderr
+
+
+@pytest.mark.parametrize("header", ["", "3 2\n"])
+def test_embeddings_are_read_with_and_without_a_header(tmp_path: Path, header: str) -> None:
+    (tmp_path / "words").write_text(header + "a 1 2\n7 3 4\n8 5 6\n")
+    vectors = utils.parse_embedding(str(tmp_path / "words"))
+    assert {word: vector.tolist() for word, vector in vectors.items()} == {"a": [1, 2], "7": [3, 4], "8": [5, 6]}
+
+
+def test_data_sets_of_language_models_work_with_numpy_2() -> None:
+    tokens = [torch.tensor([4, 5, 2]), torch.tensor([6, 2])]
+    blocks = TokenBlockDataset(tokens, [3, 2], block_size=None, pad=1, eos=2, break_mode="eos")
+    assert [block.tolist() for block in blocks] == [[4, 5, 2], [6, 2]]

@@ -1,19 +1,32 @@
-"""Archives that are given to ``from_pretrained``: nothing of the user's is written over, moved, or lost."""
+"""No option, file name or archive runs code or writes outside its folder."""
 
 from __future__ import annotations
 
+import argparse
+import ast
 import errno
 import io
 import os
 import signal
+import subprocess
+import sys
 import tarfile
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
+import fairseq
+import fairseq_cli
 import pytest
-from fairseq import file_utils
+from fairseq import file_utils, utils
+from fairseq.data import Dictionary
+from fairseq.models.fconv import FConvModel
 
-from fairseq_plugins.repairs import archives
+from fairseq_plugins.common.literal import literal
+from fairseq_plugins.repairs import safety
+from tests.commands import ROOT
+from tests.repairs.payloads import code
 
 
 def make(path: Path, *members: str | tarfile.TarInfo) -> Path:
@@ -34,14 +47,14 @@ def folder(name: str) -> tarfile.TarInfo:
 
 
 def unpacked(path: Path) -> dict[str, Path]:
-    """What the folder of an archive holds; the archive itself is still there."""
+    """Return the files in the folder of an archive, which itself stays."""
     before = path.read_bytes()
     found = Path(file_utils.load_archive_file(str(path)))
     assert path.read_bytes() == before
     return {each.name: each for each in found.iterdir()}
 
 
-def test_it_is_unpacked_once_and_stays(tmp_path: Path) -> None:
+def test_an_archive_is_unpacked_once_and_stays(tmp_path: Path) -> None:
     path = make(tmp_path / "model.tar", "model/model.pt", "model/other.pt")
     found = unpacked(path)
     assert sorted(found) == ["model.pt", "other.pt"]
@@ -83,11 +96,11 @@ def attributed(name: str, **attributes: object) -> tarfile.TarInfo:
         [attributed("model/a", pax_headers={"size": "-2048"})],  # leads back to an earlier member, without end
         [attributed("model/a", pax_headers={"path": "model/a\0b"})],
         [attributed("model/a", pax_headers={"GNU.sparse.size": "1000000000000", "GNU.sparse.map": "0,0"})],
-        [f"model/{number}" for number in range(archives.MOST)],
+        [f"model/{number}" for number in range(safety.MOST_MEMBERS)],
     ],
     ids=lambda members: getattr(members[0], "name", members[0])[:20],
 )
-def test_what_is_no_plain_file_of_its_own_is_refused(members: list[str | tarfile.TarInfo], tmp_path: Path) -> None:
+def test_members_that_are_not_plain_files_are_refused(members: list[str | tarfile.TarInfo], tmp_path: Path) -> None:
     path = make(tmp_path / "evil.tar", "model/model.pt", *members)
     with pytest.raises(OSError, match=r"evil\.tar cannot be unpacked: "):
         unpacked(path)
@@ -97,7 +110,7 @@ def test_what_is_no_plain_file_of_its_own_is_refused(members: list[str | tarfile
 @pytest.mark.parametrize("top", ["", "model/"])
 @pytest.mark.parametrize("end", ["link", "hard link"])
 def test_links_that_no_path_resolves(top: str, end: str, tmp_path: Path) -> None:
-    """Python's own filter follows links until a path is too long for the system, and takes the rest as it is."""
+    """Python's filter follows links up to the longest path of the system, and accepts the rest unresolved."""
     victim = tmp_path / "home" / "program"
     victim.parent.mkdir()
     victim.write_text("mine")
@@ -129,25 +142,15 @@ def test_modes_are_not_those_of_the_archive(tmp_path: Path) -> None:
         assert os.access(file, os.R_OK | os.W_OK)
 
 
-def test_an_archive_takes_no_folder_away(tmp_path: Path) -> None:
-    """fairseq moves to the archive's place what all of its names begin with."""
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "thesis.txt").touch()
-    path = make(tmp_path / "evil.tar", folder(f"{tmp_path}/home"), f"{tmp_path}/home/model.pt")
-    with pytest.raises(OSError, match="is absolute"):
-        unpacked(path)
-    assert (tmp_path / "home" / "thesis.txt").exists()
-
-
 @pytest.mark.parametrize("names", [["best.pt", "code"], ["./best.pt"], ["best.pt"], ["model/ab", "model/ac"]])
 def test_an_archive_without_a_folder_of_its_own(names: list[str], tmp_path: Path) -> None:
-    """fairseq takes the letters that all names begin with for a folder, once it has removed the archive."""
+    """fairseq takes a common prefix of letters for a folder, after it has removed the archive."""
     path = make(tmp_path / "model.tar", *([folder(".")] if names[0].startswith(".") else []), *names)
     assert sorted(unpacked(path)) == [Path(name).name for name in names]
 
 
 @pytest.mark.parametrize("kind", ["empty", "text", "cut"])
-def test_what_cannot_be_unpacked_is_named_and_kept(kind: str, tmp_path: Path) -> None:
+def test_a_damaged_archive_is_named_and_kept(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "model.tar.gz"
     if kind == "text":
         path.write_text("words")
@@ -163,14 +166,14 @@ def test_what_cannot_be_unpacked_is_named_and_kept(kind: str, tmp_path: Path) ->
 
 
 def test_half_a_folder_is_never_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed once that files are written; and another process is faster."""
-    path, unpack = make(tmp_path / "model.tar", "model/model.pt"), archives.unpack
+    """The process is killed when the files are written; then another process is faster."""
+    path, unpack = make(tmp_path / "model.tar", "model/model.pt"), safety.unpack
 
     def unpack_and_die(*args: Path) -> None:
         unpack(*args)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    monkeypatch.setattr(archives, "unpack", unpack_and_die)
+    monkeypatch.setattr(safety, "unpack", unpack_and_die)
     child = os.fork()
     if not child:
         try:
@@ -186,12 +189,12 @@ def test_half_a_folder_is_never_found(tmp_path: Path, monkeypatch: pytest.Monkey
         unpack(*args)
         assert sorted(unpacked(path)) == ["model.pt"]
 
-    monkeypatch.setattr(archives, "unpack", unpack_while_another_does)
+    monkeypatch.setattr(safety, "unpack", unpack_while_another_does)
     assert sorted(unpacked(path)) == ["model.pt"]
     assert len([*tmp_path.glob("[!.]*")]) == 2
 
 
-def test_in_a_folder_that_nobody_may_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_in_a_read_only_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, make_folder = make(tmp_path / "model.tar", "model/model.pt"), tempfile.mkdtemp
 
     def refuse(*args: str, **kwargs: str) -> str:
@@ -202,3 +205,98 @@ def test_in_a_folder_that_nobody_may_write(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(tempfile, "mkdtemp", refuse)
     assert sorted(unpacked(path)) == ["model.pt"]
     assert [*tmp_path.iterdir()] == [path]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[(512, 3)] * 2 + [(1024, 3, 1)]", "0.25", "1,2", "True", "[True] * 2", "'a'", "-1", "((1, 2),) * 2 + ((3, 4),)"],
+)
+def test_options_are_read_as_literals(text: str) -> None:
+    assert literal(text) == eval(text)
+
+
+@pytest.mark.parametrize(
+    ("largest", "larger"),
+    [
+        ("[0] * 1000", "[0] * 1001"),
+        ("[[0] * 1000] * 9", "[[0] * 1000] * 10"),
+        ("[0] * 999 + [1]", "[0] * 999 + [1, 2]"),
+    ],
+)
+def test_literals_have_a_largest_size(largest: str, larger: str) -> None:
+    """Elements of inner lists count; without a limit, a few letters could fill gigabytes."""
+    assert literal(largest) == eval(largest)
+    with pytest.raises(ValueError, match="not a literal"):
+        literal(larger)
+
+
+def evaluating_modules() -> Iterator[str]:
+    """Yield the modules of the installed fairseq that call ``eval`` or ``exec``."""
+    for package in (fairseq, fairseq_cli):
+        root = Path(package.__file__).parent
+        for path in sorted(root.rglob("*.py")):
+            inside = path.relative_to(root.parent).with_suffix("")
+            if inside.parts[:2] == ("fairseq", "examples"):
+                continue  # programs of their own, which import each other as `examples`
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec"):
+                    yield ".".join(inside.parts)
+                    break
+
+
+_LOOK_AT_MODULES = """
+import importlib, sys
+half = len(sys.argv) // 2
+def load(names):
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            print(f"{name} is not there: {error}", file=sys.stderr)
+load(sys.argv[1:half])
+import fairseq_plugins
+fairseq_plugins.install()
+from fairseq_plugins.repairs.safety import literal, refuse_to_run
+load(sys.argv[half:])
+for name in sys.argv[1:]:
+    if name in sys.modules:
+        assert eval("eval, exec", vars(sys.modules[name])) == (literal, refuse_to_run), name
+        print(name)
+"""
+
+
+def test_every_module_reads_literals_whenever_it_is_loaded() -> None:
+    """Half of them are loaded before the plugin, unless fairseq has loaded them already, and half after it."""
+    names = list(evaluating_modules())
+    assert {"fairseq.criterions.ctc", "fairseq.data.audio.raw_audio_dataset", "fairseq_cli.validate"} <= set(names)
+    command = [sys.executable, "-W", "ignore", "-c", _LOOK_AT_MODULES, *names[::2], *names[1::2]]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    missing = {line.partition(" ")[0] for line in done.stderr.splitlines() if " is not there: " in line}
+    assert {*done.stdout.split(), *missing} == set(names)
+    assert len(missing) <= 2
+
+
+def test_a_module_with_an_eval_of_its_own_keeps_it() -> None:
+    """A later fairseq may have one that runs nothing."""
+    module = ModuleType("safe")
+    module.eval = ast.literal_eval  # type: ignore[attr-defined]
+    safety.read_literals(module)
+    assert module.eval is ast.literal_eval
+    with pytest.raises(ValueError, match="was not run"):
+        module.exec("1")
+
+
+def test_options_of_a_checkpoint_are_not_run(tmp_path: Path) -> None:
+    text = f"{code(tmp_path / 'trace')} or [(8, 3)]"
+    for read in (utils.eval_bool, utils.eval_str_list, utils.eval_str_dict, literal):
+        with pytest.raises(ValueError, match="not a literal"):
+            read(text)
+    task = SimpleNamespace(source_dictionary=Dictionary(), target_dictionary=Dictionary())
+    options = {"encoder_embed_dim": 8, "decoder_embed_dim": 8, "decoder_out_embed_dim": 8, "decoder_layers": "[(8, 3)]"}
+    options |= {"max_source_positions": 9, "max_target_positions": 9}
+    with pytest.raises(ValueError, match="not a literal"):
+        FConvModel.build_model(argparse.Namespace(encoder_layers=text, **options), task)
+    assert not (tmp_path / "trace").exists()
+    model = FConvModel.build_model(argparse.Namespace(encoder_layers="[(8, 3)] * 2", **options), task)
+    assert len(model.encoder.convolutions) == 2

@@ -1,0 +1,165 @@
+"""Batches of an epoch: the same after a resume, also with other processes or ``--update-freq``, and none lost."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from fairseq.data import data_utils
+from fairseq.data.iterators import CountingIterator, EpochBatchIterator, GroupedIterator
+from fairseq.tasks import FairseqTask
+
+from fairseq_plugins.repairs.wrapping import mentions, quietly, wrap
+
+logger = logging.getLogger(__name__)
+
+
+def at_most(positions: Any, tokens: int) -> Any:
+    """Limit maximum positions, a number or several, to a number of tokens."""
+    if isinstance(positions, Mapping):
+        return {name: at_most(each, tokens) for name, each in positions.items()}
+    if isinstance(positions, tuple | list):
+        return tuple(at_most(each, tokens) for each in positions)
+    return tokens if positions is None else min(positions, tokens)
+
+
+def keep_batches_on_resume() -> None:
+    """Make batches as a start in the first epoch makes them, and skip sentences above ``--max-tokens``.
+
+    fairseq makes them by the epoch in which the process starts: after a resume some sentences come twice in an epoch,
+    others never.  At a sentence larger than a batch it fails, though others that are too long are skipped.  No probe:
+    the batches of a start in the first epoch are fairseq's own.
+    """
+    get = FairseqTask.get_batch_iterator
+    signature = inspect.signature(get)
+
+    @wrap(FairseqTask, "get_batch_iterator")
+    def get_batch_iterator(*args: Any, **kwargs: Any) -> Any:
+        call = signature.bind(*args, **kwargs)
+        call.apply_defaults()
+        given = call.arguments
+        task, dataset, epoch = given["self"], given["dataset"], given["epoch"]
+        if given["ignore_invalid_inputs"] and given["max_tokens"] is not None:
+            given["max_positions"] = at_most(given["max_positions"], given["max_tokens"])
+        of_one_epoch = given["disable_iterator_cache"] or given["update_epoch_batch_itr"]
+        if of_one_epoch or not task.can_reuse_epoch_itr(dataset) or dataset in task.dataset_to_epoch_iter:
+            return get(*call.args, **call.kwargs)
+        given["epoch"] = 1
+        epoch_itr = get(*call.args, **call.kwargs)
+        epoch_itr.epoch = epoch
+        dataset.set_epoch(epoch)
+        return epoch_itr
+
+
+def keeps_the_last_batch() -> bool:
+    """Probe: whether three sentences come back from batches of a multiple of eight."""
+    try:
+        batches = data_utils.batch_by_size(np.arange(3), lambda _: 1, max_sentences=8, required_batch_size_multiple=8)
+    except IndexError:
+        return False
+    return sum(map(len, batches)) == 3
+
+
+def keep_the_last_batch() -> None:
+    """Keep the last batch, which later fairseq drops unless it is a multiple of ``--required-batch-size-multiple``.
+
+    It has the longest sentences, which would be neither translated nor validated.
+    """
+    if keeps_the_last_batch():
+        return
+    divide = data_utils.batch_by_size
+
+    @wrap(data_utils, "batch_by_size")
+    def batch_by_size(indices: Any, *args: Any, **kwargs: Any) -> Any:
+        indices = np.asarray(indices)
+        batches = divide(indices, *args, **kwargs) if len(indices) else []
+        if kwargs.get("fixed_shapes") is None:  # batches of fixed shapes are not in order
+            rest = indices[sum(map(len, batches)) :]
+            batches = [*batches, rest] if len(rest) else batches
+        return batches
+
+
+def resume_with_other_processes() -> None:
+    """Save the number of batches that all processes have trained together, and skip them when training resumes.
+
+    fairseq counts those of each process: two processes that continue for one skip half of an epoch, or fail, and so
+    do other batches, as of another ``--max-tokens``.  The probe reads the code: to call it would take processes.
+    """
+    save, load = EpochBatchIterator.state_dict, EpochBatchIterator.load_state_dict
+    if mentions(load, "num_shards"):
+        return
+
+    @wrap(EpochBatchIterator, "state_dict")
+    def state_dict(self: EpochBatchIterator) -> dict[str, Any]:
+        state: dict[str, Any] = save(self)
+        if type(self) is EpochBatchIterator and (rows := state["iterations_in_epoch"]):
+            state |= {"passed": rows * self.num_shards, "batches": len(self.frozen_batches), "order": order_of(self)}
+        return state
+
+    @wrap(EpochBatchIterator, "load_state_dict")
+    def load_state_dict(self: EpochBatchIterator, state_dict: dict[str, Any]) -> None:
+        if type(self) is EpochBatchIterator and "passed" in state_dict:
+            state_dict = {**state_dict, "iterations_in_epoch": rows_passed(self, state_dict)}
+        load(self, state_dict)
+
+
+def order_of(iterator: EpochBatchIterator) -> str:
+    """Return a digest of the batches of all processes and of what shuffles them."""
+    shuffled_by = (iterator.seed, iterator.num_shards if iterator.grouped_shuffling else None)
+    digest = hashlib.sha256(repr(shuffled_by).encode())
+    for batch in iterator.frozen_batches:
+        digest.update(np.array([len(batch), *batch], dtype=np.int64).tobytes())
+    return digest.hexdigest()
+
+
+def rows_passed(iterator: EpochBatchIterator, state: dict[str, Any]) -> int:
+    """Return how many batches each process skips, to begin after the batches that the checkpoint counts."""
+    processes, epoch, passed, before = iterator.num_shards, state["epoch"], state["passed"], state["batches"]
+    batches = len(iterator.frozen_batches)
+    if state["order"] != order_of(iterator):
+        logger.warning(
+            "the batches differ from the checkpoint's, because of another --max-tokens, --batch-size or --seed, or "
+            f"other data: epoch {epoch} resumes after the same share of it ({passed} of {before} batches), so it "
+            "repeats some sentences and skips others"
+        )
+    elif again := passed % processes:
+        logger.info(
+            f"{processes} processes cannot share {passed} trained batches of epoch {epoch} equally: the last {again} "
+            "of them come twice"
+        )
+    rows = batches // processes if iterator.grouped_shuffling else len(iterator)
+    last = rows - 1 - iterator.skip_remainder_batch
+    return max(0, min(passed * batches // before // processes, last))
+
+
+def loses_the_end() -> bool:
+    """Probe: whether updates of two batches lose one of the three that follow the first."""
+    with quietly():
+        return sum(map(len, GroupedIterator(CountingIterator([0] * 3, start=1), 2))) < 3
+
+
+def finish_epochs_with_other_update_freq() -> None:
+    """Count updates right if the trained batches are no multiple of ``--update-freq``.
+
+    fairseq counts one too few, loses the last batches of the epoch, and may repeat the epoch.
+    """
+    if not loses_the_end():
+        return
+    init = GroupedIterator.__init__
+
+    @wrap(GroupedIterator, "__init__")
+    def __init__(self: Any, iterable: Any, chunk_size: int, skip_remainder_batch: bool = False) -> None:  # noqa: N807  (its name)
+        begin = getattr(iterable, "n", 0)
+        if begin == 0:
+            init(self, iterable, chunk_size, skip_remainder_batch)
+            return
+        init(self, iterable, chunk_size)
+        whole, rest = divmod(len(iterable) - begin, chunk_size)
+        self.n = self.total - whole - (rest > 0)
+        if skip_remainder_batch and whole > 0:  # an epoch without any update would fail
+            self.take(self.n + whole)
+            iterable.take(begin + whole * chunk_size)

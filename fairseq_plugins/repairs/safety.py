@@ -1,0 +1,227 @@
+"""No option, file name or archive runs code, reads the environment, or writes outside its folder.
+
+Checkpoints are the subject of `fairseq_plugins.repairs.checkpoints`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import itertools
+import os
+import shlex
+import shutil
+import sys
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path, PurePosixPath
+from types import ModuleType
+from typing import Any, NoReturn
+
+from fairseq import file_utils
+from fairseq.data import FastaDataset
+from fairseq.dataclass import utils as dataclass_utils
+
+from fairseq_plugins.common.literal import literal
+from fairseq_plugins.repairs.checkpoints import reference_in
+from fairseq_plugins.repairs.wrapping import mentions, raises, wrap
+
+FAIRSEQ = ("fairseq", "fairseq_cli")
+MOST_MEMBERS = 10_000  # of an archive; fairseq's have about ten
+LONGEST_NAME = 255  # bytes, as in a plain tar
+
+
+def refuse_to_run(code: object, *_: object) -> NoReturn:
+    """Raise an error instead of `exec`."""
+    raise ValueError(f"{str(code)[:100]!r} was not run: code in files and options is refused")
+
+
+def read_literals(module: ModuleType) -> None:
+    """Replace ``eval`` in a module by `literal`, and ``exec`` by an error, unless (probe) it has its own."""
+    names = vars(module)
+    for python_s, harmless in ((eval, literal), (exec, refuse_to_run)):
+        if names.get(python_s.__name__, python_s) is python_s:
+            names[python_s.__name__] = harmless
+
+
+class FairseqFinder(PathFinder):
+    """Find modules of fairseq that are imported later, and replace their ``eval`` before they run."""
+
+    @classmethod
+    def find_spec(
+        cls, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Leave other modules to the finders after this one."""
+        if fullname.partition(".")[0] not in FAIRSEQ:
+            return None
+        spec = super().find_spec(fullname, path, target)
+        if spec and spec.loader:
+            run = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                read_literals(module)
+                run(module)
+
+            vars(spec.loader)["exec_module"] = exec_module
+        return spec
+
+
+def read_options_without_eval() -> None:
+    """Read options as literals in all modules of fairseq, which evaluates them as Python code.
+
+    Some of them come with a checkpoint: ``--encoder-layers`` of its models, ``wer_args`` of its criterion ctc.
+    """
+    for module in list(sys.modules.values()):
+        # A command run with `python -m` is found by its package.
+        if isinstance(module, ModuleType) and str(vars(module).get("__package__")).partition(".")[0] in FAIRSEQ:
+            read_literals(module)
+    sys.meta_path.insert(0, FairseqFinder)
+
+
+def takes_references(read: Any) -> bool:
+    """Probe: whether an option can refer to another."""
+    return not raises(ValueError, read, argparse.Namespace(wandb_project="${common.seed}"))
+
+
+def refuse_references() -> None:
+    """Refuse ``${...}`` in options, which omegaconf replaces by another option or the environment.
+
+    fairseq's own defaults, some of which are references, do not pass through here.
+    """
+    read = dataclass_utils.override_module_args
+    if not takes_references(read):
+        return
+
+    @wrap(dataclass_utils, "override_module_args")
+    def override_module_args(args: Any) -> Any:
+        if found := reference_in(args):
+            raise ValueError(found)
+        return read(args)
+
+
+def quote_file_names() -> None:
+    """Quote file names in the shell commands by which ``--dataset-impl fasta`` reads its files."""
+    build = getattr(FastaDataset, "_build_index", None)
+    if build is None or not mentions(build, "subprocess"):  # the probe: it calls no command
+        return
+
+    @wrap(FastaDataset, "_build_index")
+    def build_index(self: Any, path: str) -> Any:
+        return build(self, shlex.quote(path))
+
+
+def unpack_archives_safely() -> None:
+    """Unpack archives of ``from_pretrained`` beside them, and name a missing file.
+
+    In fairseq an archive may overwrite any file of the user, is removed before its folder is in place, and a missing
+    file fails later.
+    """
+    load = file_utils.load_archive_file
+    if not mentions(load, "extractall"):  # the probe: the archive decides where it writes
+        return
+
+    @wrap(file_utils, "load_archive_file")
+    def load_archive_file(archive_file: str) -> str:
+        try:
+            path = Path(file_utils.cached_path(archive_file))
+        except OSError as error:
+            raise FileNotFoundError(f"{archive_file!r} is not a folder, archive or known model: {error}") from error
+        if path.is_dir():
+            return str(load(str(path)))
+        try:
+            return str(unpacked(path))
+        except Exception as error:  # a damaged archive causes almost any
+            raise OSError(f"{path} cannot be unpacked: {error}") from error
+
+
+def unpacked(archive: Path) -> Path:
+    """Return the folder of an archive's files, unpacked beside it for later calls, or for this process alone.
+
+    The folder gets its name when it is complete, so neither a kill nor another process nor a full disk leaves a part.
+    Another archive of the same name gets another folder.
+    """
+    about = archive.stat()
+    folder = archive.with_name(f"{archive.name}.unpacked-{about.st_mtime_ns:x}-{about.st_size:x}")
+    if folder.is_dir():
+        return folder
+    try:
+        workplace = tempfile.TemporaryDirectory(dir=archive.parent, prefix=f".{archive.name}.")
+    except OSError:  # the folder is read-only
+        folder = Path(tempfile.mkdtemp(), archive.name)
+        atexit.register(shutil.rmtree, folder.parent, ignore_errors=True)
+        unpack(archive, folder)
+        return folder
+    with workplace:
+        unfinished = Path(workplace.name, "archive")
+        unpack(archive, unfinished)
+        try:
+            unfinished.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # another process may have made it
+                raise
+    return folder
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Write the files of an archive to a new folder, without the folders that all of them share.
+
+    No name is resolved: the result would depend on Python's version and on earlier members of the archive.
+
+    Raises:
+        tarfile.TarError: the archive is empty, or a member is not a file or folder below ``folder``.
+    """
+    with tarfile.open(archive) as file:
+        members = list(itertools.islice(file, MOST_MEMBERS + 1))
+        if not 1 <= len(members) <= MOST_MEMBERS:
+            raise tarfile.ReadError(f"it holds {'nothing' if not members else f'more than {MOST_MEMBERS} members'}")
+        paths = [path_of(member) for member in members]
+        folders = [path if each.isdir() else path.parent for each, path in zip(members, paths, strict=True)]
+        common = os.path.commonpath(folders)
+        folder.mkdir()
+        for member, path in zip(members, paths, strict=True):
+            write(file, member, path.relative_to(common).parts, folder)
+
+
+def path_of(member: tarfile.TarInfo) -> PurePosixPath:
+    """Return the path of a member.
+
+    Raises:
+        tarfile.ReadError: it is a link, device or sparse file, or its path may lead out of the folder.
+    """
+    name = member.name[:LONGEST_NAME]
+    if not (member.isdir() or (member.isreg() and not member.issparse() and member.size >= 0)):
+        raise tarfile.ReadError(f"{name!r} is not a plain file or folder; pack the archive without links and devices")
+    path = PurePosixPath(member.name)
+    if path.is_absolute() or ".." in path.parts or len(os.fsencode(member.name)) > LONGEST_NAME:
+        raise tarfile.ReadError(f"{name!r} is absolute, holds '..' or is longer than {LONGEST_NAME} bytes")
+    if member.isreg() and not path.parts:
+        raise tarfile.ReadError("it holds a file without a name")
+    return path
+
+
+def write(file: tarfile.TarFile, member: tarfile.TarInfo, path: Sequence[str], root: Path) -> None:
+    """Write one member, opening each folder of its path from the descriptor of the one above, with the user's modes.
+
+    Raises:
+        tarfile.ReadError: the member exists already, or a file has the name of its folder.
+    """
+    only_folders = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+    with ExitStack() as stack:
+        place = os.open(root, only_folders)
+        stack.callback(os.close, place)
+        try:
+            for part in path if member.isdir() else path[:-1]:
+                with suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=place)
+                place = os.open(part, only_folders, dir_fd=place)
+                stack.callback(os.close, place)
+            if member.isdir():
+                return
+            new = os.open(path[-1], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=place)
+        except (FileExistsError, NotADirectoryError):
+            raise tarfile.ReadError(f"it holds {member.name!r} twice, or as a file and as a folder") from None
+        with os.fdopen(new, "wb") as output:
+            shutil.copyfileobj(file.extractfile(member), output)  # type: ignore[arg-type]

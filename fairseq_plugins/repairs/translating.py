@@ -1,0 +1,179 @@
+"""Load models for translation, and replace unknown words."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from fairseq import checkpoint_utils, utils
+from fairseq.data import Dictionary
+from fairseq.file_io import PathManager
+from fairseq.models import (
+    ARCH_MODEL_REGISTRY,
+    MODEL_DATACLASS_REGISTRY,
+    MODEL_REGISTRY,
+    BaseFairseqModel,
+    FairseqMultiModel,
+)
+from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
+from fairseq.tasks.translation import TranslationConfig
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from fairseq_plugins.common.model import TranslationModel
+from fairseq_plugins.common.options import architecture
+from fairseq_plugins.repairs.resuming import sides_of_other_words
+from fairseq_plugins.repairs.wrapping import mentions, wrap
+from fairseq_plugins.vocabulary.unknown_words import read_translations, replace_unknown_words
+
+# The functions of torch.nn.init that a mode sees; the others call these methods of tensors.
+_FILL = {Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_}
+
+
+class Unfilled(TorchFunctionMode):
+    """A context in which new parameters keep what their memory holds, until a checkpoint fills them."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _FILL:
+            tensor = kwargs["tensor"] if "tensor" in kwargs else args[0]
+            if tensor.requires_grad:  # a parameter, or a part of one
+                return tensor
+        return func(*args, **kwargs)
+
+
+def load_models() -> None:
+    """Repair how models are loaded to translate.
+
+    - The checkpoint holds the embeddings, so pretrained files, which may be gone, are not read again.
+    - No random numbers are drawn for parameters of our models that the checkpoint must hold.
+    - Errors name the file whose sizes differ, or whose architecture is not registered (the probe is the error).
+    - Other words of the same number, with which fairseq translates nonsense, are refused.
+    - Sentences may be as long as in training (`take_positions`).
+
+    No probe, but for errors: other models are loaded as before.
+    """
+    load = checkpoint_utils.load_model_ensemble_and_task
+    no_files = dict.fromkeys(("encoder_embed_path", "decoder_embed_path"))
+    signature = inspect.signature(load)
+
+    def load_one(filename: str, given: dict[str, Any]) -> Any:
+        path = checkpoint_utils.get_maybe_sharded_checkpoint_filename(filename, given["suffix"], 0, given["num_shards"])
+        state = given["state"]
+        if state is None and PathManager.exists(path):  # otherwise fairseq reports it
+            state = checkpoint_utils.load_checkpoint_to_cpu(path, given["arg_overrides"])
+        try:
+            with Unfilled() if given["strict"] and is_ours(state) else contextlib.nullcontext():
+                models, cfg, task = load(**{**given, "filenames": [filename], "state": state})
+        except (KeyError, AssertionError):  # fairseq's own message on such a model raises a KeyError
+            name = architecture(state["cfg"].model)
+            if name in MODEL_DATACLASS_REGISTRY or name in ARCH_MODEL_REGISTRY:
+                raise
+            raise ValueError(
+                f"{filename}: the architecture {name} is not registered; give the --user-dir of its training"
+            ) from None
+        except RuntimeError as error:
+            if "state_dict" not in str(error) or str(filename) in str(error):
+                raise
+            raise RuntimeError(
+                f"{filename}: the vocabulary or the architecture differs from the checkpoint's. {error}"
+            ) from None
+        # A model of several language pairs has a dictionary for each, and in training its task has another one.
+        extra_state = (state or {}).get("extra_state")
+        if not isinstance(models[0], FairseqMultiModel) and (sides := sides_of_other_words(task, extra_state)):
+            raise ValueError(
+                f"{filename} was trained with other {sides[0]} words than those of this data; give data with the "
+                "dictionaries of its training"
+            )
+        take_positions(task, state["cfg"].task if state else None)
+        return models, cfg, task
+
+    @wrap(checkpoint_utils, "load_model_ensemble_and_task")
+    def load_model_ensemble_and_task(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
+        given["arg_overrides"] = {**no_files, **(given["arg_overrides"] or {})}
+        ensemble, cfg = [], None
+        for filename in given["filenames"]:  # one by one, so that each file is read once and named in its error
+            models, cfg, given["task"] = load_one(filename, given)
+            ensemble += models
+        return ensemble, cfg, given["task"]
+
+
+def is_ours(state: dict[str, Any] | None) -> bool:
+    """Return whether a checkpoint holds a model of this plugin, whose parameters all come from its checkpoint."""
+    name = architecture(state["cfg"].model) if state and state["cfg"] else None
+    return issubclass(ARCH_MODEL_REGISTRY.get(name, MODEL_REGISTRY.get(name, object)), TranslationModel)
+
+
+def take_positions(task: Any, trained: Any) -> None:
+    """Raise the limits of positions to the training's, if they have their defaults.
+
+    fairseq takes the defaults for limits of the user, and cuts or refuses sentences that the model can translate.
+    """
+    for option in ("max_source_positions", "max_target_positions"):
+        limit, longest = (getattr(cfg, option, None) for cfg in (getattr(task, "cfg", None), trained))
+        if limit == getattr(TranslationConfig, option) and isinstance(longest, int) and longest > limit:
+            task.cfg[option] = longest
+
+
+def use_no_fused_encoder_layer() -> None:
+    """Keep transformers of fairseq 0.12.2 from torch's fused encoder layer, which torch 2 calls in another way.
+
+    ("Mask Type should be defined".)  Later fairseq has no such path.
+    """
+    if mentions(TransformerEncoderLayerBase.__init__, "can_use_fastpath"):
+        TransformerEncoderLayerBase.can_use_fastpath = property(lambda _: False, lambda _, __: None)
+
+
+def takes_hard_alignments(replace: Callable[..., str]) -> bool:
+    """Probe: whether ``replace`` takes the alignments that fairseq's generator makes."""
+    try:
+        return replace("<unk>", "word", [(0, 0)], {}, "<unk>") == "word"
+    except TypeError:
+        return False
+
+
+def replace_unknown_words_by_attention() -> None:
+    """Replace each unknown word of ``--replace-unk`` by the source word with the most attention.
+
+    fairseq fails at an unknown word, and ``fairseq-interactive`` loses the unknown words of the source.
+    """
+    if takes_hard_alignments(utils.replace_unk):
+        return
+    prepare, post_process = BaseFairseqModel.prepare_for_inference_, utils.post_process_prediction
+
+    @wrap(BaseFairseqModel, "prepare_for_inference_")
+    def prepare_for_inference_(self: Any, cfg: Any) -> None:
+        align = getattr(cfg.generation, "print_alignment", None)
+        if getattr(cfg.generation, "replace_unk", None) is not None and not align:
+            cfg = copy.deepcopy(cfg)
+            cfg.generation.print_alignment = "hard"
+        prepare(self, cfg)
+
+    @wrap(utils, "post_process_prediction")
+    def post_process_prediction(
+        hypo_tokens: Tensor,
+        src_str: str,
+        alignment: Any,
+        align_dict: dict[str, str] | None,
+        tgt_dict: Dictionary,
+        remove_bpe: str | None = None,
+        extra_symbols_to_ignore: Any = None,
+    ) -> tuple[Tensor, str, Any]:
+        tokens, text, alignment = post_process(
+            hypo_tokens, src_str, alignment, None, tgt_dict, remove_bpe, extra_symbols_to_ignore
+        )
+        if align_dict is None:
+            return tokens, text, alignment
+        text = replace_unknown_words(tokens, text, alignment, src_str, align_dict, tgt_dict)
+        # A word added to the dictionary would be taken for one that the model knows.
+        return tgt_dict.encode_line(text, add_if_not_exist=False), text, alignment
+
+    utils.load_align_dict = read_translations

@@ -1,0 +1,200 @@
+"""A process of a fairseq command: memory, help, temporary files."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq import options
+from fairseq.data import encoders
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+from tests.commands import QUIET, ROOT, TRAINING, USER_DIR, run
+from tests.conftest import ARCHITECTURES
+
+glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library, whose memory is left alone")
+
+_PAGES = """
+import resource
+import torch
+
+def pages(megabytes):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(megabytes * 2**18)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+for megabytes in [64] * 8 + [32] * 7 + [256]:
+    print(pages(megabytes))
+"""
+
+
+_PRODUCTS = """
+import torch
+
+weight = torch.ones(64, 64)
+for rows in [*range(1, 201), 200, 1]:
+    torch.ops.mkldnn._linear_pointwise(torch.ones(rows, 64), weight, None, "none", [], "")
+"""
+
+
+_DESCRIPTIONS = """
+import ctypes
+import torch
+
+class Info(ctypes.Structure):
+    _fields_ = [(f"field{number}", ctypes.c_size_t) for number in range(10)]
+
+mallinfo = ctypes.CDLL(None).mallinfo2
+mallinfo.restype = Info
+weight = torch.ones(256, 256)
+for rows in range(1, 513):
+    torch.ops.mkldnn._linear_pointwise(torch.ones(rows, 256), weight, None, "none", [], "")
+    if rows in (256, 512):
+        print(mallinfo().field7)
+"""
+
+
+def output(program: str, settings: dict[str, str], command: bool = True) -> str:
+    names = ("MALLOC_", "GLIBC_", "ONEDNN_", "DNNL_", "LRU_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(names)}
+    code = f"import fairseq_plugins; fairseq_plugins.install({command})\n{program}"
+    words = [sys.executable, "-W", "ignore", "-c", code]
+    environment |= settings
+    return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def pages(command: bool = True, **settings: str) -> list[int]:
+    """Return page faults: for a block of 64 MiB, the median of seven more, that of seven of 32 MiB, for one of 256 MiB.
+
+    The median, since now and then a small object takes the free place.
+    """
+    first, *others, larger = map(int, output(_PAGES, settings, command).split())
+    return [first, statistics.median_low(others[:7]), statistics.median_low(others[7:]), larger]
+
+
+@glibc
+def test_the_system_brings_each_page_once() -> None:
+    first, again, smaller, larger = pages()
+    assert max(again, smaller) < first / 10
+    assert larger > 2 * first  # it never had so much
+
+
+@glibc
+@pytest.mark.parametrize("setting", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_"])
+def test_settings_of_the_environment_hold(setting: str) -> None:
+    first, again, *_ = pages(**{setting: "131072"})
+    assert again > first / 2
+
+
+@glibc
+def test_a_library_leaves_memory_alone() -> None:
+    first, again, *_ = pages(False)
+    assert again > first / 2
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="a torch without oneDNN")
+@pytest.mark.parametrize(
+    ("settings", "made"),
+    [({}, 201), *(({f"{name}_PRIMITIVE_CACHE_CAPACITY": "1024"}, 200) for name in ("ONEDNN", "DNNL"))],
+)
+def test_old_shapes_of_products_are_forgotten(settings: dict[str, str], made: int) -> None:
+    """The last of 200 shapes is in the cache, and the first only if the environment sets a larger cache."""
+    lines = output(_PRODUCTS, {"ONEDNN_VERBOSE": "2", **settings}).splitlines()
+    assert sum("create:cache_miss" in line and "64oc64" in line for line in lines) == made
+
+
+@glibc
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="a torch without oneDNN")
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="a glibc before 2.33")
+def test_new_shapes_of_products_take_no_more_memory() -> None:
+    """All of 256 more shapes are kept only if the environment sets a larger cache."""
+    few, all_kept = (
+        int(after) - int(before)
+        for settings in ({}, {"LRU_CACHE_CAPACITY": "1024"})
+        for before, after in [output(_DESCRIPTIONS, settings).split()]
+    )
+    assert abs(few) < all_kept / 4
+
+
+NOWHERE = """import tempfile
+
+def refuse(*arguments, **options):
+    raise OSError(30, "Read-only file system")
+
+tempfile.mkdtemp = tempfile.mkstemp = tempfile.NamedTemporaryFile = tempfile.TemporaryFile = refuse
+"""
+
+
+def test_a_command_makes_no_temporary_file_when_it_starts(data: Path, tmp_path: Path) -> None:
+    """The command starts in a read-only container, and fails at the missing model."""
+    (tmp_path / "sitecustomize.py").write_text(NOWHERE)
+    words = [data, "--user-dir", USER_DIR, "--path", tmp_path / "model.pt"]
+    errors = run("interactive", *words, path=tmp_path, succeeds=False).stderr
+    assert "Read-only" not in errors
+    assert "Model file not found" in errors
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_shows_the_options_of_the_model(flag: str) -> None:
+    """Options of the criterion and the task are shown, too; fairseq answers before it knows them."""
+    chosen = ["--arch", "conv_encoder", "--criterion", "vocab_selection_cross_entropy", "--task", "translation_fast"]
+    shown = run("train", "--user-dir", USER_DIR, *chosen, flag).stdout
+    for option in ("--pooling-width", "--label-smoothing", "--candidates-per-word", "--max-tokens"):
+        assert f"\n  {option}" in shown
+
+
+def test_options_that_were_given_alone() -> None:
+    """``fairseq-validate`` overrides the checkpoint's options by these, and by no defaults."""
+    words = ["data", "--task", "translation", "--path", "model.pt", "--max-tokens", "9"]
+    given = options.parse_args_and_arch(options.get_validation_parser(), words, suppress_defaults=True)
+    asked = {"data": "data", "task": "translation", "path": "model.pt", "max_tokens": 9}
+    assert {name: value for name, value in vars(given).items() if value} == asked
+
+
+@pytest.mark.parametrize("option", ["--bpe characters", "--bpe bytes"])
+def test_parts_without_options_are_configured(option: str) -> None:
+    parser = options.get_generation_parser()
+    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, ["data", *option.split()]))
+    part = encoders.build_bpe(cfg.bpe)
+    assert part.decode(part.encode("a b")) == "a b"
+
+
+@pytest.mark.parametrize("option", ["--seed", "--risk-candidates"])
+def test_errors_of_options_are_printed_without_a_traceback(data: Path, option: str) -> None:
+    """One error is of the table, the other is raised when a criterion is built."""
+    words = [
+        data,
+        "--user-dir",
+        USER_DIR,
+        "--arch",
+        ARCHITECTURES[0],
+        *TRAINING,
+        *QUIET,
+        "--criterion",
+        "sequence_risk",
+    ]
+    failed = run("train", *words, option, -1, succeeds=False, anew=True)
+    assert failed.returncode == 1
+    assert re.fullmatch(rf"train\.py: error: {option}[ :].*\n", failed.stderr)
+
+
+@pytest.mark.parametrize(("message", "alone"), [("--lr must be 1", True), ("--- a bug", False), ("-- a bug", False)])
+def test_errors_of_programs_keep_their_traceback(message: str, alone: bool) -> None:
+    words = f"import fairseq_cli, fairseq_plugins; fairseq_plugins.install(command=True); raise ValueError({message!r})"
+    result = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=False)
+    assert ("Traceback" not in result.stderr, message in result.stderr) == (alone, True)
+
+
+@pytest.mark.parametrize(("option", "value"), [("--lr", "nan"), ("--lr", "a"), ("--update-freq", "1,x")])
+def test_wrong_values_of_lists_are_named(option: str, value: str, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        options.parse_args_and_arch(options.get_training_parser(), ["data", "--arch", "convs2s_tiny", option, value])
+    assert re.search(rf"error: argument {option}: .*got '{value}'", capsys.readouterr().err)

@@ -1,0 +1,139 @@
+"""Models that are loaded to translate: parameters, positions, long sentences, blocked n-grams."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import re
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+from fairseq.data import Dictionary
+from fairseq.models import (
+    ARCH_CONFIG_REGISTRY,
+    ARCH_MODEL_REGISTRY,
+    BaseFairseqModel,
+    FairseqIncrementalDecoder,
+    FairseqLanguageModel,
+)
+from fairseq.ngram_repeat_block import NGramRepeatBlock
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
+from omegaconf import OmegaConf
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.commands import QUIET, USER_DIR, run
+from tests.conftest import ARCHITECTURES
+
+MODELS = [(each, {}) for each in ARCHITECTURES]
+MODELS += [("conv_encoder_tiny", {"encoder_type": each}) for each in ("lstm", "pooling")]
+
+
+class Draws(TorchDispatchMode):
+    """Count the random numbers that are drawn."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(name in str(func) for name in ("normal", "uniform", "rand", "exponential", "bernoulli")):
+            self.numbers += args[0].numel()
+        return func(*args, **(kwargs or {}))
+
+
+def build(architecture: str, task: SimpleNamespace, **options: Any) -> BaseFairseqModel:
+    args = Namespace(arch=architecture, max_source_positions=64, max_target_positions=64, **options)
+    ARCH_CONFIG_REGISTRY[architecture](args)
+    return ARCH_MODEL_REGISTRY[architecture].build_model(args, task)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize(("architecture", "options"), [*MODELS, ("transformer_tiny", {})])
+def test_a_loaded_model_draws_no_numbers(
+    task: SimpleNamespace, architecture: str, options: dict[str, Any], strict: bool
+) -> None:
+    """fairseq's models draw them, and so do ours if the checkpoint need not hold every parameter."""
+    trained = build(architecture, task, **options)
+    state = {"cfg": OmegaConf.create({"model": {"_name": architecture}, "task": {}}), "model": trained.state_dict()}
+    loader = SimpleNamespace(build_model=lambda cfg: build(architecture, task, **options))
+    with Draws() as draws:
+        (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([__file__], None, loader, strict, state=state)
+    size = sum(parameter.numel() for parameter in trained.parameters())
+    ours = architecture != "transformer_tiny"
+    assert (draws.numbers < 0.01 * size) == (ours and strict)
+    for (name, actual), expected in zip(model.state_dict().items(), trained.state_dict().values(), strict=True):
+        # Of its Transformer's state fairseq 0.12.2 neither reads copies for torch's fused layer nor an empty number.
+        if ours or not re.fullmatch(r"encoder\.layers\.\d+\.\w+|.+\._float_tensor", name):
+            assert torch.equal(actual, expected), name
+
+
+def test_models_built_afterwards_draw_numbers(task: SimpleNamespace) -> None:
+    test_a_loaded_model_draws_no_numbers(task, "convs2s_tiny", {}, strict=True)
+    with Draws() as draws:
+        model = build("convs2s_tiny", task)
+    assert draws.numbers > sum(parameter.numel() for parameter in model.parameters()) / 2
+
+
+LIMITS = ["--max-tokens", 6, "--skip-invalid-size-inputs-valid-test"]
+
+
+def test_repeated_ngrams_are_blocked_in_the_generators_buffer() -> None:
+    """The plain form has the same tokens without padding; fairseq looks at the padding."""
+    block, tokens = NGramRepeatBlock(3, use_extension=False), torch.tensor([[2, 5, 6, 7, 5, 6], [2, 5, 6, 7, 6, 5]])
+    buffer = torch.cat([tokens, torch.ones(2, 4, dtype=torch.long)], dim=1)
+    alone, inside = (block(given, torch.zeros(2, 9), bsz=1, beam_size=2, step=5) for given in (tokens, buffer))
+    assert torch.equal(inside, alone)
+    assert (inside == float("-inf")).nonzero().tolist() == [[0, 7]]  # 5 6 7 again
+    words = NGramRepeatBlock(1, use_extension=False)(buffer, torch.zeros(2, 9), bsz=1, beam_size=2, step=5)
+    assert (words == float("-inf")).nonzero().tolist() == [[row, word] for row in (0, 1) for word in (5, 6, 7)]
+    prefix = torch.full((2, 9), -torch.inf)
+    prefix[:, 6] = -1
+    assert torch.equal(NGramRepeatBlock(1, use_extension=False)(buffer, prefix, bsz=1, beam_size=2, step=5), prefix)
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Return a model that reads 1100 words, after one update, and the output of its training."""
+    path = tmp_path_factory.mktemp("limits")
+    options = ["--arch", "convs2s_tiny", "--optimizer", "adam", "--max-update", 1, *LIMITS, *QUIET]
+    options += ["--max-source-positions", 1100, "--max-target-positions", 1100, "--save-dir", path]
+    result = run("train", data, "--user-dir", USER_DIR, *options)
+    return path / "checkpoint_last.pt", result.stdout + result.stderr
+
+
+def test_sentences_beyond_a_batch_are_skipped(data: Path, trained: tuple[Path, str]) -> None:
+    """In training, validation and translation, like other sentences that are too long."""
+    path, output = trained
+    assert "samples have invalid sizes and will be skipped, max_positions=(6, 6)" in output
+    lengths = [len(line.split()) for line in (data.parent / "test.src").read_text().splitlines()]
+    assert max(lengths) > 5
+    result = run("generate", data, "--user-dir", USER_DIR, "--path", path, "--max-len-b", 2, *LIMITS)
+    assert result.stdout.count("\nH-") == sum(length <= 5 for length in lengths)
+    options = ["--user-dir", USER_DIR, "--path", path, "--task", "translation", *LIMITS]
+    result = run("validate", data, *options)
+    assert "will be skipped" in result.stdout + result.stderr
+
+
+def test_sources_are_as_long_as_in_training(data: Path, trained: tuple[Path, str]) -> None:
+    options = ["--user-dir", USER_DIR, "--path", trained[0], "--beam", 1, "--max-len-b", 2]
+    result = run("interactive", data, *options, stdin="w1 " * 1099 + "\n")
+    assert " ".join(["w1"] * 1099) in result.stdout
+    assert "are translated" not in result.stderr
+    cut = run("interactive", data, *options, "--max-source-positions", 20, stdin="w1 " * 1099 + "\n").stderr
+    assert "only the first 19 are translated" in cut
+
+
+def test_a_language_model_of_other_words_is_refused(build, dictionary: Dictionary) -> None:
+    """The same number of words in another order scores nonsense."""
+    other = Dictionary()
+    for word in reversed(dictionary.symbols[dictionary.nspecial :]):
+        other.add_symbol(word)
+    same, mixed = (FairseqLanguageModel(FairseqIncrementalDecoder(words)) for words in (copy.copy(dictionary), other))
+    translation = TranslationTask(TranslationConfig(), dictionary, dictionary)
+    make = functools.partial(translation.build_generator, [build(ARCHITECTURES[0])], Namespace())
+    assert make(extra_gen_cls_kwargs={"lm_model": same}).lm_model is same
+    with pytest.raises(ValueError, match=r"^--lm-path: .*dict\.txt"):
+        make(extra_gen_cls_kwargs={"lm_model": mixed})
