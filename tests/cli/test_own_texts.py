@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from fairseq_plugins.cli.own_data import command as own_data
+from fairseq_plugins.cli.own_data.command import files_of
+from fairseq_plugins.cli.own_data.folder import Folder, merges_for, prepare
+from fairseq_plugins.cli.own_data.texts import FilePair, languages_of, pair_up, read_pairs
 from tests.cli.conftest import parse
 
 
-def describe(*words: object) -> Any:
-    return own_data.describe(parse(*words, "out"))
+def described(*words: Path | str) -> tuple[tuple[str, str], list[FilePair]]:
+    """Return the languages and the files of the training part of a call with these paths and options."""
+    args = parse(
+        *(word for word in words if isinstance(word, Path)), "out", *(word for word in words if isinstance(word, str))
+    )
+    files = files_of(args, "train")
+    assert files is not None
+    languages = languages_of(*files, args.source_lang, args.target_lang)
+    return languages, pair_up(*files, languages)
 
 
 def test_folders_are_paired_by_name(texts: Path, tmp_path: Path) -> None:
@@ -21,15 +29,18 @@ def test_folders_are_paired_by_name(texts: Path, tmp_path: Path) -> None:
         (tmp_path / language).mkdir()
         for name in ("b", "a"):
             (tmp_path / language / f"{name}.txt").write_text((texts / f"train.{language}").read_text())
-    corpus = describe(tmp_path / "en", tmp_path / "de")
-    assert corpus.languages == ("en", "de")
-    assert [[file.place().relative_to(tmp_path).as_posix() for file in pair] for pair in corpus.train] == [
+    languages, files = described(tmp_path / "en", tmp_path / "de")
+    assert languages == ("en", "de")
+    assert [[file.relative_to(tmp_path).as_posix() for file in pair] for pair in files] == [
         ["en/a.txt", "de/a.txt"],
         ["en/b.txt", "de/b.txt"],
     ]
+    assert len(list(read_pairs(files, languages))) == 600
     (tmp_path / "de" / "b.txt").unlink()
-    with pytest.raises(ValueError, match=r"en/b\.txt is in one language only"):
-        describe(tmp_path / "en", tmp_path / "de")
+    with pytest.raises(ValueError, match=r"en/b\.txt has no partner of its name in the other folder"):
+        described(tmp_path / "en", tmp_path / "de")
+    with pytest.raises(ValueError, match=r"en and .*a\.txt: expected two files or two folders"):
+        described(tmp_path / "en", tmp_path / "de" / "a.txt", "--target-lang", "de")
 
 
 def test_names_with_dots(texts: Path, tmp_path: Path) -> None:
@@ -42,12 +53,13 @@ def test_names_with_dots(texts: Path, tmp_path: Path) -> None:
         for name in names:
             path = tmp_path / language / name.format(language)
             path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
-    corpus = describe(tmp_path / "en", tmp_path / "de")
-    pairs = [tuple(Path(file.path).name for file in pair) for pair in corpus.train]
+    languages, files = described(tmp_path / "en", tmp_path / "de")
+    pairs = [tuple(file.name for file in pair) for pair in files]
     assert pairs == [tuple(name.format(language) for language in ("en", "de")) for name in names]
+    assert len(list(read_pairs(files, languages))) == 4 * 300
     (tmp_path / "en" / "news.2013.en.gz").write_bytes(b"")
     with pytest.raises(ValueError, match=r"news.2013.en and .*news.2013.en.gz have one name"):
-        describe(tmp_path / "en", tmp_path / "de")
+        described(tmp_path / "en", tmp_path / "de")
 
 
 def test_names_that_end_in_other_letters(texts: Path, tmp_path: Path) -> None:
@@ -55,32 +67,63 @@ def test_names_that_end_in_other_letters(texts: Path, tmp_path: Path) -> None:
         text = texts / f"train.{'en' if language == 'en' else 'de'}"
         (tmp_path / language).mkdir()
         (tmp_path / language / f"news.2013.{end}").write_text(text.read_text())
-    assert len(describe(tmp_path / "en", tmp_path / "de").train) == 1
-    assert len(describe(tmp_path / "en", tmp_path / "pt", "--target-lang", "pt-BR").train) == 1
-    for name in ("src_text", "train.de-en", "my_data", "tok_en"):
+    assert len(described(tmp_path / "en", tmp_path / "de")[1]) == 1
+    assert len(described(tmp_path / "en", tmp_path / "pt", "--target-lang", "pt-BR")[1]) == 1
+    for name in ("src_text", "train.de-en", "my_data", "tok_en", "my.txt", "test.sgm", "a.tmx", "po.po"):
         with pytest.raises(ValueError, match="does not end in a language"):
-            describe(tmp_path / name, tmp_path / "de")
+            described(tmp_path / name, tmp_path / "de")
     file = tmp_path / "pt" / "news.2013.pt-BR"
-    assert describe(tmp_path / "en" / "news.2013.eng", file).languages == ("eng", "pt-BR")
+    assert described(tmp_path / "en" / "news.2013.eng", file)[0] == ("eng", "pt-BR")
 
 
-def test_another_text_under_the_same_name(texts: Path, tmp_path: Path) -> None:
-    for language in ("en", "de"):
-        (tmp_path / f"a.{language}").write_text((texts / f"train.{language}").read_text())
-    before = describe(tmp_path / "a.en", tmp_path / "a.de")
-    assert describe(tmp_path / "a.en", tmp_path / "a.de") == before
+@pytest.mark.parametrize("name", ["{}", "a.{}", "a.{}.gz", "a.{}.txt", "newstest2014-src.{}.sgm", "a.{}.xml.gz"])
+@pytest.mark.parametrize("language", ["zh", "pt-BR", "zh_TW", "sr-Latn", "fil"])
+def test_names_that_end_in_a_language(name: str, language: str) -> None:
+    assert languages_of(Path(name.format(language)), Path("a.en"), None, None) == (language, "en")
+
+
+@pytest.mark.parametrize("name", ["a.tmx", "a.TMX", "a.tmx.gz"])
+def test_one_file_of_both_languages(name: str, tmp_path: Path) -> None:
+    """A translation memory alone, also in a folder; its languages are given."""
+    unit = "<tu><tuv xml:lang='en-US'><seg>one</seg></tuv><tuv xml:lang='RO'><seg>unu</seg></tuv></tu>"
+    content = f"<tmx><body>{unit * 3}</body></tmx>".encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    for source in (tmp_path / name, tmp_path):
+        languages, files = described(source, "--source-lang", "en", "--target-lang", "ro")
+        assert list(read_pairs(files, languages)) == [("one", "unu")] * 3
+        with pytest.raises(ValueError, match=r"^--source-lang: .* give --source-lang"):
+            described(source)
+    (tmp_path / "a.en").write_text("one\n")
+    with pytest.raises(ValueError, match="are both en: give TARGET too"):
+        described(tmp_path / "a.en")
+    (tmp_path / name).unlink()
+    with pytest.raises(ValueError, match=r"has no files of both languages \(\*\.tmx, \*\.tmx\.gz, \*\.po\)"):
+        described(tmp_path, "--source-lang", "en", "--target-lang", "ro")
+
+
+def test_another_text_under_the_same_name(tmp_path: Path) -> None:
+    def prepared(place: Path) -> None:
+        languages, files = described(place / "a.en", place / "a.de")
+        prepare(Folder(tmp_path / "out", languages, "sentencepiece"), {"train": files})
+
+    for language, text in (("en", "A dog and {} boats."), ("de", "Ein Hund und {} Boote.")):
+        (tmp_path / f"a.{language}").write_text("".join(f"{text.format(n)}\n" for n in range(300)))
+    prepared(tmp_path)
+    before = {path: path.stat() for path in (tmp_path / "out").rglob("*")}
     moved = tmp_path / "moved"
     moved.mkdir()
     for language in ("en", "de"):
-        (moved / f"a.{language}").write_text((texts / f"train.{language}").read_text())
-    assert str(describe(moved / "a.en", moved / "a.de")) == str(before), "a project may move"
-    (tmp_path / "a.de").write_text((texts / "train.de").read_text().replace("Hund", "Bund"))
-    assert describe(tmp_path / "a.en", tmp_path / "a.de") != before
+        (tmp_path / f"a.{language}").rename(moved / f"a.{language}")
+    prepared(moved)
+    after = {path: path.stat() for path in (tmp_path / "out").rglob("*")}
+    assert {path: stat.st_mtime_ns for path, stat in after.items()} == {
+        path: stat.st_mtime_ns for path, stat in before.items()
+    }, "a project may move"
+    (moved / "a.de").write_text((moved / "a.de").read_text().replace("Hund", "Bund"))
+    with pytest.raises(ValueError, match=r"out holds other text, or was made with other options"):
+        prepared(moved)
 
 
-@pytest.mark.parametrize(("pairs", "every", "merges"), [(300, 10, 2000), (29_000, 100, 6000), (160_000, 100, 10_000)])
-def test_what_is_chosen_by_the_size(tmp_path: Path, pairs: int, every: int, merges: int) -> None:
-    for language in ("en", "de"):
-        (tmp_path / f"a.{language}").write_text("x\n" * pairs)
-    corpus = describe(tmp_path / "a.en", tmp_path / "a.de")
-    assert (corpus.valid_every, corpus.merges) == (every, merges)
+def test_what_is_chosen_by_the_size() -> None:
+    sizes = [300, 29_000, 160_000, 4_500_000]
+    assert [merges_for(pairs) for pairs in sizes] == [2000, 6000, 10_000, 40_000]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import codecs
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import polib
@@ -10,6 +14,20 @@ import polib
 from fairseq_plugins.cli.own_data.parallel_text import Pair
 
 SUFFIX = ".po"
+SHOWN = 10  # entries that lost placeholders
+# What a program or a page needs unchanged; the text before the <target> of a reference may be translated.
+PLACEHOLDERS = re.compile(
+    r"""%\([^()\s]+\)[#0+-]*[\d.]*[a-z]                                       # %(name)s
+    | %(?:\d+\$)?[#0+-]*\d*(?:\.\d+)?(?:hh?|ll?|[jztLq])?[acdefgiorsux@]   # %s, %1$s, %.2f, %ld
+    | ``.+?``                                                              # literal text
+    | :[\w:+.-]+:`[^`]+`                                                   # :role:`target`, :role:`text <target>`
+    | \{[^{}\s]*\}                                                         # {name}, {0:>10}
+    | https?://[\w/%?=&#~@+$.,:;!*-]*[\w/=&#~]
+    | </?[a-z][^<>]*>                                                      # <b>
+    | (?<!\w)\|[^|\s](?:[^|]*[^|\s])?\|(?!\w)                              # |substitution|
+    """,
+    re.VERBOSE | re.ASCII | re.IGNORECASE,
+)
 
 
 def load(path: Path) -> polib.POFile:
@@ -46,3 +64,83 @@ def on_one_line(text: str) -> str:
 def language_of_catalogue(path: Path) -> str | None:
     """Return the language of the translations, as the catalogue's header tells it; ``pt-BR`` for ``pt_BR``."""
     return load(path).metadata.get("Language", "").replace("_", "-") or None
+
+
+@dataclass(eq=False)
+class Gap:
+    """An empty translation of an entry.
+
+    Attributes:
+        entry: the entry.
+        source: the text to translate.
+        form: number of the plural form; None if the entry has no plural.
+        lost: placeholders of the source that its translation does not have.
+    """
+
+    entry: polib.POEntry
+    source: str
+    form: int | None = None
+    lost: list[str] = field(default_factory=list)
+
+    @property
+    def line(self) -> int:
+        """Return the line of the catalogue where the entry begins."""
+        return max(int(self.entry.linenum), 1)
+
+    def lines(self) -> list[str]:
+        """Return the lines of the source without their outer white space, and without blank lines."""
+        return [text for line in self.source.split("\n") if (text := line.strip())]
+
+    def fill(self, translations: Mapping[str, str]) -> None:
+        """Mark the entry fuzzy, and translate its lines, each between the white space that it has."""
+        lines = self.source.split("\n")
+        for place, line in enumerate(lines):
+            if text := line.strip():
+                before, _, after = line.partition(text)
+                lines[place] = before + translations[text].strip() + after
+        translation = "\n".join(lines)
+        self.lost = list((placeholders(self.source) - placeholders(translation)).elements())
+        self.entry.fuzzy = True
+        if self.form is None:
+            self.entry.msgstr = translation
+        else:
+            self.entry.msgstr_plural[self.form] = translation
+
+
+def gaps(catalogue: polib.POFile) -> list[Gap]:
+    """Find all empty translations but those of obsolete entries."""
+    found = []
+    for entry in catalogue:
+        if not entry.obsolete and entry.msgid_plural:
+            singular = entry.msgid if len(entry.msgstr_plural) > 1 else entry.msgid_plural
+            for form, text in sorted(entry.msgstr_plural.items()):
+                if not text:
+                    found.append(Gap(entry, entry.msgid_plural if form else singular, form))
+        elif not entry.obsolete and not entry.msgstr:
+            found.append(Gap(entry, entry.msgid))
+    return found
+
+
+def placeholders(text: str) -> Counter[str]:
+    """Count the placeholders of a text."""
+    found = (match[0] for match in PLACEHOLDERS.finditer(text))
+    return Counter(re.sub("`[^`<]+<", "`<", name) if name[0] == ":" else name for name in found)
+
+
+def in_utf8(catalogue: polib.POFile) -> bytes:
+    """Return the content of a file, whose header names its encoding."""
+    if codecs.lookup(catalogue.encoding).name != "utf-8":
+        catalogue.metadata["Content-Type"] = "text/plain; charset=UTF-8"
+    return str(catalogue).encode()
+
+
+def report(path: Path, filled: Sequence[Gap]) -> str:
+    """Return how many entries were filled, and the first of those that lost placeholders."""
+    entries: dict[int, list[str]] = {}
+    for gap in filled:
+        entries.setdefault(gap.line, []).extend(gap.lost)
+    losses = [f"  line {line}: {', '.join(dict.fromkeys(lost))}" for line, lost in entries.items() if lost]
+    lines = [f"{path}: {len(entries)} empty entries are filled and marked fuzzy; {len(losses)} lost placeholders."]
+    if len(losses) > SHOWN:
+        losses[SHOWN:] = [f"  and {len(losses) - SHOWN} other entries"]
+    return "\n".join(lines + losses)

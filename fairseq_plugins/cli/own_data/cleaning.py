@@ -75,8 +75,8 @@ def clean(
     """Write ``train``, ``valid`` and, if there is one, ``test`` of both languages, a pair a line.
 
     A test part is written as it is, and a validation part loses only pairs that cannot be used.  Without one, pairs of
-    the training part are held out after cleaning, evenly: 1 %, at least 200 and at most 3000, but never more than a
-    tenth.
+    the training part are held out after cleaning, evenly: 1 %, at least 200 and some 3000 at most, but never more than
+    a tenth.
 
     Args:
         parts: pairs of ``train`` and perhaps of ``valid`` and ``test``.

@@ -2,8 +2,10 @@
 
 Cleaned text, subwords, fairseq's binary data, and a training that ends when validation no longer improves; then BLEU,
 chrF and three translations of lines that were held out.  The same call goes on from where the last one was stopped, and
-with --translate it translates.  Text is a file with a sentence a line for each language, gzipped or not; a folder of
-such files for each language; a translation memory (.tmx) or gettext catalogue (.po), or a folder of them, alone; .sgm.
+with --translate it translates.  Text is a file for each language with a sentence a line, gzipped or not (train.en and
+train.pt-BR.gz), or a folder of such files for each language (en and zh); a translation memory (.tmx) or gettext
+catalogue (.po), or a folder of them, alone, with both languages; test sets of WMT and IWSLT (.sgm, .xml).  Duplicates,
+untranslated, very long and broken pairs are left out, each kind with its number; no held-out source is trained on.
 Each of fairseq's commands is shown before it runs, and can be repeated by hand; what it prints in training is in
 OUT/ARCH/train.log, which plot-loss draws.  How much text: of image captions (Multi30k, English to German,
 examples/multi30k) 29 000 lines take about an hour on one CPU core; longer and more varied lines need more of both.
@@ -21,7 +23,7 @@ from typing import TYPE_CHECKING
 from fairseq_plugins.cli.arguments import add_user_dir, positive
 from fairseq_plugins.cli.own_data import parallel_text
 from fairseq_plugins.cli.own_data.card import write_card
-from fairseq_plugins.cli.own_data.cleaning import OPTIONAL
+from fairseq_plugins.cli.own_data.cleaning import OPTIONAL, RULES
 from fairseq_plugins.cli.own_data.folder import SETTINGS, TOKENIZERS, Folder, existing, prepare
 from fairseq_plugins.cli.own_data.scores import held_out_part, score_held_out
 from fairseq_plugins.cli.own_data.texts import FilePair, languages_of, pair_up
@@ -78,7 +80,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         choices=OPTIONAL,
         default=[],
         metavar="RULE",
-        help=f"rules of cleaning that are not applied: {', '.join(OPTIONAL)}",
+        help="rules of cleaning that are not applied: "
+        + "; ".join(f"{rule} (pairs that {RULES[rule]})" for rule in OPTIONAL),
     )
     parser.add_argument(
         "--from",
@@ -88,7 +91,10 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="adapt a trained model, of own-data's folder OUT2 or a checkpoint in it, to this text, with its subwords",
     )
     parser.add_argument(
-        "--translate", metavar="FILE", help="only translate a text, or - for stdin, with the trained model"
+        "--translate",
+        metavar="FILE",
+        help="only translate a text, or - for stdin, with the trained model; of a catalogue (.po) the empty entries, "
+        "marked fuzzy",
     )
     parser.add_argument(
         "--train",

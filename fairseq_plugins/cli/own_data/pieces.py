@@ -20,11 +20,13 @@ from fairseq_plugins.cli.own_data.parallel_text import writing
 from fairseq_plugins.common.whole_file import replacing
 
 SAMPLE = 1_000_000  # lines to learn from
+DISTINCT = 8_000_000  # characters of different words to learn from, each of some 130 bytes of memory
 COVERAGE = 0.9995  # of the characters of the text; rarer ones are written in bytes
 SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")  # fairseq's; no text is one of them
 OTHER_SPACE = re.compile(r"[^\S ]+")  # white space, at which fairseq would take a piece apart, but for the space
-# sentencepiece writes a space as U+2581. A U+2581 in the text takes the place of a noncharacter of Unicode.
-SPACE, ESCAPED = "2581", "FDD0"
+# sentencepiece writes a space as U+2581. A U+2581 of the text is written as two noncharacters of Unicode; so is the
+# first of these, that every text comes back.
+ESCAPES = {"2581": "FDD0 FDD1", "FDD0": "FDD0 FDD2"}
 BLOCK = 10_000  # lines that are segmented together
 
 
@@ -33,7 +35,8 @@ def learn(paths: Sequence[Path], lines: int, merges: int, output: Path) -> None:
 
     Args:
         paths: text, a sentence a line.
-        lines: of all files together; of more than `SAMPLE` every n-th is read.
+        lines: of all files together; every n-th is read if there are more than `SAMPLE`, or their different words have
+            more than `DISTINCT` characters, as whole lines do where words have no spaces between them.
         merges: pieces besides single characters and bytes.
         output: file of the sentencepiece model.
 
@@ -42,8 +45,16 @@ def learn(paths: Sequence[Path], lines: int, merges: int, output: Path) -> None:
     """
     every = -(-lines // SAMPLE)
     characters: Counter[str] = Counter()
+    words: set[int] = set()
+    distinct = 0
     for line in _sample(paths, every):
         characters.update(line)
+        for word in line.split():
+            if (key := hash(word)) not in words:
+                words.add(key)
+                distinct += len(word)
+    del words
+    every *= max(1, -(-distinct // DISTINCT))
     left, covered = COVERAGE * characters.total(), 0
     for _, count in characters.most_common():
         if left <= 0:
@@ -51,8 +62,8 @@ def learn(paths: Sequence[Path], lines: int, merges: int, output: Path) -> None:
         left, covered = left - count, covered + 1
     with TemporaryDirectory() as folder, replacing(output) as unfinished:
         escape, unescape = Path(folder, "escape"), Path(folder, "unescape")
-        escape.write_text(f"{SPACE}\t{ESCAPED}\n", encoding="utf-8")
-        unescape.write_text(f"{ESCAPED}\t{SPACE}\n", encoding="utf-8")
+        escape.write_text("".join(f"{text}\t{escaped}\n" for text, escaped in ESCAPES.items()))
+        unescape.write_text("".join(f"{escaped}\t{text}\n" for text, escaped in ESCAPES.items()))
         lines_read = bar(_sample(paths, every), desc="learn subwords", unit=" lines")
         parts = (part for line in lines_read for part in OTHER_SPACE.split(line) if part.strip())
         with unfinished.open("wb") as file:

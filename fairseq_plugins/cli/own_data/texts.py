@@ -12,6 +12,7 @@ from fairseq_plugins.cli.own_data.parallel_text import Pair, read_text
 
 FilePair = tuple[Path, Path]
 BOTH = (".tmx", ".tmx.gz", SUFFIX)  # formats that hold source and target in one file
+FORMATS = {"txt", "tsv", "sgm", "xml", "tmx", "po"}  # no languages at the end of a name
 
 
 def pair_up(source: Path, target: Path, languages: tuple[str, str]) -> list[FilePair]:
@@ -74,7 +75,9 @@ def languages_of(source: Path, target: Path, source_lang: str | None, target_lan
         if not re.fullmatch(r"\w[\w-]*", language) or language == "reference":  # as in test.reference
             raise ValueError(f"{option}: {language!r} is not a language's name, such as en or pt-BR")
     if languages[0] == languages[1]:
-        raise ValueError(f"--source-lang and --target-lang are both {languages[0]}: give two languages")
+        is_of_one = source == target and source.is_file() and not source.name.lower().endswith(BOTH)
+        fix = "give TARGET too" if is_of_one else "give two languages"
+        raise ValueError(f"--source-lang and --target-lang are both {languages[0]}: {fix}")
     return languages
 
 
@@ -84,11 +87,13 @@ def _catalogues(path: Path) -> list[Path]:
 
 
 def _language_of(path: Path, option: str) -> str:
-    """``de`` of ``train.de``, ``train.de.gz`` or a folder ``de``; a region or a script may follow, as in ``pt-BR``."""
-    name = path.name.removesuffix(".gz").rpartition(".")[2]
-    if not re.fullmatch("[a-z]{2,3}([-_]([A-Z]{2}|[A-Z][a-z]{3}))?", name) or name in {"txt", "tsv", "tmx", "po"}:
+    """``de`` of ``train.de``, ``train.de.gz``, ``train.de.txt`` or a folder ``de``; ``pt-BR`` has a region."""
+    words = path.name.removesuffix(".gz").split(".")
+    if len(words) > 2 and words[-1] in FORMATS:
+        words.pop()
+    if not re.fullmatch("[a-z]{2,3}([-_]([A-Z]{2}|[A-Z][a-z]{3}))?", words[-1]) or words[-1] in FORMATS:
         raise ValueError(f"{option}: {path.name} does not end in a language, such as .de; give {option}")
-    return name
+    return words[-1]
 
 
 def read_pairs(files: Sequence[FilePair], languages: tuple[str, str]) -> Iterator[Pair]:

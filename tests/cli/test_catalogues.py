@@ -1,0 +1,221 @@
+"""gettext catalogues: pairs to learn from, their languages, and empty entries filled."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import polib
+import pytest
+
+from fairseq_plugins.cli import main as cli
+from fairseq_plugins.cli.own_data import catalogues
+from fairseq_plugins.cli.own_data.texts import languages_of, pair_up, read_pairs
+
+HEADER = """# Spanish translations.
+msgid ""
+msgstr ""
+"Language: {}\\n"
+"Content-Type: text/plain; charset={}\\n"
+"Plural-Forms: nplurals=2; plural=(n != 1);\\n"
+
+"""
+ENTRIES = """#: main.c:1
+msgid "Open the dog."
+msgstr "Abre el perro."
+
+#, fuzzy
+#| msgid "Close the dog."
+msgid "Close the man."
+msgstr "Cierra el perro."
+
+#, c-format
+msgid "%d dog and a boat"
+msgid_plural "%d dogs and a boat"
+msgstr[0] "%d perro y un bote"
+msgstr[1] "%d perros y un bote"
+
+#. A comment.
+#: main.c:9
+#, python-format
+msgid "See <b>%(name)s</b>."
+msgstr ""
+
+msgctxt "menu"
+msgid ""
+"  First line\\n"
+"\\n"
+"Second of {count}\\n"
+msgstr ""
+
+msgctxt "tool"
+msgid "two\\nlines"
+msgstr "dos\\nlíneas"
+
+#, c-format
+msgid "%s horse"
+msgid_plural "%s horses"
+msgstr[0] ""
+msgstr[1] "%s caballos"
+
+#~ msgid "Gone."
+#~ msgstr "Ido."
+
+#~ msgid "Gone, too."
+#~ msgstr ""
+"""
+CATALOGUE = HEADER.format("es", "UTF-8") + ENTRIES
+PAIRS = [
+    ("Open the dog.", "Abre el perro."),
+    ("%d dog and a boat", "%d perro y un bote"),
+    ("%d dogs and a boat", "%d perros y un bote"),
+    ("two lines", "dos líneas"),
+]
+
+
+def test_what_is_learned_from(tmp_path: Path) -> None:
+    """A folder of catalogues with all its folders; neither fuzzy, nor obsolete, nor untranslated entries."""
+    (tmp_path / "po" / "library").mkdir(parents=True)
+    (tmp_path / "po" / "library" / "a.po").write_text(CATALOGUE, encoding="utf-8")
+    (tmp_path / "po" / "b.PO").write_text(HEADER.format("es", "iso-8859-1") + ENTRIES, encoding="latin-1")
+    (tmp_path / "po" / "README").write_text("x")
+    for source, times in ((tmp_path / "po", 2), (tmp_path / "po" / "b.PO", 1)):
+        languages = languages_of(source, source, None, None)
+        assert languages == ("en", "es")
+        assert list(read_pairs(pair_up(source, source, languages), languages)) == PAIRS * times
+
+
+@pytest.mark.parametrize(("header", "language"), [("es", "es"), ("pt_BR", "pt-BR"), ("zh_Hans", "zh-Hans")])
+def test_languages_are_those_of_the_header(header: str, language: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.po"
+    path.write_text(CATALOGUE.replace("Language: es", f"Language: {header}"), encoding="utf-8")
+    assert languages_of(path, path, None, None) == ("en", language)
+    assert languages_of(tmp_path, tmp_path, "fr", None) == ("fr", language)
+    assert languages_of(path, path, None, "eo") == ("en", "eo")
+    path.write_text(CATALOGUE.replace("Language: es", "Language: "), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"--target-lang: a\.po does not end in a language"):
+        languages_of(path, path, None, None)
+
+
+def filled(path: Path) -> tuple[str, list[catalogues.Gap]]:
+    """Fill a catalogue with its lines in capitals, but for {braces}."""
+    catalogue = catalogues.load(path)
+    gaps = catalogues.gaps(catalogue)
+    lines = [line for gap in gaps for line in gap.lines()]
+    assert all(line == line.strip() != "" for line in lines)
+    for gap in gaps:
+        gap.fill({line: f" {line.upper().replace('{COUNT}', '{count}')} " for line in lines})
+    return catalogues.in_utf8(catalogue).decode(), gaps
+
+
+def test_empty_entries_are_filled(tmp_path: Path) -> None:
+    """All else stays; each line is translated by itself, between the white space that it has."""
+    path = tmp_path / "a.po"
+    path.write_text(CATALOGUE, encoding="utf-8")
+    expected = CATALOGUE
+    for before, after in (
+        ('#, python-format\nmsgid "See', '#, fuzzy, python-format\nmsgid "See'),
+        ('</b>."\nmsgstr ""\n', '</b>."\nmsgstr "SEE <B>%(NAME)S</B>."\n'),
+        ('msgctxt "menu"', '#, fuzzy\nmsgctxt "menu"'),
+        ('{count}\\n"\nmsgstr ""\n', '{count}\\n"\nmsgstr ""\n"  FIRST LINE\\n"\n"\\n"\n"SECOND OF {count}\\n"\n'),
+        ('#, c-format\nmsgid "%s horse"', '#, fuzzy, c-format\nmsgid "%s horse"'),
+        ('msgstr[0] ""', 'msgstr[0] "%S HORSE"'),
+        ('msgid "two\\nlines"', 'msgid ""\n"two\\n"\n"lines"'),  # as polib writes it
+        ('msgstr "dos\\nlíneas"', 'msgstr ""\n"dos\\n"\n"líneas"'),
+    ):
+        assert expected.count(before) == 1
+        expected = expected.replace(before, after)
+    text, gaps = filled(path)
+    assert text == expected
+    assert catalogues.report(path, gaps).splitlines() == [
+        f"{path}: 3 empty entries are filled and marked fuzzy; 2 lost placeholders.",
+        "  line 23: <b>, %(name)s, </b>",
+        "  line 40: %s",
+    ]
+    path.write_text(text, encoding="utf-8")
+    assert filled(path) == (text, []), "nothing is left to fill"
+
+
+def test_languages_with_one_form_or_more(tmp_path: Path) -> None:
+    """The only form of Chinese is of any number; the first of Polish is of one."""
+    entry = 'msgid "One."\nmsgid_plural "Many."\n'
+    for forms, expected in ((1, ["MANY."]), (3, ["ONE.", "MANY.", "MANY."])):
+        (tmp_path / "a.po").write_text(entry + "".join(f'msgstr[{form}] ""\n' for form in range(forms)))
+        (filled_entry,) = polib.pofile(filled(tmp_path / "a.po")[0])
+        assert filled_entry.msgstr_plural == dict(enumerate(expected))
+    many = "".join(f'msgid "%s {n}"\nmsgstr ""\n\n' for n in range(25))
+    (tmp_path / "a.po").write_text(many)
+    _, gaps = filled(tmp_path / "a.po")
+    told = catalogues.report(Path("a.po"), gaps).splitlines()
+    assert told[0] == "a.po: 25 empty entries are filled and marked fuzzy; 25 lost placeholders."
+    assert told[1:] == [*(f"  line {n}: %s" for n in range(1, 31, 3)), "  and 15 other entries"]
+
+
+def test_another_encoding_becomes_utf8(tmp_path: Path) -> None:
+    (tmp_path / "a.po").write_text(HEADER.format("es", "iso-8859-1") + ENTRIES, encoding="latin-1")
+    text, _ = filled(tmp_path / "a.po")
+    (tmp_path / "b.po").write_text(CATALOGUE, encoding="utf-8")
+    assert text == filled(tmp_path / "b.po")[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("100% of 5 %, %% or % of", []),
+        (
+            "%(name)s %(n)05.2f, %s: %d (%1$s) %-8.3f %ld %zu.",
+            ["%(name)s", "%(n)05.2f", "%s", "%d", "%1$s", "%-8.3f", "%ld", "%zu"],
+        ),
+        ("{} {name} {0:>10} {x!r} { 'a': 1 }", ["{}", "{name}", "{0:>10}", "{x!r}"]),
+        ("``a b`` and `c`", ["``a b``"]),
+        (":ref:`my text <a-b>`, :py:class:`~a.B`", [":ref:`<a-b>`", ":py:class:`~a.B`"]),
+        ("`Page <https://a.org/b>`_, 见https://b.org/c_(d)#e?f=1。", ["<https://a.org/b>", "https://b.org/c_"]),
+        ("(https://a.org/b.html). http://c.org/,", ["https://a.org/b.html", "http://c.org/"]),
+        ("<b class='x'>a</b> 1 < 2 > 0 <br/>", ["<b class='x'>", "</b>", "<br/>"]),
+        ("|version|, |a b|, a | b | c, x|y|z", ["|version|", "|a b|"]),
+    ],
+)
+def test_placeholders(text: str, expected: list[str]) -> None:
+    assert list(catalogues.placeholders(text).elements()) == expected
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"Some text.\n", b'msgid "a"\nmsgstr "\xff"\n', b'msgid "a"\nmsgstr[x] "b"\n'],
+)
+def test_what_is_not_a_catalogue_is_named(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.po").write_bytes(content)
+    with pytest.raises(ValueError, match=r"a\.po is not a gettext catalogue: "):
+        list(read_pairs([(tmp_path / "a.po",) * 2], ("en", "es")))
+
+
+def test_a_model_fills_a_catalogue(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    """Its lines become what the same model makes of them in a text; warnings name lines of the catalogue."""
+    learned = HEADER.format("de", "UTF-8") + "\n".join(
+        f'msgid "A dog and {n} boats."\nmsgstr "Ein Hund und {n} Boote."\n' for n in range(300)
+    )
+    (tmp_path / "all.po").write_text(learned, encoding="utf-8")
+    tiny = "--encoder-layers '[(16, 3)]' --decoder-layers '[(16, 3)]' --max-epoch 1 --num-workers 0"
+    call = ["own-data", str(tmp_path / "all.po"), str(tmp_path / "out"), "--arch", "convs2s_tiny"]
+    cli.main([*call, "--train", f"{tiny} --max-source-positions 64 --max-target-positions 64"])
+
+    def translated(name: str) -> tuple[str, str]:
+        capfdbinary.readouterr()
+        cli.main([*call, "--translate", str(tmp_path / name)])
+        output, errors = capfdbinary.readouterr()
+        return output.decode(), errors.decode()
+
+    (tmp_path / "some.po").write_text(f'{CATALOGUE}\nmsgid "{"A boat. " * 40}"\nmsgstr ""\n', encoding="utf-8")
+    lines = ["See <b>%(name)s</b>.", "First line", "Second of {count}", "%s horse", ("A boat. " * 40).strip()]
+    (tmp_path / "lines").write_text("".join(f"{line}\n" for line in lines))
+    expected = [line.strip() for line in translated("lines")[0].removesuffix("\n").split("\n")]
+    text, told = translated("some.po")
+    see, menu, horse, long = (entry for entry in polib.pofile(text) if entry.fuzzy and "Close" not in entry.msgid)
+    found = [see.msgstr, *menu.msgstr.split("\n"), horse.msgstr_plural[0], long.msgstr.rstrip(" ")]
+    assert found == [expected[0], f"  {expected[1]}", "", expected[2], "", *expected[3:]]
+    assert told.startswith("translate 5 lines\n")
+    assert re.search(r"line 52 has \d+ tokens: only the first 63 are translated", told)
+    assert "some.po: 4 empty entries are filled and marked fuzzy; 3 lost placeholders.\n  line 23: <b>, " in told
+    assert translated("all.po")[1].endswith(
+        "all.po: 0 empty entries are filled and marked fuzzy; 0 lost placeholders.\n"
+    )

@@ -1,0 +1,148 @@
+"""Cleaning: what is left out and counted, and that nothing held out is trained on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from fairseq_plugins.cli.own_data.cleaning import OPTIONAL, RULES, clean, report
+from fairseq_plugins.cli.own_data.parallel_text import Pair
+from fairseq_plugins.cli.own_data.texts import read_pairs
+
+LANGUAGES = ("en", "de")
+HELD_OUT = [("Held out.", "Zurückgehalten."), ("Kept back.", "Zurückgehalten.")]
+GOOD = [(f"Sentence {n}.", f"Satz {n}.") for n in range(3000)]
+
+# Pairs that each rule leaves out, if they follow GOOD[0], and the test part `HELD_OUT`.
+BAD: dict[str, list[Pair]] = {
+    "broken": [("A \ufffd.", "Ein A."), ("An A.", "Ein \ufffd.")],
+    "empty": [("", "Leer."), ("Empty.", " \u3000\t")],
+    "copies": [("OK", " OK ")],
+    "long": [("x" * 2001, "y" * 2000), ("y" * 400, "x" * 2001)],
+    "ratio": [("word " * 20, "Wort."), ("Word.", "Wort " * 20)],
+    "duplicates": [GOOD[0], ("Sentence  0. ", "Satz 0.")],
+    "sources": [("Sentence 0.", "Null.")],
+    "held-out": [(" Held  out. ", "Zurückgehalten."), ("Kept back.", "Anders.")],
+}
+
+
+def lines(folder: Path, part: str) -> list[Pair]:
+    sides = [(folder / f"{part}.{language}").read_text(encoding="utf-8").split("\n") for language in LANGUAGES]
+    assert [side.pop() for side in sides] == ["", ""]
+    return list(zip(*sides, strict=True))
+
+
+def cleaned(
+    folder: Path, train: Iterable[Pair], keep: Iterable[str] = (), **parts: list[Pair]
+) -> tuple[Mapping[str, int], dict[str, list[Pair]]]:
+    figures = clean({"train": train, **parts}, LANGUAGES, folder, set(keep))
+    written = {part: lines(folder, part) for part in ("train", "valid", "test") if (folder / f"{part}.en").exists()}
+    assert {part: figures[part] for part in written} == {part: len(pairs) for part, pairs in written.items()}
+    return figures, written
+
+
+def test_each_rule_leaves_out_and_counts_its_pairs(tmp_path: Path) -> None:
+    assert set(BAD) == set(RULES)
+    near = [("x" * 2000, "y" * 2000), ("y" * 49, "x"), ("y" * 9 * 6, "x" * 6), ("OK", "ok")]  # within the limits
+    valid = [("To validate.", "Zu prüfen."), ("", "Leer."), ("USB", "USB")]
+    bad = [pair for pairs in BAD.values() for pair in pairs]
+    figures, written = cleaned(tmp_path, iter([*GOOD, *near, *bad]), valid=valid, test=HELD_OUT)
+    assert {rule: figures[rule] for rule in RULES} == {rule: len(pairs) for rule, pairs in BAD.items()}
+    assert written == {"train": [*GOOD, *near], "valid": [valid[0], valid[2]], "test": HELD_OUT}
+    told = report(figures)
+    assert told.splitlines()[0] == "3004 pairs to train on, 2 to validate."
+    for rule, pairs in BAD.items():
+        option = f" (--keep {rule} keeps them)" if rule in OPTIONAL else ""
+        assert f"  left out: {len(pairs)} pairs {RULES[rule]}{option}\n" in told
+    assert told.endswith("\nValidation on 2 pairs says little: some 200 or more are reliable.")
+
+
+@pytest.mark.parametrize("rule", OPTIONAL)
+def test_a_rule_may_be_switched_off(rule: str, tmp_path: Path) -> None:
+    figures, written = cleaned(tmp_path, [*GOOD, *BAD[rule]], {rule, "sources"}, valid=[("Other.", "Anderes.")])
+    assert written["train"] == [*GOOD, *BAD[rule]]
+    assert not any(figures.get(rule) for rule in RULES)
+
+
+@pytest.mark.parametrize("keep", [(), ("duplicates",), ("duplicates", "sources")])
+def test_no_source_that_is_held_out_is_trained_on(keep: tuple[str, ...], tmp_path: Path) -> None:
+    """300 lines three times over, and each of them again with another translation."""
+    pairs = [*GOOD[:300] * 3, *((source, f"{target}!") for source, target in GOOD[:300])]
+    given = {"valid": [(f" {GOOD[5][0]}", "Fünf.")], "test": [GOOD[7]]}
+    for parts, held_out in (({}, 30), (given, 2)):
+        _, written = cleaned(tmp_path, pairs, keep, **parts)
+        sources = {part: {" ".join(source.split()) for source, _ in pairs} for part, pairs in written.items()}
+        left = sources.pop("train")
+        for part, others in sources.items():
+            assert others
+            assert not left & others, part
+        assert len(left) >= 300 - (held_out if not keep else 120)
+        if not keep:
+            assert len(left) == 300 - held_out
+
+
+def test_validation_is_counted_after_cleaning(tmp_path: Path) -> None:
+    """A tenth of few pairs, 200, a hundredth, some 3000; evenly from all of the text."""
+    for good, held_out in ((290, 29), (2999, 200 + 14), (60_000, 600), (400_000, 3000 + 7)):
+        pairs = [(f"Sentence {n // 2}.", f"Satz {n // 2}.") for n in range(2 * good)]
+        figures, written = cleaned(tmp_path, pairs)
+        assert figures["valid"] == held_out, good
+        assert figures["train"] + figures["valid"] == figures["duplicates"] == good
+        numbers = [int(source[9:-1]) for source, _ in written["valid"]]
+        assert len({b - a for a, b in pairwise(numbers)}) == 1
+        assert numbers[0] + good - numbers[-1] < 2 * (numbers[1] - numbers[0]) + 1
+        assert ("says little" in report(figures)) == (good == 290)
+
+
+def test_broken_encodings(tmp_path: Path) -> None:
+    """Some are counted; a file in another encoding is refused."""
+    files = [(tmp_path / "a.en", tmp_path / "a.de")]
+    files[0][0].write_text("".join(f"{source}\n" for source, _ in GOOD), encoding="utf-8")
+    german = [f"Für {n}." for n in range(3000)]
+    german[3] = "Zeichen \ufffd."
+    files[0][1].write_bytes("\n".join(german).encode().replace("ü".encode(), b"\xfc", 40))
+    figures, written = cleaned(tmp_path, read_pairs(files, LANGUAGES))
+    assert figures["broken"] == 41
+    assert len(written["train"]) + len(written["valid"]) == 2959
+    files[0][1].write_text("\n".join(german), encoding="latin-1", errors="replace")
+    with pytest.raises(ValueError, match=r"2999 of 3000 pairs are not UTF-8: convert the text, for instance by iconv"):
+        cleaned(tmp_path, read_pairs(files, LANGUAGES))
+
+
+def test_lines_that_do_not_match(tmp_path: Path) -> None:
+    files = [(tmp_path / "a.en", tmp_path / "a.de")]
+    for lengths in ((30, 29), (0, 30)):
+        for path, length in zip(files[0], lengths, strict=True):
+            path.write_text("x\n" * length)
+        with pytest.raises(
+            ValueError, match=rf"a\.en has {lengths[0]} lines and .*a\.de {lengths[1]}: line must match"
+        ):
+            list(read_pairs(files, LANGUAGES))
+
+
+def test_too_little_is_left(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="1 pairs are left to train on, too few to learn from"):
+        cleaned(tmp_path, [GOOD[0]] * 300)
+    with pytest.raises(ValueError, match="--valid: the text has no pairs"):
+        cleaned(tmp_path, GOOD, valid=[("", "")])
+
+
+@pytest.mark.slow
+def test_memory_is_that_of_keys_alone(tmp_path: Path) -> None:
+    """100 bytes for each of a million pairs, of which there are 1000 characters."""
+    program = (
+        "import sys; from pathlib import Path; from resource import *\n"
+        "from fairseq_plugins.cli.own_data.cleaning import clean\n"
+        "for number in (1000, 1_000_000):\n"
+        "    pairs = ((f'{n} ' + 'x' * 500, f'{n} ' + 'y' * 500) for n in range(number))\n"
+        "    clean({'train': pairs}, ('en', 'de'), Path(sys.argv[1]))\n"
+        "    print(getrusage(RUSAGE_SELF).ru_maxrss)"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    few, many = map(int, subprocess.run(command, capture_output=True, check=True).stdout.split())
+    assert many - few < 100_000  # KiB

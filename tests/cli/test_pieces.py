@@ -1,0 +1,111 @@
+"""Pieces of sentencepiece give all text back, in fairseq's commands and in an exported folder."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from fairseq.data import Dictionary
+from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from fairseq_plugins.cli.own_data import pieces
+from fairseq_plugins.export.translate import Translator
+from tests.commands import ROOT
+from tests.conftest import random_model
+from tests.export.exporting import export
+
+# Words that mean something to sentencepiece or fairseq, white space of all kinds, and letters of many scripts.
+ODD = [
+    *("<unk>", "<s>", "</s>", "<pad>", "<0x41>", "<0x0A>", "\u2581", "\u2581\u2581a", "\ufdd0", "\ufdd1\ufdd0\u2581"),
+    *(
+        "#fairseq:overwrite",
+        "madeupword0000",
+        "@@",
+        "@-@",
+        "<<unk>>",
+        "</w>",
+        "\0",
+        "a\0b",
+        "\ufeff",
+        "\ufffd",
+        "\uffff",
+    ),
+    *("\xa0", "\u3000", "\u2028", "\x85", "\x1c", "\r", "\t", "\u200b", " ", "  ", " a  b ", "\xa0a\u3000"),
+    *(
+        "%(name)s",
+        ":ref:`x <y-z>`",
+        "https://docs.python.org/3",
+        "2026-11-27",
+        "e\u0301é",
+        "ﬁ①Å",
+        "𝒜👩\u200d👩\u200d👧",
+        "\U0010ffff",
+    ),
+    *("的对象，见“说明”（可选）。", "これは文です。", "Обов’язково", "L’objet", "مرحبا", "नमस्ते", "ไทย", "한국어"),
+]
+WORDS = st.one_of(
+    st.sampled_from(ODD), st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=20)
+)
+LINES = st.lists(st.builds("".join, st.lists(WORDS, max_size=6)), max_size=6)
+
+
+class Ways(NamedTuple):
+    """One model of pieces, as own-data, fairseq and an exported folder use it."""
+
+    model: Path
+    dictionary: Dictionary
+    bpe: SentencepieceBPE
+    translator: Translator
+
+
+@pytest.fixture(scope="module")
+def ways(tmp_path_factory: pytest.TempPathFactory) -> Ways:
+    """Learned from this project's pages, and from odd words that are frequent enough to become pieces."""
+    folder = tmp_path_factory.mktemp("pieces")
+    paths = [folder / "pages", folder / "odd"]
+    pages = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))]
+    paths[0].write_text("".join(pages), encoding="utf-8")
+    paths[1].write_text("".join(f"{word} {word} {word}\n" for word in ODD) * 50, encoding="utf-8", newline="\n")
+    number = sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
+    pieces.learn(paths, number, 800, folder / "model")
+    pieces.write_dictionary(folder / "model", folder / "dict.txt")
+    dictionary = Dictionary.load(str(folder / "dict.txt"))
+    task = Namespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    exported = export(
+        random_model("convs2s_tiny", task, max_source_positions=1024)[1].float(),
+        folder / "exported",
+        dictionary,
+        pieces=folder / "model",
+        longest_source=1024,
+    )
+    config = Namespace(
+        sentencepiece_model=str(folder / "model"), sentencepiece_enable_sampling=False, sentencepiece_alpha=None
+    )
+    return Ways(folder / "model", dictionary, SentencepieceBPE(config), Translator(exported))
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(ODD)
+@example((ROOT / "README.md").read_text(encoding="utf-8").split("\n"))
+@given(LINES)
+def test_all_text_comes_back(ways: Ways, tmp_path: Path, lines: list[str]) -> None:
+    """The same pieces in training, in fairseq's commands and in the folder; none of them unknown."""
+    (tmp_path / "text").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
+    pieces.segment(ways.model, tmp_path / "text", tmp_path / "pieces")
+    segmented = (tmp_path / "pieces").read_text(encoding="utf-8").split("\n")
+    assert segmented.pop() == ""
+    for line, words in zip(lines, segmented, strict=True):
+        assert ways.bpe.encode(line) == words
+        tokens = ways.dictionary.encode_line(words, add_if_not_exist=False)
+        assert len(tokens) == len(words.split(" ")) + 1 if words else 1
+        assert not set(tokens[:-1].tolist()) & set(range(4)), "no text is a special symbol"
+        assert ways.dictionary.string(tokens) == words
+        assert ways.bpe.decode(words) == line
+        if line.strip():
+            assert ways.translator.words(line) == words.split(" ")
+            hypothesis = [(number, 0) for number in tokens.tolist()[:-1]]
+            assert ways.translator.text((hypothesis, 0.0), [], None)[0] == line
