@@ -12,6 +12,7 @@ from fairseq.tasks.translation import TranslationTask
 
 from fairseq_plugins.cli.any_file import blaming
 from fairseq_plugins.cli.arguments import import_user_dir
+from fairseq_plugins.cli.own_data.model_card import card_of
 from fairseq_plugins.common.model import IncrementalDecoder
 from fairseq_plugins.common.subwords import bpe_symbol
 from fairseq_plugins.common.whole_file import beside, naming
@@ -55,6 +56,7 @@ def export(args: Namespace) -> None:
             longest_source=task.max_positions()[0],
             int8=args.int8,
             candidates=candidates,
+            card=card_of(args.checkpoint),
         )
 
 

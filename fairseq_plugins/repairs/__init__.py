@@ -28,6 +28,7 @@ from fairseq_plugins.repairs import (
     texts,
     translation,
 )
+from fairseq_plugins.repairs.chatter import hide_chatter
 from fairseq_plugins.repairs.errors import print_errors_of_options_alone
 from fairseq_plugins.repairs.memory import keep_memory
 
@@ -105,3 +106,4 @@ def set_up_command() -> None:
     """Set up a process of one of fairseq's commands, which does nothing else than to train or translate."""
     keep_memory()
     print_errors_of_options_alone()
+    hide_chatter()

@@ -168,7 +168,8 @@ def generate_as_asked() -> None:
     """The hub prepares models without attention, and then fails where ``print_alignment`` asks for it.
 
     It fails in ``score`` too, which has no place for the source of a translation; it passes over what is an option of
-    the task, ``replace_unk``, and for one sentence all but the beam; and it sorts sentences, but not their prefixes.
+    the task, ``replace_unk``, and for one sentence all but the beam; it sorts sentences, but not their prefixes; and it
+    logs four lines for each call.
     """
     generate = GeneratorHubInterface.generate
     if "need_attn" in generate.__code__.co_names:  # the probe: somebody asks for attention
@@ -199,6 +200,8 @@ def generate_as_asked() -> None:
         arguments = signature.bind(self, tokenized_sentences, *args, **kwargs).arguments
         if arguments.get("skip_invalid_size_inputs"):
             return generate_what_fits(generate_with_attention, arguments)
+        if (log := logging.getLogger("fairseq.tasks.fairseq_task")).level == logging.NOTSET:
+            log.setLevel(logging.WARNING)  # four lines about batches for each call
         with attention_reported(self.models) if asked.get("print_alignment") else contextlib.nullcontext():
             return generate(self, tokenized_sentences, *args, **kwargs)
 

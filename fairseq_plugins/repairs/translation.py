@@ -193,6 +193,8 @@ def build_generators() -> None:
 def leave_blank_lines_blank() -> None:
     """fairseq translates a line without words, and a model that has not seen any invents a word.
 
+    Pieces of sentencepiece that are spaces are no words either.
+
     Its translations have no words, as those of exported folders, unless the caller forces some.  There is nothing to
     probe: every search goes on until a model ends the sentence.
     """
@@ -209,13 +211,23 @@ def leave_blank_lines_blank() -> None:
     ) -> Any:
         found = translate(self, generator, models, sample, prefix_tokens, constraints)
         if prefix_tokens is None and not isinstance(generator, SequenceScorer):
-            blank = sample["net_input"]["src_tokens"].ne(self.source_dictionary.pad()).sum(dim=1).le(1)
+            tokens = sample["net_input"]["src_tokens"]
+            words = tokens.ne(self.source_dictionary.pad()) & ~torch.isin(
+                tokens, spaces(self.source_dictionary, tokens)
+            )
+            blank = words.sum(dim=1).le(1)
             if constraints is not None:
                 blank &= constraints[:, 0].eq(0).to(blank.device)  # their number comes first
             for hypotheses in compress(found, blank.tolist()):
                 for hypothesis in hypotheses:
                     remove_words(hypothesis, self.target_dictionary.eos())
         return found
+
+
+def spaces(dictionary: Any, tokens: Tensor) -> Tensor:
+    """Return the indices of the pieces of sentencepiece, of at most 16 characters, that are spaces."""
+    found = {dictionary.index("\u2581" * length) for length in range(1, 17)} - {dictionary.unk()}
+    return torch.tensor(sorted(found), dtype=tokens.dtype, device=tokens.device)
 
 
 def remove_words(hypothesis: dict[str, Any], eos: int) -> None:

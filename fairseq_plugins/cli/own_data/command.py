@@ -22,7 +22,9 @@ from fairseq_plugins.cli.arguments import add_user_dir, positive
 from fairseq_plugins.cli.own_data import parallel_text
 from fairseq_plugins.cli.own_data.cleaning import OPTIONAL
 from fairseq_plugins.cli.own_data.folder import SETTINGS, TOKENIZERS, Folder, prepare, tokenizer_of
+from fairseq_plugins.cli.own_data.model_card import CARD, write_card
 from fairseq_plugins.cli.own_data.texts import FilePair, languages_of, pair_up
+from fairseq_plugins.cli.own_data.trained import FINISHED, is_trained, trained_archs
 from fairseq_plugins.cli.own_data.translations import score_held_out, translate
 from fairseq_plugins.cli.user_dir import USER_DIR
 from fairseq_plugins.cli.work import work_in
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from fairseq_plugins.cli.own_data.training import Training
 
 FAMILIES = ("convs2s", "weighted_transformer", "conv_encoder")  # of this plugin, as their architectures begin
-BEGUN, FINISHED = "begun", "finished"  # beside the checkpoints, with the options of --train
+BEGUN = "begun"  # before it is `FINISHED`
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -97,8 +99,7 @@ def run(args: Namespace) -> None:
         raise ValueError(f"--tokenizer {tokenizer}: {args.output} was begun with {before}; choose another folder")
     folder = Folder(args.output, languages, tokenizer or before or TOKENIZERS[0])
     told = ["--source-lang", languages[0], "--target-lang", languages[1]]
-    decoding = [folder.binary, *told, "--user-dir", args.user_dir, "--path", model / "checkpoint_best.pt", "--beam", 5]
-    decoding += ["--task", "translation_fast", *folder.fairseq_options()]
+    decoding = folder.decoding_options(model, args.user_dir)
     if args.translate is not None:  # which several may do at a time, wherever the texts are by now
         if not (folder.binary / f"train.{languages[0]}-{languages[1]}.{languages[0]}.idx").exists():
             raise ValueError(f"--translate: {folder.binary} was not made for {languages[0]} to {languages[1]}")
@@ -113,10 +114,14 @@ def run(args: Namespace) -> None:
                 file.write(f"{args.train}\n")
             training.run(folder.binary, folder.segmented("train")[1], told)
             (model / BEGUN).replace(model / FINISHED)
+        commands = next_commands(args, folder, model, decoding)
         try:
-            score_held_out(folder, model, decoding)
+            scores = score_held_out(folder, model, decoding)
+            if training is not None or not (model / CARD).exists():  # users may edit it
+                write_card(folder, model, scores, commands)
         finally:  # there is a model, also where it cannot be scored
-            show_what_next(args, folder, model, decoding)
+            for what, words in commands.items():
+                print(f"\n{what}:\n\n$ {words}", file=sys.stderr)
 
 
 def check(args: Namespace) -> dict[str, FilePair]:
@@ -160,25 +165,26 @@ def files_of(args: Namespace, part: str) -> FilePair | None:
 
 def trained_ones(output: Path) -> str:
     """Return what else could be translated with, or how to get it."""
-    archs = sorted(path.parent.name for path in output.glob(f"*/{FINISHED}") if is_trained(path.parent))
+    archs = trained_archs(output)
     return f"--arch {' or '.join(archs)} is there" if archs else "the call without --translate trains one"
 
 
-def show_what_next(args: Namespace, folder: Folder, model: Path, decoding: list[object]) -> None:
-    """Print commands that one may want next."""
-    show("The curve of the losses", ["fairseq-plugins", "plot-loss", model, "--output", model / "loss.png"])
-    show("Translations, by the same call with --translate FILE or", ["fairseq-interactive", *decoding])
+def next_commands(args: Namespace, folder: Folder, model: Path, decoding: list[object]) -> dict[str, str]:
+    """Return commands that one may want next, by what they are for."""
+    commands: dict[str, list[object]] = {
+        "The curve of the losses": ["fairseq-plugins", "plot-loss", model, "--output", model / "loss.png"],
+        "Translations, by own-data with the same arguments and --translate FILE, or": [
+            "fairseq-interactive",
+            *decoding,
+        ],
+    }
     exported = ["fairseq-plugins", "export", model / "checkpoint_best.pt", args.output / f"{args.arch}.exported"]
     exported += folder.export_options()
     if args.user_dir != USER_DIR:
         exported += ["--user-dir", args.user_dir]
     if args.arch.startswith(FAMILIES):
-        show("A folder that translates without fairseq and torch", exported)
-
-
-def show(what: str, words: list[object]) -> None:
-    """Print a command under what it is for."""
-    print(f"\n{what}:\n\n$ {shlex.join(map(str, words))}", file=sys.stderr)
+        commands["A folder that translates without fairseq and torch"] = exported
+    return {what: shlex.join(map(str, words)) for what, words in commands.items()}
 
 
 def refuse_no_text(path: Path) -> None:
@@ -194,11 +200,6 @@ def refuse_no_text(path: Path) -> None:
     with path.open("rb") as file:
         if file.read(2) in (b"\x1f\x8b", b"\xff\xfe", b"\xfe\xff"):
             raise ValueError(f"--translate: {path} is no plain text in UTF-8")
-
-
-def is_trained(model: Path) -> bool:
-    """Whether a training has ended there, and what it has left is still there."""
-    return (model / FINISHED).exists() and (model / "checkpoint_best.pt").exists()
 
 
 def plan(args: Namespace, model: Path) -> Training | None:

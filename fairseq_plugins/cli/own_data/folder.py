@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence, Set
@@ -25,6 +26,7 @@ TOKENIZERS = ("sentencepiece", "moses")
 # Of image captions 6000 merges were best for 29 000 pairs; fairseq's IWSLT'14 has 10 000 for 160 000.
 MERGES = {20_000: 2000, 100_000: 6000, 1_000_000: 10_000}
 MOST_MERGES = 40_000
+BEAM = 5
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,20 @@ class Folder:
             return ["--bpe", "sentencepiece", "--sentencepiece-model", self.subwords]
         return ["--tokenizer", "moses", "--bpe", "subword_nmt", "--bpe-codes", self.subwords]
 
+    def decoding_options(self, model: Path, user_dir: Path) -> list[object]:
+        """Return options with which fairseq's commands translate with the best checkpoint of a model."""
+        source, target = self.languages
+        options: list[object] = [self.binary, "--source-lang", source, "--target-lang", target, "--user-dir", user_dir]
+        options += ["--path", model / "checkpoint_best.pt", "--beam", BEAM, "--task", "translation_fast"]
+        return [*options, *self.fairseq_options()]
+
+    def segmenter(self) -> parallel_text.Line:
+        """Return a function that turns a line of source text into subwords."""
+        if self.tokenizer == "sentencepiece":
+            return pieces.segmenter(self.subwords)
+        tokenize, segment = parallel_text.moses(self.languages[0]), parallel_text.segmenter(self.subwords)
+        return lambda line: segment(tokenize(line))
+
     def export_options(self) -> list[object]:
         """Return options of ``fairseq-plugins export`` for such text."""
         if self.tokenizer == "sentencepiece":
@@ -88,6 +104,21 @@ def tokenizer_of(path: Path) -> str | None:
         return None
     text = record.read_text(encoding="utf-8")
     return "moses" if text.startswith("Corpus(") else str(json.loads(text)["tokenizer"])
+
+
+def open_folder(path: Path) -> Folder:
+    """Return a folder with the binary data of an earlier call.
+
+    Raises:
+        ValueError: there is none.
+    """
+    tokenizer = tokenizer_of(path)
+    if tokenizer is None:
+        raise ValueError(f"{path} is not a folder of own-data: it has no file {SETTINGS}")
+    for data in (path / "data-bin").glob("train.*.idx"):
+        if found := re.fullmatch(r"train\.(.+)-(.+)\.\1\.idx", data.name):
+            return Folder(path, (found[1], found[2]), tokenizer)
+    raise ValueError(f"{path} has no data yet: call own-data again, which goes on from where it was stopped")
 
 
 def prepare(

@@ -5,21 +5,19 @@ from __future__ import annotations
 import re
 import sys
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import TextIO
 
-from sacrebleu.metrics.chrf import CHRF
-
-from fairseq_plugins.cli import score
-from fairseq_plugins.cli.fairseq_command import ALL_SENTENCES, NO_LONG_ONES, fairseq, fairseq_lines
-from fairseq_plugins.cli.generated import read_generated
+from fairseq_plugins.cli.fairseq_command import fairseq_lines
 from fairseq_plugins.cli.own_data.folder import Folder
-from fairseq_plugins.cli.own_data.parallel_text import read_text
+from fairseq_plugins.cli.own_data.held_out import generate, read_held_out, scored_part
+from fairseq_plugins.cli.score import Scores, score_translations
 
 SAMPLES = 3
 
 
-def score_held_out(folder: Folder, model: Path, options: list[object]) -> None:
+def score_held_out(folder: Folder, model: Path, options: list[object]) -> Scores:
     """Translate the test part, or else the validation part, and print scores and the first translations.
 
     Args:
@@ -27,24 +25,21 @@ def score_held_out(folder: Folder, model: Path, options: list[object]) -> None:
         model: folder for what fairseq-generate writes.
         options: its data, checkpoint and search.
 
+    Returns:
+        the scores.
+
     Raises:
         ValueError: it fails.
     """
-    part, name = ("test", "test") if "test" in folder.parts else ("valid", "validation")
-    options = [*options, "--gen-subset", part, "--remove-bpe", "--max-tokens", 4000, "--results-path", model]
-    fairseq("generate", *options, *ALL_SENTENCES, *NO_LONG_ONES)
-    sentences = read_generated([model / f"generate-{part}.txt"])
-    pairs = list(zip(*(read_text(path, "") for path in folder.text(part)), strict=True))
-    source, target = map(list, zip(*(pairs[sentence.number] for sentence in sentences), strict=True))
-    best = [sentence.hypotheses[0] for sentence in sentences]
-    if left_out := len(pairs) - len(best):
-        print(f"\n{left_out} lines of the {name} part are too long for the model and left out.", file=sys.stderr)
-    print(f"\n{len(best)} lines of the {name} part, on which it was not trained:", file=sys.stderr)
-    ((bleu, value),) = score.bleu(best, target, tokenize=score.tokenizer_for(folder.languages[1])).items()
-    chrf = CHRF().corpus_score([hypothesis.text for hypothesis in best], [target]).score
-    print(f"BLEU {value:.1f}, chrF {chrf:.1f} ({bleu})", file=sys.stderr)
-    for line, reference, hypothesis in list(zip(source, target, best, strict=True))[:SAMPLES]:
-        print(f"\n  source       {line}\n  reference    {reference}\n  translation  {hypothesis.text}", file=sys.stderr)
+    part = scored_part(folder)
+    generate(model, part, options)
+    held_out = read_held_out(folder, model, part)
+    scores = score_translations(held_out)
+    print(f"\n{scores.describe()}", file=sys.stderr)
+    lines = zip(held_out.sources, held_out.references, held_out.translations, strict=True)
+    for source, reference, translation in islice(lines, SAMPLES):
+        print(f"\n  source       {source}\n  reference    {reference}\n  translation  {translation}", file=sys.stderr)
+    return scores
 
 
 def translate(text: str, options: list[object]) -> None:
