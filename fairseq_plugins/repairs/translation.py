@@ -6,6 +6,7 @@ import contextlib
 import copy
 import inspect
 import math
+import re
 from collections.abc import Callable
 from itertools import compress
 from types import SimpleNamespace
@@ -193,7 +194,7 @@ def build_generators() -> None:
 def leave_blank_lines_blank() -> None:
     """fairseq translates a line without words, and a model that has not seen any invents a word.
 
-    Pieces of sentencepiece that are spaces are no words either.
+    White space in pieces of sentencepiece is no word either.
 
     Its translations have no words, as those of exported folders, unless the caller forces some.  There is nothing to
     probe: every search goes on until a model ends the sentence.
@@ -211,23 +212,26 @@ def leave_blank_lines_blank() -> None:
     ) -> Any:
         found = translate(self, generator, models, sample, prefix_tokens, constraints)
         if prefix_tokens is None and not isinstance(generator, SequenceScorer):
-            tokens = sample["net_input"]["src_tokens"]
-            words = tokens.ne(self.source_dictionary.pad()) & ~torch.isin(
-                tokens, spaces(self.source_dictionary, tokens)
-            )
-            blank = words.sum(dim=1).le(1)
+            pad, rows = self.source_dictionary.pad(), sample["net_input"]["src_tokens"].tolist()
+            sources = ([self.source_dictionary[token] for token in row if token != pad] for row in rows)
+            blank = torch.tensor([is_blank(words[:-1]) for words in sources])  # the last one is the end
             if constraints is not None:
-                blank &= constraints[:, 0].eq(0).to(blank.device)  # their number comes first
+                blank &= constraints[:, 0].eq(0).cpu()  # their number comes first
             for hypotheses in compress(found, blank.tolist()):
                 for hypothesis in hypotheses:
                     remove_words(hypothesis, self.target_dictionary.eos())
         return found
 
 
-def spaces(dictionary: Any, tokens: Tensor) -> Tensor:
-    """Return the indices of the pieces of sentencepiece, of at most 16 characters, that are spaces."""
-    found = {dictionary.index("\u2581" * length) for length in range(1, 17)} - {dictionary.unk()}
-    return torch.tensor(sorted(found), dtype=tokens.dtype, device=tokens.device)
+def is_blank(words: list[str]) -> bool:
+    """Whether a source has no words, but perhaps pieces and bytes of sentencepiece that are white space."""
+    text = bytearray()
+    for word in words:
+        if byte := re.fullmatch("<0x([0-9A-F]{2})>", word):
+            text.append(int(byte[1], 16))
+        elif word.strip("\u2581"):
+            return False
+    return not text.decode(errors="replace").strip()
 
 
 def remove_words(hypothesis: dict[str, Any], eos: int) -> None:

@@ -173,7 +173,7 @@ def next_commands(args: Namespace, folder: Folder, model: Path, decoding: list[o
     """Return commands that one may want next, by what they are for."""
     commands: dict[str, list[object]] = {
         "The curve of the losses": ["fairseq-plugins", "plot-loss", model, "--output", model / "loss.png"],
-        "Translations, by own-data with the same arguments and --translate FILE, or": [
+        "Translations, by the same call of own-data with --translate FILE or": [
             "fairseq-interactive",
             *decoding,
         ],
