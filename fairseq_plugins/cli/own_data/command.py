@@ -173,10 +173,7 @@ def next_commands(args: Namespace, folder: Folder, model: Path, decoding: list[o
     """Return commands that one may want next, by what they are for."""
     commands: dict[str, list[object]] = {
         "The curve of the losses": ["fairseq-plugins", "plot-loss", model, "--output", model / "loss.png"],
-        "Translations, by the same call of own-data with --translate FILE or": [
-            "fairseq-interactive",
-            *decoding,
-        ],
+        "Translations, by own-data with --translate FILE too": ["fairseq-interactive", *decoding],
     }
     exported = ["fairseq-plugins", "export", model / "checkpoint_best.pt", args.output / f"{args.arch}.exported"]
     exported += folder.export_options()
