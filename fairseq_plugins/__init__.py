@@ -1,15 +1,19 @@
-"""Translation models for fairseq.  Importing registers names with fairseq, and has no other effect; see `install`."""
+"""Translation models for fairseq.  Importing registers names with fairseq, and repairs nothing; see `install`."""
 
 from __future__ import annotations
 
 import functools
 import importlib
+import logging
 import pkgutil
 
 __version__ = "0.1.0"
 
 # These rooms register no names with fairseq.
 _UNREGISTERED = {"cli", "export", "repairs"}
+
+# fairseq's text_to_speech asks for tensorboardX when fairseq is imported, by whomever.
+logging.getLogger("fairseq.tasks.text_to_speech").addFilter(lambda record: "tensorboardX" not in record.getMessage())
 
 
 def install(command: bool = False) -> None:
@@ -19,7 +23,8 @@ def install(command: bool = False) -> None:
     Later calls do nothing.
 
     Args:
-        command: also set up a process of one of fairseq's commands: memory, and errors of options without a traceback.
+        command: also set up a process of one of fairseq's commands: memory, and errors of options without a traceback,
+            and no warnings that its users can do nothing about.
     """
     _repair_and_register()
     if command:

@@ -12,7 +12,7 @@ from fairseq.tasks.translation import TranslationTask
 
 from fairseq_plugins.cli.any_file import blaming
 from fairseq_plugins.cli.arguments import import_user_dir
-from fairseq_plugins.cli.own_data.card import CARD
+from fairseq_plugins.cli.own_data.model_card import card_of
 from fairseq_plugins.common.model import IncrementalDecoder
 from fairseq_plugins.common.subwords import bpe_symbol
 from fairseq_plugins.common.whole_file import beside, naming
@@ -56,11 +56,8 @@ def export(args: Namespace) -> None:
             longest_source=task.max_positions()[0],
             int8=args.int8,
             candidates=candidates,
+            card=card_of(args.checkpoint),
         )
-        card = args.checkpoint.parent / CARD
-        if card.is_file():  # as beside the checkpoints of own-data
-            with (unfinished / "README.md").open("a", encoding="utf-8") as file:
-                file.write("\n" + card.read_text(encoding="utf-8").partition("\n## ")[0])
 
 
 def about_subwords(words: list[str], has_codes: bool, has_pieces: bool) -> str | None:

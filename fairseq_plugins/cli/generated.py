@@ -61,10 +61,10 @@ class _Line:
     text: str
 
 
-def add_generated(parser: ArgumentParser, made_by: str) -> None:
+def add_generated(parser: ArgumentParser, made_by: str, more: str = "") -> None:
     """The argument of tools that read what a command, with these options, has printed."""
     parser.add_argument(
-        "generated", nargs="+", type=Path, metavar="GENERATED", help=f"output of {made_by}, or of its shards"
+        "generated", nargs="+", type=Path, metavar="GENERATED", help=f"output of {made_by}, or of its shards{more}"
     )
 
 

@@ -8,6 +8,7 @@ takes no seed: two runs differ a little.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -171,15 +172,20 @@ def align(aligner: str, work: Path) -> None:
     command = [aligner, "--verbose", "--source", str(work / "source"), "--target", str(work / "target")]
     command += ["--forward-links", str(work / "forward"), "--reverse-links", str(work / "reverse")]
     last: deque[str] = deque(maxlen=5)
+    iterations = 0
     with (
         running(command, stderr=subprocess.PIPE, errors="replace") as process,
-        # The last of the three models takes most of the time: what remains cannot be told from what is done.
-        bar(total=6, desc="align", bar_format="{l_bar}{bar}| {n}/{total} models [{elapsed}]") as progress,
+        bar(total=0, desc="align", unit=" iterations") as progress,
     ):
         assert process.stderr is not None  # mypy: it was asked for
         for line in process.stderr:
             last.append(line)
-            progress.update(line.startswith("Done"))
+            if found := re.search(r" -1 (\d+) -2 (\d+) -3 (\d+) ", line):  # of its three models
+                progress.total = 2 * sum(map(int, found.groups()))  # in both directions
+            elif found := re.match(r"Aligning with model \d \((\d+) iterations\)", line):
+                iterations = int(found[1])
+            elif line.startswith("Done"):
+                progress.update(iterations)
     if process.returncode:
         raise ValueError(f"eflomal-align failed with status {process.returncode}:\n{''.join(last).rstrip()}")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import io
-import logging
 import os
 import pickle
 import re
@@ -35,8 +34,6 @@ COMMANDS = {
 
 def find(name: str) -> ModuleType:
     """Import the module of a command, which has ``add_arguments(parser)`` and ``run(args)``."""
-    # fairseq's text_to_speech logs when it is imported that it wants tensorboardX.
-    logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
     return importlib.import_module(f"fairseq_plugins.cli.{COMMANDS[name][0]}")
 
 

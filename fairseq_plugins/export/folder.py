@@ -39,6 +39,7 @@ def write_folder(
     longest_source: int,
     int8: bool,
     candidates: Candidates | None,
+    card: str = "",
 ) -> None:
     """Write everything.
 
@@ -53,6 +54,7 @@ def write_folder(
         longest_source: how many tokens of a source the task takes.
         int8: whether products are in int8.
         candidates: the words that a batch may need; None for all.
+        card: more for its README.md.
     """
     programs = write_programs(model, folder, int8=int8, among_candidates=candidates is not None)
     for side, dictionary in (("source", source), ("target", target)):
@@ -85,4 +87,5 @@ def write_folder(
     needed = {"subword-nmt": codes, "sacremoses": languages, "sentencepiece": pieces}
     packages = ["numpy", "onnxruntime", *(name for name, used in needed.items() if used)]
     family = type(model).__name__.removesuffix("Model")
-    (folder / "README.md").write_text(_README.format(family=family, packages=" ".join(packages)), encoding="utf-8")
+    readme = _README.format(family=family, packages=" ".join(packages)) + (f"\n{card}" if card else "")
+    (folder / "README.md").write_text(readme, encoding="utf-8")

@@ -99,6 +99,7 @@ def repair_fairseq() -> None:
 
 def set_up_command() -> None:
     """Set up a process of a fairseq command, which only trains or translates."""
+    command.hide_chatter()
     command.keep_freed_memory()
     command.limit_cached_products()
     command.print_option_errors_without_traceback()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import ctypes
 import itertools
+import logging
 import os
 import re
 import sys
+import warnings
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,9 +17,20 @@ from typing import Any
 from fairseq import options, utils
 from fairseq.dataclass import utils as dataclass_utils
 from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig
 
 from fairseq_plugins.repairs.refusals import command_of, refuse
-from fairseq_plugins.repairs.wrapping import wrap
+from fairseq_plugins.repairs.wrapping import programs, wrap
+
+# Beginnings of warnings that users can do nothing about: hydra's of the ways in which fairseq uses it, and torch's.
+_WARNINGS = (
+    r"hydra\.experimental\.\w+\(\) is no longer experimental",
+    r"\s*The version_base parameter is not specified",
+    r"In 'config': Usage of deprecated keyword in package header",
+    r"\s*'config' is validated against ConfigStore schema",
+    r"\s*The strict flag in the compose API is deprecated",
+    r"'pin_memory' argument is set as true but no accelerator is found",
+)
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 _MEMORY_SETTINGS = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"}
@@ -143,3 +156,17 @@ def limit_cached_products() -> None:
     if not {"ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY"} & os.environ.keys():
         os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "128"
     os.environ.setdefault("LRU_CACHE_CAPACITY", "128")
+
+
+def hide_chatter() -> None:
+    """Hide warnings of outdated calls, and what ``fairseq-interactive`` logs between a user's lines.
+
+    It logs four lines about batches for every line that is typed, and at its start its whole configuration, which takes
+    many screens.  No probe: it changes nothing else.
+    """
+    for message in _WARNINGS:
+        warnings.filterwarnings("ignore", message)
+    logging.getLogger("hydra.core.utils").setLevel(logging.INFO)
+    if programs("interactive", "buffered_read"):
+        logging.getLogger("fairseq.tasks.fairseq_task").setLevel(logging.WARNING)
+        logging.getLogger("fairseq_cli.interactive").addFilter(lambda record: not isinstance(record.msg, DictConfig))

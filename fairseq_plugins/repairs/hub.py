@@ -167,6 +167,7 @@ def generate_as_asked() -> None:
     - ``score`` fails for translations, since it has no argument for the source.
     - Options of the task, ``replace_unk``, and for one sentence all options but the beam are ignored.
     - Sentences are sorted, and their prefixes are not.
+    - Each call logs four lines about batches.
     """
     generate = GeneratorHubInterface.generate
     if mentions(generate, "need_attn"):  # the probe: it asks for attention
@@ -197,6 +198,8 @@ def generate_as_asked() -> None:
         arguments = signature.bind(self, tokenized_sentences, *args, **kwargs).arguments
         if arguments.get("skip_invalid_size_inputs"):
             return generate_with_skipped(generate_with_attention, arguments)
+        if (log := logging.getLogger("fairseq.tasks.fairseq_task")).level == logging.NOTSET:
+            log.setLevel(logging.WARNING)
         with reporting_attention(self.models) if asked.get("print_alignment") else contextlib.nullcontext():
             return generate(self, tokenized_sentences, *args, **kwargs)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from itertools import chain, compress
 from typing import Any
 
@@ -101,8 +102,8 @@ def build_generators() -> None:
 def leave_blank_lines_blank() -> None:
     """Translate a line without words to one without words, unless the caller forces some, as exported folders do.
 
-    A model that was trained without blank lines invents a word.  No probe: every search runs until the model ends the
-    sentence.
+    A model that was trained without blank lines invents a word.  White space in pieces of sentencepiece is not a word.  No
+    probe: every search runs until the model ends the sentence.
     """
     translate = TranslationTask.inference_step
 
@@ -117,13 +118,26 @@ def leave_blank_lines_blank() -> None:
     ) -> Any:
         found = translate(self, generator, models, sample, prefix_tokens, constraints)
         if prefix_tokens is None and not isinstance(generator, SequenceScorer):
-            blank = sample["net_input"]["src_tokens"].ne(self.source_dictionary.pad()).sum(dim=1).le(1)
+            pad, rows = self.source_dictionary.pad(), sample["net_input"]["src_tokens"].tolist()
+            sources = ([self.source_dictionary[token] for token in row if token != pad] for row in rows)
+            blank = torch.tensor([is_blank(words[:-1]) for words in sources])  # the last one is the end
             if constraints is not None:
-                blank &= constraints[:, 0].eq(0).to(blank.device)  # the first entry is their number
+                blank &= constraints[:, 0].eq(0).cpu()  # the first entry is their number
             for hypotheses in compress(found, blank.tolist()):
                 for hypothesis in hypotheses:
                     remove_words(hypothesis, self.target_dictionary.eos())
         return found
+
+
+def is_blank(words: list[str]) -> bool:
+    """Return whether a source has no words, but perhaps pieces and bytes of sentencepiece that are white space."""
+    text = bytearray()
+    for word in words:
+        if byte := re.fullmatch("<0x([0-9A-F]{2})>", word):
+            text.append(int(byte[1], 16))
+        elif word.strip("\u2581"):
+            return False
+    return not text.decode(errors="replace").strip()
 
 
 def remove_words(hypothesis: dict[str, Any], eos: int) -> None:

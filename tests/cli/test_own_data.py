@@ -9,7 +9,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,6 @@ from fairseq_plugins.cli import main as cli
 from fairseq_plugins.cli.own_data import command as own_data
 from fairseq_plugins.cli.own_data import translations as own_translations
 from fairseq_plugins.cli.own_data.folder import Folder
-from fairseq_plugins.cli.own_data.scores import score_held_out
 from fairseq_plugins.cli.user_dir import USER_DIR
 from fairseq_plugins.cli.work import work_in
 from tests.cli.conftest import parse
@@ -95,7 +93,8 @@ def test_what_a_training_tells(trained: tuple[Path, str], texts: Path, capsys: p
         r"^On this CPU it takes about \d+ s for an epoch, and about \d+ s for", printed, flags=re.MULTILINE
     )
     assert re.search(
-        r"^6 lines of the test part, .* \(1 are too long .*\):\nBLEU \d+\.\d, chrF \d+\.\d \(sacreBLEU ",
+        r"^1 lines of the test part are too long for the model and left out\.\n\n"
+        r"6 lines of the test part, .*\nBLEU \d+\.\d, chrF \d+\.\d \(sacreBLEU ",
         printed,
         flags=re.MULTILINE,
     )
@@ -104,17 +103,6 @@ def test_what_a_training_tells(trained: tuple[Path, str], texts: Path, capsys: p
     assert samples == [(source, target) for source, target in zip(*lines, strict=True) if len(source) < 99][:3]
     left_out = "1 sentence pairs are too long for the model and left out."
     assert printed.splitlines().count(left_out) == 2, "in training and in validation"
-    scores = re.findall(r"BLEU \d+\.\d, chrF \d+\.\d \(.*\)", printed)[0]
-    cli.main(["score", str(out)])
-    assert capsys.readouterr().out.splitlines()[-1] == scores
-    card = (out / "convs2s_tiny" / "README.md").read_text().replace("\\|", "|")
-    for fact in (
-        scores,
-        "| languages | en to de |",
-        "train: train.en, train.de;",
-        "| pairs | train 270, valid 30, test 7 |",
-    ):
-        assert fact in card
     for chatter in ("\r", "INFO", "ModuleList", "it/s]"):
         assert chatter not in printed
     log = (out / "convs2s_tiny" / "train.log").read_text()
@@ -143,11 +131,11 @@ def test_held_out_lines_of_the_validation_part(
     for part in ("train", "valid"):
         for language in ("en", "de"):
             shutil.copy(out / "text" / f"{part}.{language}", tmp_path / "text")
+    for name in ("data-bin", "subwords.model"):
+        (tmp_path / name).symlink_to(out / name)
     folder = Folder(tmp_path, ("en", "de"), "sentencepiece")
-    checkpoint = out / "convs2s_tiny" / "checkpoint_best.pt"
-    search = ["--user-dir", USER_DIR, "--task", "translation_fast"]
-    generated = own_translations.generate(replace(folder, path=out), "valid", checkpoint, tmp_path, search)
-    own_translations.print_scores(score_held_out(folder, generated))
+    options = folder.decoding_options(out / "convs2s_tiny" / "checkpoint_best.pt", USER_DIR)
+    own_translations.score_held_out(folder, tmp_path, options)
     found = capsys.readouterr().err
     assert "29 lines of the validation part" in found
     for name, language in (("source     ", "en"), ("reference  ", "de")):
@@ -213,8 +201,8 @@ def test_a_model_is_adapted(trained: tuple[Path, str], texts: Path, tmp_path: Pa
     )
     assert all(torch.allclose(value, after[name], atol=1e-3) for name, value in before.items())
     for words, message in (
-        (["--from", tmp_path], "own-data has trained no model there"),
-        (["--from", base, "--arch", "convs2s"], "own-data has trained no convs2s there"),
+        (["--from", tmp_path], "is not a folder of own-data"),
+        (["--from", base, "--arch", "convs2s"], "no such trained model"),
         (["--from", base, "--tokenizer", "moses"], "has text for sentencepiece"),
         (["--from", base, "--target-lang", "nl"], "translates en to de: not en to nl"),
     ):
@@ -308,10 +296,10 @@ def test_a_pipe_may_be_translated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("arch", "is_ours"), [("convs2s", True), ("fconv", False)])
-def test_an_export_is_shown_if_it_can_be_made(arch: str, is_ours: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_export_is_shown_if_it_can_be_made(arch: str, is_ours: bool) -> None:
     folder = Folder(Path("out"), ("en", "de"), "sentencepiece")
-    own_data.show_what_next(parse("a.en", "a.de", "out", "--arch", arch), folder, Path("out"), [])
-    assert ("$ fairseq-plugins export " in capsys.readouterr().err) == is_ours
+    shown = own_data.next_commands(parse("a.en", "a.de", "out", "--arch", arch), folder, Path("out"), [])
+    assert any(words.startswith("fairseq-plugins export ") for words in shown.values()) == is_ours
 
 
 def test_a_wrong_call_gets_a_clear_error(texts: Path, tmp_path: Path) -> None:

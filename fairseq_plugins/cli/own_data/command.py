@@ -22,28 +22,19 @@ from typing import TYPE_CHECKING
 
 from fairseq_plugins.cli.arguments import add_user_dir, positive
 from fairseq_plugins.cli.own_data import parallel_text
-from fairseq_plugins.cli.own_data.card import write_card
 from fairseq_plugins.cli.own_data.cleaning import OPTIONAL, RULES
-from fairseq_plugins.cli.own_data.folder import SETTINGS, TOKENIZERS, Folder, existing, prepare
-from fairseq_plugins.cli.own_data.scores import held_out_part, score_held_out
+from fairseq_plugins.cli.own_data.folder import BEST, SETTINGS, TOKENIZERS, Folder, existing, prepare
+from fairseq_plugins.cli.own_data.model_card import CARD, write_card
 from fairseq_plugins.cli.own_data.texts import FilePair, languages_of, pair_up
-from fairseq_plugins.cli.own_data.trained import (
-    BEST,
-    FINISHED,
-    TrainedModel,
-    find_trained,
-    is_trained,
-    trained_in,
-    without_ends,
-)
-from fairseq_plugins.cli.own_data.translations import compare_with_base, generate, print_scores, translate
+from fairseq_plugins.cli.own_data.trained import FINISHED, Base, find_base, is_trained, trained_archs, without_ends
+from fairseq_plugins.cli.own_data.translations import compare_with_base, score_held_out, translate
 from fairseq_plugins.cli.user_dir import USER_DIR
 from fairseq_plugins.cli.work import work_in
 
 if TYPE_CHECKING:
     from fairseq_plugins.cli.own_data.training import Training
 
-BEGUN = "begun"  # beside the checkpoints, with the options of --train
+BEGUN = "begun"  # before it is `FINISHED`
 DEFAULT_ARCH = "convs2s_iwslt_de_en"
 
 
@@ -117,8 +108,8 @@ def run(args: Namespace) -> None:
             is at work in the folder, or a command of fairseq fails.
         OSError: a text cannot be read.
     """
-    base = find_trained(args.base, args.arch) if args.base else None
-    args.arch = args.arch or (base.model.name if base else DEFAULT_ARCH)
+    base = find_base(args.base, args.arch) if args.base else None
+    args.arch = args.arch or (base.arch if base else DEFAULT_ARCH)
     texts, model = check(args), args.output / args.arch
     begun = existing(args.output)
     if args.translate is not None and begun is not None and args.target is None:  # the texts may be elsewhere by now
@@ -131,8 +122,7 @@ def run(args: Namespace) -> None:
             f"--from {args.base} translates {' to '.join(base.folder.languages)}: not {' to '.join(languages)}"
         )
     told = ["--source-lang", languages[0], "--target-lang", languages[1]]
-    search = ["--user-dir", args.user_dir, "--beam", 5, "--task", "translation_fast"]
-    decoding = [folder.binary, *told, "--path", model / BEST, *search, *folder.fairseq_options()]
+    decoding = folder.decoding_options(model / BEST, args.user_dir)
     if args.translate is not None:  # which several may do at a time, wherever the texts are by now
         if not (folder.binary / f"train.{languages[0]}-{languages[1]}.{languages[0]}.idx").exists():
             raise ValueError(f"--translate: {folder.binary} was not made for {languages[0]} to {languages[1]}")
@@ -147,16 +137,16 @@ def run(args: Namespace) -> None:
                 file.write(f"{args.train}\n")
             training.run(folder.binary, folder.segmented("train")[1], told)
             (model / BEGUN).replace(model / FINISHED)
+        commands = next_commands(args, folder, model, decoding)
         try:
-            scored = score_held_out(folder, generate(folder, held_out_part(folder), model / BEST, model, search))
-            print_scores(scored)
-            if training is not None:
-                command = shlex.join(map(str, ["fairseq-interactive", *decoding]))
-                write_card(folder, model, shlex.split(args.train), scored, base, command)
+            scores = score_held_out(folder, model, decoding)
+            if training is not None or not (model / CARD).exists():  # users may edit it
+                write_card(folder, model, scores, commands)
             if base is not None:
-                compare_with_base(scored, folder, model, base, search)
+                compare_with_base(scores, folder, model, base, args.user_dir)
         finally:  # there is a model, also where it cannot be scored
-            show_what_next(args, folder, model, decoding)
+            for what, words in commands.items():
+                print(f"\n{what}:\n\n$ {words}", file=sys.stderr)
 
 
 def check(args: Namespace) -> dict[str, FilePair]:
@@ -173,7 +163,7 @@ def check(args: Namespace) -> dict[str, FilePair]:
         refuse_no_text(Path(args.translate))
     model = args.output / args.arch
     if args.translate is not None and not is_trained(model):
-        archs = [path.name for path in trained_in(args.output)]
+        archs = trained_archs(args.output)
         instead = f"give --arch {' or '.join(archs)}" if archs else "the call without --translate trains one"
         raise ValueError(f"--translate: there is no trained model in {model}; {instead}")
     if model.exists() and not (args.output / SETTINGS).exists():
@@ -200,7 +190,7 @@ def files_of(args: Namespace, part: str) -> FilePair | None:
     return files[0], files[-1]
 
 
-def choose_tokenizer(wished: str | None, begun: Folder | None, base: TrainedModel | None) -> str:
+def choose_tokenizer(wished: str | None, begun: Folder | None, base: Base | None) -> str:
     """Return how text becomes subwords in a folder that may have been begun, with a model that may be another's.
 
     Raises:
@@ -214,23 +204,21 @@ def choose_tokenizer(wished: str | None, begun: Folder | None, base: TrainedMode
     return wished or TOKENIZERS[0]
 
 
-def show_what_next(args: Namespace, folder: Folder, model: Path, decoding: list[object]) -> None:
-    """Print commands that one may want next."""
-    show("The curve of the losses", ["fairseq-plugins", "plot-loss", model, "--output", model / "loss.png"])
-    show("Translations, by the same call with --translate FILE or", ["fairseq-interactive", *decoding])
+def next_commands(args: Namespace, folder: Folder, model: Path, decoding: list[object]) -> dict[str, str]:
+    """Return commands that one may want next, by what they are for."""
+    from fairseq_plugins.cli.own_data.training import is_exportable  # noqa: PLC0415  (with torch and fairseq: seconds)
+
+    commands: dict[str, list[object]] = {
+        "The curve of the losses": ["fairseq-plugins", "plot-loss", model, "--output", model / "loss.png"],
+        "Translations, by own-data with --translate FILE too": ["fairseq-interactive", *decoding],
+    }
     exported = ["fairseq-plugins", "export", model / BEST, args.output / f"{args.arch}.exported"]
     exported += folder.export_options()
     if args.user_dir != USER_DIR:
         exported += ["--user-dir", args.user_dir]
-    from fairseq_plugins.cli.own_data.training import is_exportable  # noqa: PLC0415  (with torch and fairseq: seconds)
-
     if is_exportable(args.arch, args.user_dir):
-        show("A folder that translates without fairseq and torch", exported)
-
-
-def show(what: str, words: list[object]) -> None:
-    """Print a command under what it is for."""
-    print(f"\n{what}:\n\n$ {shlex.join(map(str, words))}", file=sys.stderr)
+        commands["A folder that translates without fairseq and torch"] = exported
+    return {what: shlex.join(map(str, words)) for what, words in commands.items()}
 
 
 def refuse_no_text(path: Path) -> None:
@@ -248,7 +236,7 @@ def refuse_no_text(path: Path) -> None:
             raise ValueError(f"--translate: {path} is no plain text in UTF-8")
 
 
-def plan(args: Namespace, model: Path, base: TrainedModel | None = None) -> Training | None:
+def plan(args: Namespace, model: Path, base: Base | None = None) -> Training | None:
     """Return the training that is to be made; None if it has been.
 
     Raises:

@@ -27,6 +27,8 @@ TOKENIZERS = ("sentencepiece", "moses")
 # Of image captions 6000 merges were best for 29 000 pairs; fairseq's IWSLT'14 has 10 000 for 160 000.
 MERGES = {20_000: 2000, 100_000: 6000, 1_000_000: 10_000}
 MOST_MERGES = 40_000
+BEAM = 5
+BEST = "checkpoint_best.pt"
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,20 @@ class Folder:
             return ["--bpe", "sentencepiece", "--sentencepiece-model", self.subwords, "--unkpen", 1000]
         return ["--tokenizer", "moses", "--bpe", "subword_nmt", "--bpe-codes", self.subwords]
 
+    def decoding_options(self, checkpoint: Path, user_dir: Path) -> list[object]:
+        """Return options with which fairseq's commands translate with a model."""
+        source, target = self.languages
+        options: list[object] = [self.binary, "--source-lang", source, "--target-lang", target, "--user-dir", user_dir]
+        options += ["--path", checkpoint, "--beam", BEAM, "--task", "translation_fast"]
+        return [*options, *self.fairseq_options()]
+
+    def segmenter(self) -> parallel_text.Line:
+        """Return a function that turns a line of source text into subwords."""
+        if self.tokenizer == "sentencepiece":
+            return pieces.segmenter(self.subwords)
+        tokenize, segment = parallel_text.moses(self.languages[0]), parallel_text.segmenter(self.subwords)
+        return lambda line: segment(tokenize(line))
+
     def export_options(self) -> list[object]:
         """Return options of ``fairseq-plugins export`` for such text."""
         if self.tokenizer == "sentencepiece":
@@ -94,6 +110,20 @@ def existing(path: Path) -> Folder | None:
         return Folder(path, (before_0_2[1], before_0_2[2]), "moses")
     settings = json.loads(text)
     return Folder(path, tuple(settings["languages"]), settings["tokenizer"])
+
+
+def open_folder(path: Path) -> Folder:
+    """Return a folder with the binary data of an earlier call.
+
+    Raises:
+        ValueError: there is none.
+    """
+    folder = existing(path)
+    if folder is None:
+        raise ValueError(f"{path} is not a folder of own-data: it has no file {SETTINGS}")
+    if not folder.binary.exists():
+        raise ValueError(f"{path} has no data yet: call own-data again, which goes on from where it was stopped")
+    return folder
 
 
 def prepare(

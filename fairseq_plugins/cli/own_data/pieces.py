@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 import sentencepiece
 
 from fairseq_plugins.cli.bar import bar
-from fairseq_plugins.cli.own_data.parallel_text import writing
+from fairseq_plugins.cli.own_data.parallel_text import Line, writing
 from fairseq_plugins.common.whole_file import replacing
 
 SAMPLE = 1_000_000  # lines to learn from
@@ -102,6 +102,12 @@ def write_dictionary(model: Path, output: Path) -> None:
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(model))
     with writing(output) as file:
         file.writelines(f"{pieces.id_to_piece(n)} 1\n" for n in range(len(SPECIAL), pieces.get_piece_size()))
+
+
+def segmenter(model: Path) -> Line:
+    """Return a function that turns a line of text into pieces, separated by spaces."""
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    return lambda line: " ".join(pieces.encode(line, out_type=str))
 
 
 def segment(model: Path, path: Path, output: Path) -> None:

@@ -1,4 +1,4 @@
-"""Find a trained model in a folder of own-data."""
+"""The trained models in a folder of ``own-data``."""
 
 from __future__ import annotations
 
@@ -7,62 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fairseq_plugins.cli.own_data.folder import Folder, existing
+from fairseq_plugins.cli.own_data.folder import BEST, Folder, open_folder
 
 FINISHED = "finished"  # beside the checkpoints, with the options of --train
-BEST = "checkpoint_best.pt"
 # Options that only say when a training ends: they may change when it goes on.
 ENDS = ("--max-epoch", "--max-update", "--patience", "--stop-time-hours", "--stop-min-lr")
-
-
-@dataclass(frozen=True)
-class TrainedModel:
-    """A trained model of own-data.
-
-    Attributes:
-        folder: its text, subwords and data.
-        model: folder of its checkpoints.
-        checkpoint: one of its checkpoints, the best if none is named.
-    """
-
-    folder: Folder
-    model: Path
-    checkpoint: Path
-
-    @property
-    def wishes(self) -> list[str]:
-        """Return the options of fairseq-train that it was trained with besides own-data's."""
-        return shlex.split((self.model / FINISHED).read_text(encoding="utf-8"))
-
-
-def find_trained(path: Path, arch: str | None = None) -> TrainedModel:
-    """Return the trained model in a folder of own-data, or that of a checkpoint in one.
-
-    Args:
-        path: OUT, OUT/ARCH or OUT/ARCH/checkpoint*.pt.
-        arch: architecture, if the folder has several.
-
-    Raises:
-        ValueError: there is none, or not exactly one.
-    """
-    if path.is_file() or is_trained(path):
-        checkpoint = path if path.is_file() else path / BEST
-        model = checkpoint.parent
-        models = [model] if is_trained(model) else []
-    else:
-        models = trained_in(path)
-        if arch is not None:
-            models = [model for model in models if model.name == arch]
-        elif len(models) > 1:
-            names = " or ".join(model.name for model in models)
-            raise ValueError(f"{path}: several models are trained there; choose one by --arch {names}")
-        checkpoint = models[0] / BEST if models else path
-    folder = existing(models[0].parent) if models else None
-    if folder is None:
-        raise ValueError(f"{path}: own-data has trained no {arch or 'model'} there")
-    if arch not in (None, models[0].name):
-        raise ValueError(f"--arch {arch}: {path} is a model of {models[0].name}")
-    return TrainedModel(folder, models[0], checkpoint)
 
 
 def is_trained(model: Path) -> bool:
@@ -70,9 +19,71 @@ def is_trained(model: Path) -> bool:
     return (model / FINISHED).exists() and (model / BEST).exists()
 
 
-def trained_in(folder: Path) -> list[Path]:
-    """Return the folders of the models that are trained in a folder of own-data."""
-    return sorted(path.parent for path in folder.glob(f"*/{FINISHED}") if is_trained(path.parent))
+def trained_archs(output: Path) -> list[str]:
+    """Return the architectures of the trained models in a folder."""
+    return sorted(path.parent.name for path in output.glob(f"*/{FINISHED}") if is_trained(path.parent))
+
+
+def find_model(output: Path, arch: str | None) -> tuple[Folder, Path]:
+    """Return the folder of ``own-data`` with its text, and in it the folder of a trained model.
+
+    Args:
+        output: the folder of own-data.
+        arch: the model's architecture; None for the only one that has been trained.
+
+    Raises:
+        ValueError: there is no such model, or there are several.
+    """
+    folder, archs = open_folder(output), trained_archs(output)
+    if not archs:
+        raise ValueError(f"{output} has no trained model yet: call own-data again, which goes on with its training")
+    if arch is None and len(archs) > 1:
+        raise ValueError(f"{output} has several trained models: choose by --arch {' or '.join(archs)}")
+    if arch is not None and arch not in archs:
+        raise ValueError(f"--arch {arch}: {output} has no such trained model; --arch {' or '.join(archs)} is there")
+    return folder, output / (arch or archs[0])
+
+
+@dataclass(frozen=True)
+class Base:
+    """The model that a training starts from.
+
+    Attributes:
+        folder: folder of own-data with its text.
+        checkpoint: in a folder that is named after its architecture.
+    """
+
+    folder: Folder
+    checkpoint: Path
+
+    @property
+    def arch(self) -> str:
+        """Return its architecture."""
+        return self.checkpoint.parent.name
+
+    @property
+    def wishes(self) -> list[str]:
+        """Return the options of fairseq-train with which it was trained besides own-data's."""
+        return shlex.split((self.checkpoint.parent / FINISHED).read_text(encoding="utf-8"))
+
+
+def find_base(path: Path, arch: str | None) -> Base:
+    """Return the model in a folder of own-data, or that of one of the checkpoints there.
+
+    Args:
+        path: the folder, or the checkpoint.
+        arch: the model's architecture; None for the only one that has been trained.
+
+    Raises:
+        ValueError: there is no such model, or there are several.
+    """
+    if path.is_file():
+        folder, _ = find_model(path.parent.parent, path.parent.name)
+        if arch not in (None, path.parent.name):
+            raise ValueError(f"--arch {arch}: {path} is a model of {path.parent.name}")
+        return Base(folder, path)
+    folder, model = find_model(path, arch)
+    return Base(folder, model / BEST)
 
 
 def without_ends(wishes: Sequence[str]) -> list[str]:

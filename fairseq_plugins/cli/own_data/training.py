@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shlex
 import statistics
 import subprocess
 import sys
@@ -26,7 +27,8 @@ from fairseq_plugins.cli.arguments import import_user_dir
 from fairseq_plugins.cli.fairseq_command import ALL_SENTENCES, NO_LONG_ONES, fairseq_lines
 from fairseq_plugins.cli.own_data import parallel_text
 from fairseq_plugins.cli.own_data.progress import TrainingProgress, span
-from fairseq_plugins.cli.own_data.trained import TrainedModel, without_ends
+from fairseq_plugins.cli.own_data.refusals import refuse_missing_packages, unknown_architecture
+from fairseq_plugins.cli.own_data.trained import Base, without_ends
 from fairseq_plugins.cli.plots.loss import LOG
 from fairseq_plugins.cli.user_dir import USER_DIR
 from fairseq_plugins.common.model import TranslationModel
@@ -64,7 +66,7 @@ class Training:
         wishes: Sequence[str],
         user_dir: Path = USER_DIR,
         float32: bool = False,
-        base: TrainedModel | None = None,
+        base: Base | None = None,
     ) -> None:
         fairseq_plugins.install()
         import_user_dir(user_dir)
@@ -74,9 +76,7 @@ class Training:
             )
         model = ARCH_MODEL_REGISTRY.get(arch)
         if model is None:
-            raise ValueError(
-                f"--arch {arch}: there is no such architecture; --user-dir names a folder that registers your own"
-            )
+            raise unknown_architecture(arch)
         self.model = model if issubclass(model, TranslationModel) else TranslationModel
         self.float32 = float32
         self.best, self.last, self.log = save / "checkpoint_best.pt", save / "checkpoint_last.pt", save / LOG
@@ -87,6 +87,7 @@ class Training:
             self.own += ["--finetune-from-model", str(base.checkpoint), *without_ends(base.wishes)]
         self.wishes = [*wishes, "--log-format", "json"]  # what is told of the training, and its curve, come from there
         found = vars(parse(["DATA_BIN", *self.own, *self.settings(1, 1), *wishes]))
+        refuse_missing_packages(found)
         needed: dict[str, Any] = {"arch": arch, "user_dir": str(user_dir), "save_dir": str(save)}
         needed |= {"no_save": False, "disable_validation": False, "checkpoint_suffix": ""}
         needed |= {"source_lang": None, "target_lang": None}
@@ -170,6 +171,7 @@ class Training:
         lines = fairseq_lines("train", *words, before=SAVE)
         # Line by line, so that a training that is killed leaves whole ones.
         with naming(self.log), closing(lines), self.log.open("a", encoding="utf-8", buffering=1) as log:
+            log.write(f"$ {shlex.join(['fairseq-train', *words])}\n")  # for the model card
             for line in lines:
                 log.write(line)
                 progress.see(line)

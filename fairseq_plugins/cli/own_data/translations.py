@@ -6,75 +6,68 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TextIO
 
 from fairseq_plugins.cli.bar import bar
-from fairseq_plugins.cli.fairseq_command import ALL_SENTENCES, NO_LONG_ONES, fairseq, fairseq_lines
+from fairseq_plugins.cli.fairseq_command import fairseq_lines
 from fairseq_plugins.cli.own_data import catalogues
-from fairseq_plugins.cli.own_data.folder import Folder
-from fairseq_plugins.cli.own_data.scores import Scored, held_out_part, score_held_out
-from fairseq_plugins.cli.own_data.trained import BEST, TrainedModel
+from fairseq_plugins.cli.own_data.folder import BEST, Folder
+from fairseq_plugins.cli.own_data.held_out import generate, read_held_out, scored_part
+from fairseq_plugins.cli.own_data.trained import Base
+from fairseq_plugins.cli.score import Scores, score_translations
 
 SAMPLES = 3
-SPACE = "\u2581"  # as sentencepiece writes it
 MANY: list[object] = ["--buffer-size", 1000, "--max-tokens", 4000]  # sentences at once
 
 
-def generate(folder: Folder, part: str, checkpoint: Path, results: Path, options: Sequence[object]) -> Path:
-    """Run fairseq-generate on a part of a folder.
+def score_held_out(folder: Folder, model: Path, options: list[object]) -> Scores:
+    """Translate the test part, or else the validation part, and print scores and the first translations.
 
     Args:
         folder: prepared text.
-        part: ``valid`` or ``test``.
-        checkpoint: the model, of this or another folder with the same dictionary.
-        results: folder to write to.
-        options: of fairseq-generate, for the search.
-
-    Returns:
-        The file that it wrote.
+        model: folder for what fairseq-generate writes.
+        options: its data, checkpoint and search.
 
     Raises:
         ValueError: it fails.
     """
-    source, target = folder.languages
-    words = [folder.binary, "--source-lang", source, "--target-lang", target, "--path", checkpoint, *options]
-    words += [*folder.fairseq_options(), "--gen-subset", part, "--max-tokens", 4000, "--results-path", results]
-    if folder.tokenizer == "moses":
-        words.append("--remove-bpe")
-    fairseq("generate", *words, *ALL_SENTENCES, *NO_LONG_ONES)
-    return results / f"generate-{part}.txt"
+    scores = scores_of(folder, model, options)
+    print(f"\n{scores.describe()}", file=sys.stderr)
+    held_out = scores.held_out
+    lines = zip(held_out.sources, held_out.references, held_out.translations, strict=True)
+    for source, reference, translation in islice(lines, SAMPLES):
+        print(f"\n  source       {source}\n  reference    {reference}\n  translation  {translation}", file=sys.stderr)
+    return scores
 
 
-def print_scores(scored: Scored) -> None:
-    """Print scores and the first translations."""
-    print(f"\n{scored}", file=sys.stderr)
-    for source, reference, hypothesis in scored.lines[:SAMPLES]:
-        print(f"\n  source       {source}\n  reference    {reference}\n  translation  {hypothesis}", file=sys.stderr)
+def scores_of(folder: Folder, results: Path, options: list[object]) -> Scores:
+    """Translate the held-out part of a folder, and score that."""
+    part = scored_part(folder)
+    generate(results, part, options)
+    return score_translations(read_held_out(folder, results, part))
 
 
-def compare_with_base(
-    scored: Scored, folder: Folder, model: Path, base: TrainedModel, options: Sequence[object]
-) -> None:
+def compare_with_base(scores: Scores, folder: Folder, model: Path, base: Base, user_dir: Path) -> None:
     """Print what a model has gained by its adaptation, and what it has lost on the text that its base was made for."""
-
-    def translated(text: Folder, checkpoint: Path, name: str) -> Scored:
-        return score_held_out(text, generate(text, held_out_part(text), checkpoint, model / name, options))
-
-    before = translated(folder, base.checkpoint, "base")
-    old_before, old_after = (
-        translated(base.folder, base.checkpoint, "base-old"),
-        translated(base.folder, model / BEST, "old"),
-    )
-    print("\nBLEU and chrF before and after the adaptation:", file=sys.stderr)
-    for name, first, second in (
-        ("this text", before, scored),
-        (f"the text of {base.folder.path}", old_before, old_after),
+    after = {"this text": scores}
+    before: dict[str, Scores] = {}
+    old = f"the text of {base.folder.path}"
+    for name, text, checkpoint, found in (
+        ("this text", folder, base.checkpoint, before),
+        (old, base.folder, base.checkpoint, before),
+        (old, base.folder, model / BEST, after),
     ):
+        results = model / "comparison" / str(len(before) + len(after))
+        found[name] = scores_of(text, results, text.decoding_options(checkpoint, user_dir))
+    print("\nBLEU and chrF before and after the adaptation:", file=sys.stderr)
+    for name, then in before.items():
+        now = after[name]
         print(
-            f"  {len(second.lines)} lines of {name}: "
-            f"{first.bleu:.1f}, {first.chrf:.1f} before; {second.bleu:.1f}, {second.chrf:.1f} after",
+            f"  {len(now.held_out.sentences)} lines of {name}: {then.bleu:.1f}, {then.chrf:.1f} before; "
+            f"{now.bleu:.1f}, {now.chrf:.1f} after",
             file=sys.stderr,
         )
 
@@ -129,11 +122,8 @@ def translations(options: list[object], stdin: int | None = None, places: Sequen
     """
     with closing(fairseq_lines("interactive", *options, stdin=stdin)) as lines:
         for line in lines:
-            if match := re.fullmatch(r"([A-Z])-\d+\t(.*)\n", line):
-                if match[1] == "S":
-                    blank = not match[2].strip(f" {SPACE}")  # models make something up for it
-                elif match[1] == "D":
-                    yield "" if blank else match[2].partition("\t")[2]
+            if match := re.fullmatch(r"D-\d+\t[^\t]*\t(.*)\n", line):
+                yield match[1]
             elif "WARNING" in line:
                 if places:
                     line = re.sub(r"\bline (\d+)", lambda found: f"line {places[int(found[1]) - 1]}", line)

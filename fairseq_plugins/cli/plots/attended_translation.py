@@ -14,15 +14,22 @@ from fairseq.tasks import FairseqTask
 from torch import Tensor
 
 from fairseq_plugins.cli.any_file import blaming
-from fairseq_plugins.cli.own_data.parallel_text import segmenter
+from fairseq_plugins.cli.own_data.parallel_text import Line, segmenter
 from fairseq_plugins.cli.plots.layer_attention import attention_by_layer
 from fairseq_plugins.common.subwords import bpe_symbol
 
 
 def translate(
-    path: Path, data: str, text: str, codes: Path | None, beam: int
+    path: Path, data: str, text: str, segment: Line | None, beam: int
 ) -> tuple[list[str], list[str], dict[str, Tensor]]:
     """Load a model and translate a sentence; see `search` for what it returns.
+
+    Args:
+        path: checkpoint.
+        data: folder of the dictionaries.
+        text: the sentence.
+        segment: makes subwords of it; None for the codes beside the data, if there are any.
+        beam: beam size.
 
     Raises:
         ValueError: the model cannot translate, or the sentence is empty or too long for it.
@@ -32,19 +39,13 @@ def translate(
         (model,), _, task = load([str(path)], arg_overrides={"data": data})
         if not isinstance(model, FairseqEncoderDecoderModel):
             raise ValueError(f"{path} holds a {type(model).__name__}, and no encoder-decoder")
-        sentence = segmented(text, codes, Path(data), task.source_dictionary)
+        sentence = segmented(text, Path(data), task.source_dictionary) if segment is None else segment(text)
         return search(task, model, sentence, beam)
 
 
-def segmented(sentence: str, codes: Path | None, data: Path, dictionary: Dictionary) -> str:
-    """The sentence in subwords by these codes, or those beside the data where they are a model's of subwords.
-
-    Raises:
-        ValueError: the codes are none of subword-nmt.
-    """
+def segmented(sentence: str, data: Path, dictionary: Dictionary) -> str:
+    """Return the sentence in subwords by the codes beside the data, if the model has subwords."""
     beside = data.absolute().parent / "code"
-    if codes is not None:
-        return segmenter(codes)(sentence)
     if beside.is_file() and "@@" not in sentence and bpe_symbol(dictionary.symbols) == "subword_nmt":
         try:
             return segmenter(beside)(sentence)

@@ -1,4 +1,7 @@
-"""``fairseq-plugins plot-attention``: what each decoder layer attends to in a translation (ConvS2S, appendix C)."""
+"""``fairseq-plugins plot-attention``: what each decoder layer attends to in a translation (ConvS2S, appendix C).
+
+With own-data's folder OUT the model, its tokenizer and its subwords are found there, and the sentence is plain text.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from typing import TYPE_CHECKING
 
 import fairseq_plugins
 from fairseq_plugins.cli.arguments import add_user_dir, import_user_dir, positive, refuse_input_as_output
-from fairseq_plugins.cli.plots.figure import add_picture, new_figure, save
+from fairseq_plugins.cli.own_data.folder import SETTINGS
+from fairseq_plugins.cli.own_data.parallel_text import segmenter
+from fairseq_plugins.cli.own_data.trained import find_model
+from fairseq_plugins.cli.plots.figure import add_picture, fonts_for, new_figure, save
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,17 +26,29 @@ LARGEST = 20  # inches of a picture, each of 150 dots
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("data", metavar="DATA_BIN", help="folder with the dictionaries that fairseq-preprocess wrote")
-    parser.add_argument("--path", type=Path, required=True, metavar="FILE", help="checkpoint of the model")
-    parser.add_argument("--input", required=True, metavar="TEXT", help="source sentence, tokenised as for training")
+    parser.add_argument(
+        "data",
+        metavar="DATA",
+        help="own-data's folder, or a folder with the dictionaries that fairseq-preprocess wrote",
+    )
+    parser.add_argument(
+        "--path", type=Path, metavar="FILE", help="checkpoint of the model (default: the best one in own-data's folder)"
+    )
+    parser.add_argument("--arch", help="with own-data's folder: architecture, if several were trained there")
+    parser.add_argument(
+        "--input",
+        required=True,
+        metavar="TEXT",
+        help="source sentence, tokenised as for training; plain text with own-data's folder",
+    )
     add_picture(parser)
     add_user_dir(parser)
     parser.add_argument(
         "--bpe-codes",
         type=Path,
         metavar="FILE",
-        help="subword-nmt codes to segment the sentence with (default: the file code beside DATA_BIN, as of own-data, "
-        "where the model has subwords and the sentence no @@)",
+        help="subword-nmt codes to segment the sentence with (default: the file code beside DATA, where the model has "
+        "subwords and the sentence no @@)",
     )
     parser.add_argument("--beam", type=positive, default=5, metavar="N", help="beam size (default: %(default)s)")
     parser.add_argument(
@@ -45,18 +63,30 @@ def run(args: Namespace) -> None:
         ValueError: a file is missing, the sentence is empty or too long, matplotlib is not installed, or the model
             reports no attention, or none of a layer that is to be drawn.
     """
-    for file in (args.path, args.bpe_codes):
+    data, path, segment = args.data, args.path, None
+    if (Path(data) / SETTINGS).exists():
+        if args.bpe_codes is not None:
+            raise ValueError("--bpe-codes: own-data's folder has its own subwords; leave the option out")
+        folder, model = find_model(Path(data), args.arch)
+        data, path, segment = str(folder.binary), path or model / "checkpoint_best.pt", folder.segmenter()
+    elif args.arch is not None:
+        raise ValueError(f"--arch: {data} is not a folder of own-data; give --path")
+    for file in (path, args.bpe_codes):
         if file is not None and not file.is_file():
             raise ValueError(f"there is no file {file}")
         if file is not None:
             refuse_input_as_output(args.output, [file])
-    if not Path(args.data.split(os.pathsep)[0]).is_dir():
-        raise ValueError(f"there is no folder {args.data}")
+    if not Path(data.split(os.pathsep)[0]).is_dir():
+        raise ValueError(f"there is no folder {data}")
+    if path is None:
+        raise ValueError(f"--path is missing: {data} is not a folder of own-data, so give the checkpoint of a model")
+    if args.bpe_codes is not None:
+        segment = segmenter(args.bpe_codes)
     from fairseq_plugins.cli.plots.attended_translation import translate  # noqa: PLC0415  (with torch and fairseq: seconds)
 
     fairseq_plugins.install()
     import_user_dir(args.user_dir)
-    source, target, layers = translate(args.path, args.data, args.input, args.bpe_codes, args.beam)
+    source, target, layers = translate(path, data, args.input, segment, args.beam)
     if args.layers is not None:
         layers = choose(layers, args.layers)
     draw(source, target, layers, args.output)
@@ -86,14 +116,15 @@ def draw(source: Sequence[str], target: Sequence[str], layers: dict[str, Tensor]
     scale = min(1, LARGEST / max(sizes))
     figure = new_figure(*(scale * size for size in sizes))
     panels = figure.subplots(rows, columns, squeeze=False).flat
+    fonts = fonts_for("".join([*source, *target]))
     strongest = max(float(attention.max()) for attention in layers.values())
     step = math.ceil(1 / scale)
     across, down = ((range(0, len(words), step), words[::step]) for words in (target, source))
     for number, ((name, attention), panel) in enumerate(zip(layers.items(), panels, strict=False)):
         image = panel.imshow(attention.cpu().numpy(), cmap="Greys", vmin=0, vmax=strongest)
         panel.set_title(name, fontsize="medium")
-        panel.set_xticks(*across, rotation=90, fontsize="small", parse_math=False)
-        panel.set_yticks(*down, fontsize="small", parse_math=False)
+        panel.set_xticks(*across, rotation=90, fontsize="small", fontfamily=fonts, parse_math=False)
+        panel.set_yticks(*down, fontsize="small", fontfamily=fonts, parse_math=False)
         # Words stand at the left and at the bottom of the grid.
         panel.tick_params(labelleft=number % columns == 0, labelbottom=number + columns >= len(layers))
     for panel in panels:

@@ -1,0 +1,316 @@
+"""What is done with own-data's folder alone: scores, the length penalty, the model card, pictures, a lexicon."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import sacrebleu
+
+from fairseq_plugins.cli import main as cli
+from fairseq_plugins.cli import score
+from fairseq_plugins.cli.lexicon import find_aligner
+from fairseq_plugins.cli.own_data import refusals
+from fairseq_plugins.cli.plots.figure import fonts_for
+from fairseq_plugins.convs2s.model import ConvS2SModel
+from tests.cli.test_own_data import TINY
+from tests.commands import MAIN, ROOT, USER_DIR, python
+
+NOUNS = {"dog": "\u72ac", "man": "\u7537", "well-known boat": "\u6709\u540d\u306a\u8239", "horse": "\u99ac"}
+ARCH = "convs2s_tiny"
+
+
+def own(*words: object) -> str:
+    result = python("-c", MAIN, "own-data", *words)
+    assert result.returncode == 0, result.stderr[-4000:]
+    return result.stderr
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """OUT of English to Japanese, the call's arguments, and what it printed; line 2 of the test part is too long."""
+    folder = tmp_path_factory.mktemp("made")
+    for part, size, first in (("train", 299, 0), ("test", 9, 1000)):
+        generator = random.Random(1)
+        pairs = [(*generator.choices([*NOUNS], k=2), number) for number in range(first, first + size)]
+        english = [f"A {a}, and {number} times a {b}." for a, b, number in pairs]
+        japanese = [f"{NOUNS[a]}\u3068{number}\u56de\u306e\u300c{NOUNS[b]}\u300d\u3002" for a, b, number in pairs]
+        if part == "test":
+            english[1] = "A man. " * 90
+        else:
+            english, japanese = [*english, english[0]], [*japanese, japanese[0]]
+        (folder / f"{part}.en").write_text("".join(f"{line}\n" for line in english), encoding="utf-8")
+        (folder / f"{part}.ja").write_text("".join(f"{line}\n" for line in japanese), encoding="utf-8")
+    out = folder / "out"
+    words = [folder / "train.en", folder / "train.ja", out, "--arch", ARCH, "--train", TINY]
+    words += ["--test", folder / "test.en", folder / "test.ja"]
+    return SimpleNamespace(folder=folder, out=out, words=words, model=out / ARCH, printed=own(*words))
+
+
+def test_one_number_for_one_model(made: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is sacreBLEU's, of the untouched test part, wherever it is printed."""
+    lines = (made.model / "generate-test.txt").read_text(encoding="utf-8").splitlines()
+    found = {int(line[2:].split("\t")[0]): line.split("\t")[2] for line in lines if line.startswith("D-")}
+    assert sorted(found) == [0, 2, 3, 4, 5, 6, 7, 8]
+    references = (made.folder / "test.ja").read_text(encoding="utf-8").splitlines()
+    texts = [found[number] for number in sorted(found)], [[references[number] for number in sorted(found)]]
+    tokenizer = "ja-mecab" if find_spec("MeCab") and find_spec("ipadic") else "char"
+    bleu = sacrebleu.corpus_bleu(*texts, tokenize=tokenizer).score
+    expected = f"BLEU {bleu:.1f}, chrF {sacrebleu.corpus_chrf(*texts).score:.1f} (sacreBLEU (nrefs:1|"
+    cli.main(["score", str(made.out)])
+    printed = capsys.readouterr().out
+    assert expected in printed
+    assert f"|tok:{tokenizer}" in printed
+    assert ("pip install 'sacrebleu[ja]'" in printed) == (tokenizer == "char")
+    assert "1 lines of the test part are too long for the model and left out.\n\n8 lines of the test" in printed
+    assert printed in made.printed
+    (number,) = re.findall(r"^- BLEU (.*) \(sacreBLEU `nrefs", (made.model / "README.md").read_text(), re.MULTILINE)
+    assert number == f"{bleu:.1f}"
+
+
+def test_what_cannot_be_scored(made: SimpleNamespace, tmp_path: Path) -> None:
+    """A folder that is none of own-data's, translations that are cut off or older than the model, and two models."""
+    out = tmp_path / "out"
+    shutil.copytree(made.out, out)
+    generated, best = out / ARCH / "generate-test.txt", out / ARCH / "checkpoint_best.pt"
+    whole = generated.read_bytes()
+    for words, message in (
+        ([str(tmp_path)], "is not a folder of own-data"),
+        ([str(out), "--arch", "convs2s"], f"--arch convs2s: .* no such trained model; --arch {ARCH} is there"),
+        ([str(out), "--tokenize", "zh"], "--tokenize: OUT is scored alone"),
+        ([str(out), "--reference", str(generated)], "--reference: OUT is scored alone"),
+        ([], "give OUT, a folder of own-data, or both of"),
+        (["--generated", str(generated)], "give OUT, a folder of own-data, or both of"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            cli.main(["score", *words])
+    generated.write_bytes(whole.rpartition(b"\nGenerate ")[0])
+    with pytest.raises(SystemExit, match=r"generate-test\.txt is missing, old or cut off: call own-data again"):
+        cli.main(["score", str(out)])
+    generated.write_bytes(whole)
+    cli.main(["score", str(out)])
+    os.utime(best, (later := generated.stat().st_mtime + 9, later))
+    with pytest.raises(SystemExit, match="missing, old or cut off"):
+        cli.main(["score", str(out)])
+    shutil.copytree(out / ARCH, out / "another")
+    with pytest.raises(SystemExit, match=f"several trained models: choose by --arch another or {ARCH}"):
+        cli.main(["score", str(out)])
+
+
+def test_the_length_penalty_of_a_folder(made: SimpleNamespace, capfd: pytest.CaptureFixture[str]) -> None:
+    """Lists are made once; with the search's own penalty the best hypotheses have sacreBLEU's figure."""
+    for call in range(2):
+        cli.main(["tune-length", str(made.out), "--alphas", "1", "2"])
+        printed = capfd.readouterr()
+        assert ("$ fairseq-generate " in printed.err) == (call == 0)
+        assert "29 lines of the validation part" in printed.out
+        assert re.search(r"^best of 29 sentences: --lenpen [12]$", printed.out, re.MULTILINE)
+    lines = (made.model / "nbest" / "generate-valid.txt").read_text(encoding="utf-8").splitlines()
+    texts: dict[int, list[str]] = {}
+    for line in lines:
+        if line.startswith("D-"):
+            texts.setdefault(int(line[2:].split("\t")[0]), []).append(line.split("\t")[2])
+    assert {len(hypotheses) for hypotheses in texts.values()} == {5}
+    best = [texts[number][0] for number in sorted(texts)]
+    references = (made.out / "text" / "valid.ja").read_text(encoding="utf-8").splitlines()
+    expected = sacrebleu.corpus_bleu(best, [references], tokenize=score.tokenizer_for("ja"), force=True).score
+    (found,) = re.findall(r"^ +1 +0 +(\S+) ", printed.out, re.MULTILINE)
+    assert float(found) == pytest.approx(expected, abs=0.006)
+    for words in (["--reference", str(made.folder / "test.ja")], ["--arch", "convs2s"]):
+        with pytest.raises(SystemExit, match=words[0]):
+            cli.main(["tune-length", str(made.out), *words])
+    with pytest.raises(SystemExit, match="--arch: give it with the folder of own-data"):
+        cli.main(["tune-length", str(made.model / "generate-test.txt"), "--arch", ARCH])
+
+
+def test_the_model_card(made: SimpleNamespace, tmp_path: Path) -> None:
+    """It tells what training printed, is the user's to edit, and goes along with an exported folder."""
+    card = (made.model / "README.md").read_text(encoding="utf-8")
+    for fact in (
+        f"# {ARCH}, en to ja\n",
+        "- Files of the training part: `train.en` (SHA-256 ",
+        "- Files of the test part: `test.en` (SHA-256 ",
+        "- Pairs: 300 read, 270 to train on, 29 to validate (held out of those), 9 to test\n",
+        "- Left out: 1 pairs repeat an earlier pair\n",
+        "- The licence of the text is not known to this program.\n",
+        "--encoder-layers '[(16, 3)]'",
+        "- 8 lines of the test part, on which it was not trained\n",
+        "- 1 more lines were left out: they are too long for the model\n",
+        f"    fairseq-interactive {made.out}/data-bin --source-lang en --target-lang ja ",
+    ):
+        assert fact in card
+    log = (made.model / "train.log").read_text()
+    (parameters,) = re.findall(r"num. shared model params: (\S+) ", log)
+    updates = re.findall(r'"valid_num_updates": "(\d+)"', log)[-1]
+    assert f"- Parameters: {parameters}\n- Training: {updates} updates, to epoch 2\n" in card
+    assert "--save-dir" not in card
+
+    edited = card.replace("The licence of the text is not known to this program.", "The text is in the public domain.")
+    (made.model / "README.md").write_text(edited, encoding="utf-8")
+    own(*made.words)
+    assert (made.model / "README.md").read_text(encoding="utf-8") == edited
+    options = ["--data", made.out / "data-bin", "--sentencepiece-model", made.out / "subwords.model"]
+    for number, checkpoint in enumerate((made.model / "checkpoint_best.pt", tmp_path / "alone.pt")):
+        if not checkpoint.exists():
+            shutil.copy(made.model / "checkpoint_best.pt", checkpoint)
+        cli.main([*map(str, ["export", checkpoint, tmp_path / str(number), *options])])
+        readme = (tmp_path / str(number) / "README.md").read_text(encoding="utf-8")
+        assert "pip install numpy onnxruntime sentencepiece\n" in readme
+        assert (edited.partition("\n## Commands\n")[0] in readme) == (number == 0)
+        assert str(made.out) not in readme
+
+
+def test_attention_of_a_folder(made: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The sentence is plain text, and its pieces are those of training."""
+    pytest.importorskip("matplotlib")
+    cli.main(["plot-attention", str(made.out), "--input", "A  dog, \u72ac.", "--output", str(tmp_path / "a.png")])
+    pieces = capsys.readouterr().out.splitlines()[0].removesuffix(" </s>").split(" ")
+    assert "".join(pieces).startswith("\u2581A\u2581\u2581dog,\u2581")
+    assert (tmp_path / "a.png").stat().st_size > 1000
+    for words, message in (
+        ([str(made.out), "--bpe-codes", str(made.folder / "test.en")], "--bpe-codes: own-data's folder has its own"),
+        ([str(made.out), "--arch", "convs2s"], "no such trained model"),
+        ([str(made.out / "data-bin")], "--path is missing"),
+        ([str(made.out / "data-bin"), "--arch", "convs2s"], "is not a folder of own-data; give --path"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            cli.main(["plot-attention", *words, "--input", "A dog.", "--output", str(tmp_path / "a.png")])
+
+
+def test_letters_of_other_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """A font is found that has them, also if it was installed after matplotlib made its list; else a warning."""
+    font_manager = pytest.importorskip("matplotlib.font_manager")
+    builder, letter = pytest.importorskip("fontTools.fontBuilder").FontBuilder(1000), "\U00012000"  # cuneiform
+    nothing = pytest.importorskip("fontTools.pens.ttGlyphPen").TTGlyphPen(None).glyph()
+    builder.setupGlyphOrder([".notdef", "a"])
+    builder.setupCharacterMap({ord(letter): "a"})
+    builder.setupGlyf(dict.fromkeys([".notdef", "a"], nothing))
+    builder.setupHorizontalMetrics(dict.fromkeys([".notdef", "a"], (500, 0)))
+    builder.setupHorizontalHeader(ascent=800, descent=-200)
+    builder.setupNameTable({"familyName": "Cuneiform of a test", "styleName": "Regular"})
+    builder.setupOS2()
+    builder.setupPost()
+    builder.save(tmp_path / "test.ttf")
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", [*font_manager.fontManager.ttflist])
+    monkeypatch.setattr(font_manager, "findSystemFonts", list)
+    assert fonts_for(f"a {letter}") == ["DejaVu Sans"]
+    assert f"warning: no installed font has {letter}: " in capsys.readouterr().err
+    monkeypatch.setattr(font_manager, "findSystemFonts", lambda: [str(tmp_path / "test.ttf")])
+    assert fonts_for(f"a {letter}") == ["DejaVu Sans", "Cuneiform of a test"]
+    assert fonts_for("a \u2581\u00e9\u0416") == ["DejaVu Sans"]
+    assert not capsys.readouterr().err
+
+
+def test_a_lexicon_of_pieces(made: SimpleNamespace, tmp_path: Path) -> None:
+    """The pieces of own-data are read as they are, and its words are the model's."""
+    try:
+        find_aligner()
+    except ValueError as error:
+        pytest.skip(str(error))
+    files = ["--source", made.out / "train.en", "--target", made.out / "train.ja", "--output", tmp_path]
+    cli.main(["lexicon", *map(str, files)])
+    words = {line.split(" ")[0] for line in (made.out / "data-bin" / "dict.en.txt").read_text().splitlines()}
+    lines = [line.split(" ") for line in (tmp_path / "candidates.txt").read_text().splitlines()]
+    assert {word for source, target, _ in lines for word in (source, target)} <= words
+    assert {"\u2581dog", "\u2581horse"} & {source for source, *_ in lines}
+
+
+def test_fairseq_interactive_says_what_matters(made: SimpleNamespace) -> None:
+    """Started as users start it, with Python's usual warnings: no warning, no configuration, nothing between lines."""
+    words = [made.out / "data-bin", "-s", "en", "-t", "ja", "--user-dir", USER_DIR, "--beam", 1]
+    words += ["--path", made.model / "checkpoint_best.pt", "--bpe", "sentencepiece"]
+    words += ["--sentencepiece-model", made.out / "subwords.model"]
+    result = subprocess.run(
+        [sys.executable, "-m", "fairseq_cli.interactive", *map(str, words)],
+        input="A dog.\n \t\u3000\n",
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    printed = result.stdout + result.stderr
+    for chatter in ("Warning", "'_name'", "rebuild_batches", "hydra"):
+        assert chatter not in printed
+    assert "Type the input sentence and press return" in printed
+    assert re.findall(r"^D-(\d)\t\S+\t(.*)$", result.stdout, re.MULTILINE)[1] == ("1", "")
+
+
+def test_from_python(made: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
+    """With the pieces of own-data: no lines in the log for each call, and a blank line for a blank line."""
+    options = {"bpe": "sentencepiece", "sentencepiece_model": str(made.out / "subwords.model")}
+    hub = ConvS2SModel.from_pretrained(
+        str(made.model), "checkpoint_best.pt", data_name_or_path=str(made.out / "data-bin"), **options
+    )
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        blank, *others, spaces = hub.translate(["", "A dog.", "A horse.", " \t\u3000 "])
+    assert (blank, spaces) == ("", "")
+    assert all(others)
+    assert hub.translate("") == ""
+    assert [record for record in caplog.records if record.name.startswith("fairseq")] == []
+
+
+def test_importing_does_not_ask_for_tensorboard() -> None:
+    assert "tensorboardX" not in python("-c", "import fairseq_plugins.convs2s.model").stderr
+
+
+def test_an_unknown_architecture_is_told_the_others() -> None:
+    error = str(refusals.unknown_architecture("convs2_tiny"))
+    assert error.startswith("--arch convs2_tiny: there is no such architecture; this plugin has convs2s_tiny, ")
+    assert "weighted_transformer_tiny" in error
+    assert "fconv" not in error
+
+
+def test_options_that_need_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refusals, "find_spec", lambda name: name == "tensorboardX" or None)
+    refusals.refuse_missing_packages({"tensorboard_logdir": "runs", "wandb_project": None})
+    with pytest.raises(ValueError, match="--train: --wandb-project needs the package wandb: pip install wandb"):
+        refusals.refuse_missing_packages({"tensorboard_logdir": "runs", "wandb_project": "mine"})
+    monkeypatch.setattr(refusals, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="--tensorboard-logdir needs the package tensorboard: pip install"):
+        refusals.refuse_missing_packages({"tensorboard_logdir": "runs"})
+
+
+def test_sacrebleus_tokenizer_by_language(monkeypatch: pytest.MonkeyPatch) -> None:
+    for language, tokenizer in (("zh", "zh"), ("zh_CN", "zh"), ("zho_Hans", "zh"), ("th", "char"), ("pt-BR", "13a")):
+        assert (score.tokenizer_for(language), score.missing_tokenizer(language)) == (tokenizer, None)
+    for installed, tokenizer in ({"MeCab"}, "char"), ({"MeCab", "ipadic"}, "ja-mecab"):
+        monkeypatch.setattr(score, "find_spec", lambda name, installed=installed: name in installed or None)
+        assert score.tokenizer_for("ja-JP") == tokenizer
+        assert (score.missing_tokenizer("ja") is None) == (tokenizer == "ja-mecab")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "own-data no.en no.de OUT",
+        "export no.pt OUT",
+        "score OUT",
+        "average no.pt --output x.pt",
+        "tune-length OUT",
+        "plot-attention OUT --input a --output a.png",
+    ],
+)
+def test_what_is_missing_is_told_without_torch(command: str, tmp_path: Path) -> None:
+    """Importing torch and fairseq takes seconds."""
+    program = "import sys\ntry:\n    from fairseq_plugins.cli.main import main\n    main(sys.argv[1:])\n"
+    program += "finally:\n    print({'torch', 'fairseq'} & sys.modules.keys())"
+    result = subprocess.run(
+        [sys.executable, "-c", program, *command.split()],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (result.returncode, result.stdout) == (1, "set()\n")
+    assert re.fullmatch(r"fairseq-plugins [\w-]+: error: .*(no\.|OUT).*\n", result.stderr), result.stderr
