@@ -22,8 +22,8 @@ import numpy as np
 import torch
 
 # What these change is not our doing.
-OTHERS = """fairseq_cli.generate fairseq_cli.hydra_train fairseq_cli.interactive fairseq_cli.preprocess fairseq_cli.train
-    sacrebleu subword_nmt.apply_bpe subword_nmt.learn_bpe"""
+OTHERS = """fairseq_cli.generate fairseq_cli.hydra_train fairseq_cli.interactive fairseq_cli.preprocess
+    fairseq_cli.train sacrebleu subword_nmt.apply_bpe subword_nmt.learn_bpe"""
 
 WATCHED = {"argparse", "fairseq", "fairseq_cli", "hydra", "logging", "numpy", "omegaconf", "pickle", "torch"}
 OPTIONAL = {"matplotlib", "onnx", "onnxruntime", "rouge_score"}
@@ -92,7 +92,8 @@ class Before:
                     changed.append(f"{name}.{key}")
             changed += [f"{name}.{key}" for key, value in before.items() if is_code(value) and key not in space]
         now = settings()
-        return changed + [name for name, value in self.settings.items() if now[name] != value]
+        new_logger = logging.NOTSET, True, [], []
+        return changed + [name for name, value in now.items() if value != self.settings.get(name, new_logger)]
 
     @staticmethod
     def is_loaded(name: str, key: str) -> bool:

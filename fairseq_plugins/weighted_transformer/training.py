@@ -145,9 +145,14 @@ class WeightedInverseSqrt(FairseqLRScheduler):
 
     It computes the rates from the model's size: ``--lr`` is not used, and who gives it is told so.
 
+    Attributes:
+        needs_rate: whether ``--lr`` has to be given; own-data asks every schedule, and those without an answer need it.
+
     Raises:
         ValueError: the optimizer is not ``simplex_adam``, a number is out of its range, or layers are no number.
     """
+
+    needs_rate = False
 
     def __init__(self, cfg: WeightedInverseSqrtConfig, optimizer: FairseqOptimizer) -> None:
         super().__init__(cfg, optimizer)

@@ -20,6 +20,7 @@ from fairseq import checkpoint_utils, options, tasks, utils
 from fairseq.dataclass.configs import OptimizationConfig
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.optim.lr_scheduler import LR_SCHEDULER_REGISTRY
 from fairseq.trainer import Trainer
 
 import fairseq_plugins
@@ -98,8 +99,9 @@ class Training:
                 raise ValueError(
                     f"--train: translations are made with {self.best}, so {option} cannot be given there{instead}"
                 )
-        # The Weighted Transformer's own schedule has its rate from the sizes; fairseq's default is for no other one.
-        if found["lr_scheduler"] != "weighted_inverse_sqrt" and found["lr"] == OptimizationConfig().lr:
+        # fairseq's default of --lr suits no schedule, and a family's own may need none.
+        needs_rate = getattr(LR_SCHEDULER_REGISTRY[found["lr_scheduler"]], "needs_rate", True)
+        if needs_rate and found["lr"] == OptimizationConfig().lr:
             raise ValueError(f"--train: --lr-scheduler {found['lr_scheduler']} needs --lr")
 
     def settings(self, pairs: int, tokens: int) -> list[str]:
