@@ -102,8 +102,8 @@ def build_generators() -> None:
 def leave_blank_lines_blank() -> None:
     """Translate a line without words to one without words, unless the caller forces some, as exported folders do.
 
-    A model that was trained without blank lines invents a word.  White space in pieces of sentencepiece is not a word.  No
-    probe: every search runs until the model ends the sentence.
+    A model that was trained without blank lines invents a word.  White space in pieces of sentencepiece is not a word.
+    No probe: every search runs until the model ends the sentence.
     """
     translate = TranslationTask.inference_step
 

@@ -195,6 +195,8 @@ def test_a_model_is_adapted(trained: tuple[Path, str], texts: Path, tmp_path: Pa
     own(texts / "train.en", texts / "train.de", out, "--from", base, "--train", "--max-epoch 1 --lr 1e-9")
     for name in ("subwords.model", "data-bin/dict.en.txt"):
         assert (out / name).read_bytes() == (base / name).read_bytes()
+    card = (out / "convs2s_tiny" / "README.md").read_text()
+    assert f"- Adapted from: `checkpoint_best.pt` of the folder `{base.name}`\n" in card
     before, after = (
         checkpoint_utils.load_checkpoint_to_cpu(str(folder / "convs2s_tiny" / "checkpoint_best.pt"))["model"]
         for folder in (base, out)
