@@ -1,14 +1,15 @@
 """What a process does with memory that it no longer needs: a command's, for a library leaves that to its user.
 
 glibc gives each block of 32 MB or more, and what is free at the end of its heap, back to the system at once.  A model
-that translates a batch or is trained asks for such blocks at each step anew, and each time the system clears every page
-of them: about a fifth of an update's time on a processor.
+asks for such blocks at each step anew, and each time the system clears every page of them.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import sys
+from pathlib import Path
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 _SETTINGS = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"}
@@ -21,12 +22,13 @@ def keep_memory() -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Keep it for whatever asks next.
+    """Keep it for whatever asks next, but not in a training.
 
-    Blocks of many sizes then share one heap, with gaps between them, so that a process takes more memory at its peak.
+    Blocks of many sizes then share one heap, with gaps between them: a training would take 1.7 times as much memory.
     Where the C library is another one, or the environment has such settings of its own, all stays as it is.
     """
-    if _SETTINGS & os.environ.keys():
+    trains = Path(sys.argv[0]).stem.endswith("train")  # fairseq-train, fairseq-hydra-train, fairseq_cli/train.py
+    if trains or _SETTINGS & os.environ.keys():
         return
     try:
         mallopt = ctypes.CDLL(None).mallopt
