@@ -119,9 +119,7 @@ def test_the_device_checks_orders_and_rows_without_being_waited_for() -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(st.data(), st.integers(1, 3), st.integers(1, 3), st.integers(1, 6), st.booleans())
-def test_a_row_looks_at_its_own_ancestors_alone(
-    data: st.DataObject, sentences: int, beam: int, steps: int, fixed: bool
-) -> None:
+def test_a_row_looks_at_its_own_ancestors_alone(data, sentences, beam, steps, fixed) -> None:
     """Against the path of each row, written down: at every step the column that it, or its ancestor, had.
 
     It may look at filled places only, or at others, too.
@@ -156,9 +154,7 @@ def test_a_row_looks_at_its_own_ancestors_alone(
 
 @settings(deadline=None, max_examples=50)
 @given(decodings())
-def test_a_row_finds_the_keys_and_values_of_its_ancestors(
-    decoding: tuple[int, int, int, list[list[torch.Tensor]]],
-) -> None:
+def test_a_row_finds_the_keys_and_values_of_its_ancestors(decoding) -> None:
     """In the places that it looks at, one step after the other; sentences leave, and there is room for two steps."""
     sentences, beam, _, steps = decoding
     torch.manual_seed(1)

@@ -62,14 +62,15 @@ def test_weights_never_go_stale(build, architecture, sentences) -> None:
     check()
 
 
+@pytest.mark.parametrize("rows", [[1, 0, 1], [1, 0]])
 @torch.no_grad()
-def test_rows_that_are_no_beams(build, architecture, sentences, device) -> None:
+def test_rows_that_are_no_beams(build, architecture, sentences, device, rows: list[int]) -> None:
     """Sentences in another order before decoding: no beams, so each row is a sentence of its own."""
+    if device.type != "cpu" and len(rows) == 2:
+        pytest.skip("an assertion of a GPU ends its process")
     model = build(architecture)
-    encoded = model.encoder.reorder_encoder_out(
-        model.encoder(sentences([5, 3])), torch.tensor([1, 0, 1], device=device)
-    )
-    target = sentences([4, 4, 4])
+    encoded = model.encoder.reorder_encoder_out(model.encoder(sentences([5, 3])), torch.tensor(rows, device=device))
+    target = sentences([4] * len(rows))
     expected, _ = model.decoder(target, encoded)
     close(model.decoder(target, encoded, incremental_state={})[0], expected)
 

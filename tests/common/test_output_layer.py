@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from fairseq.distributed import ModuleProxyWrapper
 from fairseq.models import BaseFairseqModel
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
@@ -102,21 +101,6 @@ def test_is_whole_again(model: Model, inputs: tuple[Tensor, ...], fails: bool) -
     after = dict(whole.named_parameters())
     assert list(after) == list(parameters)
     assert all(after[name] is parameter for name, parameter in parameters.items())
-
-
-def test_wrapped_for_distributed_training(model: Model, inputs: tuple[Tensor, ...]) -> None:
-    class Parallel(nn.Module):
-        def __init__(self, module: nn.Module) -> None:
-            super().__init__()
-            self.module = module
-
-        def forward(self, *arguments: Tensor) -> Any:
-            return self.module(*arguments)
-
-    wrapped = ModuleProxyWrapper(Parallel(model()))
-    with candidate_output(wrapped, torch.tensor(CANDIDATES, device=inputs[0].device)):
-        assert wrapped(*inputs)[0].size(-1) == len(CANDIDATES)
-    assert wrapped(*inputs)[0].size(-1) == 44
 
 
 @pytest.mark.parametrize(

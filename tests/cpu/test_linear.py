@@ -44,15 +44,6 @@ def test_it_is_a_linear_map(products: Callable[[], int], shape: tuple[int, ...],
         torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-4)
 
 
-@onednn
-@pytest.mark.parametrize("transposed", [False, True])
-def test_gradients_lie_in_memory_as_the_weight(products: Callable[[], int], transposed: bool) -> None:
-    w = torch.randn(96, 128).t() if transposed else torch.randn(128, 96)
-    y = linear(torch.randn(256, 96), w.requires_grad_())
-    (gradient,) = torch.autograd.grad(y.sum(), w)
-    assert gradient.stride() == w.stride()
-
-
 def test_where_torchs_own_products_stay(products: Callable[[], int]) -> None:
     """Very small ones, other precisions, and autocast."""
     w = torch.randn(128, 96)

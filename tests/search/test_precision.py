@@ -63,8 +63,8 @@ def test_weights_that_are_folded(build, dictionary, sentences, weights: str) -> 
     search = functools.partial(generate, FastBeamSearch, dictionary=dictionary, source=sentences([5, 3]), max_len_b=4)
     search([trained], packing=packing)
     first = search([kept], packing=Packing())
-    for name, parameter in trained.named_parameters():
-        parameter.data.copy_(other.get_parameter(name).data)
+    for name in [name for name, _ in trained.named_parameters() if "branches" in name]:
+        trained.get_parameter(name).data.copy_(other.get_parameter(name).data)
         # The copy first, which finds what its original has left.
         assert_same(search([kept], packing=packing), first, tolerance=0)
         assert_same(search([trained], packing=packing), search([trained], packing=Packing()), tolerance=0)
