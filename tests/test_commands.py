@@ -137,12 +137,10 @@ def test_a_missing_checkpoint_gets_a_clear_error(data: Path) -> None:
 
 def test_forked_commands_do_what_those_do_that_users_start(data: Path, trained: Path) -> None:
     """They print the same, but for what a command logs while it imports fairseq, and for numbers as of times."""
-    for command, stdin in (("generate", ""), ("interactive", "w1 w2\n\nw3")):
-        words = ["--user-dir", USER_DIR, "--task", "translation", "--batch-size", 1]
-        model = ["--path", trained / "checkpoint_last.pt"]
-        forked, anew = (run(command, data, *words, *model, stdin=stdin, anew=anew) for anew in (False, True))
-        assert masked(forked.stdout) == masked(anew.stdout)
-        assert masked(forked.stderr) == masked(anew.stderr)
+    words = [data, "--user-dir", USER_DIR, "--task", "translation", "--path", trained / "checkpoint_last.pt"]
+    forked, anew = (run("interactive", *words, stdin="w1 w2\n\nw3", anew=anew) for anew in (False, True))
+    assert masked(forked.stdout) == masked(anew.stdout)
+    assert masked(forked.stderr) == masked(anew.stderr)
 
 
 def masked(log: str) -> list[str]:
