@@ -26,11 +26,9 @@ BLEU += ["--best-checkpoint-metric", "bleu", "--maximize-best-checkpoint-metric"
 BLEU += ["--lr-scheduler", "anneal_after_plateau"]
 
 
-def train(
-    data: Path, save: Path, *options: object, arch: str = "convs2s", **kwargs
-) -> subprocess.CompletedProcess[str]:
+def train(data: Path, save: Path, *options: object, arch: str = "convs2s") -> subprocess.CompletedProcess[str]:
     command = [data, "--user-dir", USER_DIR, "--arch", arch, *MODEL, *SIZES, *TRAINING, *QUIET, "--save-dir", save]
-    return run("train", *command, *options, **kwargs)
+    return run("train", *command, *options)
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ CRITERION = ["--criterion", "sequence_risk", "--label-smoothing", 0.1, "--risk-c
 LOGGED = ("loss", "nll_loss", "ppl", "risk", "best", "oracle", "translations", "search", "scoring")
 
 
-def train(data: Path, save: Path, *more: object, succeeds: bool = True) -> str:
+def train(data: Path, save: Path, *more: object) -> str:
     command = [data, "--user-dir", USER_DIR, "--arch", "convs2s", *MODEL, *SIZES, *TRAINING, *QUIET, "--save-dir", save]
-    result = run("train", *command, *more, succeeds=succeeds)
+    result = run("train", *command, *more)
     return result.stdout + result.stderr
 
 

@@ -43,12 +43,9 @@ def options(folder: Path) -> list[object]:
     return [*task, "--candidates-per-word", 2, "--frequent-candidates", len(FREQUENT)]
 
 
-def train(
-    data: Path, save: Path, *more: object, arch: str = "convs2s", **kwargs: Any
-) -> subprocess.CompletedProcess[str]:
-    command = [data, "--user-dir", USER_DIR, "--arch", arch, *TRAINING, *QUIET, "--save-dir", save]
-    sizes = [*MODEL, *SIZES] if arch == "convs2s" else []
-    return run("train", *command, *sizes, *more, **kwargs)
+def train(data: Path, save: Path, *more: object) -> subprocess.CompletedProcess[str]:
+    command = [data, "--user-dir", USER_DIR, "--arch", "convs2s", *MODEL, *SIZES, *TRAINING, *QUIET]
+    return run("train", *command, "--save-dir", save, *more)
 
 
 @pytest.fixture(scope="module")

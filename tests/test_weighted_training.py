@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,8 +20,8 @@ MODEL += ["--optimizer", "simplex_adam", "--lr-scheduler", "weighted_inverse_sqr
 MODEL += ["--warmup-updates", "4", "--branch-warmup-updates", "2", "--batch-size", "16"]  # an epoch is four updates
 
 
-def train(data: Path, save: Path, *options: object, **kwargs: Any) -> subprocess.CompletedProcess[str]:
-    return run("train", data, "--user-dir", USER_DIR, "--save-dir", save, *MODEL, *QUIET, *options, **kwargs)
+def train(data: Path, save: Path, *options: object) -> subprocess.CompletedProcess[str]:
+    return run("train", data, "--user-dir", USER_DIR, "--save-dir", save, *MODEL, *QUIET, *options)
 
 
 def branch_weights(model: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
