@@ -111,14 +111,14 @@ def test_generation(translate, data: Path, trained: tuple[str, Path], mode: str)
 
 
 def test_what_does_not_go_together_is_refused(translate, trained: tuple[str, Path]) -> None:
-    with pytest.raises(ValueError, match="--diverse-beam-groups are searches of their own"):
+    with pytest.raises(ValueError, match="--diverse-beam-groups"):
         translate(trained[1], "--diverse-beam-groups", 4, "--match-source-len")
 
 
 def test_sentences_longer_than_the_positions(train, architecture: str, tmp_path: Path) -> None:
     """As fairseq's test_max_positions: refused with the option that leaves them out, with which it trains."""
     words = [*QUARTERS, "--max-target-positions", 5]
-    with pytest.raises(Exception, match="skip this example with --skip-invalid-size-inputs-valid-test"):
+    with pytest.raises(Exception, match="--skip-invalid-size-inputs-valid-test"):
         train(architecture, tmp_path, *words)
     state = train(architecture, tmp_path, *words, "--skip-invalid-size-inputs-valid-test")
     assert state["optimizer_history"][-1]["num_updates"] > 0

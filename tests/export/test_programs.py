@@ -96,9 +96,7 @@ def test_all_models(variant: str, build: Callable[..., Any], dictionary: Diction
 
 
 @pytest.mark.parametrize("part", ["encoder", "decoder"])
-def test_a_derived_part_is_refused(
-    part: str, build: Callable[..., Any], architecture: str, dictionary: Dictionary, tmp_path: Path
-) -> None:
+def test_a_derived_part_is_refused(part, build, architecture, dictionary, tmp_path) -> None:
     """It may compute something else than what a program is written for."""
     model = build(architecture)
     module = getattr(model, part)
@@ -108,9 +106,7 @@ def test_a_derived_part_is_refused(
 
 
 @pytest.mark.parametrize("options", SEARCHES.values(), ids=SEARCHES)
-def test_all_searches(
-    options: dict[str, Any], build: Callable[..., Any], architecture: str, dictionary: Dictionary, tmp_path: Path
-) -> None:
+def test_all_searches(options, build, architecture, dictionary, tmp_path) -> None:
     model = build(architecture, seed=2)
     check(export(model, tmp_path / "out", dictionary), model, dictionary, options)
 
@@ -130,9 +126,7 @@ def test_all_presets(preset: str, build: Callable[..., Any], dictionary: Diction
 
 
 @pytest.mark.parametrize("int8", [False, True])
-def test_candidates(
-    build: Callable[..., Any], architecture: str, int8: bool, dictionary: Dictionary, tmp_path: Path
-) -> None:
+def test_candidates(build, architecture, int8, dictionary, tmp_path) -> None:
     """The same search among the same words; in int8 none but these words comes out."""
     model = build(architecture)
     always = torch.zeros(len(dictionary), dtype=torch.bool)
@@ -149,9 +143,7 @@ def test_candidates(
     assert set(found.split()) <= allowed
 
 
-def test_positions_are_those_of_the_model_and_of_the_task(
-    build: Callable[..., Any], dictionary: Dictionary, tmp_path: Path
-) -> None:
+def test_positions_are_those_of_the_model_and_of_the_task(build, dictionary, tmp_path) -> None:
     """The fewer of the two."""
     for longest, expected in ((20, 20), (1000, 64)):
         folder = export(build("convs2s_tiny"), tmp_path / str(longest), dictionary, longest_source=longest)
@@ -159,9 +151,7 @@ def test_positions_are_those_of_the_model_and_of_the_task(
 
 
 @pytest.mark.parametrize("words", [5, 6, 7, 9, 10, 11])
-def test_as_few_candidates_as_a_beam_needs(
-    words: int, build: Callable[..., Any], dictionary: Dictionary, tmp_path: Path
-) -> None:
+def test_as_few_candidates_as_a_beam_needs(words, build, dictionary, tmp_path) -> None:
     """A beam of 4 among 5 words; from 11 words on a step gives the best 2k + 3 of them."""
     always = torch.arange(len(dictionary)) < words
     candidates = Candidates(torch.zeros(len(dictionary), 1, dtype=torch.int64), always)
@@ -255,9 +245,7 @@ def test_int8_is_faster(build: Callable[..., Any], dictionary: Dictionary, tmp_p
     assert statistics.median(ratios) > 1.5
 
 
-def test_the_attended_word(
-    build: Callable[..., Any], architecture: str, dictionary: Dictionary, tmp_path: Path
-) -> None:
+def test_the_attended_word(build, architecture, dictionary, tmp_path) -> None:
     """Each unknown word becomes the source word that the model attends to most, or what that is in the dictionary."""
     model = build(architecture)
     lines = lines_of([7, 4], WORDS)
