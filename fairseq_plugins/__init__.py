@@ -28,7 +28,12 @@ def install(command: bool = False) -> None:
     """
     _repair_and_register()
     if command:
-        importlib.import_module("fairseq_plugins.repairs").set_up_command()
+        _set_up_command()
+
+
+@functools.cache
+def _set_up_command() -> None:
+    importlib.import_module("fairseq_plugins.repairs").set_up_command()
 
 
 @functools.cache

@@ -12,7 +12,7 @@ import pytest
 from fairseq import checkpoint_utils
 from omegaconf import OmegaConf
 
-from fairseq_plugins.cli.work import work_in
+from fairseq_plugins.cli.files import work_in
 from tests.commands import ROOT, script
 
 ABLATIONS = ROOT / "examples" / "ablations"

@@ -9,7 +9,7 @@ from pathlib import Path
 from fairseq.data import Dictionary, indexed_dataset
 from fairseq.data.encoders.moses_tokenizer import MosesTokenizer, MosesTokenizerConfig
 
-from fairseq_plugins.cli.work import work_in
+from fairseq_plugins.cli.files import work_in
 from tests.commands import ROOT, python
 
 TEXTS = {"en": "A well-known man's dog, no {}.\n", "de": "Hund Nr. {} eines bekannten Mannes \u2013 da.\n"}

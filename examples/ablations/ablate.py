@@ -26,10 +26,10 @@ from tables import FAMILIES, Family
 
 import fairseq_plugins
 from fairseq_plugins.cli.arguments import positive
-from fairseq_plugins.cli.fairseq_command import fairseq_lines
+from fairseq_plugins.cli.files import refuse_other_settings, work_in
 from fairseq_plugins.cli.plots.figure import new_figure
 from fairseq_plugins.cli.plots.loss import read_log
-from fairseq_plugins.cli.work import refuse_other_settings, stoppable, work_in
+from fairseq_plugins.cli.processes import fairseq_lines, stoppable
 
 fairseq_plugins.install()
 

@@ -41,10 +41,11 @@ from turns import (
     write_json,
 )
 
-from fairseq_plugins.cli import export, fconv_checkpoint
-from fairseq_plugins.cli.fairseq_command import fairseq
+from fairseq_plugins.cli import export
 from fairseq_plugins.cli.own_data.parallel_text import read_text
+from fairseq_plugins.cli.processes import fairseq
 from fairseq_plugins.cli.user_dir import USER_DIR
+from fairseq_plugins.convs2s.fconv import convert
 from fairseq_plugins.cpu.products import PRECISIONS
 
 OPTIONS = (
@@ -142,7 +143,7 @@ def make_models(args: Namespace, dictionary: Dictionary, folder: Path) -> None:
     """Checkpoints of all models."""
     layers = f"[({args.width}, {args.kernel})] * {args.layers}"
     save(FCONV, "fconv_wmt_en_ro", dictionary, folder, encoder_layers=layers, decoder_layers=layers)
-    torch.save(fconv_checkpoint.convert(checkpoint_utils.load_checkpoint_to_cpu(str(folder / FCONV))), folder / CONVS2S)
+    torch.save(convert(checkpoint_utils.load_checkpoint_to_cpu(str(folder / FCONV))), folder / CONVS2S)
     depth = args.transformer_layers
     for name in (TRANSFORMER, WEIGHTED):
         save(name, name, dictionary, folder, encoder_layers=depth, decoder_layers=depth, share_all_embeddings=True)

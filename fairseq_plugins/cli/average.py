@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import fairseq_plugins
-from fairseq_plugins.cli.arguments import positive, refuse_existing, refuse_missing_folder, refuse_unreadable
+from fairseq_plugins.cli.arguments import positive
+from fairseq_plugins.cli.files import refuse_existing, refuse_missing_folder, refuse_unreadable
 
 BY_EPOCH, BY_UPDATES = re.compile(r"checkpoint(\d+)\.pt"), re.compile(r"checkpoint_\d+_(\d+)\.pt")
 

@@ -11,7 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import fairseq_plugins
-from fairseq_plugins.cli.arguments import add_user_dir, refuse_existing
+from fairseq_plugins.cli.arguments import add_user_dir
+from fairseq_plugins.cli.files import refuse_existing
 from fairseq_plugins.cli.own_data.parallel_text import segmenter
 
 

@@ -10,12 +10,12 @@ from typing import Any
 from fairseq import checkpoint_utils
 from fairseq.tasks.translation import TranslationTask
 
-from fairseq_plugins.cli.any_file import blaming
 from fairseq_plugins.cli.arguments import import_user_dir
+from fairseq_plugins.cli.files import blaming
 from fairseq_plugins.cli.own_data.model_card import card_of
+from fairseq_plugins.common.files import beside, naming
 from fairseq_plugins.common.model import IncrementalDecoder
 from fairseq_plugins.common.subwords import bpe_symbol
-from fairseq_plugins.common.whole_file import beside, naming
 from fairseq_plugins.export.folder import write_folder
 from fairseq_plugins.search.config import TranslationFastConfig
 from fairseq_plugins.vocabulary.candidates import Candidates

@@ -16,7 +16,7 @@ from itertools import groupby
 from pathlib import Path
 
 from fairseq_plugins.cli.own_data import parallel_text
-from fairseq_plugins.common.lines import decoded
+from fairseq_plugins.common.files import decoded
 
 LARGEST = 10  # length penalty; powers of lengths have limits
 

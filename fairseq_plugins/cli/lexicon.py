@@ -20,11 +20,12 @@ from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fairseq_plugins.cli.arguments import positive, refuse_input_as_output, refuse_unreadable
+from fairseq_plugins.cli.arguments import positive
 from fairseq_plugins.cli.bar import bar
+from fairseq_plugins.cli.files import refuse_input_as_output, refuse_unreadable
 from fairseq_plugins.cli.own_data.parallel_text import writing
-from fairseq_plugins.cli.work import running
-from fairseq_plugins.common.whole_file import naming
+from fairseq_plugins.cli.processes import running
+from fairseq_plugins.common.files import naming
 
 FILES = ("dictionary.txt", "candidates.txt", "frequent.txt")
 LONGEST = 1023  # words; eflomal takes a longer sentence for an empty one

@@ -12,8 +12,7 @@ from argparse import ArgumentParser, Namespace
 from types import ModuleType
 
 from fairseq_plugins import __version__
-from fairseq_plugins.cli.streams import is_of_output, standard_streams
-from fairseq_plugins.cli.work import stoppable
+from fairseq_plugins.cli.processes import is_of_output, standard_streams, stoppable
 
 # For each command its module in this package, and its help.
 COMMANDS = {

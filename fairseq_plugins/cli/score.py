@@ -22,7 +22,8 @@ from pathlib import Path
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from fairseq_plugins.cli.arguments import positive, refuse_unreadable
+from fairseq_plugins.cli.arguments import positive
+from fairseq_plugins.cli.files import refuse_unreadable
 from fairseq_plugins.cli.generated import Hypothesis, lines_of, read_generated
 from fairseq_plugins.cli.own_data.held_out import HeldOut, generated, is_complete, read_held_out, scored_part
 from fairseq_plugins.cli.own_data.trained import find_model

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from sacrebleu.metrics.bleu import BLEU
 
-from fairseq_plugins.cli.arguments import add_user_dir, refuse_unreadable
+from fairseq_plugins.cli.arguments import add_user_dir
+from fairseq_plugins.cli.files import refuse_unreadable
 from fairseq_plugins.cli.generated import LARGEST, Sentence, add_generated, lines_of, read_generated
 from fairseq_plugins.cli.own_data.folder import BEAM, BEST
 from fairseq_plugins.cli.own_data.held_out import HeldOut, generate, generated, is_complete, read_held_out

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 import torch
@@ -216,12 +217,15 @@ class TranslationModel(FairseqEncoderDecoderModel):
         shortest_warmup: in updates, for own-data.
         onnx_program: module with the family's ``encode``, ``set_up`` and ``step`` as ONNX operators, and ``PARTS``,
             the classes that these compute; not inherited, for a derived model may compute something else.
+        converters: for each model of fairseq whose checkpoints can become this family's, the module with ``convert``,
+            from the one checkpoint to the other.
         state_version: of the layout of its checkpoints, which it saves as a buffer.
     """
 
     family: ClassVar[str]
     shortest_warmup: ClassVar[int] = 400
     onnx_program: ClassVar[str]
+    converters: ClassVar[Mapping[str, str]] = {}
     state_version: ClassVar[int] = 1
 
     def __init__(self, encoder: SourceEncoder, decoder: IncrementalDecoder) -> None:

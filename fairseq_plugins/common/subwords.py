@@ -1,8 +1,11 @@
-"""Of what kind a model's subwords are."""
+"""Detect a model's subword scheme, and segment words of any length."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+LONGEST = 500  # letters; byte pair encoding takes minutes for words of many thousand, and learns nothing from them
 
 
 def bpe_symbol(words: Sequence[str]) -> str | None:
@@ -17,3 +20,16 @@ def bpe_symbol(words: Sequence[str]) -> str | None:
     }
     name = max(marked, key=lambda name: marked[name])
     return name if marked[name] else None
+
+
+def without_long_words(line: str) -> str:
+    """What subwords are learned from."""
+    return line if len(line) <= LONGEST else " ".join(word for word in line.split(" ") if len(word) <= LONGEST)
+
+
+def segment(bpe: Any, line: str) -> str:
+    """What subword-nmt makes of a line; taken together, the subwords of a word are the word also where it is long."""
+    if len(line) <= LONGEST:
+        return str(bpe.process_line(line))
+    pieces = ([word[at : at + LONGEST] for at in range(0, len(word), LONGEST)] for word in line.split(" "))
+    return " ".join(f"{bpe.separator} ".join(map(bpe.process_line, parts)) for parts in pieces)

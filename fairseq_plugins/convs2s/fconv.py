@@ -1,4 +1,4 @@
-"""Parameters and options of fairseq's fconv, in the names and layouts of convs2s.
+"""Convert checkpoints of fairseq's fconv to convs2s.
 
 The two models compute the same function.  fairseq's checkpoints differ in how they hold normalised convolution weights:
 ``decoder.version`` 2 keeps a magnitude for each output; version 1, or none, keeps one for each kernel position in the
@@ -13,9 +13,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
+from omegaconf import OmegaConf, open_dict
 from torch import Tensor
 
 from fairseq_plugins.common.linear import DIRECTION, MAGNITUDE, folded_weight
+from fairseq_plugins.common.options import architecture
 from fairseq_plugins.convs2s.config import DEFAULTS, ConvS2SConfig
 from fairseq_plugins.convs2s.model import ConvS2SModel
 
@@ -31,6 +34,37 @@ _RENAMED = (
     (r"attention\.(\d+)\.(in|out)_projection", r"attentions.\1.\2_projection"),
     (r"projections\.(\d+)", r"shortcuts.\1.projection"),
 )
+
+
+def convert(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the convs2s checkpoint that an fconv checkpoint becomes.
+
+    Raises:
+        ValueError: it holds another model, or a parameter that does not belong to an fconv model.
+    """
+    cfg = state["cfg"]
+    options = cfg.model
+    name = architecture(options)
+    family = ARCH_MODEL_NAME_REGISTRY.get(name, "unknown")
+    if family != "fconv":
+        raise ValueError(
+            f"the checkpoint holds {name!r}, of the family {family}, and not one of fairseq's fconv; an "
+            "architecture of your own needs --user-dir"
+        )
+    ARCH_CONFIG_REGISTRY[name](options)  # old checkpoints leave out what was the architecture's default
+    with open_dict(cfg):
+        cfg.model = convert_options(options, state["model"])
+    return {
+        "args": None,
+        "cfg": OmegaConf.to_container(cfg, enum_to_str=True),
+        "model": convert_parameters(state["model"]),
+        "criterion": None,
+        "optimizer_history": state["optimizer_history"],
+        "task_state": state.get("task_state", {}),
+        "extra_state": state["extra_state"],
+        # The optimizer's state is left behind: it lists parameters in fconv's order.
+        "last_optimizer_state": None,
+    }
 
 
 def convert_parameters(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from fairseq.data import Dictionary
@@ -181,6 +181,7 @@ class ConvS2SModel(TranslationModel):
     family = "convs2s"
     shortest_warmup = 100
     onnx_program = "fairseq_plugins.convs2s.onnx"
+    converters: ClassVar = {"fconv": "fairseq_plugins.convs2s.fconv"}
 
     @classmethod
     def build(cls, cfg: Options, task: FairseqTask) -> ConvS2SModel:

@@ -18,7 +18,7 @@ from fairseq.file_io import PathManager
 from fairseq.tasks import translation
 from torch import Tensor
 
-from fairseq_plugins.common.lines import count_lines
+from fairseq_plugins.common.files import count_lines
 from fairseq_plugins.repairs.wrapping import mentions, programs, raises, wrap
 
 POINTERS = (b"version https://git-lfs", b"/annex/objects/")  # files in git that stand for large ones

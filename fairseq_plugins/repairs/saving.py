@@ -21,7 +21,7 @@ from fairseq.optim.dynamic_loss_scaler import DynamicLossScaler
 from fairseq.trainer import Trainer
 from torch import Tensor, nn
 
-from fairseq_plugins.common.whole_file import beside
+from fairseq_plugins.common.files import beside
 from fairseq_plugins.repairs.wrapping import mentions, wrap
 
 logger = logging.getLogger(__name__)

@@ -30,8 +30,7 @@ from fairseq_plugins.common.output_layer import candidate_output
 from fairseq_plugins.common.replaced import replaced
 from fairseq_plugins.common.rouge import sees
 from fairseq_plugins.common.subwords import bpe_symbol
-from fairseq_plugins.sequence_risk.config import SequenceRiskConfig
-from fairseq_plugins.sequence_risk.costs import SENTENCE_SCORES
+from fairseq_plugins.sequence_risk.config import SENTENCE_SCORES, SequenceRiskConfig
 from fairseq_plugins.sequence_risk.row_scores import Rows, RowScores, score_rows
 from fairseq_plugins.sequence_risk.translations import Translator
 

@@ -16,7 +16,7 @@ import torch
 from fairseq.data import Dictionary
 from torch import Tensor
 
-from fairseq_plugins.common.lines import decoded
+from fairseq_plugins.common.files import decoded
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from fairseq.data import Dictionary
 from fairseq.tokenizer import tokenize_line
 from torch import Tensor
 
-from fairseq_plugins.common.lines import decoded
+from fairseq_plugins.common.files import decoded
 
 LONGEST_SHOWN = 100  # characters of a line in an error
 

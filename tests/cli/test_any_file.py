@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fairseq_plugins.cli import main as cli
-from fairseq_plugins.cli.any_file import blaming
+from fairseq_plugins.cli.files import blaming
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), AssertionError(), UnicodeDecodeError("utf-8", b"x", 0, 1, "bad")])

@@ -22,7 +22,7 @@ from fairseq_plugins.cli import main as cli
 from fairseq_plugins.cli.user_dir import USER_DIR
 from tests.commands import FORKED, MAIN, python
 
-LOADING = ["plots.attended_translation", "plots.branch_weights", "checkpoint_mean", "exporting", "fconv_checkpoint"]
+LOADING = ["plots.attended_translation", "plots.branch_weights", "checkpoint_mean", "exporting"]
 
 
 def call(*words: str) -> subprocess.CompletedProcess[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairseq_plugins.cli.fairseq_command import fairseq, fairseq_lines
+from fairseq_plugins.cli.processes import fairseq, fairseq_lines
 from tests.commands import USER_DIR
 from tests.repairs.payloads import code
 from tests.repairs.trainings import options, updates

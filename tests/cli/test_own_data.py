@@ -17,11 +17,11 @@ from fairseq import checkpoint_utils
 
 import fairseq_plugins
 from fairseq_plugins.cli import main as cli
+from fairseq_plugins.cli.files import work_in
 from fairseq_plugins.cli.own_data import command as own_data
 from fairseq_plugins.cli.own_data import translations as own_translations
 from fairseq_plugins.cli.own_data.folder import Folder
 from fairseq_plugins.cli.user_dir import USER_DIR
-from fairseq_plugins.cli.work import work_in
 from tests.cli.conftest import parse
 from tests.commands import MAIN, hypotheses, own_user_dir, python, run
 

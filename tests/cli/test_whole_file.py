@@ -115,7 +115,7 @@ def test_a_full_device_is_named() -> None:
 def test_the_standard_output_keeps_its_content(output: str, tmp_path: Path) -> None:
     """Also when it is a file, by either name."""
     path = tmp_path / "list"
-    program = "import sys; from pathlib import Path; from fairseq_plugins.common.whole_file import replacing\n"
+    program = "import sys; from pathlib import Path; from fairseq_plugins.common.files import replacing\n"
     program += "with replacing(Path(sys.argv[1])) as place: place.write_text('text\\n')\nprint('after')"
     with path.open("w") as stdout:
         print("before", file=stdout, flush=True)

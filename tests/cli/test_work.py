@@ -17,14 +17,16 @@ from types import FrameType
 import pytest
 
 from fairseq_plugins.cli import main as cli
-from fairseq_plugins.cli import work
-from fairseq_plugins.cli.work import running, stoppable, work_in
+from fairseq_plugins.cli import processes
+from fairseq_plugins.cli.files import refuse_other_settings, work_in
+from fairseq_plugins.cli.processes import running, stoppable
 from tests.commands import MAIN, ROOT
 
 SLEEPER = """
 import sys
 from pathlib import Path
-from fairseq_plugins.cli.work import running, work_in
+from fairseq_plugins.cli.processes import running
+from fairseq_plugins.cli.files import work_in
 with work_in(Path(sys.argv[1])), running(["sleep", "60"]) as child:
     print(child.pid, flush=True)
     child.wait()
@@ -34,13 +36,13 @@ with work_in(Path(sys.argv[1])), running(["sleep", "60"]) as child:
 def test_what_is_there_is_of_the_same_settings(tmp_path: Path) -> None:
     """But where nothing is, as after a call that failed, others may be tried."""
     record, made = tmp_path / "record.json", tmp_path / "made"
-    work.refuse_other_settings(record, {"data": tmp_path}, tmp_path.glob("made"))
-    work.refuse_other_settings(record, {"data": "b"}, tmp_path.glob("made"))
+    refuse_other_settings(record, {"data": tmp_path}, tmp_path.glob("made"))
+    refuse_other_settings(record, {"data": "b"}, tmp_path.glob("made"))
     made.touch()
-    work.refuse_other_settings(record, {"data": "b"}, tmp_path.glob("made"))
+    refuse_other_settings(record, {"data": "b"}, tmp_path.glob("made"))
     for other in ({"data": "c"}, {"data": "b", "width": 1}):
         with pytest.raises(ValueError, match=f"^{tmp_path} .*(data b, not c|width None, not 1)"):
-            work.refuse_other_settings(record, other, tmp_path.glob("made"))
+            refuse_other_settings(record, other, tmp_path.glob("made"))
 
 
 def is_there(process: int) -> bool:
@@ -99,12 +101,12 @@ def test_a_stop_in_the_middle_of_a_start(tmp_path: Path) -> None:
 
 
 def test_a_stop_at_any_line_of_a_start() -> None:
-    """What has been started is ended, and signals are handled as before, wherever in work.py the stop comes."""
+    """What has been started is ended, and signals are handled as before, wherever in processes.py the stop comes."""
     stops: list[int] = []
 
     def trace(frame: FrameType, event: str, _: object) -> Callable[..., object] | None:
         nonlocal steps
-        if frame.f_code.co_filename != work.__file__:
+        if frame.f_code.co_filename != processes.__file__:
             return None
         if event == "line":
             steps -= 1
@@ -156,7 +158,7 @@ def test_what_is_not_pythons_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("trap", "end"), [("", signal.SIGINT), ("trap '' INT; ", signal.SIGKILL)])
 def test_an_error_ends_what_has_been_started(trap: str, end: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "GRACE", 0.1 if trap else 60)
+    monkeypatch.setattr(processes, "GRACE", 0.1 if trap else 60)
     call = ["bash", "-c", f"{trap}echo begun; exec sleep 60"]
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # also where it is ignored, as behind an &
     try:

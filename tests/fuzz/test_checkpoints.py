@@ -20,10 +20,8 @@ from fairseq.logging import meters
 from fairseq.models import ARCH_CONFIG_REGISTRY
 from fairseq.models.fconv import FConvModel
 
-from fairseq_plugins.cli import (
-    fconv_checkpoint,  # noqa: F401  (the command imports it when it runs, which would look like code of the file)
-    import_fconv,
-)
+import fairseq_plugins.convs2s.fconv  # noqa: F401  (imported when the command runs, it would look like code of the file)
+from fairseq_plugins.cli import import_fconv
 from tests.fuzz.texts import integer, number, several, text
 from tests.fuzz.trial import Trial, fuzz
 

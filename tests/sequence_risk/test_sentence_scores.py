@@ -8,7 +8,7 @@ import sys
 import pytest
 from sacrebleu import BLEU, CHRF
 
-from fairseq_plugins.sequence_risk.costs import SENTENCE_SCORES
+from fairseq_plugins.sequence_risk.config import SENTENCE_SCORES
 
 PAIRS = [
     ("a dog runs", "a dog runs"),

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fairseq_plugins.cli.arguments import add_user_dir, positive
+from fairseq_plugins.cli.files import work_in
 from fairseq_plugins.cli.own_data import parallel_text
 from fairseq_plugins.cli.own_data.cleaning import OPTIONAL, RULES
 from fairseq_plugins.cli.own_data.folder import BEST, SETTINGS, TOKENIZERS, Folder, existing, prepare
@@ -29,7 +30,6 @@ from fairseq_plugins.cli.own_data.texts import FilePair, languages_of, pair_up
 from fairseq_plugins.cli.own_data.trained import FINISHED, Base, find_base, is_trained, trained_archs, without_ends
 from fairseq_plugins.cli.own_data.translations import compare_with_base, score_held_out, translate
 from fairseq_plugins.cli.user_dir import USER_DIR
-from fairseq_plugins.cli.work import work_in
 
 if TYPE_CHECKING:
     from fairseq_plugins.cli.own_data.training import Training

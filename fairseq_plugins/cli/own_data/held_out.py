@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fairseq_plugins.cli.fairseq_command import ALL_SENTENCES, NO_LONG_ONES, fairseq
 from fairseq_plugins.cli.generated import Sentence, read_generated
 from fairseq_plugins.cli.own_data.folder import Folder
 from fairseq_plugins.cli.own_data.parallel_text import read_text
+from fairseq_plugins.cli.processes import ALL_SENTENCES, NO_LONG_ONES, fairseq
 
 NAMES = {"test": "test", "valid": "validation"}
 

@@ -28,9 +28,8 @@ from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
 from fairseq_plugins.cli.bar import bar
-from fairseq_plugins.common.lines import decoded
-from fairseq_plugins.common.long_words import segment, without_long_words
-from fairseq_plugins.common.whole_file import replacing
+from fairseq_plugins.common.files import decoded, replacing
+from fairseq_plugins.common.subwords import segment, without_long_words
 
 _XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"  # TMX before 1.4 has another
 BLOCK = 100_000  # lines that are handed to the workers at a time

@@ -17,7 +17,7 @@ import sentencepiece
 
 from fairseq_plugins.cli.bar import bar
 from fairseq_plugins.cli.own_data.parallel_text import Line, writing
-from fairseq_plugins.common.whole_file import replacing
+from fairseq_plugins.common.files import replacing
 
 SAMPLE = 1_000_000  # lines to learn from
 DISTINCT = 8_000_000  # characters of different words to learn from, each of some 130 bytes of memory

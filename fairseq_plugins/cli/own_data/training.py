@@ -24,16 +24,16 @@ from fairseq.trainer import Trainer
 
 import fairseq_plugins
 from fairseq_plugins.cli.arguments import import_user_dir
-from fairseq_plugins.cli.fairseq_command import ALL_SENTENCES, NO_LONG_ONES, fairseq_lines
 from fairseq_plugins.cli.own_data import parallel_text
 from fairseq_plugins.cli.own_data.progress import TrainingProgress, span
 from fairseq_plugins.cli.own_data.refusals import refuse_missing_packages, unknown_architecture
 from fairseq_plugins.cli.own_data.trained import Base, without_ends
 from fairseq_plugins.cli.plots.loss import LOG
+from fairseq_plugins.cli.processes import ALL_SENTENCES, NO_LONG_ONES, fairseq_lines
 from fairseq_plugins.cli.user_dir import USER_DIR
+from fairseq_plugins.common.files import naming
 from fairseq_plugins.common.model import TranslationModel
 from fairseq_plugins.common.options import flag
-from fairseq_plugins.common.whole_file import naming
 from fairseq_plugins.cpu.products import PRECISIONS
 
 NOTHING_LEFT = "nothing is left to train"  # how fairseq-train says so, with repairs/resuming.py

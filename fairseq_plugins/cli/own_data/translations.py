@@ -12,11 +12,11 @@ from tempfile import TemporaryFile
 from typing import TextIO
 
 from fairseq_plugins.cli.bar import bar
-from fairseq_plugins.cli.fairseq_command import fairseq_lines
 from fairseq_plugins.cli.own_data import catalogues
 from fairseq_plugins.cli.own_data.folder import BEST, Folder
 from fairseq_plugins.cli.own_data.held_out import generate, read_held_out, scored_part
 from fairseq_plugins.cli.own_data.trained import Base
+from fairseq_plugins.cli.processes import fairseq_lines
 from fairseq_plugins.cli.score import Scores, score_translations
 
 SAMPLES = 3

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import fairseq_plugins
-from fairseq_plugins.cli.arguments import add_user_dir, import_user_dir, positive, refuse_input_as_output
+from fairseq_plugins.cli.arguments import add_user_dir, import_user_dir, positive
+from fairseq_plugins.cli.files import refuse_input_as_output
 from fairseq_plugins.cli.own_data.folder import SETTINGS
 from fairseq_plugins.cli.own_data.parallel_text import segmenter
 from fairseq_plugins.cli.own_data.trained import find_model

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import fairseq_plugins
-from fairseq_plugins.cli.any_file import blaming
-from fairseq_plugins.cli.arguments import refuse_input_as_output
+from fairseq_plugins.cli.files import blaming, refuse_input_as_output
 from fairseq_plugins.cli.plots.figure import add_picture, line_styles, new_figure, save
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fairseq_plugins.common.whole_file import replacing
+from fairseq_plugins.common.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fairseq_plugins.cli.arguments import refuse_input_as_output, refuse_unreadable
+from fairseq_plugins.cli.files import refuse_input_as_output, refuse_unreadable
 from fairseq_plugins.cli.plots.figure import add_picture, line_styles, new_figure, save
 
 LOG = "train.log"  # beside the checkpoints of own-data

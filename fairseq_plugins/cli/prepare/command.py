@@ -13,10 +13,10 @@ from itertools import groupby
 from pathlib import Path
 
 from fairseq_plugins.cli.arguments import positive
+from fairseq_plugins.cli.files import work_in
 from fairseq_plugins.cli.prepare.corpus import Corpus, prepare, unread
 from fairseq_plugins.cli.prepare.experiments import CORPORA
-from fairseq_plugins.cli.work import work_in
-from fairseq_plugins.common.whole_file import replacing
+from fairseq_plugins.common.files import replacing
 
 LARGEST_MINIATURE_BPE = 30  # merges
 

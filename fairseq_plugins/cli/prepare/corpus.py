@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 
 from fairseq_plugins.cli.bar import bar
-from fairseq_plugins.cli.fairseq_command import fairseq
 from fairseq_plugins.cli.own_data import parallel_text
 from fairseq_plugins.cli.prepare.originals import File, Texts, fetch, sums
+from fairseq_plugins.cli.processes import fairseq
 
 
 @dataclass(frozen=True)

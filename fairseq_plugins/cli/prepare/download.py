@@ -13,7 +13,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from fairseq_plugins.cli.bar import bar
-from fairseq_plugins.common.lines import refuse_pipe
+from fairseq_plugins.common.files import refuse_pipe
 
 BLOCK = 1 << 20  # bytes
 TIMEOUT = 60  # seconds without an answer

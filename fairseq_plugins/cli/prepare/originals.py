@@ -12,8 +12,7 @@ from pathlib import Path
 
 from fairseq_plugins.cli.bar import bar
 from fairseq_plugins.cli.prepare.download import digest_of, download
-from fairseq_plugins.common.lines import refuse_pipe
-from fairseq_plugins.common.whole_file import replacing
+from fairseq_plugins.common.files import refuse_pipe, replacing
 
 
 @dataclass(frozen=True)
