@@ -18,6 +18,7 @@ from fairseq import checkpoint_utils
 import fairseq_plugins
 from fairseq_plugins.cli import main as cli
 from fairseq_plugins.cli.files import work_in
+from fairseq_plugins.cli.main import parse as command_line
 from fairseq_plugins.cli.own_data import command as own_data
 from fairseq_plugins.cli.own_data import translations as own_translations
 from fairseq_plugins.cli.own_data.folder import Folder
@@ -180,6 +181,17 @@ def test_names_that_fairseq_takes_apart_are_refused(name: str, texts: Path, tmp_
     with pytest.raises(SystemExit, match="folder's name"):
         cli.main(["own-data", str(texts / "train.en"), str(texts / "train.de"), str(tmp_path / name)])
     assert not list(tmp_path.iterdir())
+
+
+def test_options_between_the_texts() -> None:
+    """As of train.en train.de --arch X OUT, though TARGET may be left out."""
+    for words, expected in (
+        (["a.en", "a.de", "--arch", "x", "out"], ("a.en", "a.de", "out")),
+        (["--arch", "x", "a.en", "--fp32", "a.de", "out"], ("a.en", "a.de", "out")),
+        (["a.po", "--arch", "x", "out"], ("a.po", "None", "out")),
+    ):
+        args = command_line(["own-data", *words])
+        assert (*map(str, (args.source, args.target, args.output)), args.arch) == (*expected, "x")
 
 
 def test_nobody_prepares_nothing(capsys: pytest.CaptureFixture[str]) -> None:
