@@ -63,7 +63,7 @@ def test_an_architecture_of_ones_own(tmp_path: Path) -> None:
     )
     result = python("-c", program, "user_dir", other, broken, f"{mine} --user-dir user_dir", mine)
     told = (
-        "there is no such architecture; --user-dir",
+        "there is no such architecture; this plugin has convs2s",
         "must call fairseq_plugins.install",
         f"--user-dir {broken}: No module named 'no_such_module'",
         "so --user-dir cannot be given there",
@@ -355,7 +355,7 @@ def test_a_wrong_call_gets_a_clear_error(texts: Path, tmp_path: Path) -> None:
         ([english, german, out, "--train", "--max-epoch '3"], "--train: No closing quotation: --max-epoch '3"),
         ([english, german, out, "--train", "--no-such 3"], "--train: unrecognized arguments: --no-such 3"),
         ([english, german, out, "--train", "--max-epoch x"], "--train: argument --max-epoch: invalid int value: 'x'"),
-        ([english, german, out, "--train", "--lr [1"], "--train: '[' was never closed: [1"),
+        ([english, german, out, "--train", "--lr [1"], "--lr: must be finite numbers, separated by commas, got '[1'"),
         ([english, german, out, "--train", "--save-dir else"], "convs2s_iwslt_de_en/checkpoint_best.pt, so --save-dir"),
         ([english, german, out, "--train=--no-save"], "so --no-save cannot be given there"),
         ([english, german, out, "--train=--disable-validation"], "so --disable-validation cannot be given there"),
