@@ -35,14 +35,6 @@ def test_batches_add_up_over_an_update(train, architecture: str, tmp_path: Path)
     assert_same_parameters(whole, parts)
 
 
-def test_padding_to_buckets_changes_nothing(train, architecture: str, tmp_path: Path) -> None:
-    """--num-batch-buckets pads sentences beyond the longest of their batch."""
-    words = [*WHOLE, "--max-tokens", 1000, "--max-epoch", 2]
-    plain = train(architecture, tmp_path / "plain", *words)
-    buckets = train(architecture, tmp_path / "buckets", *words, "--num-batch-buckets", 1)
-    assert_same_parameters(plain, buckets)
-
-
 SHARED = "encoder.embedding.words.weight", "decoder.embedding.words.weight", "decoder.output_projection.weight"
 
 

@@ -177,6 +177,7 @@ def prepare(
             "or give the texts and options of the first call"
         )
     if not text.exists():
+        folder.path.mkdir(parents=True, exist_ok=True)
         with beside(text) as unfinished:
             unfinished.mkdir()
             parts = {part: read_pairs(files, folder.languages) for part, files in texts.items()}
