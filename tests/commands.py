@@ -25,7 +25,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from fairseq import trainer
+from fairseq import checkpoint_utils, trainer
 
 ROOT = Path(__file__).resolve().parents[1]
 USER_DIR = ROOT / "user_dir"
@@ -33,11 +33,7 @@ MAIN = "from fairseq_plugins.cli.main import main; main()"  # fairseq-plugins, f
 
 # Small enough for seconds: one epoch is four updates.
 MODEL = ["--encoder-layers", "[(16, 3)] * 2", "--decoder-layers", "[(16, 3)] * 2"]
-SIZES = [
-    option
-    for name in ("encoder-embed-dim", "decoder-embed-dim", "decoder-out-embed-dim")
-    for option in (f"--{name}", "16")
-]
+SIZES = ["--encoder-embed-dim", "16", "--decoder-embed-dim", "16", "--decoder-out-embed-dim", "16"]
 TRAINING = ["--optimizer", "nag", "--momentum", "0.99", "--lr", "0.25", "--clip-norm", "0.1", "--batch-size", "16"]
 QUIET = ["--log-format", "json", "--num-workers", "0"]
 
@@ -58,18 +54,7 @@ def become(
     file_size: int = resource.RLIM_INFINITY,
     stdin: Path = Path(os.devnull),
 ) -> None:
-    """What one of fairseq's commands does, in a process of `FORKED`.
-
-    Args:
-        command: as its module is called.
-        words: on the command line.
-        output: the file that it prints into.
-        errors: the same of stderr.
-        cwd: where it runs.
-        environment: what it finds there.
-        file_size: bytes that its files can have at most.
-        stdin: its input.
-    """
+    """Run one of fairseq's commands in a process of `FORKED`; no file may have more than ``file_size`` bytes."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
     os.dup2(os.open(stdin, os.O_RDONLY), 0)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115  (a descriptor)
@@ -100,14 +85,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run one of fairseq's commands (``train``, ``generate``, ...) in a process of its own.
 
-    Args:
-        command: as its module is called.
-        arguments: on the command line.
-        cwd: where it runs.
-        stdin: its input.
-        succeeds: whether it has to, or to fail.
-        path: PYTHONPATH.
-        anew: whether Python is started for it, as it is where there is a path.
+    Python starts for it where it is run ``anew`` or with a PYTHONPATH, ``path``; else it is forked from `FORKED`.
     """
     words = [*map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(path)}
@@ -269,6 +247,10 @@ def own_user_dir(folder: Path) -> Path:
         "register_presets('convs2s', ConvS2SConfig, {'convs2s_of_mine': {}})\n"
     )
     return mine
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    return checkpoint_utils.load_checkpoint_to_cpu(str(path))
 
 
 def hypotheses(output: str) -> dict[int, list[tuple[float, str]]]:

@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Operators"]
-
 
 class Operators(TorchDispatchMode):
     """Within this context ``calls`` collects the operators that run, by name, and their first tensor's type."""

@@ -58,7 +58,7 @@ def test_from_pretrained_translates_as_before(data: Path, trained: Path, request
     other = {"candidates": str(checkpoint.parent / "lexicon")}
     assert from_python(data, checkpoint, **other) == before
     assert from_python(data, checkpoint, **other, frequent_candidates=20) != before
-    with pytest.raises(ValueError, match=r"frequent\.txt does not exist"):
+    with pytest.raises(ValueError, match=r"frequent\.txt"):
         from_python(data, checkpoint, frequent_candidates=20)
 
 
@@ -72,7 +72,7 @@ def test_plot_attention(data: Path, alone: Path, tmp_path: Path) -> None:
     words = ["plot-attention", data, "--path", alone, "--input", "w1 w2", "--output", picture]
     cli.main([str(word) for word in words])
     assert picture.stat().st_size
-    with pytest.raises(SystemExit, match="cannot draw layer 99: the model reports layer 1"):
+    with pytest.raises(SystemExit, match="layer 99"):
         cli.main([*(str(word) for word in words), "--layers", "99"])
 
 
@@ -84,7 +84,7 @@ def test_words_in_another_order_are_refused(data: Path, alone: Path, tmp_path: P
     state = torch.load(alone)
     del state["extra_state"]["words"]
     torch.save(state, tmp_path / "older.pt")
-    error = f"{alone} was trained with other target words than those of this data"
+    error = f"{alone} was trained with other target words"
     with pytest.raises(ValueError, match=re.escape(error)):
         checkpoint_utils.load_model_ensemble([str(tmp_path / "older.pt"), str(alone)], {"data": str(shuffled)})
     with pytest.raises(ValueError, match=re.escape(error)):
@@ -92,7 +92,7 @@ def test_words_in_another_order_are_refused(data: Path, alone: Path, tmp_path: P
     for number in range(2):
         shutil.copy(alone, tmp_path / f"parts-shard{number}.pt")
     parts = [str(tmp_path / "parts.pt")]
-    with pytest.raises(ValueError, match=r"parts\.pt was trained with other target words"):
+    with pytest.raises(ValueError, match=r"parts\.pt .*target words"):
         checkpoint_utils.load_model_ensemble(parts, {"data": str(shuffled)}, strict=False, num_shards=2)
     for words in (
         ["plot-attention", shuffled, "--path", alone, "--input", "w1", "--output", tmp_path / "attention.png"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import subprocess
@@ -98,27 +97,6 @@ def test_one_table_with_the_options_of_the_page(data: Path, tmp_path: Path) -> N
         for override in overrides:
             option, value = override.lstrip("+").split("=")
             assert str(OmegaConf.select(config, option)) == value
-
-
-@pytest.mark.parametrize(
-    ("family", "word", "beginnings"),
-    [
-        ("convs2s", "5", ["Table 5:"]),
-        ("convs2s", "depth", ["Table 7:", "Table 8:", "Figure 2:", "Figure 2:"]),
-        ("conv_encoder", "c", ["Figure 2: depth of CNN-c"]),
-        ("weighted_transformer", "3", ["Table 3 "]),
-        ("weighted_transformer", "4.5", ["Table 3 "]),
-        ("weighted_transformer", "heads", ["Number of heads"]),
-    ],
-)
-def test_which_tables_a_word_names(
-    monkeypatch: pytest.MonkeyPatch, family: str, word: str, beginnings: list[str]
-) -> None:
-    monkeypatch.syspath_prepend(ABLATIONS)
-    ablate = importlib.import_module("ablate")
-    named = [title for title in ablate.FAMILIES[family].tables if ablate.is_named(title, [word])]
-    assert len(named) == len(beginnings)
-    assert all(map(str.startswith, named, beginnings))
 
 
 def test_one_at_a_time(data: Path, tmp_path: Path) -> None:

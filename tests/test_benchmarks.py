@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import random
 import re
@@ -11,9 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from fairseq import checkpoint_utils
-from fairseq.data import Dictionary
 
 from tests.commands import ROOT, python, run
 
@@ -81,20 +77,6 @@ def test_sequence_risk(data: Path, tmp_path: Path) -> None:
 def test_training() -> None:
     shown = shown_by("training.py", "--vocabulary", 50, "--sentences", 2, "--length", 4, "--rounds", 1)
     assert len(re.findall(r"^\| .+ \| \d+ \| \d+ \| [\d.]+ \| [\de.+-]+ \|$", shown, flags=re.MULTILINE)) == 4
-
-
-def test_the_random_fconv_of_newstest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its logits are ten times those of the start, and never the end's: sentences do not end."""
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    newstest = importlib.import_module("newstest")
-    dictionary = Dictionary()
-    dictionary.add_symbol("word")
-    newstest.save("fconv", "fconv_iwslt_de_en", dictionary, tmp_path)
-    weights = checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "fconv"))["model"]
-    scale = weights["decoder.fc3.weight_g"].squeeze(1) / weights["decoder.fc3.weight_v"].norm(dim=1)
-    expected = torch.full_like(scale, 10)
-    expected[[dictionary.bos(), dictionary.eos()]] = 0
-    torch.testing.assert_close(scale, expected)
 
 
 @pytest.mark.slow

@@ -66,9 +66,7 @@ def command(data: Path, path: Path, *options: object) -> list[object]:
 @pytest.mark.parametrize(
     "architecture", [ARCHITECTURES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES[1:])]
 )
-def test_every_line_has_its_translation(
-    data: Path, checkpoint, tmp_path: Path, architecture: str, replace: list[object]
-) -> None:
+def test_every_line_has_its_translation(data, checkpoint, tmp_path, architecture, replace) -> None:
     options = ["--buffer-size", 8, "--batch-size", 4, "--max-tokens", 2 * POSITIONS, *replace]
     result = run(*command(data, checkpoint(architecture), *options), stdin=TEXT)
     found, log = result.stdout, result.stderr
@@ -128,9 +126,14 @@ def test_fewer_hypotheses_than_the_beam_are_aligned(data: Path, checkpoint, task
     assert any(pairs for _, pairs in aligned)
 
 
-@pytest.mark.parametrize("task", ["translation", "translation_fast"])
 @pytest.mark.parametrize(
-    "options", [["--nbest", 2], ["--print-alignment"], ["--replace-unk", "--unkpen", -20], ["--constraints"]], ids=str
+    ("task", "options"),
+    [
+        ("translation", ["--nbest", 2, "--print-alignment"]),
+        ("translation_fast", ["--nbest", 2, "--print-alignment"]),
+        ("translation", ["--constraints"]),
+        ("translation_fast", ["--replace-unk", "--unkpen", -20]),
+    ],
 )
 def test_a_blank_line_stays_blank(data: Path, checkpoint, task: str, options: list[object]) -> None:
     """Beside others in a batch, and as often as other hypotheses."""

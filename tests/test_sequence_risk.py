@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from fairseq import checkpoint_utils
 
 from tests.commands import MODEL, QUIET, SIZES, TRAINING, USER_DIR, run, shown, train_two_processes_as_one
 
@@ -15,9 +13,9 @@ CRITERION = ["--criterion", "sequence_risk", "--label-smoothing", 0.1, "--risk-c
 LOGGED = ("loss", "nll_loss", "ppl", "risk", "best", "oracle", "translations", "search", "scoring")
 
 
-def train(data: Path, save: Path, *more: object, succeeds: bool = True) -> str:
+def train(data: Path, save: Path, *more: object) -> str:
     command = [data, "--user-dir", USER_DIR, "--arch", "convs2s", *MODEL, *SIZES, *TRAINING, *QUIET, "--save-dir", save]
-    result = run("train", *command, *more, succeeds=succeeds)
+    result = run("train", *command, *more)
     return result.stdout + result.stderr
 
 
@@ -66,36 +64,6 @@ def test_options(data: Path, start: Path, tmp_path: Path, more: list[object]) ->
     tune(data, start, tmp_path, *more)
 
 
-def test_resuming_is_not_having_stopped(data: Path, start: Path, tmp_path: Path) -> None:
-    """With the same random numbers too; one batch an epoch, for fairseq makes others after a stop."""
-    common = [*CRITERION, "--risk-sampling", "--restore-file", start, "--reset-optimizer", "--reset-dataloader"]
-    common += ["--reset-meters", "--batch-size", 64, "--dropout", 0]
-    train(data, tmp_path / "straight", *common, "--max-epoch", 4)
-    train(data, tmp_path / "resumed", *common, "--max-epoch", 2)
-    train(
-        data, tmp_path / "resumed", *CRITERION, "--risk-sampling", "--batch-size", 64, "--dropout", 0, "--max-epoch", 4
-    )
-    straight, resumed = (
-        checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / save / "checkpoint_last.pt"))["model"]
-        for save in ("straight", "resumed")
-    )
-    for name, value in straight.items():
-        torch.testing.assert_close(resumed[name], value, msg=lambda text, name=name: f"{name}: {text}")
-
-
-def test_a_batch_is_two_of_half_its_size(data: Path, tmp_path: Path) -> None:
-    """An untrained model's translations are as long as they may be."""
-    common = [*CRITERION, "--dropout", 0, "--max-epoch", 2]
-    for save, more in (("one", ["--batch-size", 64]), ("two", ["--batch-size", 32, "--update-freq", 2])):
-        train(data, tmp_path / save, *common, *more)
-    one, two = (
-        checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / save / "checkpoint_last.pt"))["model"]
-        for save in ("one", "two")
-    )
-    for name, value in one.items():
-        torch.testing.assert_close(two[name], value, rtol=1e-4, atol=1e-6, msg=name)
-
-
 @pytest.mark.parametrize("backend", ["legacy_ddp", "pytorch_ddp"])
 def test_two_processes_are_one_with_twice_the_update_frequency(data: Path, tmp_path: Path, backend: str) -> None:
     common = [data, "--user-dir", USER_DIR, "--arch", "convs2s", *MODEL, *SIZES, *TRAINING, *QUIET, *CRITERION]
@@ -104,15 +72,3 @@ def test_two_processes_are_one_with_twice_the_update_frequency(data: Path, tmp_p
     lines = [shown(output, "train")[-1] for output in (first, single)]
     for name in ("risk", "best", "oracle", "nll_loss"):
         assert float(lines[0][f"train_{name}"]) == pytest.approx(float(lines[1][f"train_{name}"]), abs=0.002)
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--risk-candidates", 0], "--risk-candidates must be finite and at least 1, got 0"),
-        (["--risk-candidates", 1], "--risk-candidates 1 has nothing to compare with"),
-        (["--risk-candidates", 10**6], "words of the target dictionary, got 1000000"),
-    ],
-)
-def test_numbers_out_of_their_range_are_refused(data: Path, tmp_path: Path, more: list[object], message: str) -> None:
-    assert message in train(data, tmp_path, *CRITERION, *more, succeeds=False)

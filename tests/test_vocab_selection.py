@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from fairseq import checkpoint_utils
 
 from tests.commands import MODEL, QUIET, SIZES, TRAINING, USER_DIR, hypotheses, run, shown, train_two_processes_as_one
 
@@ -45,23 +43,16 @@ def options(folder: Path) -> list[object]:
     return [*task, "--candidates-per-word", 2, "--frequent-candidates", len(FREQUENT)]
 
 
-def train(
-    data: Path, save: Path, *more: object, arch: str = "convs2s", **kwargs: Any
-) -> subprocess.CompletedProcess[str]:
-    command = [data, "--user-dir", USER_DIR, "--arch", arch, *TRAINING, *QUIET, "--save-dir", save]
-    sizes = [*MODEL, *SIZES] if arch == "convs2s" else []
-    return run("train", *command, *sizes, *more, **kwargs)
-
-
-# As in test_commands: what resumes in the same way, whatever the batches.
-SAME_AFTER_RESUME = ["--dropout", 0, "--batch-size", 64]
+def train(data: Path, save: Path, *more: object) -> subprocess.CompletedProcess[str]:
+    command = [data, "--user-dir", USER_DIR, "--arch", "convs2s", *MODEL, *SIZES, *TRAINING, *QUIET]
+    return run("train", *command, "--save-dir", save, *more)
 
 
 @pytest.fixture(scope="module")
 def trained(data: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Four epochs without a stop, validated by BLEU too, and what was printed."""
     save = tmp_path_factory.mktemp("trained")
-    more = [*options(folder), *CRITERION, *BLEU, *SAME_AFTER_RESUME, "--max-epoch", 4]
+    more = [*options(folder), *CRITERION, *BLEU, "--dropout", 0, "--batch-size", 64, "--max-epoch", 4]
     result = train(data, save, *more)
     return save, result.stdout + result.stderr
 
@@ -82,18 +73,6 @@ def test_log(data: Path, trained: tuple[Path, str]) -> None:
     losses = [float(line["train_nll_loss"]) for line in train_lines]
     assert losses[-1] < losses[0]
     assert float(train_lines[0]["train_candidates"]) <= 24
-
-
-def test_resuming_is_not_having_stopped(data: Path, trained: tuple[Path, str], selection, tmp_path: Path) -> None:
-    for epochs in (2, 4):
-        train(data, tmp_path, *selection, *CRITERION, *BLEU, *SAME_AFTER_RESUME, "--max-epoch", epochs)
-    straight, resumed = (
-        checkpoint_utils.load_checkpoint_to_cpu(str(save / "checkpoint_last.pt"))["model"]
-        for save in (trained[0], tmp_path)
-    )
-    assert list(straight) == list(resumed)
-    for name, value in straight.items():
-        torch.testing.assert_close(resumed[name], value, msg=lambda text, name=name: f"{name}: {text}")
 
 
 # With fairseq's default multiple of 8 a batch size of 1 loses the last sentence.
@@ -146,29 +125,6 @@ def test_generate_with_compiled_steps(data: Path, trained: tuple[Path, str], sel
         ]
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        ["--print-alignment", "hard"],
-        ["--prefix-size", 2],
-        ["--score-reference"],
-        ["--sampling", "--nbest", 3],
-        ["--diversity-rate", 0.5],
-    ],
-    ids=lambda more: more[0],
-)
-@pytest.mark.slow
-def test_generate_options(data: Path, trained: tuple[Path, str], selection: list[object], more: list[object]) -> None:
-    path = trained[0] / "checkpoint_best.pt"
-    result = run("generate", data, "--user-dir", USER_DIR, "--path", path, *selection, "--beam", 3, *more)
-    assert sorted(hypotheses(result.stdout)) == list(range(16))
-    if "--print-alignment" in more:
-        assert sum(line.startswith("A-") for line in result.stdout.splitlines()) == 16
-    if "--score-reference" in more:
-        plain = run("generate", data, "--user-dir", USER_DIR, "--path", path, *more)
-        assert hypotheses(result.stdout) == hypotheses(plain.stdout)
-
-
 def test_interactive(data: Path, trained: tuple[Path, str], selection: list[object]) -> None:
     """Unknown words and an empty line have the frequent words; a constraint is no candidate, and obeyed."""
     path, sources = trained[0] / "checkpoint_best.pt", "w3 w4\nnever seen\n\n"
@@ -179,52 +135,6 @@ def test_interactive(data: Path, trained: tuple[Path, str], selection: list[obje
         assert {word for _, text in found[number] for word in text.split()} <= allowed | FREQUENT | {"<unk>", "<s>"}
     found = hypotheses(run(*command, "--constraints", stdin="w3 w4\tw15 w16\n").stdout)
     assert "w15 w16" in found[0][0][1]
-
-
-def test_a_model_of_fairseq(data: Path, folder: Path, tmp_path: Path, selection: list[object]) -> None:
-    """Trained on all words, and translating among candidates; there is nothing of ours in its checkpoint."""
-    more = ["--encoder-layers", 1, "--decoder-layers", 1, "--criterion", "cross_entropy", "--max-epoch", 1]
-    train(data, tmp_path, *more, arch="transformer_tiny")
-    assert_only_candidates(data, generate(data, tmp_path / "checkpoint_best.pt", *selection, *ONE_BY_ONE))
-
-
-def test_a_wrong_folder(data: Path, trained: tuple[Path, str], tmp_path: Path) -> None:
-    missing = f"ValueError: {tmp_path / 'frequent.txt'} does not exist: --candidates wants a folder made by"
-    task = ["--task", "translation_fast", "--candidates", tmp_path]
-    results = [
-        train(data, tmp_path / "save", *task, *CRITERION, "--max-epoch", 1, succeeds=False),
-        run(
-            *("generate", data, "--user-dir", USER_DIR, "--path", trained[0] / "checkpoint_best.pt"),
-            *task,
-            succeeds=False,
-        ),
-    ]
-    for result in results:
-        assert missing in result.stderr
-        assert result.stderr.count("Error:") == 1
-
-
-def test_no_candidates(data: Path, tmp_path: Path) -> None:
-    result = train(data, tmp_path, "--task", "translation_fast", *CRITERION, "--max-epoch", 1, succeeds=False)
-    assert "needs --task translation_fast with --candidates" in result.stderr
-
-
-def test_hydra_train(data: Path, folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").write_text(f"""\
-# @package _group_
-common: {{user_dir: {USER_DIR}, log_format: json}}
-task: {{_name: translation_fast, data: {data}, candidates: {folder}, candidates_per_word: 2, frequent_candidates: 3}}
-model: {{_name: convs2s_tiny, encoder_layers: "[(16, 3)] * 2"}}
-criterion: {{_name: vocab_selection_cross_entropy, label_smoothing: 0.1}}
-optimizer: {{_name: nag, momentum: 0.99}}
-lr_scheduler: {{_name: anneal_after_plateau}}
-dataset: {{batch_size: 16, num_workers: 0}}
-optimization: {{lr: [0.25], clip_norm: 0.1, max_epoch: 1}}
-checkpoint: {{save_dir: {tmp_path / "save"}}}
-""")
-    run("hydra_train", "--config-dir", tmp_path, "--config-name", "recipe", f"hydra.run.dir={tmp_path / 'run'}")
-    (line,) = shown((tmp_path / "run" / "hydra_train.log").read_text(), "valid")
-    assert 0 < float(line["valid_coverage"]) < 100
 
 
 @pytest.mark.parametrize(
@@ -244,9 +154,7 @@ def test_half_precision(data: Path, selection: list[object], tmp_path: Path, pre
 
 
 @pytest.mark.parametrize("architecture", ["convs2s_tiny", pytest.param("transformer_tiny", marks=pytest.mark.slow)])
-def test_two_processes_are_one_with_twice_the_update_frequency(
-    data: Path, selection: list[object], tmp_path: Path, architecture: str
-) -> None:
+def test_two_processes_are_one_with_twice_the_update_frequency(data, selection, tmp_path, architecture) -> None:
     common = [data, "--user-dir", USER_DIR, "--arch", architecture, *TRAINING, *QUIET, *selection, *CRITERION]
     common += ["--dropout", 0, "--max-epoch", 2]
     first, single, _ = train_two_processes_as_one(tmp_path, *common)

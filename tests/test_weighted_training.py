@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from fairseq import checkpoint_utils
 
 from fairseq_plugins.weighted_transformer.branches import SimplexVector
-from tests.commands import QUIET, USER_DIR, hypotheses, run, train_two_processes_as_one
+from tests.commands import QUIET, USER_DIR, hypotheses, load_checkpoint, run, train_two_processes_as_one
 
 MODEL = ["--arch", "weighted_transformer_tiny", "--criterion", "weighted_label_smoothed_cross_entropy"]
 MODEL += ["--encoder-layers", "1", "--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "32"]
@@ -21,12 +20,8 @@ MODEL += ["--optimizer", "simplex_adam", "--lr-scheduler", "weighted_inverse_sqr
 MODEL += ["--warmup-updates", "4", "--branch-warmup-updates", "2", "--batch-size", "16"]  # an epoch is four updates
 
 
-def train(data: Path, save: Path, *options: object, **kwargs: Any) -> subprocess.CompletedProcess[str]:
-    return run("train", data, "--user-dir", USER_DIR, "--save-dir", save, *MODEL, *QUIET, *options, **kwargs)
-
-
-def state(path: Path) -> dict[str, Any]:
-    return checkpoint_utils.load_checkpoint_to_cpu(str(path))
+def train(data: Path, save: Path, *options: object) -> subprocess.CompletedProcess[str]:
+    return run("train", data, "--user-dir", USER_DIR, "--save-dir", save, *MODEL, *QUIET, *options)
 
 
 def branch_weights(model: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -53,22 +48,13 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
 def test_weights_move_and_stay_on_the_simplex(trained: tuple[Path, str]) -> None:
     """Those of each checkpoint, of their moving average, and of an average of checkpoints."""
     paths = [trained[0] / f"checkpoint{name}.pt" for name in ("_1_1", "_1_2", "_1_3", 1, "_2_5", "_2_6", "_2_7", 2)]
-    checkpoints = [state(path) for path in paths]
+    checkpoints = [load_checkpoint(path) for path in paths]
     models = [checkpoint["model"] for checkpoint in checkpoints]
     for model in models + [checkpoint["extra_state"]["ema"] for checkpoint in checkpoints]:
         assert_on_simplex(model)
     assert_on_simplex({name: sum(model[name] for model in models) / len(models) for name in models[0]})
     for name, first in branch_weights(models[0]).items():
         assert not torch.equal(first, models[-1][name])
-
-
-def test_statistics_reach_the_log(trained: tuple[Path, str]) -> None:
-    lines = [line.split(" | train_inner | ")[1] for line in trained[1].splitlines() if " | train_inner | {" in line]
-    assert len(lines) >= 2
-    for line in map(json.loads, lines):
-        for vector in ("kappa", "alpha"):
-            assert 0 < float(line[f"{vector}_entropy"]) <= 2  # bits, of four branches
-            assert 1 <= float(line[f"{vector}_ratio"]) <= 1000
 
 
 def test_the_papers_rates_from_the_options_to_the_log(trained: tuple[Path, str]) -> None:
@@ -80,7 +66,7 @@ def test_the_papers_rates_from_the_options_to_the_log(trained: tuple[Path, str])
         update - 1: pytest.approx(16**-0.5 * min(update**-0.5, update * 4**-1.5), rel=1e-3) for update in (3, 5, 7, 9)
     }
     for name, update in (("checkpoint_1_1", 2), ("checkpoint_1_3", 4), ("checkpoint_2_7", 8)):
-        groups = state(trained[0] / f"{name}.pt")["last_optimizer_state"]["param_groups"]
+        groups = load_checkpoint(trained[0] / f"{name}.pt")["last_optimizer_state"]["param_groups"]
         rates = {group["name"]: group["lr"] for group in groups}
         assert rates["branch_simplex"] == pytest.approx((16 / 1) ** -0.5 * min(update**-0.5, update * 2**-1.5))
 
@@ -89,7 +75,7 @@ def test_resuming_is_bit_for_bit_not_having_stopped(data: Path, trained: tuple[P
     """In the middle of an epoch, dropout included: model, moments and moving average."""
     options = ["--max-update", 4, "--store-ema", "--ema-decay", 0.5]
     train(data, tmp_path, *options, "--restore-file", trained[0] / "checkpoint_1_2.pt")
-    straight, resumed = state(trained[0] / "checkpoint1.pt"), state(tmp_path / "checkpoint_last.pt")
+    straight, resumed = load_checkpoint(trained[0] / "checkpoint1.pt"), load_checkpoint(tmp_path / "checkpoint_last.pt")
     for name, value in straight["model"].items():
         assert torch.equal(resumed["model"][name], value), name
         assert torch.equal(resumed["extra_state"]["ema"][name], straight["extra_state"]["ema"][name]), name
@@ -105,7 +91,7 @@ def test_frozen_from_an_update_on(data: Path, tmp_path: Path) -> None:
     options = ["--freeze-branch-weights-after", 3, "--max-epoch", 2, "--save-interval-updates", 1]
     train(data, tmp_path, *options)
     files = {2: "checkpoint_1_2.pt", 3: "checkpoint_1_3.pt", 8: "checkpoint_last.pt"}
-    models = {update: state(tmp_path / file)["model"] for update, file in files.items()}
+    models = {update: load_checkpoint(tmp_path / file)["model"] for update, file in files.items()}
     before, frozen, last = (branch_weights(models[update]) for update in (2, 3, 8))
     assert all(torch.equal(frozen[name], last[name]) for name in frozen)
     assert not all(torch.equal(before[name], frozen[name]) for name in frozen)
@@ -128,7 +114,7 @@ def test_frozen_from_an_update_on(data: Path, tmp_path: Path) -> None:
 def test_half_precision(data: Path, tmp_path: Path, precision: list[object]) -> None:
     """The network trains, and κ and α are on the simplex as far as the precision of the parameters goes."""
     train(data, tmp_path, *precision, "--max-epoch", 2, "--save-interval-updates", 1)
-    first, last = state(tmp_path / "checkpoint_1_1.pt"), state(tmp_path / "checkpoint_last.pt")
+    first, last = load_checkpoint(tmp_path / "checkpoint_1_1.pt"), load_checkpoint(tmp_path / "checkpoint_last.pt")
     assert last["optimizer_history"][-1]["num_updates"] == 8
     assert_on_simplex(last["model"], tolerance=0.01)
     for name, value in branch_weights(last["model"]).items():
@@ -155,7 +141,7 @@ optimization: {{max_update: 4}}
 checkpoint: {{save_dir: {tmp_path / "save"}}}
 """)
     run("hydra_train", "--config-dir", tmp_path, "--config-name", "recipe", f"hydra.run.dir={tmp_path / 'hydra'}")
-    saved = state(tmp_path / "save" / "checkpoint_last.pt")
+    saved = load_checkpoint(tmp_path / "save" / "checkpoint_last.pt")
     assert_on_simplex(saved["model"])
     rates = {group["name"]: group["lr"] for group in saved["last_optimizer_state"]["param_groups"]}
     # Set for the fifth update; the tiny model is 128 wide and has here one layer.
@@ -173,7 +159,7 @@ def test_other_weights_at_test_time(data: Path, trained: tuple[Path, str], mode:
         (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([checkpoint], arg_overrides=options)
         return model.state_dict()
 
-    saved, plain, changed = state(Path(checkpoint))["model"], load(), load(branch_weights=mode)
+    saved, plain, changed = load_checkpoint(Path(checkpoint))["model"], load(), load(branch_weights=mode)
     assert_on_simplex(changed)
     for name, value in saved.items():
         assert torch.equal(plain[name], value)
@@ -182,14 +168,6 @@ def test_other_weights_at_test_time(data: Path, trained: tuple[Path, str], mode:
             assert (mode == "uniform") == bool((changed[name] == 0.25).all())
         elif name != "branch_weights_version":
             assert torch.equal(changed[name], value)
-
-
-def test_generate_with_other_weights(data: Path, trained: tuple[Path, str]) -> None:
-    options = ["--user-dir", USER_DIR, "--path", trained[0] / "checkpoint_last.pt", "--beam", 2]
-    plain = hypotheses(run("generate", data, *options).stdout)
-    uniform = hypotheses(run("generate", data, *options, "--model-overrides", "{'branch_weights': 'uniform'}").stdout)
-    assert sorted(plain) == sorted(uniform) == list(range(16))
-    assert plain != uniform
 
 
 @pytest.mark.parametrize(
@@ -208,24 +186,6 @@ def test_alternatives_train_and_translate(data: Path, tmp_path: Path, options: l
     train(data, tmp_path, *options, "--max-epoch", 1)
     result = run("generate", data, "--user-dir", USER_DIR, "--path", tmp_path / "checkpoint_last.pt")
     assert sorted(hypotheses(result.stdout)) == list(range(16))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"encoder_attention_heads": 3}, "--encoder-attention-heads must divide --encoder-embed-dim, but 3"),
-        ({"decoder_ffn_embed_dim": 30}, "--decoder-attention-heads must divide --decoder-ffn-embed-dim, but 4"),
-        ({"branch_gating_topk": 5}, "--branch-gating-topk must be at most --encoder-attention-heads"),
-        ({"decoder_layers": 0}, "--decoder-layers must be .*, got 0"),
-        ({"encoder_layers": 10**6}, "--encoder-layers must be .* at most 200, got 1000000"),
-        ({"encoder_embed_dim": 15}, "--encoder-embed-dim must be even, but it is 15"),
-        ({"encoder_embed_dim": 0}, "--encoder-embed-dim must be .*, got 0"),
-        ({"encoder_ffn_embed_dim": 0}, "--encoder-ffn-embed-dim must be .*, got 0"),
-    ],
-)
-def test_wrong_options_get_a_clear_error(build, options: dict[str, int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build("weighted_transformer_tiny", **options)
 
 
 def test_weights_that_are_not_learned_get_no_gradient(build, sentences) -> None:

@@ -61,12 +61,13 @@ def parse(words: list[str]) -> Namespace:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")  # for subword-nmt's bar, which asks for no terminal
-    called = next((word for word in words if not word.startswith("-")), None)
     for name, (_, text) in COMMANDS.items():
         command = commands.add_parser(name, help=text)
-        if name == called:  # the others are not imported: with torch and fairseq that takes seconds
+        if words[:1] == [name]:  # the others are not imported: with torch and fairseq that takes seconds
             tool = find(name)
             command.description = tool.__doc__
             tool.add_arguments(command)
-            command.set_defaults(run=tool.run)
+            command.set_defaults(command=name, run=tool.run)
+            # Options may stand between SOURCE, TARGET and OUT, of which one may be missing.
+            return command.parse_intermixed_args(words[1:])
     return parser.parse_args(words)

@@ -28,6 +28,7 @@ SHOWN = 15  # lines of a command that failed
 # sacrebleu.py among the texts. The option against it, -P, came with Python 3.11.
 RUN = """import sys
 sys.path[:] = filter(None, sys.path)
+sys.argv[0] = "fairseq-{}"
 from fairseq_cli.{} import cli_main
 {}
 cli_main()
@@ -119,7 +120,7 @@ def fairseq_lines(
     words = [str(option) for option in options]
     print(f"\n$ {shlex.join([f'fairseq-{command}', *words])}", file=sys.stderr, flush=True)
     # fairseq uses its libraries in ways that they have come to warn of.
-    call = [sys.executable, "-u", "-W", "ignore", "-c", RUN.format(command.replace("-", "_"), before), *words]
+    call = [sys.executable, "-u", "-W", "ignore", "-c", RUN.format(command, command.replace("-", "_"), before), *words]
     # The processes that it starts itself look nowhere else either, from Python 3.11 on.
     environment = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONIOENCODING": "utf-8"}
     pipes = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}

@@ -98,9 +98,9 @@ def run(args: Namespace) -> None:
     if args.arch is not None or not args.generated or not args.reference:
         raise ValueError("give OUT, a folder of own-data, or both of --generated FILE and --reference FILE")
     if not args.rouge and (len(args.reference) > 1 or args.bytes is not None):
-        raise ValueError("several references and --bytes go with --rouge")
+        raise ValueError("several references and --bytes need --rouge")
     if args.rouge and (args.lowercase or args.tokenised is not None):
-        raise ValueError("--lowercase and --tokenised go without --rouge, which knows no case and makes tokens itself")
+        raise ValueError("--rouge ignores case and makes its own tokens: leave out --lowercase and --tokenised")
     refuse_unreadable(*(path for paths in args.generated for path in paths), *args.reference, args.tokenised)
     found: dict[str, list[float]] = {}
     for paths in args.generated:

@@ -291,12 +291,13 @@ class StepProgram(Program):
         if not n:
             self._past_bias = self.input("past", np.float32, ["B", 1, "k", "P"])
         self._attending += 1
-        past_keys = self.input(f"keys{n}", np.float32, ["B", heads, width, "P"])
+        past_keys = self.input(f"keys{n}", np.float32, ["B", heads, "P", width])
         past_values = self.input(f"values{n}", np.float32, ["B", heads, "P", width])
         self.output(f"new{n}", keys_values, np.float32, ["R", 2 * heads * width])
         key, value = (self.heads(part, heads, width) for part in self.chunks(keys_values, 2, axis=1))
         own = self.ReduceSum(self.Mul(q, key), [3], keepdims=1)
-        scores = self.Concat(self.Add(self.MatMul(q, past_keys), self._past_bias), own, axis=3)
+        past = self.FusedMatMul(q, past_keys, transB=1, domain=CONTRIBUTED)
+        scores = self.Concat(self.Add(past, self._past_bias), own, axis=3)
         a = self.Softmax(scores, axis=3)
         old = self.MatMul(self.columns(a, 0, -1), past_values)
         return self.Add(old, self.Mul(self.columns(a, -1, np.iinfo(np.int64).max), value))

@@ -68,7 +68,7 @@ def write_folder(
         np.savez(folder / "candidates.npz", translations=candidates.translations.numpy(), always=always)
     source_language, target_language = languages or (None, None)
     config = {
-        "format": 2,
+        "format": 3,
         **{name: getattr(target, name)() for name in ("bos", "pad", "eos", "unk")},
         "source_words": len(source),
         "target_words": len(target),

@@ -29,6 +29,10 @@ FILES = {"config.json", "source.onnx", "source.txt", "step.onnx", "target.txt", 
 NUMBERS = ("bos", "pad", "eos", "unk", "source_words", "target_words", "source_positions", "target_positions")
 TEXTS = ("source_language", "target_language", "bpe_separator")  # or null
 ROOM = 16  # steps that memory is made for at a time
+PRODUCT = (  # an ONNX program: c = MatMulInteger(a, b), of unsigned and signed bytes
+    b'\x08\x05:>\n\x18\n\x01a\n\x01b\x12\x01c"\rMatMulInteger\x12\x01gZ\t\n\x01a\x12\x04\n\x02\x08\x02Z\t\n\x01b\x12'
+    b"\x04\n\x02\x08\x03b\t\n\x01c\x12\x04\n\x02\x08\x06B\x04\n\x00\x10\n"
+)
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # that it may use
 OPTIONS: dict[str, tuple[float, str]] = {  # of the search, which is fairseq's
     "beam": (5, "hypotheses that are kept of each sentence"),
@@ -73,6 +77,16 @@ def decode(lines: Iterable[bytes]) -> Iterator[str]:
         yield text.rstrip("\r\n").removeprefix("\ufeff")
 
 
+def sums_overflow() -> bool:
+    """Whether onnxruntime adds two products of int8 in 16 bits on this CPU, as it does on x86 without VNNI."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    product = ort.InferenceSession(PRODUCT, options, providers=["CPUExecutionProvider"])
+    a, b = np.full((8, 64), 255, np.uint8), np.full((64, 64), 127, np.int8)
+    sums = [product.run(None, {"a": rows, "b": b})[0] for rows in (a, a[:1])]  # one row has a kernel of its own
+    return any((each != 64 * 255 * 127).any() for each in sums)
+
+
 def run(program: ort.InferenceSession, given: dict[str, Array]) -> dict[str, Array]:
     """A program's outputs by name, of what it takes of these; nothing is copied on the way in or out."""
     takes, names = ([each.name for each in some] for some in (program.get_inputs(), program.get_outputs()))
@@ -81,17 +95,18 @@ def run(program: ort.InferenceSession, given: dict[str, Array]) -> dict[str, Arr
 
 
 class Decoding:
-    """A batch of source words, (B, S), between steps. Keys and values never move: a row looks at its ancestors'."""
+    """A batch of source words, (B, S), between steps. A row looks at its ancestors' keys and values, (B, h, P, v)."""
 
     def __init__(self, model: Translator, source: Array, beam: int, candidates: Array) -> None:
         self.model, self.beam, self.position = model, beam, 0
         self.state = run(model.read, {"words": source, "candidates": candidates})
         for name, shape in model.inputs.items():
             if name.startswith(("state", "keys", "values")):
-                sizes = [{"B": len(source), "before": len(source), "P": 0}.get(size, size) for size in shape]
-                self.state[name] = np.zeros(sizes, np.float32)
+                sizes = [{"B": len(source), "before": len(source), "P": ROOM * beam}.get(size, size) for size in shape]
+                self.state[name] = np.zeros(int(np.prod(sizes)), np.float32).reshape(sizes)
         self.past = [name for name in self.state if name.startswith(("keys", "values"))]
-        self.ancestors: Array = np.full((len(source), beam, 0), -1)  # the row that each continues, at each step
+        self.seen: Array = np.zeros((len(source), 1, ROOM * beam), bool)  # the places that each row looks at, (B, k, P)
+        self.used = 0  # places
         self.state |= {"candidates": candidates, "count": np.array([min(2 * beam + 3, len(candidates))])}
 
     def step(self, tokens: Array, order: Array, rules: Array) -> list[Array]:
@@ -100,25 +115,38 @@ class Decoding:
         given = {"tokens": tokens.ravel(), "order": order.ravel(), "rules": rules, "past": self.look_back(order)}
         found = run(self.model.step, {**self.state, **given, "position": np.array([self.position])})
         self.state |= {name.replace("next", "state"): found[name] for name in found if name.startswith("next")}
+        at = slice(self.used, self.used + order.shape[1])
         for layer in range(len(self.past) // 2):  # keys and values, (R, 2·width), go beside the earlier ones
             keys, values = self.state[f"keys{layer}"], self.state[f"values{layer}"]
-            new = found[f"new{layer}"].reshape(len(keys), -1, 2, *keys.shape[1:3])
-            at = slice(self.position * self.beam, self.position * self.beam + new.shape[1])
-            keys[..., at], values[:, :, at] = new[:, :, 0].transpose(0, 2, 3, 1), new[:, :, 1].swapaxes(1, 2)
-        self.position += 1
+            new = found[f"new{layer}"].reshape(*order.shape, 2, keys.shape[1], keys.shape[3])
+            keys[:, :, at], values[:, :, at] = new.transpose(2, 0, 3, 1, 4)
+        self.seen[:, range(order.shape[1]), range(at.start, at.stop)] = True
+        self.used, self.position = at.stop, self.position + 1
         return [found[name] for name in ("scores", "words", "attended")]
 
     def look_back(self, order: Array) -> Array:
         """What is added to a row's scores of all earlier keys, (B, 1, rows, P); makes room for those of this step."""
-        if self.position == self.ancestors.shape[2]:
-            self.ancestors = np.pad(self.ancestors, [(0, 0), (0, 0), (0, ROOM)], constant_values=-1)
-            for name in self.past:
-                more = [(0, ROOM * self.beam * (size == "P")) for size in self.model.inputs[name]]
-                self.state[name] = np.pad(self.state[name], more)
-        self.ancestors = self.ancestors.reshape(-1, self.ancestors.shape[2])[order]
-        bias = np.where(self.ancestors[..., None] == np.arange(self.beam), np.float32(0), np.float32(-np.inf))
-        self.ancestors[:, :, self.position] = np.arange(order.shape[1])
-        return bias.reshape(len(order), 1, order.shape[1], -1)
+        self.seen = self.seen.reshape(-1, self.seen.shape[2])[order]
+        if self.used + order.shape[1] > self.seen.shape[2]:
+            self.make_room()
+        return np.where(self.seen, np.float32(0), np.float32(-np.inf))[:, None]
+
+    def make_room(self) -> None:
+        """Give the places of keys and values that no row looks at to later steps, and add places for ROOM steps."""
+        alive = self.seen.any(axis=1)
+        self.used = alive.sum(axis=1).max()
+        places = np.argsort(~alive, axis=1, kind="stable")[:, : self.used]
+        more = max(ROOM * self.beam, alive.shape[1] - self.used)
+        self.seen = np.pad(np.take_along_axis(self.seen, places[:, None], 2), [(0, 0), (0, 0), (0, more)])
+        for name in self.past:
+            old = self.state[name]
+            shape = (*old.shape[:2], self.used + more, old.shape[3])
+            memory: Any = old.base
+            if (size := int(np.prod(shape))) > memory.size:
+                memory = np.empty(2 * size, np.float32)
+            self.state[name] = memory[:size].reshape(shape)
+            for new, each, kept in reversed([*zip(self.state[name], old, places, strict=True)]):  # it moves backwards
+                new[:, : self.used], new[:, self.used :] = each.take(kept, axis=1), 0
 
     def keep(self, places: Array) -> None:
         """Go on with the sentences that are now at these places, whose rows the next order is of."""
@@ -130,7 +158,7 @@ class Decoding:
 
 def search(decoding: Decoding, eos: int, o: Namespace, longest: int) -> list[Any]:
     """Beam search: each sentence's nbest hypotheses: pairs of a word and what it attends to, and a score."""
-    sentences: Array = np.arange(len(decoding.ancestors))
+    sentences: Array = np.arange(len(decoding.seen))
     k, order = o.beam, sentences[:, None]  # at first one row of each, for all would be alike
     tokens, totals = np.full_like(order, eos), np.zeros_like(order, np.float32)
     written: Array = np.zeros((len(order), 0, 2), np.int64)  # the pairs of each row
@@ -177,15 +205,16 @@ class Translator:
         source, self.target = (read_lines(folder / f"{side}.txt") for side in ("source", "target"))
         options = ort.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level, options.enable_mem_pattern = threads, 4, False
-        for name in ("use_env_allocators", "x64quantprecision"):  # without the latter and VNNI sums of int8 overflow
-            options.add_session_config_entry(f"session.{name}", "1")
+        options.add_session_config_entry("session.use_env_allocators", "1")
+        if os.environ.get("TRANSLATE_WITHOUT_VNNI") or sums_overflow():  # unsigned weights are slower, and exact
+            options.add_session_config_entry("session.x64quantprecision", "1")
         with blaming(folder / "weights.bin"):
             self.read = ort.InferenceSession(folder / "source.onnx", options, providers=["CPUExecutionProvider"])
             self.step = ort.InferenceSession(folder / "step.onnx", options, providers=["CPUExecutionProvider"])
         self.inputs, sizes = {each.name: each.shape for each in self.step.get_inputs()}, (len(source), len(self.target))
         with blaming(folder / "config.json"):
             self.config = c = json.loads((folder / "config.json").read_bytes())
-            fits = all(type(c[name]) is int and 0 <= c[name] < 2**31 for name in NUMBERS) and c["format"] == 2
+            fits = all(type(c[name]) is int and 0 <= c[name] < 2**31 for name in NUMBERS) and c["format"] == 3
             fits &= all(isinstance(c[name], (str, type(None))) for name in TEXTS) and type(c["candidates"]) is bool
             fits &= sizes == (c["source_words"], c["target_words"]) and c["inputs"] == self.inputs
             if not fits or max(c[name] for name in NUMBERS[:4]) >= min(sizes):

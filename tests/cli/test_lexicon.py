@@ -109,24 +109,22 @@ def test_the_aligner_may_be_anywhere_in_the_path(corpus: Path, aligner: Path, mo
 
 
 @pytest.mark.parametrize(
-    ("source", "target", "message"),
+    ("source", "target", "place"),
     [
-        (b"a\n", b"x\ny\nz\n", "target has 3 lines, .*source 1: line 2 of .*target has no partner"),
-        (b"a\nb\nc", b"x\n", "source has 3 lines, .*target 1: line 2 of .*source has no partner"),
-        (b"a\n\n", b"x\ny\n", "line 2 of .*source is empty, and that of .*target is not"),
-        (b"a\nb\n", b"x\n \n", "line 2 of .*target is empty, and that of .*source is not"),
-        (b"a\nb\n", b"x\n\xff\n", "line 2 of .*target is not UTF-8"),
-        (b"a\nb\rc\n", b"x\ny\n", "line 2 of .*source has a carriage return inside"),
-        (b"a\n\0\n", b"x\ny\n", "line 2 of .*source has a NUL"),
-        (b"\n", b"\n", "hold no sentences"),
+        (b"a\n", b"x\ny\nz\n", "target has 3 lines, .*source 1: line 2 "),
+        (b"a\nb\nc", b"x\n", "source has 3 lines, .*target 1: line 2 "),
+        (b"a\n\n", b"x\ny\n", "line 2 of .*source"),
+        (b"a\nb\n", b"x\n \n", "line 2 of .*target"),
+        (b"a\nb\n", b"x\n\xff\n", "line 2 of .*target"),
+        (b"a\nb\rc\n", b"x\ny\n", "line 2 of .*source"),
+        (b"a\n\0\n", b"x\ny\n", "line 2 of .*source"),
+        (b"\n", b"\n", "source and .*target"),
     ],
 )
-def test_corrupt_input_is_refused_before_anything_is_written(
-    corpus: Path, source: bytes, target: bytes, message: str
-) -> None:
+def test_corrupt_input_is_refused_before_anything_is_written(corpus, source, target, place) -> None:
     (corpus / "source").write_bytes(source)
     (corpus / "target").write_bytes(target)
-    with pytest.raises(SystemExit, match=message):
+    with pytest.raises(SystemExit, match=place):
         make_lexicon(corpus)
     assert not (corpus / "lexicon").exists()
 
@@ -139,7 +137,7 @@ def test_no_candidates_are_refused(corpus: Path, capsys: pytest.CaptureFixture[s
 
 def test_a_file_in_the_place_of_the_folder_is_kept(corpus: Path) -> None:
     (corpus / "lexicon").write_text("precious")
-    with pytest.raises(SystemExit, match="lexicon exists already and is no folder"):
+    with pytest.raises(SystemExit, match="lexicon exists already"):
         make_lexicon(corpus)
     assert (corpus / "lexicon").read_text() == "precious"
 
@@ -158,9 +156,7 @@ def test_a_file_in_the_place_of_the_folder_is_kept(corpus: Path) -> None:
         ("exit 0", "No such file or directory"),
     ],
 )
-def test_a_failure_of_the_aligner_leaves_the_old_lexicon(
-    corpus: Path, aligner: Path, program: str, message: str
-) -> None:
+def test_a_failure_of_the_aligner_leaves_the_old_lexicon(corpus, aligner, program, message) -> None:
     make_lexicon(corpus)
     old = contents(corpus)
     aligner.write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\n{program}\n")
@@ -175,7 +171,7 @@ def test_a_full_disk_leaves_the_old_lexicon(corpus: Path, name: str, monkeypatch
     old = contents(corpus)
     lines = [["x" * 300 if each == name else "x"] for each in lexicon.FILES]
     monkeypatch.setattr(lexicon, "contents", lambda *_: lines)
-    with full_disk(200), pytest.raises(SystemExit, match=f"lexicon/{name} was not written: File too large"):
+    with full_disk(200), pytest.raises(SystemExit, match=f"lexicon/{name} was not written"):
         make_lexicon(corpus)
     assert contents(corpus) == old
 
@@ -184,7 +180,7 @@ def test_a_text_that_is_read_is_not_written_over(corpus: Path) -> None:
     (corpus / "lexicon").mkdir()
     (corpus / "source").rename(corpus / "lexicon" / "dictionary.txt")
     (corpus / "source").symlink_to(corpus / "lexicon" / "dictionary.txt")
-    with pytest.raises(SystemExit, match=r"dictionary\.txt is also to be read"):
+    with pytest.raises(SystemExit, match=r"dictionary\.txt"):
         make_lexicon(corpus)
     assert list(contents(corpus)) == ["dictionary.txt"]
 
@@ -209,15 +205,13 @@ def test_a_killed_call_leaves_nothing_for_long(corpus: Path, aligner: Path) -> N
 
 def test_a_missing_aligner_is_named(corpus: Path, aligner: Path) -> None:
     aligner.unlink()
-    with pytest.raises(SystemExit, match=r"not installed: pip install --no-build-isolation eflomal"):
+    with pytest.raises(SystemExit, match="not installed"):
         make_lexicon(corpus)
     assert not (corpus / "lexicon").exists()
 
 
 @pytest.mark.parametrize("path", ["", ":", "nowhere::"])
-def test_a_program_in_the_working_folder_is_not_run(
-    corpus: Path, aligner: Path, monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
+def test_a_program_in_the_working_folder_is_not_run(corpus, aligner, monkeypatch, path) -> None:
     monkeypatch.setattr(sys, "executable", str(corpus / "python"))
     monkeypatch.setenv("PATH", path)
     monkeypatch.chdir(aligner.parent)

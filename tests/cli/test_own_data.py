@@ -18,6 +18,7 @@ from fairseq import checkpoint_utils
 import fairseq_plugins
 from fairseq_plugins.cli import main as cli
 from fairseq_plugins.cli.files import work_in
+from fairseq_plugins.cli.main import parse as command_line
 from fairseq_plugins.cli.own_data import command as own_data
 from fairseq_plugins.cli.own_data import translations as own_translations
 from fairseq_plugins.cli.own_data.folder import Folder
@@ -62,7 +63,7 @@ def test_an_architecture_of_ones_own(tmp_path: Path) -> None:
     )
     result = python("-c", program, "user_dir", other, broken, f"{mine} --user-dir user_dir", mine)
     told = (
-        "there is no such architecture; --user-dir",
+        "there is no such architecture; this plugin has convs2s",
         "must call fairseq_plugins.install",
         f"--user-dir {broken}: No module named 'no_such_module'",
         "so --user-dir cannot be given there",
@@ -182,6 +183,17 @@ def test_names_that_fairseq_takes_apart_are_refused(name: str, texts: Path, tmp_
     assert not list(tmp_path.iterdir())
 
 
+def test_options_between_the_texts() -> None:
+    """As of train.en train.de --arch X OUT, though TARGET may be left out."""
+    for words, expected in (
+        (["a.en", "a.de", "--arch", "x", "out"], ("a.en", "a.de", "out")),
+        (["--arch", "x", "a.en", "--fp32", "a.de", "out"], ("a.en", "a.de", "out")),
+        (["a.po", "--arch", "x", "out"], ("a.po", "None", "out")),
+    ):
+        args = command_line(["own-data", *words])
+        assert (*map(str, (args.source, args.target, args.output)), args.arch) == (*expected, "x")
+
+
 def test_nobody_prepares_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     for number in ("0", "-1", "x"):
         with pytest.raises(SystemExit):
@@ -195,6 +207,8 @@ def test_a_model_is_adapted(trained: tuple[Path, str], texts: Path, tmp_path: Pa
     own(texts / "train.en", texts / "train.de", out, "--from", base, "--train", "--max-epoch 1 --lr 1e-9")
     for name in ("subwords.model", "data-bin/dict.en.txt"):
         assert (out / name).read_bytes() == (base / name).read_bytes()
+    card = (out / "convs2s_tiny" / "README.md").read_text()
+    assert f"- Adapted from: `checkpoint_best.pt` of the folder `{base.name}`\n" in card
     before, after = (
         checkpoint_utils.load_checkpoint_to_cpu(str(folder / "convs2s_tiny" / "checkpoint_best.pt"))["model"]
         for folder in (base, out)
@@ -341,7 +355,7 @@ def test_a_wrong_call_gets_a_clear_error(texts: Path, tmp_path: Path) -> None:
         ([english, german, out, "--train", "--max-epoch '3"], "--train: No closing quotation: --max-epoch '3"),
         ([english, german, out, "--train", "--no-such 3"], "--train: unrecognized arguments: --no-such 3"),
         ([english, german, out, "--train", "--max-epoch x"], "--train: argument --max-epoch: invalid int value: 'x'"),
-        ([english, german, out, "--train", "--lr [1"], "--train: '[' was never closed: [1"),
+        ([english, german, out, "--train", "--lr [1"], "--lr: must be finite numbers, separated by commas, got '[1'"),
         ([english, german, out, "--train", "--save-dir else"], "convs2s_iwslt_de_en/checkpoint_best.pt, so --save-dir"),
         ([english, german, out, "--train=--no-save"], "so --no-save cannot be given there"),
         ([english, german, out, "--train=--disable-validation"], "so --disable-validation cannot be given there"),

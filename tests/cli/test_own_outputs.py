@@ -93,6 +93,10 @@ def test_what_cannot_be_scored(made: SimpleNamespace, tmp_path: Path) -> None:
     ):
         with pytest.raises(SystemExit, match=message):
             cli.main(["score", *words])
+    (out / "text").rename(out / "gone")
+    with pytest.raises(SystemExit, match="call own-data again, which makes what is missing"):
+        cli.main(["score", str(out)])
+    (out / "gone").rename(out / "text")
     generated.write_bytes(whole.rpartition(b"\nGenerate ")[0])
     with pytest.raises(SystemExit, match=r"generate-test\.txt is missing, old or cut off: call own-data again"):
         cli.main(["score", str(out)])

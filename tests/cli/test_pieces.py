@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import NamedTuple
@@ -109,3 +111,19 @@ def test_all_text_comes_back(ways: Ways, tmp_path: Path, lines: list[str]) -> No
             assert ways.translator.words(line) == words.split(" ")
             hypothesis = [(number, 0) for number in tokens.tolist()[:-1]]
             assert ways.translator.text((hypothesis, 0.0), [], None)[0] == line
+
+
+@pytest.mark.slow
+def test_text_without_spaces_is_learned_in_bounded_memory(tmp_path: Path) -> None:
+    """sentencepiece takes some 130 bytes for each character of a word, and each line is one word."""
+    program = (
+        "import random, sys; from pathlib import Path; from resource import *\n"
+        "from fairseq_plugins.cli.own_data import pieces\n"
+        "text, letters = Path(sys.argv[1], 'text'), [chr(0x4E00 + n) for n in range(2000)]\n"
+        "with text.open('w', encoding='utf-8') as file:\n"
+        "    file.writelines(''.join(random.choices(letters, k=60)) + '\\n' for _ in range(400_000))\n"
+        "pieces.learn([text], 400_000, 100, text.with_name('model'))\n"
+        "print(getrusage(RUSAGE_SELF).ru_maxrss)"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    assert int(subprocess.run(command, capture_output=True, check=True).stdout) < 2_000_000  # KiB

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairseq_plugins.common.decoding import KeptSentences, RowOrder
+from fairseq_plugins.common.decoding import RowOrder
 from fairseq_plugins.common.source import Source
 from fairseq_plugins.convs2s.decoding import StepConvolution
 from fairseq_plugins.weighted_transformer.decoding import Ancestry, Past
@@ -73,43 +74,21 @@ def test_window_is_the_last_inputs_of_each_history(decoding: tuple[int, int, int
         assert torch.equal(kept.repeat_interleave(beam), sentence_of_row)
 
 
-# Of 6 rows, of 2 for each sentence.
-BROKEN = [
-    [2, 0, 1, 3, 4, 5],  # a row changes its sentence
-    [2, 3, 0, 1, 4, 5],  # sentences change places
-    [0, 1, 4, 5, 2, 3],
-    [0, 1, 0, 1, 4, 5],  # a sentence is there twice
-    [0, 2],  # a row of each of two sentences
-    [1, 2, 3, 4],
-]
-
-
-@pytest.mark.parametrize("new_order", BROKEN)
-def test_orders_that_break_the_contract_are_refused(new_order: list[int], device: torch.device) -> None:
-    if device.type != "cpu":
-        pytest.skip("an assertion of a GPU ends its process")
-    with pytest.raises(RuntimeError, match="rows may change places only within their sentence"):
-        RowOrder(rows=6, beam=2).reorder(torch.tensor(new_order))
-
-
-def test_the_check_is_of_all_orders() -> None:
-    """Of 4 rows every order of up to 4 of them, against the contract written out."""
+def test_orders_that_break_the_contract_are_refused() -> None:
+    """All orders of up to four of four rows, two for each sentence; and numbers of rows that cannot be."""
     for left in (2, 4):
         for rows in itertools.product(range(4), repeat=left):
             sentences = [row // 2 for row in rows]
-            kept = sentences[::2] == sentences[1::2] and (left < 4 or sentences[::2] == [0, 1])
-            order = RowOrder(rows=4, beam=2)
-            assert bool(order._keeps_sentences(torch.tensor(rows))) is kept, rows
-
-
-@pytest.mark.parametrize("new_order", [[0, 1, 2], [0, 1, 2, 3, 4, 5, 6, 7]])
-def test_part_of_a_sentence_cannot_leave_and_none_can_come(new_order: list[int]) -> None:
+            allowed = sentences[::2] == sentences[1::2] and (left < 4 or sentences[::2] == [0, 1])
+            with nullcontext() if allowed else pytest.raises(RuntimeError):
+                RowOrder(rows=4, beam=2).reorder(torch.tensor(rows))
     order = RowOrder(rows=6, beam=2)
-    with pytest.raises(RuntimeError, match=f"cannot re-order 6 rows of 2 per sentence to {len(new_order)}"):
-        order.reorder(torch.tensor(new_order))
+    for count in (3, 8):
+        with pytest.raises(RuntimeError, match=f"6 rows .* to {count}"):
+            order.reorder(torch.arange(count))
     order.reorder(torch.tensor([0, 1, 4, 5]))
-    with pytest.raises(RuntimeError, match="cannot re-order 4 rows of 2 per sentence to 6"):
-        order.reorder(torch.tensor([0, 1, 2, 3, 4, 5]))
+    with pytest.raises(RuntimeError, match=r"4 rows .* to 6"):
+        order.reorder(torch.arange(6))
 
 
 class Asserted(TorchDispatchMode):
@@ -140,9 +119,7 @@ def test_the_device_checks_orders_and_rows_without_being_waited_for() -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(st.data(), st.integers(1, 3), st.integers(1, 3), st.integers(1, 6), st.booleans())
-def test_a_row_looks_at_its_own_ancestors_alone(
-    data: st.DataObject, sentences: int, beam: int, steps: int, fixed: bool
-) -> None:
+def test_a_row_looks_at_its_own_ancestors_alone(data, sentences, beam, steps, fixed) -> None:
     """Against the path of each row, written down: at every step the column that it, or its ancestor, had.
 
     It may look at filled places only, or at others, too.
@@ -177,9 +154,7 @@ def test_a_row_looks_at_its_own_ancestors_alone(
 
 @settings(deadline=None, max_examples=50)
 @given(decodings())
-def test_a_row_finds_the_keys_and_values_of_its_ancestors(
-    decoding: tuple[int, int, int, list[list[torch.Tensor]]],
-) -> None:
+def test_a_row_finds_the_keys_and_values_of_its_ancestors(decoding) -> None:
     """In the places that it looks at, one step after the other; sentences leave, and there is room for two steps."""
     sentences, beam, _, steps = decoding
     torch.manual_seed(1)
@@ -207,35 +182,3 @@ def test_a_row_finds_the_keys_and_values_of_its_ancestors(
         both = torch.cat([keys.transpose(2, 3), values], dim=-1)
         for row, own, expected in zip(range(len(history)), own_places(ancestry, step + 1), history, strict=True):
             assert torch.equal(both[row // beam][:, own], expected)
-
-
-def test_a_fixed_window_stays_in_its_place() -> None:
-    torch.manual_seed(1)
-    fixed, other = (StepConvolution(window_itself, torch.zeros(4, 4), fixed) for fixed in (True, False))
-    place = fixed.past.data_ptr()
-    for order in (None, torch.tensor([1, 1, 2, 3]), torch.tensor([0, 1, 3, 2])):
-        x = torch.randn(4, 2)
-        assert torch.equal(fixed.step(x, order), other.step(x, order))
-        assert fixed.past.data_ptr() == place
-
-
-def test_the_state_is_where_the_rows_are() -> None:
-    """On a pretended GPU tensors of two devices cannot meet."""
-    with FakeTensorMode():
-        numbers = partial(torch.zeros, dtype=torch.long, device="cuda")
-        values = partial(torch.zeros, dtype=torch.float16, device="cuda")
-        ancestry, past = Ancestry(3, 2, 5, torch.device("cuda")), Past(values(3, 2, 7, 9), 10)
-        places = ancestry.step(None, 2, numbers(1))
-        keys, averaged = past.put(values(3, 2, 2, 7), values(3, 2, 2, 7), places)
-        past.keep(KeptSentences(numbers(2)))
-        ancestry.step(numbers(4), 2, numbers(1))
-        bias = ancestry.bias(5, torch.float16)
-    state = [keys, averaged, past.keys, past.values, bias]
-    assert [tuple(x.shape) for x in state] == [
-        (3, 2, 7, 10),
-        (3, 2, 10, 7),
-        (2, 2, 7, 10),
-        (2, 2, 10, 7),
-        (2, 1, 2, 10),
-    ]
-    assert {(x.device.type, x.dtype) for x in state} == {("cuda", torch.float16)}

@@ -31,7 +31,7 @@ def test_several_tokens_at_once(build, architecture, sentences) -> None:
     rest, _ = model.decoder(target, encoded, incremental_state=state)
     close(torch.cat([first, rest], dim=1), expected)
     for given in (1, 7):
-        with pytest.raises(ValueError, match=f"^7 tokens of each row have been decoded and {given} are given; pass"):
+        with pytest.raises(ValueError, match=f"^7 tokens .* {given} "):
             model.decoder(target[:, -given:], encoded, incremental_state=state)
 
 
@@ -62,24 +62,17 @@ def test_weights_never_go_stale(build, architecture, sentences) -> None:
     check()
 
 
+@pytest.mark.parametrize("rows", [[1, 0, 1], [1, 0]])
 @torch.no_grad()
-def test_rows_that_are_no_beams(build, architecture, sentences, device) -> None:
+def test_rows_that_are_no_beams(build, architecture, sentences, device, rows: list[int]) -> None:
     """Sentences in another order before decoding: no beams, so each row is a sentence of its own."""
+    if device.type != "cpu" and len(rows) == 2:
+        pytest.skip("an assertion of a GPU ends its process")
     model = build(architecture)
-    encoded = model.encoder.reorder_encoder_out(
-        model.encoder(sentences([5, 3])), torch.tensor([1, 0, 1], device=device)
-    )
-    target = sentences([4, 4, 4])
+    encoded = model.encoder.reorder_encoder_out(model.encoder(sentences([5, 3])), torch.tensor(rows, device=device))
+    target = sentences([4] * len(rows))
     expected, _ = model.decoder(target, encoded)
     close(model.decoder(target, encoded, incremental_state={})[0], expected)
-
-
-@torch.no_grad()
-def test_rows_that_do_not_fit_the_source_are_refused(build, architecture, sentences) -> None:
-    model = build(architecture)
-    encoded = model.encoder(sentences([5, 3]))
-    with pytest.raises(ValueError, match=r"^5 target rows for an encoder's output of 2 x 1 rows$"):
-        model.decoder(sentences([4] * 5), encoded, incremental_state={})
 
 
 @torch.no_grad()
@@ -87,7 +80,7 @@ def test_a_first_step_of_one_row_for_each_sentence(build, architecture, sentence
     """Where its rows are alike; the order of the next step is of those that were there."""
     model, beams = build(architecture), torch.arange(6, device=device) // 3
     source, words = model.encoder(sentences([5, 3])), sentences([4, 4])
-    with pytest.raises(ValueError, match=r"^2 target rows for an encoder's output of 2 x 3 rows$"):
+    with pytest.raises(ValueError, match=r"^2 target rows .* 2 x 3"):
         model.decoder(words[:, :1], source.reorder(beams), incremental_state={})
     decoding = model.decoder.start(source, beam=3)
     logits = []
@@ -142,12 +135,6 @@ def test_targets_padded_on_the_left_are_refused(task, architecture) -> None:
     left = SimpleNamespace(**vars(task), cfg=SimpleNamespace(left_pad_target=True))
     with pytest.raises(ValueError, match="--left-pad-target"):
         random_model(architecture, left)
-
-
-@pytest.mark.parametrize("p", [1.5, -0.1])
-def test_a_dropout_is_a_probability(build, architecture: str, p: float) -> None:
-    with pytest.raises(ValueError, match="--dropout"):
-        build(architecture, dropout=p)
 
 
 @torch.no_grad()

@@ -35,14 +35,6 @@ def test_batches_add_up_over_an_update(train, architecture: str, tmp_path: Path)
     assert_same_parameters(whole, parts)
 
 
-def test_padding_to_buckets_changes_nothing(train, architecture: str, tmp_path: Path) -> None:
-    """--num-batch-buckets pads sentences beyond the longest of their batch."""
-    words = [*WHOLE, "--max-tokens", 1000, "--max-epoch", 2]
-    plain = train(architecture, tmp_path / "plain", *words)
-    buckets = train(architecture, tmp_path / "buckets", *words, "--num-batch-buckets", 1)
-    assert_same_parameters(plain, buckets)
-
-
 SHARED = "encoder.embedding.words.weight", "decoder.embedding.words.weight", "decoder.output_projection.weight"
 
 
@@ -111,14 +103,14 @@ def test_generation(translate, data: Path, trained: tuple[str, Path], mode: str)
 
 
 def test_what_does_not_go_together_is_refused(translate, trained: tuple[str, Path]) -> None:
-    with pytest.raises(ValueError, match="--diverse-beam-groups are searches of their own"):
+    with pytest.raises(ValueError, match="--diverse-beam-groups"):
         translate(trained[1], "--diverse-beam-groups", 4, "--match-source-len")
 
 
 def test_sentences_longer_than_the_positions(train, architecture: str, tmp_path: Path) -> None:
     """As fairseq's test_max_positions: refused with the option that leaves them out, with which it trains."""
     words = [*QUARTERS, "--max-target-positions", 5]
-    with pytest.raises(Exception, match="skip this example with --skip-invalid-size-inputs-valid-test"):
+    with pytest.raises(Exception, match="--skip-invalid-size-inputs-valid-test"):
         train(architecture, tmp_path, *words)
     state = train(architecture, tmp_path, *words, "--skip-invalid-size-inputs-valid-test")
     assert state["optimizer_history"][-1]["num_updates"] > 0

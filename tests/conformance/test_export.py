@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
-REFUSED = r"cannot become TorchScript, nor ONNX by way of it: use torch\.export\.export"
 
-
-def test_scripting_is_refused(build, architecture) -> None:
-    """The model, and each half of it alone; torch's own error is about a line of fairseq's."""
-    model = build(architecture)
-    for part in (model, model.encoder, model.decoder):
-        with pytest.raises(NotImplementedError, match=REFUSED):
-            torch.jit.script(part)
-
-
-def test_tracing_is_refused(build, architecture, sentences) -> None:
-    model = build(architecture)
-    source, target = sentences([4, 3]), sentences([3, 2])
-
-    def forward(src_tokens: torch.Tensor, prev_output_tokens: torch.Tensor) -> torch.Tensor:
-        return model(src_tokens, None, prev_output_tokens)[0]
-
-    with pytest.raises(NotImplementedError, match=REFUSED):
-        torch.jit.trace(forward, (source, target))
-    with pytest.raises(NotImplementedError, match=REFUSED):
-        torch.jit.trace(model.encoder, (source,))
+def test_torchscript_is_refused(build, architecture, sentences) -> None:
+    """Scripts and traces of the model and of each half, and fairseq's preparation for ONNX."""
+    model, source, target = build(architecture), sentences([4, 3]), sentences([3, 2])
     encoded = model.encoder(source)
-    with pytest.raises(NotImplementedError, match=REFUSED):
-        torch.jit.trace(lambda tokens: model.decoder(tokens, encoded)[0], (target,))
-
-
-def test_fairseqs_preparation_for_onnx_is_refused(build, architecture) -> None:
-    with pytest.raises(NotImplementedError, match=REFUSED):
-        build(architecture).prepare_for_onnx_export_()
+    attempts = [partial(torch.jit.script, part) for part in (model, model.encoder, model.decoder)]
+    attempts += [
+        lambda: torch.jit.trace(lambda src, tgt: model(src, None, tgt)[0], (source, target)),
+        lambda: torch.jit.trace(model.encoder, (source,)),
+        lambda: torch.jit.trace(lambda tokens: model.decoder(tokens, encoded)[0], (target,)),
+        model.prepare_for_onnx_export_,
+    ]
+    for attempt in attempts:
+        with pytest.raises(NotImplementedError, match=r"torch\.export\.export"):
+            attempt()
 
 
 @torch.no_grad()

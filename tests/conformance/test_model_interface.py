@@ -45,12 +45,12 @@ def test_the_longest_sentences(build, architecture, sentences) -> None:
     model(sentences([12]), None, sentences([9]))
     model.decoder(sentences([9]), model.encoder(sentences([12])), incremental_state={})
     if model.encoder.embedding.positional:
-        with pytest.raises(ValueError, match="13 tokens is longer than the model's 12 positions"):
+        with pytest.raises(ValueError, match=r"13 tokens .* 12 positions"):
             model(sentences([13]), None, sentences([9]))
     if model.decoder.embedding.positional:
-        with pytest.raises(ValueError, match="10 tokens is longer than the model's 9 positions"):
+        with pytest.raises(ValueError, match=r"10 tokens .* 9 positions"):
             model(sentences([12]), None, sentences([10]))
-        with pytest.raises(ValueError, match="10 tokens is longer than the model's 9 positions"):
+        with pytest.raises(ValueError, match=r"10 tokens .* 9 positions"):
             model.decoder(sentences([10]), model.encoder(sentences([12])), incremental_state={})
 
 

@@ -62,18 +62,6 @@ def test_some_inputs_without_gradient(inputs: tuple[AttentiveLSTM, Tensor, Sourc
     torch.testing.assert_close(source.values.grad, torch.autograd.grad(expected.sum(), source.values)[0])
 
 
-def test_without_a_source_it_is_an_lstm(inputs: tuple[AttentiveLSTM, Tensor, Source]) -> None:
-    lstm, g, source = inputs
-    plain = nn.LSTM(EMBED, HIDDEN, batch_first=True, dtype=torch.float64)
-    with torch.no_grad():
-        plain.weight_ih_l0.copy_(lstm.input.weight)
-        plain.weight_hh_l0.copy_(lstm.recurrent.weight)
-        plain.bias_ih_l0.copy_(lstm.input.bias)
-        plain.bias_hh_l0.zero_()
-    h, _ = lstm(g, Source(source.keys, torch.zeros_like(source.values), source.padding_mask))
-    torch.testing.assert_close(h, plain(g)[0])
-
-
 def test_packed_weights(inputs: tuple[AttentiveLSTM, Tensor, Source]) -> None:
     """In float32 on the CPU the loop's weights are packed; they must not outlast a change of the weights."""
     lstm, g, source = inputs

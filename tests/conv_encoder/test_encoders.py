@@ -177,16 +177,6 @@ def plain(convolution: Convolution) -> nn.Conv1d:
     return layer
 
 
-def test_convolutions_start_within_the_papers_range() -> None:
-    """Section 4.2: weight and bias uniform within (kd)^-0.5."""
-    torch.manual_seed(1)
-    convolution = Convolution(300, 8, 3)
-    convolution.reset_parameters()
-    layer = plain(convolution)
-    assert 0.98 * 900**-0.5 < layer.weight.abs().max() <= 900**-0.5 * 1.00001
-    assert 0 < layer.bias.abs().max() <= 900**-0.5 * 1.00001
-
-
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
 def test_convolutions_learn_slower(optimizer: type[torch.optim.Optimizer]) -> None:
     """Section 4.3: by the square root of their inputs; the gradient of the layer below is as ever."""
@@ -205,24 +195,6 @@ def test_convolutions_learn_slower(optimizer: type[torch.optim.Optimizer]) -> No
     for name in ("weight", "bias"):
         step, full_step = (getattr(each, name) - getattr(before, name) for each in (after, layer))
         torch.testing.assert_close(step, full_step / 4)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"pooling_width": 4, "encoder_type": "pooling"}, "--pooling-width: a window around a word has an odd number"),
-        ({"encoder_layers": "6"}, "--encoder-layers: expected a list"),
-        ({"encoder_layers": "[]"}, "--encoder-layers: expected a list"),
-        ({"aggregation_layers": "[(256, 0)]"}, "--aggregation-layers: expected a list"),
-        ({"decoder_layers": 0}, "--decoder-layers must be .*, got 0"),
-        ({"encoder_lstm_layers": 0}, "--encoder-lstm-layers must be .*, got 0"),
-        ({"decoder_layers": 10**6}, "--decoder-layers must be .* at most 200, got 1000000"),
-        ({"init_range": -1.0}, "--init-range must be .*, got -1"),
-    ],
-)
-def test_what_is_refused(build, options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build("conv_encoder_tiny", **options)
 
 
 def test_gradients_of_convolutions_overflow_no_earlier_than_any() -> None:

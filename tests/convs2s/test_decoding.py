@@ -51,16 +51,6 @@ def check_windows(decoding, reference, tokens: torch.Tensor, source: Source) -> 
         close(convolution.past, past.flatten(1))
 
 
-@torch.no_grad()
-def test_a_batch_in_training_has_its_own_weights_alone(build, sentences) -> None:
-    """Those that are normalised: not a dictionary, which may have a million words."""
-    model = build("convs2s_tiny")
-    decoder = model.decoder.start(model.encoder(sentences([5, 3]))).decoder
-    assert decoder is not model.decoder
-    assert decoder.dictionary is model.decoder.dictionary
-    assert decoder.embedding.words.weight is model.decoder.embedding.words.weight
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @torch.no_grad()
 def test_projected_attention_equals_attention(dtype: torch.dtype) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -21,9 +20,7 @@ SIZES = {
 
 
 @pytest.mark.parametrize("onednn", [False, True])
-def test_losses_and_gradients(
-    build, architecture: str, sentences, prefer_onednn: Callable[[bool], None], onednn: bool
-) -> None:
+def test_losses_and_gradients(build, architecture, sentences, prefer_onednn, onednn) -> None:
     prefer_onednn(onednn)
     source, target = sentences([10] * 64), sentences([8] * 64)
     results = []

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from fairseq.data import Dictionary
@@ -60,7 +67,10 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "rules": {"beam": 3, "min_len": 3, "lenpen": 0.4, "unkpen": -3.0, "word_penalty": 0.3, "max_len_b": 15},
     "no words": {"beam": 2, "min_len": 0, "max_len_b": 0},
 }
+WIDE = {"embed_dim": 512, "ffn_embed_dim": 2048}
 NAMES = {"beam": "beam_size", "lenpen": "len_penalty", "unkpen": "unk_penalty"}  # as the generator calls them
+
+with_vnni = pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="a CPU without VNNI")
 
 
 def check(folder: Path, model: Any, dictionary: Dictionary, options: dict[str, Any], **more: Any) -> None:
@@ -86,9 +96,7 @@ def test_all_models(variant: str, build: Callable[..., Any], dictionary: Diction
 
 
 @pytest.mark.parametrize("part", ["encoder", "decoder"])
-def test_a_derived_part_is_refused(
-    part: str, build: Callable[..., Any], architecture: str, dictionary: Dictionary, tmp_path: Path
-) -> None:
+def test_a_derived_part_is_refused(part, build, architecture, dictionary, tmp_path) -> None:
     """It may compute something else than what a program is written for."""
     model = build(architecture)
     module = getattr(model, part)
@@ -98,9 +106,7 @@ def test_a_derived_part_is_refused(
 
 
 @pytest.mark.parametrize("options", SEARCHES.values(), ids=SEARCHES)
-def test_all_searches(
-    options: dict[str, Any], build: Callable[..., Any], architecture: str, dictionary: Dictionary, tmp_path: Path
-) -> None:
+def test_all_searches(options, build, architecture, dictionary, tmp_path) -> None:
     model = build(architecture, seed=2)
     check(export(model, tmp_path / "out", dictionary), model, dictionary, options)
 
@@ -120,9 +126,7 @@ def test_all_presets(preset: str, build: Callable[..., Any], dictionary: Diction
 
 
 @pytest.mark.parametrize("int8", [False, True])
-def test_candidates(
-    build: Callable[..., Any], architecture: str, int8: bool, dictionary: Dictionary, tmp_path: Path
-) -> None:
+def test_candidates(build, architecture, int8, dictionary, tmp_path) -> None:
     """The same search among the same words; in int8 none but these words comes out."""
     model = build(architecture)
     always = torch.zeros(len(dictionary), dtype=torch.bool)
@@ -139,9 +143,7 @@ def test_candidates(
     assert set(found.split()) <= allowed
 
 
-def test_positions_are_those_of_the_model_and_of_the_task(
-    build: Callable[..., Any], dictionary: Dictionary, tmp_path: Path
-) -> None:
+def test_positions_are_those_of_the_model_and_of_the_task(build, dictionary, tmp_path) -> None:
     """The fewer of the two."""
     for longest, expected in ((20, 20), (1000, 64)):
         folder = export(build("convs2s_tiny"), tmp_path / str(longest), dictionary, longest_source=longest)
@@ -149,9 +151,7 @@ def test_positions_are_those_of_the_model_and_of_the_task(
 
 
 @pytest.mark.parametrize("words", [5, 6, 7, 9, 10, 11])
-def test_as_few_candidates_as_a_beam_needs(
-    words: int, build: Callable[..., Any], dictionary: Dictionary, tmp_path: Path
-) -> None:
+def test_as_few_candidates_as_a_beam_needs(words, build, dictionary, tmp_path) -> None:
     """A beam of 4 among 5 words; from 11 words on a step gives the best 2k + 3 of them."""
     always = torch.arange(len(dictionary)) < words
     candidates = Candidates(torch.zeros(len(dictionary), 1, dtype=torch.int64), always)
@@ -175,10 +175,13 @@ def test_int8_is_near(build: Callable[..., Any], architecture: str, dictionary: 
 
 
 @torch.no_grad()
-def test_sums_of_int8_do_not_overflow(build: Callable[..., Any], dictionary: Dictionary, tmp_path: Path) -> None:
-    """As a processor's without VNNI do where all inputs of an output are large, and all its weights are alike.
+def test_sums_of_int8_do_not_overflow(
+    build: Callable[..., Any], dictionary: Dictionary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums that do not fit into 16 bits are exact, with VNNI and with the unsigned weights that other CPUs need.
 
-    Layers have the same matrices, of which each product has its own none the less.
+    All inputs of an output are large, and all its weights alike.  Layers have the same matrices, of which each product
+    has its own none the less.
     """
     model = build("weighted_transformer_tiny", branch_weights="uniform")
     numbers = torch.randn_like(model.encoder.layers[0].branches.second.weight[:, :1]) / 64
@@ -187,17 +190,62 @@ def test_sums_of_int8_do_not_overflow(build: Callable[..., Any], dictionary: Dic
         block.first.weight.mul_(0.01)
         block.first.bias.fill_(1)
         block.second.weight.copy_(numbers.expand_as(block.second.weight))
+    folders = [export(model, tmp_path / name, dictionary, int8=name == "int8") for name in ("float32", "int8")]
     scores = []
-    for name in ("float32", "int8"):
-        translator = translate.Translator(export(model, tmp_path / name, dictionary, int8=name == "int8"), 1)
-        found = translator.translate(lines_of(LENGTHS, WORDS), beam=2, nbest=2, max_len_b=1)
+    for folder, hidden in ((folders[0], ""), (folders[1], ""), (folders[1], "1")):
+        monkeypatch.setenv("TRANSLATE_WITHOUT_VNNI", hidden)
+        found = translate.Translator(folder, 1).translate(lines_of(LENGTHS, WORDS), beam=2, nbest=2, max_len_b=1)
         scores.append(torch.tensor([score for ((_, score), *_) in found]))  # of the best word
     torch.testing.assert_close(scores[1], scores[0], rtol=0, atol=0.05)
+    assert torch.equal(scores[1], scores[2])
 
 
-def test_the_attended_word(
-    build: Callable[..., Any], architecture: str, dictionary: Dictionary, tmp_path: Path
-) -> None:
+def test_the_product_that_is_tried_is_of_unsigned_and_signed_bytes() -> None:
+    kinds = (("a", onnx.TensorProto.UINT8), ("b", onnx.TensorProto.INT8), ("c", onnx.TensorProto.INT32))
+    a, b, c = (onnx.helper.make_tensor_value_info(name, kind, None) for name, kind in kinds)
+    graph = onnx.helper.make_graph([onnx.helper.make_node("MatMulInteger", ["a", "b"], ["c"])], "g", [a, b], [c])
+    opsets = [onnx.helper.make_opsetid("", 10)]
+    assert onnx.load_from_string(translate.PRODUCT) == onnx.helper.make_model(graph, opset_imports=opsets, ir_version=5)
+
+
+@with_vnni
+def test_no_sum_overflows_with_vnni() -> None:
+    assert not translate.sums_overflow()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64" or not shutil.which("valgrind"), reason="needs valgrind on x86")
+def test_sums_overflow_without_vnni() -> None:
+    """valgrind runs programs as on a CPU with AVX2, and neither AVX-512 nor VNNI."""
+    code = "from translate import sums_overflow; print(sums_overflow())"
+    command = ["valgrind", "--tool=none", "--log-file=/dev/null", sys.executable, "-c", code]
+    folder = Path(translate.__file__).parent
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    assert result.stdout == "True\n"
+
+
+@with_vnni
+def test_int8_is_faster(build: Callable[..., Any], dictionary: Dictionary, tmp_path: Path) -> None:
+    """Than float32, in processor time.  Without VNNI's instructions it is not clearly so."""
+    sizes = {f"{side}_{size}": width for side in ("encoder", "decoder") for size, width in WIDE.items()}
+    model = build("weighted_transformer_tiny", **sizes)
+    lines = lines_of([20] * 40, WORDS)
+    translators = [
+        translate.Translator(export(model, tmp_path / str(int8), dictionary, int8=int8), 1) for int8 in (False, True)
+    ]
+    ratios = []
+    for _ in range(5):
+        seconds = []
+        for translator in translators:
+            began = time.process_time()
+            translator.translate(lines, beam=4, min_len=5, max_len_b=5)
+            seconds.append(time.process_time() - began)
+        ratios.append(seconds[0] / seconds[1])
+    print(ratios)
+    assert statistics.median(ratios) > 1.5
+
+
+def test_the_attended_word(build, architecture, dictionary, tmp_path) -> None:
     """Each unknown word becomes the source word that the model attends to most, or what that is in the dictionary."""
     model = build(architecture)
     lines = lines_of([7, 4], WORDS)

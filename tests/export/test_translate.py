@@ -105,7 +105,7 @@ def test_only_the_first_line_that_is_not_utf_8_is_told_of(folder: Path) -> None:
 def test_what_is_no_text(text: bytes, folder: Path) -> None:
     result = run(folder, stdin=text)
     assert (result.returncode, result.stdout) == (1, b"")
-    assert result.stderr == b"translate.py: error: the input is gzipped or in UTF-16: it is to be text in UTF-8\n"
+    assert re.fullmatch(rb"translate\.py: error: .*UTF-8\n", result.stderr)
 
 
 def test_nothing_is_left_in_the_home_folder(folder: Path, tmp_path: Path) -> None:
@@ -114,37 +114,21 @@ def test_nothing_is_left_in_the_home_folder(folder: Path, tmp_path: Path) -> Non
     assert (result.returncode, result.stderr, list(tmp_path.iterdir())) == (0, b"", [])
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-"])
-def test_closed_input_and_output(closed: str, folder: Path) -> None:
-    command = ["sh", "-c", f'exec "$0" -I "$1" {closed}', sys.executable, folder / "translate.py"]
-    result = subprocess.run(command, input=b"w1\n", capture_output=True, check=False)
-    assert result.returncode == 1
-    assert re.fullmatch(rb"translate\.py: error: the standard output is closed, or .*\n", result.stderr)
-
-
-def test_a_full_output_is_named(folder: Path) -> None:
-    command = ["sh", "-c", 'exec "$0" -I "$1" >/dev/full', sys.executable, folder / "translate.py"]
+@pytest.mark.parametrize(
+    ("streams", "error"),
+    [("<&-", rb"closed"), (">&-", rb"closed"), (">/dev/full", rb"No space left"), ("2>&-", rb"")],
+)
+def test_closed_and_full_streams(streams: str, error: bytes, folder: Path) -> None:
+    """One line says so; without a stderr the translation comes all the same, be there something to tell or not."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    result = subprocess.run(command, input=b"w1\n", capture_output=True, check=False, env=environment)
-    message = b"translate.py: error: the standard output was not written: No space left on device\n"
-    assert (result.returncode, result.stderr) == (1, message)
-
-
-def test_what_is_told_to_a_closed_stderr_goes_nowhere_else(folder: Path) -> None:
-    command = ["sh", "-c", 'exec "$0" -I "$1" 2>&-', sys.executable, folder / "translate.py"]
-    results = [subprocess.run(command, input=text, capture_output=True, check=False) for text in (b"w1\n", b"\xe9\n")]
-    assert [result.returncode for result in results] == [0, 0]
-    assert results[0].stdout == run(folder, stdin=b"w1\n").stdout
-    assert results[1].stdout == run(folder, stdin=b"\xe9\n").stdout
-
-
-def test_threads_are_the_cores_that_it_may_use(folder: Path) -> None:
-    allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(allowed)})
-    try:
-        assert b"of typed lines, threads (default: 1)" in b" ".join(run(folder, "--help").stdout.split())
-    finally:
-        os.sched_setaffinity(0, allowed)
+    command = ["sh", "-c", f'exec "$0" -I "$1" {streams}', sys.executable, folder / "translate.py"]
+    for text in (b"w1\n", b"\xe9\n"):
+        result = subprocess.run(command, input=text, capture_output=True, check=False, env=environment)
+        if error:
+            assert result.returncode == 1
+            assert re.search(rb"translate\.py: error: the standard output .*" + error + rb".*\n\Z", result.stderr)
+        else:
+            assert (result.returncode, result.stdout) == (0, run(folder, stdin=text).stdout)
 
 
 def test_too_little_memory(folder: Path) -> None:
@@ -235,7 +219,7 @@ def test_options_that_cannot_be(options: dict[str, Any], folder: Path) -> None:
 
 def test_unknown_words_are_replaced_by_a_dictionary(folder: Path) -> None:
     for wrong in ("file.txt", True):
-        with pytest.raises(ValueError, match="a dictionary replace_unk are wanted"):
+        with pytest.raises(ValueError, match="replace_unk"):
             translate.Translator(folder, 1).translate(["w1"], replace_unk=wrong)
 
 
@@ -340,16 +324,9 @@ def test_programs_of_other_names(name: str, output: str, full_folder: Path, tmp_
         translate.Translator(place, 1).translate(["w1 w2"])
 
 
-HOSTILE = {
-    "deep": "[" * 100_000,
-    "no object": "[1]",
-    "nothing": "",
-    "huge number": '{"format": ' + "9" * 5000 + "}",
-    "not a number": '{"format": NaN}',
-}
-
-
-@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize(
+    "content", ["[" * 100_000, "[1]", "", '{"format": ' + "9" * 5000 + "}", '{"format": NaN}'], ids=range(5)
+)
 def test_hostile_config(content: str, folder: Path, tmp_path: Path) -> None:
     check_config(content, folder, tmp_path)
 

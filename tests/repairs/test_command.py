@@ -62,21 +62,23 @@ for rows in range(1, 513):
 """
 
 
-def output(program: str, settings: dict[str, str], command: bool = True) -> str:
+def output(program: str, settings: dict[str, str], command: bool = True, argument: str = "") -> str:
     names = ("MALLOC_", "GLIBC_", "ONEDNN_", "DNNL_", "LRU_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(names)}
-    code = f"import fairseq_plugins; fairseq_plugins.install({command})\n{program}"
+    code = (
+        f"import sys; sys.argv[0] = {argument!r}\nimport fairseq_plugins; fairseq_plugins.install({command})\n{program}"
+    )
     words = [sys.executable, "-W", "ignore", "-c", code]
     environment |= settings
     return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
 
 
-def pages(command: bool = True, **settings: str) -> list[int]:
+def pages(command: bool = True, argument: str = "", **settings: str) -> list[int]:
     """Return page faults: for a block of 64 MiB, the median of seven more, that of seven of 32 MiB, for one of 256 MiB.
 
     The median, since now and then a small object takes the free place.
     """
-    first, *others, larger = map(int, output(_PAGES, settings, command).split())
+    first, *others, larger = map(int, output(_PAGES, settings, command, argument).split())
     return [first, statistics.median_low(others[:7]), statistics.median_low(others[7:]), larger]
 
 
@@ -91,6 +93,13 @@ def test_the_system_brings_each_page_once() -> None:
 @pytest.mark.parametrize("setting", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_"])
 def test_settings_of_the_environment_hold(setting: str) -> None:
     first, again, *_ = pages(**{setting: "131072"})
+    assert again > first / 2
+
+
+@glibc
+@pytest.mark.parametrize("argument", ["/bin/fairseq-train", "/lib/fairseq_cli/train.py"])
+def test_a_training_leaves_memory_alone(argument: str) -> None:
+    first, again, *_ = pages(argument=argument)
     assert again > first / 2
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fairseq_plugins.common.decoding import StepwiseDecoding
 from fairseq_plugins.cpu.packing import Packing
 from fairseq_plugins.search import generator
 from fairseq_plugins.search.beam_search import TokenRules
@@ -155,55 +154,17 @@ def test_a_length_that_cannot_be(build, dictionary, sentences) -> None:
     assert words[0] == words[1]
 
 
-def test_rows_of_each_step(build, architecture: str, dictionary, sentences, monkeypatch) -> None:
-    """At first one of each sentence, then all of those that are left."""
-    rows, step = [], StepwiseDecoding.step
-    monkeypatch.setattr(
-        StepwiseDecoding,
-        "step",
-        lambda self, tokens, order: rows.append((len(tokens), len(self.source.keys))) or step(self, tokens, order),
-    )
-    found = generate(FastBeamSearch, [build(architecture)], dictionary, sentences(LENGTHS), min_len=2)
-    ends = [sorted(len(beam["tokens"]) for beam in beams)[-1] for beams in found]
-    left = [sum(end > step for end in ends) for step in range(max(ends))]
-    assert rows == [(len(LENGTHS), len(LENGTHS)), *((4 * count, count) for count in left[1:])]
-    assert left[-1] < len(LENGTHS)
-
-
-def test_the_source_of_other_models_moves_where_a_sentence_leaves(task, dictionary, sentences, monkeypatch) -> None:
-    """And at no other step."""
-    model, rows = fairseq_model("fconv", task), []
-    reorder = model.encoder.reorder_encoder_out
-    monkeypatch.setattr(
-        model.encoder, "reorder_encoder_out", lambda out, order: rows.append(len(order)) or reorder(out, order)
-    )
-    generate(FastBeamSearch, [model], dictionary, sentences(LENGTHS))
-    assert rows[0] == 4 * len(LENGTHS) > rows[-1]
-    assert rows == sorted(set(rows), reverse=True)
-
-
 def test_a_gpu_is_looked_at_now_and_then(build, architecture: str, dictionary, sentences, monkeypatch) -> None:
-    """Here a pretended one: after every fourth step, and it is read a step later; half of the sentences leave at once.
+    """Here a pretended one: after every fourth step, and it is read a step later.
 
     What ends after k have finished is not a sentence's any more.
     """
-    looks: list[int] = []
-
-    def counted(numbers: Tensor) -> Any:
-        looks.append(len(numbers))
-        return read_copy_later(numbers)
-
     assert [generator.steps_between_looks(torch.device(kind)) for kind in ("cpu", "cuda")] == [1, 4]
-    monkeypatch.setattr(generator, "copy_to_host_async", counted)
+    monkeypatch.setattr(generator, "copy_to_host_async", read_copy_later)
     monkeypatch.setattr(generator, "steps_between_looks", lambda device: 4)
     models, source = [build(architecture).double()], sentences([*LENGTHS, *LENGTHS, *LENGTHS], left_pad=True)
     actual = generate(FastBeamSearch, models, dictionary, source, max_len_b=20)
-    steps = max(len(beam["tokens"]) for beam in chain(*actual))
     assert_same(actual, generate(SequenceGenerator, models, dictionary, source, max_len_b=20), tolerance=2e-6)
-    assert len(looks) in (steps // 4, steps // 4 + 1)
-    assert looks[0] == 12
-    assert all(after == before or 2 * after <= before for before, after in pairwise(looks))
-    assert looks[-1] < 12
 
 
 @pytest.mark.parametrize(
@@ -314,7 +275,7 @@ def test_a_model_with_probabilities_of_its_own(build, architecture: str, diction
 def test_a_sentence_without_any_translation_is_an_error(build, dictionary, sentences) -> None:
     model, source = build("weighted_transformer_tiny"), sentences(LENGTHS)
     model.encoder.embedding.words.weight.data[source[0, 0]] = math.nan
-    with pytest.raises(RuntimeError, match=r"^a sentence has no translation: .* or their scores are not numbers$"):
+    with pytest.raises(RuntimeError, match="no translation"):
         generate(FastBeamSearch, [model], dictionary, source)
 
 

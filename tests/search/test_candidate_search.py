@@ -119,21 +119,6 @@ def test_alignment(model: Model, some: Candidates, dictionary, sentences, alignm
     assert_same(actual, expected, tolerance=2e-5)
 
 
-def test_in_the_middle_of_training(model: Model, some: Candidates, dictionary, sentences) -> None:
-    """As validation by BLEU does it: one generator for all of the training, whose weights change in place."""
-    source = sentences(LENGTHS)
-    sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(dictionary.pad()).sum(dim=1)}}
-    trained = model(1)
-    generator = FastBeamSearch([trained], dictionary, candidates=some, beam_size=4, max_len_b=12)
-    first = generator.generate([trained], sample)
-    trained.load_state_dict(model(2).state_dict())
-    actual = generator.generate([trained], sample)
-    assert_same(actual, generate(FastBeamSearch, [model(2)], dictionary, source, candidates=some), tolerance=0)
-    assert any(
-        mine[0]["tokens"].tolist() != theirs[0]["tokens"].tolist() for mine, theirs in zip(actual, first, strict=True)
-    )
-
-
 @pytest.mark.parametrize("fails", [False, True])
 def test_leaves_everything_as_it_was(model: Model, some: Candidates, dictionary, sentences, fails: bool) -> None:
     class Failing(search.BeamSearch):
@@ -170,22 +155,6 @@ def test_leaves_everything_as_it_was(model: Model, some: Candidates, dictionary,
             torch.testing.assert_close(value, before[name], rtol=0, atol=0, equal_nan=True)
 
 
-def test_forced_words_are_looked_for_where_the_source_is(build, dictionary, some: Candidates, monkeypatch) -> None:
-    """On a GPU, for which another device stands here, of which nobody can ask for words."""
-
-    class Asked(Exception):
-        pass
-
-    def nonzero(mask: Tensor) -> None:
-        raise Asked(mask.device.type)
-
-    monkeypatch.setattr(Tensor, "nonzero", nonzero)
-    generator = FastBeamSearch([build(ARCHITECTURES[0])], dictionary, candidates=some, tokens_to_suppress=("w7",))
-    source = torch.zeros(2, 3, dtype=torch.long, device="meta")
-    with pytest.raises(Asked, match="meta"):
-        generator._generate({"net_input": {"src_tokens": source}}, prefix_tokens=source)
-
-
 @pytest.mark.parametrize(
     ("options", "needed"),
     [
@@ -201,7 +170,7 @@ def test_too_few_candidates(build, dictionary, sentences, options: dict[str, Any
     candidates = Candidates(torch.full((len(dictionary), 1), needed), always)
     generate(FastBeamSearch, models, dictionary, source, candidates=candidates, **options)
     candidates.translations.fill_(0)
-    with pytest.raises(ValueError, match=f"needs {needed} candidates and a batch has only {needed - 1}: raise --freq"):
+    with pytest.raises(ValueError, match=f"{needed} .* {needed - 1}: .*--frequent-candidates"):
         generate(FastBeamSearch, models, dictionary, source, candidates=candidates, **options)
 
 
@@ -216,8 +185,8 @@ def test_all_words_and_many_hypotheses(build, everything: Candidates, dictionary
 
 def test_what_needs_the_whole_vocabulary(build, dictionary, some: Candidates) -> None:
     models = [build(ARCHITECTURES[0])]
-    with pytest.raises(ValueError, match=r"^--candidates does not go with --lm-path: a language model scores "):
+    with pytest.raises(ValueError, match="--lm-path"):
         FastBeamSearch(models, dictionary, candidates=some, lm_model=models[0])
     strategy = search.PrefixConstrainedBeamSearch(dictionary, lambda batch, tokens: [4])
-    with pytest.raises(ValueError, match=r"^--candidates does not go with prefix_allowed_tokens_fn, whose .* before$"):
+    with pytest.raises(ValueError, match="prefix_allowed_tokens_fn"):
         FastBeamSearch(models, dictionary, candidates=some, search_strategy=strategy)

@@ -131,15 +131,3 @@ def test_a_search_is_looked_at_now_and_then(build, architecture, sentences, dict
     looks = [each for each in caught if "synchronizing" in str(each.message)]
     # Back-pointers and their scores, rules that the host makes, and words and scores that go back.
     assert len(looks) <= 10, [f"{each.filename}:{each.lineno}" for each in looks]
-
-
-def test_programs_are_ahead_of_the_host(build, architecture, sentences, dictionary) -> None:
-    """A batch of a shape that was seen before launches two graphs' kinds, and next to nothing else."""
-    model, source = build(architecture), sentences([9, 3, 6, 1])
-    model.make_generation_fast_()
-    sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(1).sum(dim=1)}}
-    search = FastBeamSearch([model], dictionary, programs=GraphCache(), beam_size=BEAM, min_len=8, max_len_b=8)
-    search.generate([model], sample)
-    graphs, kernels = launches(lambda: search.generate([model], sample))
-    assert graphs == 1 + 9
-    assert kernels <= 60

@@ -70,7 +70,7 @@ def test_rouge_knows_the_latin_alphabet() -> None:
     dictionary = Dictionary()
     for word in ("\u044d\u0442\u043e", "\u0434\u043e\u043c"):
         dictionary.add_symbol(word)
-    with pytest.raises(ValueError, match="--risk-cost rouge1 sees only the letters a to z"):
+    with pytest.raises(ValueError, match="--risk-cost rouge1"):
         criterion(dictionary, risk_cost="rouge1")
     criterion(dictionary, risk_cost="chrf")
     dictionary.add_symbol("Haus")

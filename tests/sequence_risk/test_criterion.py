@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -12,15 +11,12 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.logging import metrics
 from fairseq.models.fconv import FConvModel
-from fairseq.models.lstm import LSTMModel
 from fairseq.models.nat import NATransformerModel
-from fairseq.models.transformer import TransformerModel
 from fairseq.search import Sampling
 from fairseq.sequence_generator import SequenceGenerator
 from sacrebleu import BLEU
 from torch import Tensor
 
-from fairseq_plugins.common.linear import has_weight_norm
 from fairseq_plugins.search.generator import FastBeamSearch
 from fairseq_plugins.sequence_risk.config import SequenceRiskConfig
 from fairseq_plugins.sequence_risk.criterion import SequenceRisk
@@ -30,6 +26,7 @@ from tests.search.fairseq_models import fairseq_model
 from tests.sequence_risk.risk import EOS, PAD, batch, criterion, one_by_one, translation_task
 
 BOS = 0
+NO_DECODERS = (torch.nn.Linear, NATransformerModel)  # they do not write one word after the other
 
 
 def text(dictionary: Dictionary, tokens: list[int]) -> str:
@@ -107,9 +104,7 @@ def test_loss_and_gradients(models: list[Any], sample: Any, dictionary: Dictiona
 
 
 @pytest.mark.parametrize("options", [{}, {"risk_reference": True, "risk_cost": "chrf", "label_smoothing": 0.1}])
-def test_a_sentence_does_not_depend_on_its_batch(
-    models: list[Any], sentences: Any, dictionary: Dictionary, options: dict[str, Any]
-) -> None:
+def test_a_sentence_does_not_depend_on_its_batch(models, sentences, dictionary, options) -> None:
     """Its loss and gradients are those that it has alone, also where no hypothesis ends before its limit."""
     if isinstance(models[0], FConvModel):
         pytest.skip("its encoder convolves over padding")
@@ -126,59 +121,6 @@ def test_a_sentence_does_not_depend_on_its_batch(
         )
 
 
-def everything(words: range, longest: int) -> list[list[int]]:
-    """All sentences of these words up to so many."""
-    counts = range(longest + 1)
-    return [[*each, EOS] for count in counts for each in itertools.product(words, repeat=count)]
-
-
-def test_gradient_of_the_expected_cost(
-    models: list[Any], sample: Any, dictionary: Dictionary, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Over all sentences of three words up to two of them: ∂R/∂s_u = T p_u (c_u - R); and by finite differences."""
-    model, sets = models[0], [everything(range(10, 13), 2)] * 3
-    sample["target"][0] = torch.tensor([10, 11, 10, EOS, PAD])
-    found = criterion(dictionary, risk_alpha=0.0, risk_scale=2.0)
-    monkeypatch.setattr(found.translator, "translate", lambda model, sample: sets)
-    seen = []
-    losses = found.losses
-
-    def watch(scores: Any, *others: Any) -> Any:
-        if scores.tokens.requires_grad:
-            scores.tokens.retain_grad()
-        result = losses(scores, *others)
-        seen.append((scores, *others, result[2]))
-        return result
-
-    monkeypatch.setattr(found, "losses", watch)
-    loss = found(model, sample)[0]
-    loss.backward()
-    scores, rows, costs, members, risk = seen[0]
-    for sentence in range(3):
-        mean = torch.stack([scores.tokens[row].sum() / len(rows.tokens[row]) for row in members[sentence]])
-        p = (2 * mean).exp() / (2 * mean).exp().sum()
-        wanted = 2 * p * (costs[sentence] - risk[sentence])
-        for row, gradient in zip(members[sentence], wanted, strict=True):
-            length = len(rows.tokens[row])
-            torch.testing.assert_close(scores.tokens.grad[row, :length], (gradient / length).expand(length))
-    assert costs[0].min() < 0.7 < costs[0].max()
-
-    if any(isinstance(model, kind) for kind in (FConvModel, TransformerModel, LSTMModel)):
-        return  # parts of them compute in float32
-    generator = torch.Generator(device=loss.device).manual_seed(1)
-    parameters = list(model.decoder.parameters())  # encoders scale their gradients (ConvS2S section 3.4)
-    directions = [torch.randn(p.shape, dtype=p.dtype, device=p.device, generator=generator) for p in parameters]
-    slope = sum((parameter.grad * d).sum() for parameter, d in zip(parameters, directions, strict=True))
-    values, step = [], 1e-6
-    with torch.no_grad():
-        for sign in (step, -2 * step):
-            for parameter, direction in zip(parameters, directions, strict=True):
-                parameter.add_(sign * direction)
-            values.append(found(model, sample)[0])
-    rtol = 1e-2 if loss.is_cuda and has_weight_norm(model) else 1e-4  # torch's norms are in float32 there
-    torch.testing.assert_close((values[0] - values[1]) / (2 * step), slope, rtol=rtol, atol=1e-8)
-
-
 def test_the_reference_is_one_more(models: list[Any], sample: Any, dictionary: Dictionary) -> None:
     loss = criterion(dictionary, risk_candidates=3, risk_reference=True)(models[0], sample)[0]
     references = [[token for token in row if token != PAD] for row in sample["target"].tolist()]
@@ -189,9 +131,7 @@ def test_the_reference_is_one_more(models: list[Any], sample: Any, dictionary: D
     assert_same_gradients(models, [loss, expected])
 
 
-def test_a_reference_that_is_found_counts_once(
-    models: list[Any], sample: Any, dictionary: Dictionary, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reference_that_is_found_counts_once(models, sample, dictionary, monkeypatch) -> None:
     references = [[token for token in row if token != PAD] for row in sample["target"].tolist()]
     sets = [[[8, EOS], reference] for reference in references]
     for options in ({}, {"risk_reference": True}):
@@ -284,19 +224,6 @@ def test_what_is_logged(models: list[Any], sample: Any, dictionary: Dictionary) 
     assert SequenceRisk.logging_outputs_can_be_summed()
 
 
-def test_targets_padded_on_the_left(
-    task: SimpleNamespace, sample: Any, dictionary: Dictionary, device: torch.device
-) -> None:
-    """Which this plugin's own models refuse; the word in front of the first is then no padding."""
-    model, found = fairseq_model("transformer_tiny", task).to(device).eval(), criterion(dictionary, risk_candidates=3)
-    losses = [float(found(model, sample)[0])]
-    for tensors, name in ((sample, "target"), (sample["net_input"], "prev_output_tokens")):
-        rows = tensors[name]
-        tensors[name] = torch.stack([torch.cat([row[row == PAD], row[row != PAD]]) for row in rows])
-    losses.append(float(found(model, sample)[0]))
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-
-
 def test_a_wrapper_that_moves_arguments(build: Any, sample: Any, dictionary: Dictionary) -> None:
     """torch's for several GPUs takes the first of them, and there must be one."""
 
@@ -316,9 +243,7 @@ def test_a_wrapper_that_moves_arguments(build: Any, sample: Any, dictionary: Dic
     assert float(found(Wrapper(model), sample)[0]) == float(found(model, sample)[0])
 
 
-def test_too_many_candidates_for_the_memory(
-    build: Any, sample: Any, dictionary: Dictionary, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_candidates_for_the_memory(build, sample, dictionary, monkeypatch) -> None:
     """torch's message stays in it, by which fairseq skips a batch on a GPU."""
 
     def fill(*_: object) -> None:
@@ -326,50 +251,38 @@ def test_too_many_candidates_for_the_memory(
 
     found = criterion(dictionary, risk_candidates=40)
     monkeypatch.setattr(found.translator, "translate", fill)
-    with pytest.raises(RuntimeError, match=r"^--risk-candidates 40: out of memory .* you tried to allocate"):
+    with pytest.raises(RuntimeError, match=r"^--risk-candidates 40: out of memory"):
         found(build("convs2s_tiny"), sample)
 
 
 @pytest.mark.parametrize("architecture", ["convs2s_tiny", "weighted_transformer_tiny"])
-def test_a_reference_beyond_the_positions(
-    build: Any, architecture: str, sentences: Any, dictionary: Dictionary
-) -> None:
+def test_a_reference_beyond_the_positions(build, architecture, sentences, dictionary) -> None:
     with pytest.raises(ValueError, match="70"):
         criterion(dictionary, risk_candidates=3)(build(architecture), batch(sentences([6]), sentences([70])))
 
 
-def test_an_adaptive_softmax_is_refused(task: SimpleNamespace, dictionary: Dictionary) -> None:
-    model = fairseq_model("transformer_tiny", task)
-    model.decoder.adaptive_softmax = torch.nn.Identity()
-    with pytest.raises(ValueError, match="this one has an adaptive one"):
-        criterion(dictionary)(model, {})
+def test_models_that_cannot_be_trained_are_refused(task: SimpleNamespace, dictionary: Dictionary) -> None:
+    adaptive = fairseq_model("transformer_tiny", task)
+    adaptive.decoder.adaptive_softmax = torch.nn.Identity()
+    for model, name in ((adaptive, "adaptive"), *((kind.__new__(kind), kind.__name__) for kind in NO_DECODERS)):
+        with pytest.raises(ValueError, match=name):
+            criterion(dictionary)(model, {})
 
 
-@pytest.mark.parametrize("kind", [torch.nn.Linear, NATransformerModel])
-def test_a_model_that_writes_no_word_after_the_other_is_refused(dictionary: Dictionary, kind: type) -> None:
-    with pytest.raises(ValueError, match=f"trains autoregressive encoder-decoders, and {kind.__name__} is none"):
-        criterion(dictionary)(kind.__new__(kind), {})
-
-
-def test_a_decoder_that_is_told_its_language_is_refused(dictionary: Dictionary) -> None:
-    with pytest.raises(ValueError, match="as --decoder-langtok wants"):
+def test_tasks_of_several_languages_are_refused(dictionary: Dictionary) -> None:
+    """Unless all have one dictionary; in training fairseq names one of theirs as that of the targets."""
+    with pytest.raises(ValueError, match="--decoder-langtok"):
         SequenceRisk(translation_task(dictionary, args=SimpleNamespace(decoder_langtok=True)), SequenceRiskConfig())
-
-
-def test_languages_of_several_dictionaries_are_refused(dictionary: Dictionary) -> None:
-    """In training fairseq names one of them as that of the targets."""
     other = Dictionary()
     languages = {"lang_pairs": ["en-de", "en-cs"], "dicts": {"en": other, "de": dictionary, "cs": other}}
-    with pytest.raises(ValueError, match="reads all languages by one dictionary"):
+    with pytest.raises(ValueError, match="dictionary"):
         SequenceRisk(translation_task(dictionary, **languages), SequenceRiskConfig())
     languages["dicts"] = {"src": other, "tgt": dictionary}  # of --target-dict, which is for all
     SequenceRisk(translation_task(dictionary, **languages), SequenceRiskConfig())
 
 
 @pytest.mark.parametrize("name", ["convs2s_tiny", "weighted_transformer_tiny"])
-def test_dropout_has_its_places_in_a_tree(
-    build: Any, sample: Any, dictionary: Dictionary, double: None, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_dropout_has_its_places_in_a_tree(build, sample, dictionary, double, monkeypatch, name) -> None:
     """Those that it has in rows: in training a factor stands in for it here."""
     model = build(name, dropout=0.5, attention_dropout=0.0, relu_dropout=0.0).double()
     rows, _ = criterion(dictionary).sets(sample, searched(model, sample, dictionary, 4))

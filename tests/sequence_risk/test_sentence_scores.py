@@ -37,12 +37,6 @@ def test_bleu(hypothesis: str, reference: str) -> None:
     assert SENTENCE_SCORES["bleu"]()(reference)(hypothesis) == pytest.approx(expected, abs=1e-12)
 
 
-def test_bleu_of_counts() -> None:
-    """4 of 5 words; of pairs (2+1)/(4+1), of threes 2/4, of fours (0+1)/(2+1); one word too short."""
-    expected = (4 / 5 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25 * 2.718281828459045 ** (1 - 6 / 5)
-    assert SENTENCE_SCORES["bleu"]()("a b c x d y")("a b c d e") == pytest.approx(expected)
-
-
 @pytest.mark.parametrize(("hypothesis", "reference"), PAIRS)
 def test_others(hypothesis: str, reference: str) -> None:
     rouge = pytest.importorskip("rouge_score.rouge_scorer")
@@ -55,5 +49,5 @@ def test_others(hypothesis: str, reference: str) -> None:
 
 def test_without_rouge_score(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)  # as where it is not installed
-    with pytest.raises(ValueError, match=r"^ROUGE needs rouge-score: pip install rouge-score$"):
+    with pytest.raises(ValueError, match="rouge-score"):
         SENTENCE_SCORES["rouge1"]()

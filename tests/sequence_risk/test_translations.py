@@ -45,9 +45,7 @@ def test_validation_draws_nothing(build: Any, sample: Any, dictionary: Dictionar
 
 
 @pytest.mark.parametrize("plain", [True, False])
-def test_longest_translations(
-    build: Any, sample: Any, dictionary: Dictionary, monkeypatch: pytest.MonkeyPatch, plain: bool
-) -> None:
+def test_longest_translations(build, sample, dictionary, monkeypatch, plain) -> None:
     """1.5 times each source and five words, of a model that ends none by itself; also in fairseq's own search."""
     monkeypatch.setattr(FastBeamSearch, "_is_plain", lambda self: plain)
     model = build("convs2s_tiny")
@@ -57,13 +55,11 @@ def test_longest_translations(
 
 
 @pytest.mark.parametrize("precision", ["float32", "int8"])
-def test_the_search_has_the_precision_of_the_task(
-    build: Any, sample: Any, dictionary: Dictionary, device: torch.device, precision: str
-) -> None:
+def test_the_search_has_the_precision_of_the_task(build, sample, dictionary, device, precision) -> None:
     if device.type != "cpu" or not PRECISIONS[precision][1]():
         pytest.skip(f"no {precision} here")
     task = translation_task(dictionary)
     task.cfg.cpu_dtype = precision
     with Operators() as operators:
         SequenceRisk(task, SequenceRiskConfig()).translator.translate(build("convs2s_tiny"), sample)
-    assert (operators.count("quantized.linear_dynamic") > 0) == (precision == "int8")
+    assert bool(operators.count("quantized.linear_dynamic")) == (precision == "int8")

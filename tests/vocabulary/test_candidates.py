@@ -37,7 +37,7 @@ Write = Callable[..., Path]
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
     def write(candidates: str = LEXICON, frequent: str = FREQUENT) -> Path:
-        (tmp_path / "candidates.txt").write_bytes(candidates.encode())
+        (tmp_path / "candidates.txt").write_bytes(candidates.encode(errors="surrogateescape"))
         (tmp_path / "frequent.txt").write_bytes(frequent.encode())
         return tmp_path
 
@@ -159,56 +159,39 @@ def test_masks_are_where_the_source_is(write: Write, devices: tuple[str, ...]) -
 
 
 @pytest.mark.parametrize(
-    ("files", "message"),
+    ("files", "place"),
     [
-        (
-            {"candidates": "the das 0.5\nthe die\n"},
-            r"candidates.txt, line 2: expected `source target probability`, found 'the",
-        ),
-        ({"candidates": "the das 0.5\n\nthe die 0.5\n"}, "candidates.txt, line 2: "),
-        ({"candidates": "the\tdas\t0.5\n"}, "candidates.txt, line 1: "),
-        ({"candidates": "the das Haus 0.5\n"}, "candidates.txt, line 1: "),
-        ({"candidates": "the das much\n"}, "candidates.txt, line 1: "),
-        ({"candidates": "the das nan\n"}, "candidates.txt, line 1: "),
-        (
-            {"candidates": "the das 0.4\ncat Katze 0.9\nthe die 0.5\n"},
-            r"candidates.txt, line 3: 'the die 0.5' stands behind a smaller probability of 'the'; the largest must",
-        ),
-        ({"frequent": "die 1\n" * 9 + "das 2\n"}, "frequent.txt, line 10: 'das 2' stands behind a smaller count; the"),
-        ({"frequent": "die 1\ndas\n"}, "frequent.txt, line 2: expected `target count`"),
-        ({"candidates": "das the 0.5\nHaus house 0.5\n"}, "is it of other languages"),
-        ({"candidates": ""}, "is it of other languages"),
+        ({"candidates": "the das 0.5\nthe die\n"}, "candidates.txt, line 2"),
+        ({"candidates": "the das 0.5\n\nthe die 0.5\n"}, "candidates.txt, line 2"),
+        ({"candidates": "the\tdas\t0.5\n"}, "candidates.txt, line 1"),
+        ({"candidates": "the das Haus 0.5\n"}, "candidates.txt, line 1"),
+        ({"candidates": "the das much\n"}, "candidates.txt, line 1"),
+        ({"candidates": "the das nan\n"}, "candidates.txt, line 1"),
+        ({"candidates": "the das 0.4\ncat Katze 0.9\nthe die 0.5\n"}, "candidates.txt, line 3"),
+        ({"candidates": "the das 1\n\udcff\udcfe 1\n"}, "candidates.txt, line 2"),
+        ({"frequent": "die 1\n" * 9 + "das 2\n"}, "frequent.txt, line 10"),
+        ({"frequent": "die 1\ndas\n"}, "frequent.txt, line 2"),
+        ({"candidates": "das the 0.5\nHaus house 0.5\n"}, "candidates.txt has no translation"),
+        ({"candidates": ""}, "candidates.txt has no translation"),
     ],
 )
-def test_malformed(write: Write, files: dict[str, str], message: str) -> None:
+def test_malformed(write: Write, files: dict[str, str], place: str) -> None:
     folder = write(**files)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=place):
         read(folder, frequent=9)
-
-
-def test_not_text(write: Write) -> None:
-    folder = write()
-    (folder / "candidates.txt").write_bytes(b"the das 1\n\xff\xfe 1\n")
-    with pytest.raises(ValueError, match=r"candidates.txt, line 2 is not UTF-8: "):
-        read(folder)
 
 
 @pytest.mark.parametrize("name", ["candidates.txt", "frequent.txt"])
 def test_missing(write: Write, name: str) -> None:
     folder = write()
     (folder / name).unlink()
-    with pytest.raises(ValueError, match=rf"{name} does not exist: .* `fairseq-plugins lexicon`"):
+    with pytest.raises(ValueError, match=name):
         read(folder)
 
 
-@pytest.mark.parametrize(
-    ("options", "found"), [({"per_word": 0}, "0 and 1"), ({"frequent": -1}, "2 and -1"), ({"per_word": -1}, "-1 and 1")]
-)
-def test_options_out_of_range(write: Write, options: dict[str, int], found: str) -> None:
-    with pytest.raises(
-        ValueError,
-        match=f"^--candidates-per-word must be positive and --frequent-candidates not negative, but they are {found}$",
-    ):
+@pytest.mark.parametrize("options", [{"per_word": 0}, {"per_word": -1}, {"frequent": -1}])
+def test_options_out_of_range(write: Write, options: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=r"--candidates-per-word .* --frequent-candidates"):
         read(write(), **options)
 
 
@@ -218,5 +201,5 @@ def test_special_symbols_elsewhere(write: Write, symbol: str, index: int) -> Non
     """Those of a dictionary of fairseq are the words 0 to 3."""
     target = dictionary(TARGET)
     setattr(target, f"{symbol}_index", index)
-    with pytest.raises(ValueError, match=r"^candidates need a target dictionary that begins with its special symbols$"):
+    with pytest.raises(ValueError, match="special symbols"):
         Candidates.read(write(), dictionary(SOURCE), target, 2, 1)

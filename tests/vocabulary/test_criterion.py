@@ -69,9 +69,7 @@ def test_loss_and_gradients(models: list[Any], sample: dict[str, Any], dictionar
 
 
 @pytest.mark.parametrize("average", [False, True])
-def test_all_words_are_label_smoothed_cross_entropy(
-    models: list[Any], sample: Any, dictionary: Dictionary, average
-) -> None:
+def test_all_words_are_label_smoothed_cross_entropy(models, sample, dictionary, average) -> None:
     everything = candidates(dictionary, everything=True)
     ours = criterion(dictionary, everything, average=average, report_accuracy=True)
     theirs = LabelSmoothedCrossEntropyCriterion(ours.task, average, 0.1, report_accuracy=True)
@@ -130,6 +128,5 @@ def test_what_is_logged(build: Any, dictionary: Dictionary, device: torch.device
 @pytest.mark.parametrize("attributes", [{}, {"candidates": None}])
 def test_a_task_without_candidates_is_refused(dictionary: Dictionary, attributes: dict[str, None]) -> None:
     task = SimpleNamespace(target_dictionary=dictionary, **attributes)
-    message = "vocab_selection_cross_entropy needs --task translation_fast with --candidates"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="--candidates"):
         VocabSelectionCrossEntropy.build_criterion(LabelSmoothedCrossEntropyCriterionConfig(), task)

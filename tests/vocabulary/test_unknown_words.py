@@ -49,7 +49,7 @@ def test_an_offset_stays_within_the_sentence(offset: int, positions: list[int]) 
 
 
 def test_a_model_without_attention_is_refused() -> None:
-    with pytest.raises(ValueError, match="the model reports none"):
+    with pytest.raises(ValueError, match="--replace-unk"):
         SourceWords([], torch.empty(0), torch.tensor([True, False]))
 
 
@@ -105,8 +105,8 @@ def test_without_the_option_nothing_changes(target: Dictionary) -> None:
 
 def test_another_text_than_the_model_reads_is_refused(target: Dictionary) -> None:
     tokens = torch.tensor([UNK, EOS])
-    for alignment, message in ((align([0, 1], length=2), "in 2 words, .* has 3: a b c"), ([(0, 0)], "reports none")):
-        with pytest.raises(ValueError, match=message):
+    for alignment in (align([0, 1], length=2), [(0, 0)]):
+        with pytest.raises(ValueError, match="--replace-unk"):
             replace_unknown_words(tokens, "<unk>", alignment, "a b c", {}, target)
 
 
@@ -117,7 +117,7 @@ def test_dictionary_lines(tmp_path: Path) -> None:
     assert read_translations(None) is None
     for bad in ("", "Hund", "New York Neu-York"):
         path.write_text(f"Hund dog\n{bad}\nKatze cat\n")
-        with pytest.raises(ValueError, match=f"{path}, line 2: expected 'source target', found '{bad}'"):
+        with pytest.raises(ValueError, match=f"{path}, line 2: "):
             utils.load_align_dict(str(path))
 
 
@@ -127,18 +127,13 @@ def test_a_dictionary_with_a_byte_order_mark(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"Hund dog\n\xff cat\n", "dictionary, line 2 is not UTF-8"),
-        (b"Hund dog\rKatze cat\n", "dictionary, line 1: expected 'source target', found 'Hund dog.rKatze cat'$"),
-        (b"word " * 10**6, f"dictionary, line 1: expected 'source target', found '{'word ' * 20}'$"),
-    ],
-    ids=["bytes", "carriage return", "long"],
+    ("content", "line"), [(b"Hund dog\n\xff cat\n", 2), (b"Hund dog\rKatze cat\n", 1), (b"word " * 10**6, 1)]
 )
-def test_what_is_no_dictionary_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
+def test_what_is_no_dictionary_is_refused(content: bytes, line: int, tmp_path: Path) -> None:
     (tmp_path / "dictionary").write_bytes(content)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"dictionary, line {line}") as error:
         read_translations(str(tmp_path / "dictionary"))
+    assert len(str(error.value)) < 400
 
 
 def test_a_repaired_fairseq_is_left_alone() -> None:

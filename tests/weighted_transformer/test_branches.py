@@ -9,7 +9,7 @@ import torch
 from fairseq.models.transformer import TransformerConfig
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 
-from fairseq_plugins.weighted_transformer.branches import BranchedBlock, add_block_diagonal
+from fairseq_plugins.weighted_transformer.branches import BranchedBlock
 from fairseq_plugins.weighted_transformer.layers import AttentionHeads
 
 
@@ -95,14 +95,3 @@ def test_a_gate_keeps_its_k_largest() -> None:
     weights, scores = made.gate(x), made.gate.projection(x)
     assert torch.equal(weights == 0, scores == scores.min(dim=-1, keepdim=True).values)
     torch.testing.assert_close(weights.sum(dim=-1), torch.full((2, 7), 2.0, dtype=torch.float64))
-
-
-def test_block_diagonal_gradients() -> None:
-    torch.manual_seed(1)
-    y, x, w = (torch.randn(*shape).double().requires_grad_() for shape in ((5, 12), (5, 6), (3, 2, 4)))
-
-    def add(y: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return add_block_diagonal(y.clone(), x, w)
-
-    torch.testing.assert_close(add(y, x, w), y + x @ torch.block_diag(*w))
-    assert torch.autograd.gradcheck(add, (y, x, w))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -87,22 +86,3 @@ def test_attention_is_that_of_the_last_layer(build, sentences) -> None:
         scores = scores / keys.size(-1) ** 0.5 + encoded.bias
         expected += scores.softmax(dim=-1) / heads
     close(extra["attn"][0], expected)
-
-
-@pytest.mark.parametrize(("beam", "length"), [(1, 3), (2, 3), (3, 3), (3, 4), (3, 9)])
-@torch.no_grad()
-def test_the_first_maps_go_to_the_values_where_that_is_less_work(build, sentences, beam: int, length: int) -> None:
-    """Heads here have v = 4 numbers, and a branch's network 8 units: S·8 multiplications for a row instead of 4·8."""
-    sizes = {"encoder_embed_dim": 12, "encoder_ffn_embed_dim": 24, "encoder_attention_heads": 3}
-    model = build("weighted_transformer_tiny", **sizes)
-    encoded = model.encoder(sentences([length, length - 1]))
-    encoded = model.encoder.reorder_encoder_out(encoded, torch.arange(2).repeat_interleave(beam))
-    state: dict = {}
-    model.decoder(sentences([1] * 2 * beam), encoded, incremental_state=state)
-    for layer in model.decoder.get_incremental_state(state, STATE).layers:
-        if beam > 1 and length < 4:
-            assert layer.own_first is None
-            assert layer.source_values.shape == (2, 3, length, 4 + 8)
-        else:
-            assert layer.own_first.shape == (3, 4, 8)
-            assert layer.source_values.shape == (2, 3, length, 4)

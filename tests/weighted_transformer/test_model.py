@@ -8,20 +8,7 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
-from tests.common import test_presets
 from tests.conftest import random_model
-
-
-@pytest.mark.parametrize("sizes", [{}, {"encoder_layers": 2, "decoder_layers": 4, "encoder_attention_heads": 16}])
-def test_it_has_as_many_parameters_as_the_transformer(sizes: dict[str, int]) -> None:
-    """To the last one, but for the weights of branches: κ and α of each layer, 192 in the smaller model."""
-    if "encoder_attention_heads" in sizes:
-        sizes["decoder_attention_heads"] = sizes["encoder_attention_heads"]
-    ours = test_presets.build("weighted_transformer_small", **sizes)
-    theirs = test_presets.build("transformer", share_all_embeddings=True, **sizes)
-    weights = [value for name, value in ours.named_parameters() if ".kappa." in name or ".alpha." in name]
-    assert sum(value.numel() for value in weights) == 192
-    assert test_presets.parameters(ours) - 192 == test_presets.parameters(theirs)
 
 
 @pytest.mark.parametrize("sharing", ["none", "decoder"])
@@ -38,7 +25,7 @@ def test_weights_off_the_simplex_are_refused(build) -> None:
     """Before validation and translation, whatever the criterion."""
     model = build("weighted_transformer_tiny").train()
     model.decoder.layers[0].branches.alpha.weight.data.add_(0.1)
-    with pytest.raises(ValueError, match="train with --optimizer simplex_adam"):
+    with pytest.raises(ValueError, match="--optimizer simplex_adam"):
         model.eval()
 
 
@@ -52,14 +39,14 @@ def test_an_optimizer_that_does_not_project_is_refused_early(build) -> None:
             model.train()
             alpha[0] += 0.0021
 
-    with pytest.raises(ValueError, match="train with --optimizer simplex_adam"):
+    with pytest.raises(ValueError, match="--optimizer simplex_adam"):
         train()
     assert alpha.sum() < 1 + 8 * 0.0021
 
 
 def test_a_checkpoint_of_the_first_structure_is_refused(build) -> None:
     model = build("weighted_transformer_tiny")
-    with pytest.raises(ValueError, match="layers of version 1"):
+    with pytest.raises(ValueError, match="version 1"):
         model.load_state_dict({**model.state_dict(), "version": torch.tensor(1)})
 
 
@@ -67,10 +54,10 @@ def test_a_checkpoint_of_the_first_structure_is_refused(build) -> None:
 def test_logits_are_not_taken_for_weights(build, trained: str, asked: str) -> None:
     one = {"encoder_attention_heads": 1, "decoder_attention_heads": 1}
     state, other = (build("weighted_transformer_tiny", branch_constraint=each, **one) for each in (trained, asked))
-    with pytest.raises(ValueError, match=f"trained with --branch-constraint {trained}, and not {asked}"):
+    with pytest.raises(ValueError, match=f"--branch-constraint {trained}"):
         other.load_state_dict(state.state_dict())
     state, other = (build("weighted_transformer_tiny", branch_constraint=each) for each in (trained, asked))
-    with pytest.raises(ValueError, match=f"trained with --branch-constraint {trained}, and not {asked}"):
+    with pytest.raises(ValueError, match=f"--branch-constraint {trained}"):
         other.load_state_dict(state.state_dict())
     plain = {**state.state_dict(), "decoder.layers.0.branches.alpha.weight": torch.tensor([0.5, 0.6, 0.2, 0.2])}
     state.load_state_dict(plain)  # which has left the simplex, but is not of another kind
@@ -80,7 +67,7 @@ def test_logits_are_not_taken_for_weights(build, trained: str, asked: str) -> No
 
 def test_different_dictionaries_are_named(dictionary: Dictionary) -> None:
     other = SimpleNamespace(source_dictionary=dictionary, target_dictionary=Dictionary())
-    with pytest.raises(ValueError, match="--joined-dictionary, or use --share-embeddings decoder"):
+    with pytest.raises(ValueError, match="--share-embeddings"):
         random_model("weighted_transformer_tiny", other)
 
 

@@ -114,5 +114,5 @@ def test_leaving_the_simplex_is_noticed() -> None:
     check_simplex(model)
     for point in ([0.9, 0.5, 0.3, -0.7], [0.4, 0.4, 0.4, 0.4], [float("nan")] * 4):
         alpha.weight.data = torch.tensor(point)
-        with pytest.raises(ValueError, match=r"^kappa and .* simplex_adam, .* or with --branch-constraint softmax$"):
+        with pytest.raises(ValueError, match="--branch-constraint"):
             check_simplex(model)

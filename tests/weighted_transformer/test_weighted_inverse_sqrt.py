@@ -60,12 +60,10 @@ def test_the_sizes_of_the_default_architecture() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^--lr-scheduler weighted_inverse_sqrt needs --optimizer simplex_adam$"):
+    with pytest.raises(ValueError, match="--optimizer simplex_adam"):
         schedule(FairseqAdam)
-    with pytest.raises(ValueError, match=r"--branch-warmup-updates must be .*, got 0"):
-        schedule(branch_warmup_updates=0)
     layers = "[(16, 3)]"
-    with pytest.raises(ValueError, match=r"whose --encoder-layers is a number, and not \[\(16, 3\)\]$"):
+    with pytest.raises(ValueError, match="--encoder-layers"):
         schedule(layers=layers)
     words = ["data", "--arch", "convs2s", "--encoder-layers", layers, "--lr-scheduler", "weighted_inverse_sqrt"]
     args = options.parse_args_and_arch(options.get_training_parser(), words)

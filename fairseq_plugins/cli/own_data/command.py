@@ -141,7 +141,7 @@ def run(args: Namespace) -> None:
         try:
             scores = score_held_out(folder, model, decoding)
             if training is not None or not (model / CARD).exists():  # users may edit it
-                write_card(folder, model, scores, commands)
+                write_card(folder, model, scores, base, commands)
             if base is not None:
                 compare_with_base(scores, folder, model, base, args.user_dir)
         finally:  # there is a model, also where it cannot be scored

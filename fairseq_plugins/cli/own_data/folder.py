@@ -113,7 +113,7 @@ def existing(path: Path) -> Folder | None:
 
 
 def open_folder(path: Path) -> Folder:
-    """Return a folder with the binary data of an earlier call.
+    """Return a folder with the text and binary data of an earlier call.
 
     Raises:
         ValueError: there is none.
@@ -121,8 +121,8 @@ def open_folder(path: Path) -> Folder:
     folder = existing(path)
     if folder is None:
         raise ValueError(f"{path} is not a folder of own-data: it has no file {SETTINGS}")
-    if not folder.binary.exists():
-        raise ValueError(f"{path} has no data yet: call own-data again, which goes on from where it was stopped")
+    if not folder.binary.exists() or not (path / "text").exists():  # as in a folder of an earlier version
+        raise ValueError(f"{path} has no text or no data yet: call own-data again, which makes what is missing")
     return folder
 
 
@@ -177,6 +177,7 @@ def prepare(
             "or give the texts and options of the first call"
         )
     if not text.exists():
+        folder.path.mkdir(parents=True, exist_ok=True)
         with beside(text) as unfinished:
             unfinished.mkdir()
             parts = {part: read_pairs(files, folder.languages) for part, files in texts.items()}

@@ -17,27 +17,29 @@ from fairseq_plugins.cli.own_data.cleaning import RULES
 from fairseq_plugins.cli.own_data.folder import SETTINGS, Folder
 from fairseq_plugins.cli.own_data.held_out import NAMES
 from fairseq_plugins.cli.own_data.parallel_text import read_text, writing
-from fairseq_plugins.cli.own_data.trained import FINISHED, is_trained
+from fairseq_plugins.cli.own_data.trained import FINISHED, Base, is_trained
 from fairseq_plugins.cli.plots.loss import LOG, records
 from fairseq_plugins.cli.score import Scores
 
 CARD = "README.md"
 COMMANDS = "## Commands"  # where the part begins that exported folders do not repeat
+KINDS = {"sentencepiece": "pieces of sentencepiece", "moses": "Moses' tokens, and BPE of subword-nmt"}
 SHOWN = 20  # files of text that are named
-PATHS = ("--user-dir", "--save-dir")  # options that say where files are
+PATHS = ("--user-dir", "--save-dir", "--finetune-from-model")  # options that say where files are
 
 
-def write_card(folder: Folder, model: Path, scores: Scores, commands: Mapping[str, str]) -> None:
+def write_card(folder: Folder, model: Path, scores: Scores, base: Base | None, commands: Mapping[str, str]) -> None:
     """Write the card of a trained model.
 
     Args:
         folder: its text.
         model: folder of its checkpoints.
         scores: its scores.
+        base: the model that it was adapted from.
         commands: commands of a shell by what they are for.
     """
     with writing(model / CARD) as file:
-        file.writelines(f"{line}\n" for line in _lines(folder, model, scores))
+        file.writelines(f"{line}\n" for line in _lines(folder, model, scores, base))
         file.write(f"\n{COMMANDS}\n")
         file.writelines(f"\n{what}:\n\n    {words}\n" for what, words in commands.items())
 
@@ -50,7 +52,7 @@ def card_of(checkpoint: Path) -> str:
     return card.read_text(encoding="utf-8", errors="replace").partition(f"\n{COMMANDS}\n")[0]
 
 
-def _lines(folder: Folder, model: Path, scores: Scores) -> Iterator[str]:
+def _lines(folder: Folder, model: Path, scores: Scores, base: Base | None) -> Iterator[str]:
     source, target = folder.languages
     day = date.fromtimestamp((model / FINISHED).stat().st_mtime)
     yield f"# {model.name}, {source} to {target}"
@@ -65,9 +67,11 @@ def _lines(folder: Folder, model: Path, scores: Scores) -> Iterator[str]:
     yield "## Model"
     yield ""
     yield f"- Architecture: `{model.name}`"
+    if base is not None:
+        yield f"- Adapted from: `{base.checkpoint.name}` of the folder `{base.folder.path.resolve().name}`"
     yield from _training(model / LOG)
     words = sum(1 for _ in read_text(folder.binary / f"dict.{source}.txt", ""))
-    yield f"- Subwords: {folder.tokenizer}; {words} in the dictionary, which both languages share"
+    yield f"- Subwords: {KINDS[folder.tokenizer]}; {words} in the dictionary, which both languages share"
     yield ""
     yield "## Scores"
     yield ""

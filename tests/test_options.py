@@ -1,4 +1,4 @@
-"""Numeric options outside their ranges."""
+"""Options of models, optimizers, schedules and criterions that cannot be, refused by name."""
 
 from __future__ import annotations
 
@@ -82,8 +82,48 @@ NUMBERS = [
 @pytest.mark.parametrize(("config", "name", "value"), NUMBERS)
 def test_numbers(config: type, name: str, value: float, dictionary: Any) -> None:
     """Of every numeric option of the models, optimizers, schedules and criterions."""
-    with pytest.raises(ValueError, match=rf"^--{name.replace('_', '-')} must be .*, got {value}"):
+    with pytest.raises(ValueError, match=rf"^--{name.replace('_', '-')} .*{value}"):
         MADE[config](dictionary, {name: value})
+
+
+WRONG = [
+    (ConvS2SConfig, {"encoder_layers": "[(16, 3)] * __import__('os').getpid()"}, "--encoder-layers"),
+    (ConvS2SConfig, {"decoder_attention": "[True]"}, "--decoder-attention"),
+    (ConvS2SConfig, {"decoder_out_embed_dim": 0}, "--decoder-out-embed-dim"),
+    (ConvS2SConfig, {"decoder_embed_dim": 8}, "--encoder-embed-dim and --decoder-embed-dim"),
+    (ConvS2SConfig, {"share_input_output_embed": True, "decoder_out_embed_dim": 8}, "--share-input-output-embed"),
+    (ConvS2SConfig, {"encoder_embed_path": "nowhere.txt"}, "--encoder-embed-path: nowhere.txt"),
+    (ConvS2SConfig, {"dropout": 1.5}, "--dropout"),
+    (ConvEncoderConfig, {"pooling_width": 4, "encoder_type": "pooling"}, "--pooling-width"),
+    (ConvEncoderConfig, {"encoder_layers": "6"}, "--encoder-layers"),
+    (ConvEncoderConfig, {"encoder_layers": "[]"}, "--encoder-layers"),
+    (ConvEncoderConfig, {"aggregation_layers": "[(256, 0)]"}, "--aggregation-layers"),
+    (ConvEncoderConfig, {"decoder_layers": 0}, "--decoder-layers"),
+    (ConvEncoderConfig, {"decoder_layers": 10**6}, "--decoder-layers"),
+    (ConvEncoderConfig, {"encoder_lstm_layers": 0}, "--encoder-lstm-layers"),
+    (ConvEncoderConfig, {"dropout": 1.5}, "--dropout"),
+    (WeightedTransformerConfig, {"encoder_attention_heads": 3}, "--encoder-attention-heads"),
+    (WeightedTransformerConfig, {"decoder_ffn_embed_dim": 30}, "--decoder-attention-heads"),
+    (WeightedTransformerConfig, {"branch_gating_topk": 5}, "--branch-gating-topk"),
+    (WeightedTransformerConfig, {"decoder_layers": 0}, "--decoder-layers"),
+    (WeightedTransformerConfig, {"encoder_layers": 10**6}, "--encoder-layers"),
+    (WeightedTransformerConfig, {"encoder_embed_dim": 15}, "--encoder-embed-dim"),
+    (WeightedTransformerConfig, {"encoder_embed_dim": 0}, "--encoder-embed-dim"),
+    (WeightedTransformerConfig, {"encoder_ffn_embed_dim": 0}, "--encoder-ffn-embed-dim"),
+    (WeightedTransformerConfig, {"dropout": 1.5}, "--dropout"),
+    (WeightedInverseSqrtConfig, {"branch_warmup_updates": 0}, "--branch-warmup-updates"),
+    (AnnealAfterPlateauConfig, {"lr_shrink": 0.0}, "--lr-shrink"),
+    (AnnealAfterPlateauConfig, {"lr_shrink": 10.0}, "--lr-shrink"),
+    (SequenceRiskConfig, {"risk_candidates": 0}, "--risk-candidates"),
+    (SequenceRiskConfig, {"risk_candidates": 1}, "--risk-candidates"),
+    (SequenceRiskConfig, {"risk_candidates": 10**6}, "--risk-candidates"),
+]
+
+
+@pytest.mark.parametrize(("config", "values", "name"), WRONG, ids=lambda value: str(value).replace("/", ""))
+def test_wrong_options(config: type, values: dict[str, Any], name: str, dictionary: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{name}"):
+        MADE[config](dictionary, values)
 
 
 @pytest.mark.parametrize("config", MADE)
@@ -93,14 +133,14 @@ def test_the_defaults_are_allowed(config: type, dictionary: Any) -> None:
 
 @pytest.mark.parametrize("betas", ["(2, 3)", "(0.9, 1)", "(0.9,)", "(-0.1, 0.9)", "('a', 0.9)", "0.9"])
 def test_betas(betas: str, dictionary: Any) -> None:
-    with pytest.raises(ValueError, match=r"^--adam-betas must be two numbers"):
+    with pytest.raises(ValueError, match=r"^--adam-betas "):
         MADE[SimplexAdamConfig](dictionary, {"adam_betas": betas})
 
 
 def test_through_a_command(data: Path) -> None:
     training = ["--arch", "weighted_transformer_tiny", "--optimizer", "simplex_adam", "--batch-size", 16, *QUIET]
     result = run("train", data, "--user-dir", USER_DIR, *training, "--adam-eps", "nan", "--no-save", succeeds=False)
-    assert "--adam-eps must be finite" in result.stderr.splitlines()[-1]
+    assert "--adam-eps" in result.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -119,5 +159,5 @@ def test_ends_of_ranges(allowed: Range, inside: list[Any], outside: list[Any]) -
 def test_most_candidates(dictionary: Any) -> None:
     """As many as the widest beam of fairseq's search, which never writes padding."""
     MADE[SequenceRiskConfig](dictionary, {"risk_candidates": len(dictionary) - 1})
-    with pytest.raises(ValueError, match=r"^--risk-candidates must be below the 44 words"):
+    with pytest.raises(ValueError, match=r"^--risk-candidates .* 44 words"):
         MADE[SequenceRiskConfig](dictionary, {"risk_candidates": len(dictionary)})
