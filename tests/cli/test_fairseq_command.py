@@ -33,20 +33,22 @@ def test_of_a_command_that_fails_the_end_is_shown(capsys: pytest.CaptureFixture[
 
 def test_a_training_that_is_saved_by_the_clock(data: Path, tmp_path: Path) -> None:
     """Stopped within an epoch it goes on from there, and ends with the parameters of one that was not stopped."""
-    words = [*options(data, 9), "--user-dir", USER_DIR, "--log-interval", 1, "--save-interval-updates", 0]
-    words += ["--log-format", "json", "--save-dir"]
-    states = []
-    for folder, stops in (("stopped", True), ("whole", False)):
-        save = tmp_path / folder
-        if stops:
-            before = "from fairseq_plugins.repairs.saving import save_every; save_every(0)"
-            with closing(fairseq_lines("train", *words, save, before=before)) as lines:
-                for line in lines:
-                    assert "valid_loss" not in line, "it validates at the ends of epochs only"
-                    if "train_inner" in line and '"num_updates": "5"' in line:
-                        break
-            assert 3 < updates(torch.load(save / "checkpoint_last.pt", weights_only=False)) < 9
-        for _ in fairseq_lines("train", *words, save):
+
+    def words(updates: int, save: Path) -> list[object]:
+        more = ["--user-dir", USER_DIR, "--log-interval", 1, "--log-format", "json", "--save-interval-updates", 0]
+        return [*options(data, updates), *more, "--save-dir", save]
+
+    stopped, whole = tmp_path / "stopped", tmp_path / "whole"
+    before = "from fairseq_plugins.repairs.saving import save_every; save_every(0)"
+    with closing(fairseq_lines("train", *words(100_000, stopped), before=before)) as lines:
+        for line in lines:
+            assert "valid_loss" not in line, "it validates at the ends of epochs only"
+            if "train_inner" in line and '"num_updates": "5"' in line:
+                break
+    done = updates(torch.load(stopped / "checkpoint_last.pt", weights_only=False))
+    assert done > 3
+    for save in (stopped, whole):
+        for _ in fairseq_lines("train", *words(done + 4, save)):
             pass
-        states.append(torch.load(save / "checkpoint_last.pt", weights_only=False)["model"])
+    states = [torch.load(save / "checkpoint_last.pt", weights_only=False)["model"] for save in (stopped, whole)]
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
