@@ -187,7 +187,7 @@ def test_options_between_the_texts() -> None:
     """As of train.en train.de --arch X OUT, though TARGET may be left out."""
     for words, expected in (
         (["a.en", "a.de", "--arch", "x", "out"], ("a.en", "a.de", "out")),
-        (["--arch", "x", "a.en", "--fp32", "a.de", "out"], ("a.en", "a.de", "out")),
+        (["--arch", "x", "a.en", "--workers", "2", "a.de", "out"], ("a.en", "a.de", "out")),
         (["a.po", "--arch", "x", "out"], ("a.po", "None", "out")),
     ):
         args = command_line(["own-data", *words])

@@ -15,7 +15,6 @@ from fairseq_plugins.cli.plots.loss import read_curve
 from fairseq_plugins.common.model import TranslationModel
 from fairseq_plugins.conv_encoder import ConvEncoderModel
 from fairseq_plugins.convs2s import ConvS2SModel
-from fairseq_plugins.cpu.products import PRECISIONS
 from fairseq_plugins.weighted_transformer import WeightedTransformerModel
 from tests.cli.test_own_data import TINY
 from tests.commands import run
@@ -23,8 +22,7 @@ from tests.commands import run
 
 @pytest.fixture(autouse=True)
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """fairseq is not imported again for each training, and the CPU does not multiply bfloat16."""
-    monkeypatch.setitem(PRECISIONS, "bfloat16", (PRECISIONS["bfloat16"][0], lambda: False))
+    """fairseq is not imported again for each training."""
 
     def lines(command: str, *words: object, before: str) -> Iterator[str]:
         result = run(command, *words)
@@ -135,22 +133,15 @@ def test_half_precision_is_for_a_gpu_and_no_other_wish(
     assert chosen.fp16_no_flatten_grads
 
 
-def test_bfloat16_on_a_cpu_that_multiplies_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: Path) -> None:
-    """Unless float32 is asked for, or the training that is to go on has it."""
-    monkeypatch.setitem(PRECISIONS, "bfloat16", (PRECISIONS["bfloat16"][0], lambda: True))
+def test_a_training_keeps_its_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: Path) -> None:
+    """Also on a machine that would choose another one, or none."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     wishes = [*shlex.split(TINY), "--max-epoch", "1"]
-    settings = {
-        float32: own_training.Training("convs2s_tiny", tmp_path / f"{float32}", wishes, float32=float32).settings(9, 9)
-        for float32 in (False, True)
-    }
-    assert "--bf16" in settings[False]
-    assert "--bf16" not in settings[True]
-    for float32 in (False, True):
-        training = own_training.Training("convs2s_tiny", tmp_path / f"{float32}", wishes, float32=float32)
+    for more in ([], ["--bf16"]):
+        save = tmp_path / f"save{len(more)}"
+        training = own_training.Training("convs2s_tiny", save, [*wishes, *more])
         training.run(data, data.parent / "train.tgt", ["-s", "src", "-t", "tgt"])
-        again = own_training.Training("convs2s_tiny", tmp_path / f"{float32}", wishes, float32=not float32)
-        assert ("--bf16" in again.settings(9, 9)) == (not float32)
+        assert ("--bf16" in own_training.Training("convs2s_tiny", save, wishes).settings(9, 9)) == bool(more)
 
 
 def test_another_schedule_needs_a_rate(tmp_path: Path) -> None:

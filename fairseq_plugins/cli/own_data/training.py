@@ -35,7 +35,6 @@ from fairseq_plugins.cli.user_dir import USER_DIR
 from fairseq_plugins.common.files import naming
 from fairseq_plugins.common.model import TranslationModel
 from fairseq_plugins.common.options import flag
-from fairseq_plugins.cpu.products import PRECISIONS
 
 NOTHING_LEFT = "nothing is left to train"  # how fairseq-train says so, with repairs/resuming.py
 LONGEST_WARMUP = 4000  # updates
@@ -53,7 +52,6 @@ class Training:
         save: folder of its checkpoints.
         wishes: options of fairseq-train that win over those chosen here.
         user_dir: what registers the architecture.
-        float32: train in float32 where 16 bits would be faster, too.
         base: trained model to start from.
 
     Raises:
@@ -66,7 +64,6 @@ class Training:
         save: Path,
         wishes: Sequence[str],
         user_dir: Path = USER_DIR,
-        float32: bool = False,
         base: Base | None = None,
     ) -> None:
         fairseq_plugins.install()
@@ -79,7 +76,6 @@ class Training:
         if model is None:
             raise unknown_architecture(arch)
         self.model = model if issubclass(model, TranslationModel) else TranslationModel
-        self.float32 = float32
         self.best, self.last, self.log = save / "checkpoint_best.pt", save / "checkpoint_last.pt", save / LOG
         self.own = ["--user-dir", str(user_dir), "--arch", arch, "--save-dir", str(save)]
         self.own += [*ALL_SENTENCES, *NO_LONG_ONES]
@@ -107,8 +103,7 @@ class Training:
     def settings(self, pairs: int, tokens: int) -> list[str]:
         """Return `training_settings` without options that the criterion, optimizer and schedule of --train lack.
 
-        A GPU trains in float16, and a CPU that multiplies bfloat16 in hardware trains in it, unless --train has another
-        precision or float32 is asked for.
+        A GPU trains in float16 unless --train has another precision; a training that goes on keeps its own.
         """
         chosen = training_settings(self.model, pairs, tokens, adapts=self.base is not None).split()
         wished, unknown = parse(["DATA_BIN", *self.own, *chosen, *self.wishes], parse_known=True)
@@ -123,16 +118,12 @@ class Training:
         return kept
 
     def precision(self, on_gpu: bool) -> str | None:
-        """Return fairseq-train's option for the faster precision, or that of the training that is to go on."""
+        """Return fairseq-train's option for the precision of the training that is to go on, or of a new one."""
         for checkpoint in (self.last, self.best):
             with suppress(OSError):  # there is none, or it is damaged, and fairseq-train goes on with another
                 common = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))["cfg"]["common"]
                 return next((f"--{name}" for name in ("fp16", "bf16") if common[name]), None)
-        if self.float32:
-            return None
-        if torch.cuda.is_available() and on_gpu:
-            return "--fp16"
-        return "--bf16" if PRECISIONS["bfloat16"][1]() else None
+        return "--fp16" if torch.cuda.is_available() and on_gpu else None
 
     def run(self, binary: Path, training_part: Path, languages: Sequence[str]) -> None:
         """Train, or go on.
@@ -151,8 +142,6 @@ class Training:
         ends = {"patience": "validations in a row without improvement", "max_epoch": "epochs", "max_update": "updates"}
         when = " or ".join(f"{chosen[name]} {what}" for name, what in ends.items() if chosen[name] > 0)
         print(f"\nTraining on {pairs} sentence pairs{f'; it ends after {when}' if when else ''}.", file=sys.stderr)
-        if half := "bfloat16" if chosen["bf16"] else "float16" if chosen["fp16"] else "":
-            print(f"It computes in {half} and keeps float32 parameters; --fp32 computes in float32.", file=sys.stderr)
         usual = self.model.usual_epochs(pairs)
         if not self.log.exists() and not torch.cuda.is_available():  # a GPU tells it by its first updates
             with warnings.catch_warnings():
