@@ -104,7 +104,7 @@ def changed(path: Path, output: Path, **values: Any) -> Path:
         ({"branch_weights_version": torch.tensor(1)}, " branch_weights_version"),
         ({"branch_constraint": "softmax"}, "--branch-constraint"),
         ({"words": {"source": "0", "target": "0"}}, "words"),
-        ({"architecture": "convs2s"}, "convs2s"),
+        ({"architecture": "convs2s"}, "different architectures"),
         ({"version": None}, " version"),
         ({"encoder.layers.0.branches.kappa.weight": torch.ones(2)}, "encoder.layers.0.branches.kappa.weight"),
     ],

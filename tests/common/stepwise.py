@@ -36,6 +36,23 @@ def decodings(draw: st.DrawFn, options: st.SearchStrategy[dict[str, Any]]) -> di
     }
 
 
+@st.composite
+def reorders(draw: st.DrawFn) -> tuple[int, int, int, list[list[torch.Tensor]]]:
+    """Sentences, beam and window width, and for each step the re-orders that come before it."""
+    sentences, beam, width = draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.integers(1, 5))
+    left, steps = sentences, []
+    for _ in range(draw(st.integers(1, 8))):
+        orders = []
+        for _ in range(draw(st.integers(0, 2))):
+            stay = draw(st.permutations(range(left)))[: draw(st.integers(1, left))]
+            stay = stay if len(stay) < left else range(left)
+            rows = [s * beam + draw(st.integers(0, beam - 1)) for s in stay for _ in range(beam)]
+            orders.append(torch.tensor(rows))
+            left = len(stay)
+        steps.append(orders)
+    return sentences, beam, width, steps
+
+
 @torch.no_grad()
 def check_stepwise_equals_full(
     build: Callable[..., Any],

@@ -18,6 +18,7 @@ from fairseq_plugins.common.decoding import RowOrder
 from fairseq_plugins.common.source import Source
 from fairseq_plugins.convs2s.decoding import StepConvolution
 from fairseq_plugins.weighted_transformer.decoding import Ancestry, Past
+from tests.common.stepwise import reorders
 
 
 def window_itself(window: torch.Tensor) -> torch.Tensor:
@@ -32,25 +33,8 @@ def own_places(ancestry: Ancestry, steps: int) -> list[list[int]]:
     return places.flatten(0, 1).tolist()
 
 
-@st.composite
-def decodings(draw: st.DrawFn) -> tuple[int, int, int, list[list[torch.Tensor]]]:
-    """Sentences, beam and window width, and for each step the re-orders that come before it."""
-    sentences, beam, width = draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.integers(1, 5))
-    left, steps = sentences, []
-    for _ in range(draw(st.integers(1, 8))):
-        orders = []
-        for _ in range(draw(st.integers(0, 2))):
-            stay = draw(st.permutations(range(left)))[: draw(st.integers(1, left))]
-            stay = stay if len(stay) < left else range(left)
-            rows = [s * beam + draw(st.integers(0, beam - 1)) for s in stay for _ in range(beam)]
-            orders.append(torch.tensor(rows))
-            left = len(stay)
-        steps.append(orders)
-    return sentences, beam, width, steps
-
-
 @settings(deadline=None, max_examples=200)
-@given(decodings())
+@given(reorders())
 def test_window_is_the_last_inputs_of_each_history(decoding: tuple[int, int, int, list[list[torch.Tensor]]]) -> None:
     sentences, beam, width, steps = decoding
     torch.manual_seed(1)
@@ -153,7 +137,7 @@ def test_a_row_looks_at_its_own_ancestors_alone(data, sentences, beam, steps, fi
 
 
 @settings(deadline=None, max_examples=50)
-@given(decodings())
+@given(reorders())
 def test_a_row_finds_the_keys_and_values_of_its_ancestors(decoding) -> None:
     """In the places that it looks at, one step after the other; sentences leave, and there is room for two steps."""
     sentences, beam, _, steps = decoding

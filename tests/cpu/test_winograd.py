@@ -14,7 +14,7 @@ from fairseq_plugins.convs2s.layers import GatedConvolution
 from fairseq_plugins.cpu import winograd
 from fairseq_plugins.cpu.packing import Packing, with_packing
 from fairseq_plugins.cpu.products import PRECISIONS, has_onednn
-from tests.common.test_decoder_state import decodings
+from tests.common.stepwise import reorders
 
 pytestmark = pytest.mark.skipif(not has_onednn(), reason="this torch cannot pack")
 
@@ -42,7 +42,7 @@ def test_all_positions(length: int, causal: bool) -> None:
 
 
 @settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
-@given(decoding=decodings())
+@given(decoding=reorders())
 @torch.no_grad()
 def test_steps_are_the_convolution_of_each_history(decoding: tuple[int, int, int, list[list[torch.Tensor]]]) -> None:
     sentences, beam, _, steps = decoding

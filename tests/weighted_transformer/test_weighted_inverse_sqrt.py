@@ -65,6 +65,6 @@ def test_what_does_not_fit_is_refused() -> None:
     layers = "[(16, 3)]"
     with pytest.raises(ValueError, match="--encoder-layers"):
         schedule(layers=layers)
-    words = ["data", "--arch", "convs2s", "--encoder-layers", layers, "--lr-scheduler", "weighted_inverse_sqrt"]
+    words = ["data", "--arch", "fconv", "--encoder-layers", layers, "--lr-scheduler", "weighted_inverse_sqrt"]
     args = options.parse_args_and_arch(options.get_training_parser(), words)
     assert convert_namespace_to_omegaconf(args).lr_scheduler.encoder_layers == layers
