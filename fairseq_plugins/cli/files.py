@@ -59,7 +59,11 @@ def refuse_input_as_output(output: Path, inputs: Iterable[Path]) -> None:
 
 @contextmanager
 def blaming(path: Path, cannot: str) -> Iterator[None]:
-    """Whatever goes wrong is the file's fault; ``cannot`` says what could not be done with it.
+    """Turn errors of this context into errors that name the file.
+
+    Args:
+        path: the file.
+        cannot: the part of the message after its name, such as "cannot be exported".
 
     Raises:
         ValueError: names the file, unless it is an error that does so already.
@@ -101,15 +105,15 @@ def work_in(folder: Path) -> Iterator[None]:
 
 
 def refuse_other_settings(record: Path, settings: Mapping[str, object], made: Iterable[Path]) -> None:
-    """What a former call has made is not made again, and so must be of the same settings, which are recorded.
+    """Refuse to continue an earlier call's work with other settings, and record these.
 
     Args:
-        record: the file for them.
-        settings: what all that is made there shares.
-        made: what is there; where nothing is, the settings of a call that failed do not bind.
+        record: file of the settings.
+        settings: their names and values.
+        made: results of earlier calls; without any, other settings are allowed.
 
     Raises:
-        ValueError: the record is of others.
+        ValueError: the record has other settings.
     """
     now = {name: str(value) for name, value in settings.items()}
     before = json.loads(record.read_text(encoding="utf-8")) if record.exists() and any(made) else now

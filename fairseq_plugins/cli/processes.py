@@ -58,7 +58,7 @@ def running(call: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[st
     with ExitStack() as stack:
         # A stop in the middle of its start would leave it alone.
         with _handled_by(lambda number, _: early.append(number)):
-            # Of what is open here it gets what is marked for it: a lock.
+            # The program inherits the files that are marked inheritable: a lock.
             process = stack.enter_context(subprocess.Popen(call, text=True, close_fds=False, **options))
             stack.push(lambda error, *_: _end(process) if error else None)
         for number in early:

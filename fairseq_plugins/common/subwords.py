@@ -9,7 +9,7 @@ LONGEST = 500  # letters; byte pair encoding takes minutes for words of many tho
 
 
 def bpe_symbol(words: Sequence[str]) -> str | None:
-    """fairseq's name of how subwords are told, by what a dictionary has most.
+    """Return fairseq's name of the subword scheme that most words of a dictionary have.
 
     Returns:
         ``subword_nmt`` (words that end with ``@@``), ``sentencepiece`` (pieces that begin with ``▁``), or None.
@@ -23,12 +23,12 @@ def bpe_symbol(words: Sequence[str]) -> str | None:
 
 
 def without_long_words(line: str) -> str:
-    """What subwords are learned from."""
+    """Return a line without words that are too long to learn subwords from."""
     return line if len(line) <= LONGEST else " ".join(word for word in line.split(" ") if len(word) <= LONGEST)
 
 
 def segment(bpe: Any, line: str) -> str:
-    """What subword-nmt makes of a line; taken together, the subwords of a word are the word also where it is long."""
+    """Segment a line with subword-nmt, long words in parts; the subwords of a word together are the word."""
     if len(line) <= LONGEST:
         return str(bpe.process_line(line))
     pieces = ([word[at : at + LONGEST] for at in range(0, len(word), LONGEST)] for word in line.split(" "))

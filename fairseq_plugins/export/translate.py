@@ -51,7 +51,7 @@ ort.create_and_register_allocator(MEMORY, None)  # what one program has used goe
 
 @contextmanager
 def blaming(path: Path) -> Iterator[None]:
-    """Whatever goes wrong is the file's fault, and a ValueError that names it, but for want of memory."""
+    """Turn errors of this context into a ValueError that names the file, or a MemoryError that names the fix."""
     try:
         yield
     except (Exception, SystemExit) as error:  # there is none that a file cannot cause

@@ -33,7 +33,7 @@ def _rouge(name: str) -> SentenceScore:
     return lambda reference: lambda hypothesis: float(scorer.score(reference, hypothesis)[name].fmeasure)
 
 
-# What makes each of them, once for a training: rouge-score logs a line whenever it is set up.
+# Functions that make the scores, called once for a training: rouge-score logs a line whenever it is set up.
 SENTENCE_SCORES: dict[str, Callable[[], SentenceScore]] = {
     # Of words as they are; n-grams above one are smoothed by adding one to each count (Lin & Och 2004).
     "bleu": lambda: partial(

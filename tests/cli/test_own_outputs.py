@@ -1,4 +1,4 @@
-"""What is done with own-data's folder alone: scores, the length penalty, the model card, pictures, a lexicon."""
+"""Commands that take own-data's folder alone: scores, length penalty, model card, pictures, lexicon."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from fairseq_plugins.cli.own_data.parallel_text import Pair
 
 SUFFIX = ".po"
 SHOWN = 10  # entries that lost placeholders
-# What a program or a page needs unchanged; the text before the <target> of a reference may be translated.
+# Placeholders and markup to keep unchanged; the text before the <target> of a reference may be translated.
 PLACEHOLDERS = re.compile(
     r"""%\([^()\s]+\)[#0+-]*[\d.]*[a-z]                                       # %(name)s
     | %(?:\d+\$)?[#0+-]*\d*(?:\.\d+)?(?:hh?|ll?|[jztLq])?[acdefgiorsux@]   # %s, %1$s, %.2f, %ld

@@ -143,7 +143,9 @@ class Training:
         when = " or ".join(f"{chosen[name]} {what}" for name, what in ends.items() if chosen[name] > 0)
         print(f"\nTraining on {pairs} sentence pairs{f'; it ends after {when}' if when else ''}.", file=sys.stderr)
         usual = self.model.usual_epochs(pairs)
-        if not self.log.exists() and not torch.cuda.is_available():  # a GPU tells it by its first updates
+        is_one_process = chosen["distributed_world_size"] == 1
+        # A GPU tells the time by its first updates.
+        if is_one_process and not self.log.exists() and not torch.cuda.is_available():
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # fairseq uses its libraries in ways that they have come to warn of
                 epoch = seconds_of_epoch(words)
@@ -221,6 +223,8 @@ def seconds_of_epoch(words: Sequence[str]) -> float:
             ignore_invalid_inputs=True,
             seed=cfg.common.seed,
         ).frozen_batches
+        if not len(batches):  # fairseq-train says why
+            return 0.0
         took = []
         for place in range(TRIED + 1):
             batch = batches[place * len(batches) // (TRIED + 1)]
