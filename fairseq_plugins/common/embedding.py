@@ -73,7 +73,7 @@ class InputEmbedding(nn.Module):
         """
         if self.positional and length > self.max_positions:
             raise ValueError(
-                f"a sentence has {length} tokens, and the model {self.max_positions} positions: shorten it"
+                f"a sentence of {length} tokens exceeds the model's {self.max_positions} positions: shorten it"
             )
 
     def _embed_words(self, tokens: Tensor) -> Tensor:

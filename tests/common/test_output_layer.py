@@ -129,7 +129,7 @@ def test_models_without_a_linear_output_layer_are_refused(task: SimpleNamespace,
     for model in (tied, adaptive):
         with pytest.raises(ValueError, match=f"^--candidates: {type(model.decoder).__name__} "):
             candidate_output(model, candidates).__enter__()
-    with pytest.raises(ValueError, match="^--candidates: Linear "):
+    with pytest.raises(ValueError, match=r"^--candidates: Linear "):
         candidate_output(nn.Linear(1, 1), candidates).__enter__()
     normalised = fairseq_model("transformer_tiny", task)
     spectral_norm(normalised.decoder.output_projection)
