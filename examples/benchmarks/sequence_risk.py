@@ -100,7 +100,7 @@ def main() -> None:
 
     tokens = LabelSmoothedCrossEntropyCriterion(task, sentence_avg=False, label_smoothing=EPSILON)
     options = {"risk_alpha": ALPHA, "risk_scale": SCALE, "label_smoothing": EPSILON, "risk_cost": args.risk_cost}
-    risk = SequenceRisk(task, SequenceRiskConfig(risk_candidates=args.candidates, **options))
+    risk = SequenceRisk(task, SequenceRiskConfig(risk_hypotheses=args.candidates, **options))
     forms: dict[str, Callable[[dict[str, Any]], Tensor]] = {
         "cross-entropy": lambda sample: tokens(model, sample)[0],
         "sequence_risk": lambda sample: risk(model, sample)[0],
