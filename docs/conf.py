@@ -31,8 +31,8 @@ exclude_patterns = ["examples/*/out", "examples/*/data"]
 NAVIGATION = {
     "Start": "docs/installation examples/quickstart/README docs/python docs/tools docs/troubleshooting",
     "Use": "docs/make_it_fast docs/vocabulary docs/sequence_risk docs/export",
-    "Models": "docs/convs2s docs/weighted_transformer docs/conv_encoder docs/decoding docs/decisions docs/variance "
-    "docs/architecture docs/extending docs/README",
+    "Models": "docs/convs2s docs/weighted_transformer docs/conv_encoder docs/decoding docs/architecture "
+    " docs/extending docs/README",
     "Speed": "docs/performance docs/cpu docs/performance_log",
     "Examples": "examples/README examples/experiments examples/*/README examples/*/findings",
     "Trust": "docs/reliability docs/repairs docs/security SECURITY CHANGELOG CONTRIBUTING docs/citing",

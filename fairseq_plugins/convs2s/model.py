@@ -1,7 +1,7 @@
 """ConvS2S (Gehring et al. 2017, sections 3.1 to 3.4): encoder, decoder for all target positions at once, and model.
 
 B sentences, T target positions, S source positions, C layer width, f embedding width, V vocabulary.  Attention stands
-between a layer's gate and its residual connection (docs/decisions.md).  Decoding step by step is in `decoding`.
+between a layer's gate and its residual connection (docs/convs2s.md).  Decoding step by step is in `decoding`.
 """
 
 from __future__ import annotations

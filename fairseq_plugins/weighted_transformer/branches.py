@@ -8,8 +8,8 @@ N tokens; x is the input of the layer.
     u = LayerNorm(x + Σ_i h̄_i)
     y = LayerNorm(u + Σ_i α_i FFN_i(x + h̄_i) + b_2)                                   (equation 7)
 
-The paper says that residual connections are retained, and not where they are; in this reading (docs/decisions.md) each
-branch has one around its head, and the sum over the branches has one around each of its halves.
+The paper says that residual connections are retained, and not where they are; in this reading each branch has one
+around its head, and the sum over the branches has one around each of its halves (docs/weighted_transformer.md).
 
 No non-linearity stands between W^O_i and W_1i, so their product is a v x F matrix that is formed once for all tokens:
 the branches' own inputs add four per cent to the multiplications of a Transformer's layer (d = 512, d_ff = 2048).
