@@ -43,6 +43,7 @@ PREPARE = "python examples/multi30k/prepare.py TEXT PREPARED --merges 50; ln -s 
 WALKS = {
     "front page, Python": [
         Step("README.md", "fairseq-plugins own-data", "ln -s TEXT/train.?? ."),
+        Step("docs/quickstart.md", "fairseq-plugins own-data"),
         Step("docs/python.md", "from fairseq_plugins", after="python script.py"),
         Step("docs/extending.md", "import fairseq_plugins", "ln -s OUT/data-bin DATA_BIN",
              after="mkdir mine; mv script.py mine/__init__.py; fairseq-train DATA_BIN --user-dir mine "
@@ -50,7 +51,7 @@ WALKS = {
         Step("docs/python.md", "from concurrent", after="python script.py"),
     ],
     "families": [
-        Step("README.md", "fairseq-train DATA_BIN", PREPARE),
+        Step("docs/command_line.md", "fairseq-train DATA_BIN", PREPARE),
         Step("docs/weighted_transformer.md", "fairseq-train DATA_BIN"),
         Step("docs/conv_encoder.md", "fairseq-train DATA_BIN"),
     ],
