@@ -85,6 +85,12 @@ WALKS = {
              words={"--tokenizer moses": "--tokenizer moses --rates 1 --attention-dropouts 0 --seeds 1 "
                     "--grid-updates 3 -- --max-update 3"}),
     ],
+    "documentation": [
+        Step("examples/documentation/README.md", "python examples/documentation/split.py",
+             "python -c \"import polib; [(file := polib.POFile(), setattr(file, 'metadata', {'Language': 'es'}), "
+             "file.extend(polib.POEntry(msgid=f'Dog {n} of {m}.', msgstr=f'Perro {n} de {m}.') for m in range(9)), "
+             "file.save(f'{n}.po')) for n in range(200)]\"; mkdir -p python-docs-es; mv *.po python-docs-es"),
+    ],
     "quickstart": [
         Step("examples/quickstart/README.md", "make demo", "export OUT=$PWD/demo",
              {"make demo ARCH=conv_encoder_tiny": "ARCH=conv_encoder_tiny examples/quickstart/run.sh",
