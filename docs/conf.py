@@ -25,17 +25,16 @@ highlight_language = "none"  # equations, trees and commands look alike to a hig
 
 root_doc = "README"
 include_patterns = ["*.md", "docs/**.md", "examples/**.md"]
-exclude_patterns = ["examples/*/out", "examples/*/data"]
+# Logs of measurements stay in the repository.
+exclude_patterns = ["examples/*/out", "examples/*/data", "examples/benchmarks/*.md", "examples/*/findings.md"]
 
-# What stands at the side of each page.
+# The sidebar of every page.
 NAVIGATION = {
-    "Start": "docs/installation examples/quickstart/README docs/python docs/tools docs/troubleshooting",
-    "Use": "docs/make_it_fast docs/vocabulary docs/sequence_risk docs/export",
-    "Models": "docs/convs2s docs/weighted_transformer docs/conv_encoder docs/decoding docs/architecture "
-    " docs/extending docs/README",
-    "Speed": "docs/performance docs/cpu docs/performance_log",
-    "Examples": "examples/README examples/experiments examples/*/README examples/*/findings",
-    "Trust": "docs/reliability docs/repairs docs/security SECURITY CHANGELOG CONTRIBUTING docs/citing",
+    "Use": "docs/install docs/quickstart docs/command_line docs/python docs/export docs/performance docs/vocabulary "
+    "docs/whole_sentences",
+    "Models": "docs/convs2s docs/weighted_transformer docs/conv_encoder",
+    "Examples": "examples/README examples/experiments examples/*/README",
+    "Project": "docs/internals docs/glossary docs/reliability SECURITY CHANGELOG CONTRIBUTING",
 }
 
 
