@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draw the front page's picture of the demo's training: ``curve.py LOG docs/demo_training.png``.
+"""Draw the picture of the demo's training: ``curve.py LOG examples/quickstart/demo_training.png``.
 
 LOG is what ``run.sh --log-format json --validate-interval-updates 50`` has printed.
 """
