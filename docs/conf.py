@@ -1,6 +1,7 @@
 """The pages as a site, ``make site``: Sphinx reads them where they lie, from the repository's root.
 
-Links work as on GitHub: between pages as they are, those to other files fetch them. Links to folders and logs become text.
+Links work as on GitHub: between pages as they are, those to other files fetch them. Links to folders and logs become
+text.
 Another page needs a place in `NAVIGATION`; without one the build fails, as it does where a link is broken.
 """
 
