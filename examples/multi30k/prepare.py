@@ -17,7 +17,7 @@ from pathlib import Path
 from fairseq_plugins.cli.files import work_in
 from fairseq_plugins.cli.own_data.parallel_text import read_text, writing
 from fairseq_plugins.cli.prepare.corpus import Corpus, prepare
-from fairseq_plugins.cli.prepare.originals import File, text
+from fairseq_plugins.cli.prepare.corpus_files import File, text
 
 LANGUAGES = ("en", "de")
 PARTS = ("train", "val", "test_2016_flickr")
