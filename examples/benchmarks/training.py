@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Time training of ConvS2S and the Weighted Transformer against fairseq's fconv and transformer of the same sizes.
 
-The contestants of a row take turns in one process, with random weights.  convs2s computes fconv's function, so their
-losses are compared without dropout; the Weighted Transformer is another model than the Transformer, so its folded
-branches are compared with the paper's equations as they are written.
+The contestants of a row take turns in one process, with random weights.  convs2s computes the function of fconv, so the
+losses without dropout are compared.  The Weighted Transformer is not a Transformer, so its folded branches are
+compared with the paper's unfolded equations.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ Batch = tuple[Tensor, Tensor, Tensor]
 
 
 def loss_of(model: BaseFairseqModel, batch: Batch) -> Tensor:
-    """Label-smoothed cross-entropy."""
+    """Return the label-smoothed cross-entropy."""
     source, lengths, target = batch
     log_probabilities = model.get_normalized_probs(model(source, lengths, target.roll(1, dims=1)), log_probs=True)
     return label_smoothed_nll_loss(log_probabilities.flatten(0, 1), target.flatten(), 0.1, ignore_index=1)[0]
 
 
 def update(model: BaseFairseqModel, optimizer: Adam, batch: Batch) -> None:
-    """One update, all of it."""
+    """Make a complete update."""
     optimizer.zero_grad()
     loss_of(model, batch).backward()
     optimizer.step()
 
 
 def through_the_layers(model: BaseFairseqModel, _: Adam, batch: Batch) -> None:
-    """Forward and backward without the output layer, and without Adam, half of whose work is for the embeddings."""
+    """Run forward and backward without the output layer and Adam, whose work is half for the embeddings."""
     model.zero_grad()
     source, lengths, target = batch
     encoded = model.encoder(source, src_lengths=lengths)
@@ -64,7 +64,7 @@ def through_the_layers(model: BaseFairseqModel, _: Adam, batch: Batch) -> None:
 
 @torch.no_grad()
 def evaluate(model: BaseFairseqModel, batch: Batch) -> float:
-    """The loss without dropout."""
+    """Return the loss without dropout."""
     model.eval()
     loss = float(loss_of(model, batch))
     model.train()
@@ -72,7 +72,7 @@ def evaluate(model: BaseFairseqModel, batch: Batch) -> float:
 
 
 def evaluate_plainly(model: BaseFairseqModel, batch: Batch) -> float:
-    """The loss without dropout, of the paper's equations as they are written."""
+    """Return the loss without dropout by the paper's unfolded equations."""
     forward = BranchedBlock.forward
     BranchedBlock.forward = BranchedBlock.plain  # type: ignore[method-assign]
     try:
@@ -119,7 +119,7 @@ def main() -> None:
             flush=True,
         )
     if wrong:
-        sys.exit("results differ: the speeds above mean nothing")
+        sys.exit("the losses differ, so the speeds above mean nothing")
 
 
 if __name__ == "__main__":

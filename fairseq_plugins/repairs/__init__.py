@@ -1,8 +1,8 @@
-"""The only room that patches fairseq, torch and numpy: safety, resuming, several processes, translating.
+"""The only package that patches fairseq, torch and numpy: safety, resuming, several processes, translating.
 
 Each repair probes for its fault, never for a version, or says why it has no probe.  No function of fairseq is wrapped
-twice, so the order matters only where a comment says so.  `fairseq_plugins.repairs.refusals` is the table of options
-that are refused.
+twice, so the order matters only where a comment says so.  `fairseq_plugins.repairs.refusals` is the table of refused
+options.
 """
 
 from collections.abc import Callable

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fairseq_plugins.cli.prepare import download as downloads
+from fairseq_plugins.cli.prepare.corpus_files import fetch, fingerprints, text
 from fairseq_plugins.cli.prepare.download import download
-from fairseq_plugins.cli.prepare.originals import fetch, sums, text
 from tests.cli.conftest import Server, url
 
 CONTENT = bytes(range(256)) * 1000
@@ -99,7 +99,7 @@ def test_a_pipe_or_folder_in_the_place_of_a_download_is_named(server: Server, tm
     with pytest.raises(ValueError, match=r"file\.bin is not a regular file"):
         download(url(server), tmp_path / "file.bin", SHA256)
     files = text("file.{}", ("bin", "gz"))[0]
-    for read in (lambda: fetch(files, tmp_path, files), lambda: sums(files, tmp_path)):
+    for read in (lambda: fetch(files, tmp_path, files), lambda: fingerprints(files, tmp_path)):
         with pytest.raises(ValueError, match=r"file\.bin is not a regular file"):
             read()
     assert not server.asked

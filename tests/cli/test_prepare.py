@@ -14,8 +14,8 @@ import pytest
 from fairseq_plugins.cli import main as cli
 from fairseq_plugins.cli.prepare import corpus
 from fairseq_plugins.cli.prepare.corpus import Corpus, prepare
+from fairseq_plugins.cli.prepare.corpus_files import File, fetch, text
 from fairseq_plugins.cli.prepare.experiments import CORPORA
-from fairseq_plugins.cli.prepare.originals import File, fetch, text
 from tests.cli.conftest import Server, url
 
 
@@ -226,12 +226,12 @@ def test_punctuation_is_brought_into_one_form_in_training_alone(server: Server, 
     assert found == [True, False]
 
 
-def test_what_would_be_written_over_is_in_the_way(server: Server, tmp_path: Path) -> None:
+def test_existing_files_are_refused(server: Server, tmp_path: Path) -> None:
     for name in ("code", "data-bin", "train.en", "valid.de", "test.reference", "tmp"):
         out = tmp_path / name
         out.mkdir()
         (out / name).write_text("mine")
-        with pytest.raises(ValueError, match=f"{name} is in the way of what is to be made"):
+        with pytest.raises(ValueError, match=f"{name} already exists"):
             prepare(small(server), out, tmp_path / "orig")
 
 
