@@ -92,7 +92,7 @@ WRONG = [
     (ConvS2SConfig, {"decoder_out_embed_dim": 0}, "--decoder-out-embed-dim"),
     (ConvS2SConfig, {"decoder_embed_dim": 8}, "--encoder-embed-dim and --decoder-embed-dim"),
     (ConvS2SConfig, {"share_input_output_embed": True, "decoder_out_embed_dim": 8}, "--share-input-output-embed"),
-    (ConvS2SConfig, {"encoder_embed_path": "nowhere.txt"}, "--encoder-embed-path: nowhere.txt"),
+    (ConvS2SConfig, {"encoder_embed_path": "nowhere.txt"}, "--encoder-embed-path nowhere.txt"),
     (ConvS2SConfig, {"dropout": 1.5}, "--dropout"),
     (ConvEncoderConfig, {"pooling_width": 4, "encoder_type": "pooling"}, "--pooling-width"),
     (ConvEncoderConfig, {"encoder_layers": "6"}, "--encoder-layers"),

@@ -31,7 +31,7 @@ def test_several_tokens_at_once(build, architecture, sentences) -> None:
     rest, _ = model.decoder(target, encoded, incremental_state=state)
     close(torch.cat([first, rest], dim=1), expected)
     for given in (1, 7):
-        with pytest.raises(ValueError, match=f"^7 tokens .* {given} "):
+        with pytest.raises(ValueError, match=f"{given} tokens, and 7 "):
             model.decoder(target[:, -given:], encoded, incremental_state=state)
 
 
@@ -80,7 +80,7 @@ def test_a_first_step_of_one_row_for_each_sentence(build, architecture, sentence
     """Where its rows are alike; the order of the next step is of those that were there."""
     model, beams = build(architecture), torch.arange(6, device=device) // 3
     source, words = model.encoder(sentences([5, 3])), sentences([4, 4])
-    with pytest.raises(ValueError, match=r"^2 target rows .* 2 x 3"):
+    with pytest.raises(ValueError, match=r"2 rows, .* 2 x 3"):
         model.decoder(words[:, :1], source.reorder(beams), incremental_state={})
     decoding = model.decoder.start(source, beam=3)
     logits = []
