@@ -205,3 +205,8 @@ def test_numbers_of_parameters() -> None:
     for name, millions in found.items():
         count = sum(parameter.numel() for parameter in build(name, 10_000).parameters())
         assert round(count / 1e6) == millions, name
+
+
+def test_the_list_of_repairs_is_that_of_their_docstrings() -> None:
+    script = runpy.run_path(str(ROOT / "docs" / "repairs.py"))
+    assert f"{script['BEGIN']}\n{script['render']()}{script['END']}" in script["PAGE"].read_text(encoding="utf-8")

@@ -45,7 +45,7 @@ WALKS = {
         Step("README.md", "fairseq-plugins own-data", "ln -s TEXT/train.?? ."),
         Step("docs/quickstart.md", "fairseq-plugins own-data"),
         Step("docs/python.md", "from fairseq_plugins", after="python script.py"),
-        Step("docs/extending.md", "import fairseq_plugins", "ln -s OUT/data-bin DATA_BIN",
+        Step("docs/internals.md", "import fairseq_plugins", "ln -s OUT/data-bin DATA_BIN",
              after="mkdir mine; mv script.py mine/__init__.py; fairseq-train DATA_BIN --user-dir mine "
              "--arch convs2s_my_corpus --optimizer adam --max-tokens 500"),
         Step("docs/python.md", "from concurrent", after="python script.py"),
@@ -134,6 +134,7 @@ ELSEWHERE = {
     "make setup": "what starts the tests, and the demo is the quickstart",
     "make demo       #": "the quickstart, above",
     "pip install": "tests/test_installation.py, from a wheel; for Python 3.10 the Makefile",
+    "python docs/repairs.py": "tests/test_documentation.py",
     "python examples/architectures": "tests/test_architectures.py",
     "python examples/variance": "tests/test_variance.py",
     "python examples/ablations": "tests/test_ablations.py",
