@@ -1,4 +1,4 @@
-"""`docs/reliability.md` names every place of the installed fairseq where a value becomes code, an import or a command."""
+"""The table in `docs/reliability.md` has every place of fairseq that turns a value into code, an import or a command."""
 
 from __future__ import annotations
 
