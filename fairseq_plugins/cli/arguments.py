@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from argparse import _ArgumentGroup
 
 
 def positive(text: str) -> int:
@@ -17,7 +21,7 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def add_user_dir(parser: ArgumentParser, default: Path | None = None) -> None:
+def add_user_dir(parser: ArgumentParser | _ArgumentGroup, default: Path | None = None) -> None:
     """Add ``--user-dir``, for `import_user_dir`."""
     parser.add_argument(
         "--user-dir",

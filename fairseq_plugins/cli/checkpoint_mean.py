@@ -11,6 +11,8 @@ from fairseq import checkpoint_utils
 from omegaconf import OmegaConf
 from torch import Tensor
 
+FIX = "average checkpoints of one training"
+
 
 @torch.no_grad()  # parameters in a file require gradients
 def write_mean(paths: Sequence[Path], output: Path) -> None:
@@ -70,24 +72,25 @@ def check_same_model(first_path: Path, first: Mapping[str, Any], path: Path, sta
     """Refuse checkpoints that differ in architecture, dictionary, parameters or their layout.
 
     Raises:
-        ValueError: the difference.
+        ValueError: the checkpoints differ; the error names the difference.
     """
     places = f"{first_path} and {path}"
     names = [architecture(each) for each in (first, state)]
     if names[0] != names[1]:
-        raise ValueError(f"{places} have different architectures: {names[0]} and {names[1]}")
+        raise ValueError(f"{places} have different architectures, {names[0]} and {names[1]}; {FIX}")
     constraints = [getattr(each["cfg"].model, "branch_constraint", None) for each in (first, state)]
     if constraints[0] != constraints[1]:
-        raise ValueError(f"{places} differ in --branch-constraint: {constraints[0]} and {constraints[1]}")
+        raise ValueError(f"{places} differ in --branch-constraint, {constraints[0]} and {constraints[1]}; {FIX}")
     words = [(each.get("extra_state") or {}).get("words") for each in (first, state)]
     if None not in words and words[0] != words[1]:
-        raise ValueError(f"{places} were trained with different dictionaries")
+        raise ValueError(f"{places} have different dictionaries; {FIX}")
     ours, theirs = first["model"], state["model"]
     if odd := sorted(ours.keys() ^ theirs.keys()):
-        raise ValueError(f"{places} have different parameters: only one has {odd[0]}")
+        raise ValueError(f"{places} have different parameters, only one has {odd[0]}; {FIX}")
     for name, value in ours.items():
         other = theirs[name]
         if value.shape != other.shape:
-            raise ValueError(f"{places} differ in the size of {name}: {list(value.shape)} and {list(other.shape)}")
+            sizes = f"{list(value.shape)} and {list(other.shape)}"
+            raise ValueError(f"{places} differ in the size of {name}, {sizes}; {FIX}")
         if not is_averaged(name, value) and not torch.equal(value, other):
-            raise ValueError(f"{places} differ in {name}, which cannot be averaged: {value} and {other}")
+            raise ValueError(f"{places} differ in {name}, {value} and {other}; {FIX}")

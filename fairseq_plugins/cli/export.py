@@ -36,8 +36,10 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="FOLDER",
         help="predict only likely words, from this folder of fairseq-plugins lexicon",
     )
-    parser.add_argument("--candidates-per-word", type=int, metavar="N", help="translations of each source word (20)")
-    parser.add_argument("--frequent-candidates", type=int, metavar="N", help="frequent target words (1000)")
+    parser.add_argument(
+        "--candidates-per-word", type=int, metavar="N", help="translations of each source word (default: 20)"
+    )
+    parser.add_argument("--frequent-candidates", type=int, metavar="N", help="frequent target words (default: 1000)")
 
 
 def run(args: Namespace) -> None:
@@ -61,7 +63,9 @@ def run(args: Namespace) -> None:
         raise ValueError("--candidates-per-word and --frequent-candidates need --candidates FOLDER")
     for name in ("frequent.txt", "candidates.txt") if args.candidates is not None else ():
         if not (args.candidates / name).is_file():
-            raise ValueError(f"{args.candidates / name} does not exist")
+            raise ValueError(
+                f"--candidates: {args.candidates / name} does not exist; run fairseq-plugins lexicon first"
+            )
     if find_spec("onnx") is None:
         raise ValueError("export needs the package onnx: pip install onnx onnxruntime")
     if args.data is not None and not args.data.is_dir():

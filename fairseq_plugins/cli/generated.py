@@ -137,7 +137,7 @@ def _read_hypothesis(words: _Line, text: _Line, positions: _Line, alignment: _Li
             raise ValueError("a score is not a number")
         log_probability = math.fsum(scores) * math.log(2)
     except (ValueError, OverflowError) as error:
-        raise ValueError(f"{positions.place}: {error}") from None
+        raise ValueError(f"{positions.place}: {error}; run fairseq-generate again") from None
     hypothesis = Hypothesis(
         words=words.text.partition("\t")[2],
         text=text.text.partition("\t")[2],

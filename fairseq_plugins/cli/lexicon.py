@@ -28,6 +28,7 @@ from fairseq_plugins.cli.processes import running
 from fairseq_plugins.common.files import naming
 
 FILES = ("dictionary.txt", "candidates.txt", "frequent.txt")
+REINSTALL = "reinstall eflomal"
 LONGEST = 1023  # words; eflomal treats longer sentences as empty
 
 
@@ -214,13 +215,13 @@ def count_links(work: Path, pairs: int) -> dict[str, Counter[str]]:
                     links[source_words[i]][target_words[j]] += 1
                 except (ValueError, IndexError):
                     raise ValueError(
-                        f"eflomal-align wrote {link!r} in line {lines}, of {len(source_words)} source and "
-                        f"{len(target_words)} target words: expected the numbers of two of them, i-j"
+                        f"eflomal-align: line {lines} has the link {link!r}, expected i-j with words of "
+                        f"{len(source_words)} and {len(target_words)}; {REINSTALL}"
                     ) from None
         if lines != pairs:
-            raise ValueError(f"eflomal-align wrote the links of {lines} sentence pairs out of {pairs}")
+            raise ValueError(f"eflomal-align: links of only {lines} of {pairs} sentence pairs; {REINSTALL}")
         if any(next(file, None) is not None for file in files):
-            raise ValueError(f"eflomal-align wrote the links of more than {pairs} sentence pairs")
+            raise ValueError(f"eflomal-align: links of more than {pairs} sentence pairs; {REINSTALL}")
     if not links:
         raise ValueError("eflomal-align linked no words: give more text, and check that it is parallel")
     return dict(links)

@@ -155,7 +155,7 @@ def standard_streams() -> Iterator[None]:
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115  (for as long as the process)
     if sys.stdout is None:
-        sys.exit("fairseq-plugins: error: the standard output is closed")
+        sys.exit("fairseq-plugins: error: the standard output is closed; redirect it to a file")
     try:
         yield
     except OSError as error:

@@ -1,9 +1,8 @@
 """Print BLEU, chrF or ROUGE of translations.
 
-With own-data's folder OUT alone, score repeats the BLEU and chrF of own-data: held-out text, untouched references, and
-sacreBLEU's tokenizer for the language.  Other translations need --generated and --reference.  BLEU is sacreBLEU's on
-detokenised text; --tokenised adds BLEU on tokens (Moses' multi-bleu), which the papers report.  ROUGE is rouge-score's
-with stemming, in per cent, for the best of several references.  Several --generated groups also get their mean.
+With own-data's folder OUT, score repeats own-data's BLEU and chrF on held-out text.  Other translations need
+--generated and --reference.  BLEU is sacreBLEU's on detokenised text; --tokenised adds the papers' BLEU on tokens
+(Moses' multi-bleu).  ROUGE is rouge-score's with stemming, in per cent, for the best of several references.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="output of fairseq-generate, or of its shards; repeat the option for other runs",
+        help="output of fairseq-generate, or of its shards; repeat the option for other runs and their mean",
     )
     parser.add_argument(
         "--reference",

@@ -126,6 +126,7 @@ def printed_references(sentences: Sequence[Sentence], tokenizer: str | None) -> 
     """Return the references in the lists, and the tokenizer (default: ``13a`` for detokenised text, else ``none``)."""
     references = [sentence.reference for sentence in sentences if sentence.reference is not None]
     if len(references) < len(sentences):
-        raise ValueError(f"GENERATED: {len(sentences) - len(references)} sentences have no T- line; give --reference")
+        missing = f"{len(sentences) - len(references)} of {len(sentences)}"
+        raise ValueError(f"GENERATED: no T- line for {missing} sentences; give --reference")
     detokenised = any(hyp.text != hyp.words for sentence in sentences for hyp in sentence.hypotheses)
     return references, tokenizer or ("13a" if detokenised else "none")

@@ -117,7 +117,7 @@ def replacing_checkpoint(path: str) -> Iterator[str]:
 
 
 def next_start(path: Path) -> str:
-    """Name the checkpoint from which training would resume, if ``path`` is one of its own."""
+    """Name the checkpoint from which training would resume, if ``path`` is a checkpoint of a training."""
     if not re.fullmatch(rf"checkpoint_last\.pt|{SAVED_BY_TRAINING}", path.name):
         return ""
     last = path.with_name("checkpoint_last.pt")

@@ -71,7 +71,7 @@ def block_repeated_ngrams() -> None:
     @wrap(NGramRepeatBlock, "_no_repeat_ngram")
     def _no_repeat_ngram(self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_size: int, step: int) -> Tensor:
         if self.no_repeat_ngram_size == 1:
-            others = lprobs.scatter(1, tokens[:, 1 : step + 1], -math.inf)  # the first token is no word
+            others = lprobs.scatter(1, tokens[:, 1 : step + 1], -math.inf)  # the first token is not a word
             return lprobs.where(others.isneginf().all(dim=1, keepdim=True), others)  # unless a prefix repeats a word
         return find(self, tokens[:, : step + 1], lprobs, bsz, beam_size, step)
 

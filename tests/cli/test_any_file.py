@@ -1,4 +1,4 @@
-"""Files that are not what a command takes them for: a sentence, whatever is in them."""
+"""Files of another kind than a command expects get a clear error, whatever they contain."""
 
 from __future__ import annotations
 

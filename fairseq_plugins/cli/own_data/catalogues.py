@@ -41,7 +41,7 @@ def load(path: Path) -> polib.POFile:
     except (OSError, UnicodeDecodeError, LookupError) as error:  # polib's errors of syntax are OSErrors
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise ValueError(f"{path} is not a gettext catalogue: {error}") from error
+        raise ValueError(f"{path} is not a gettext catalogue: {error}; repair it or give another file") from error
 
 
 def read_catalogue(path: Path) -> Iterator[Pair]:

@@ -116,7 +116,9 @@ def clean(
     for path in _files(folder, "usable", languages):
         path.unlink()
     if numbers["train"] < LEAST:
-        raise ValueError(f"{numbers['train']} training pairs are left after cleaning, at least {LEAST} are needed")
+        raise ValueError(
+            f"training pairs left after cleaning: {numbers['train']}, at least {LEAST} are needed; give more text"
+        )
     return dict(numbers)
 
 
@@ -154,7 +156,7 @@ def _write_usable_pairs(
     found = len(of_source) + sum(numbers[rule] for rule in RULES)
     if numbers["broken"] > MOST_BROKEN * found:
         raise ValueError(
-            f"{numbers['broken']} of {found} pairs are invalid UTF-8: convert the text, for example with iconv"
+            f"invalid UTF-8 in {numbers['broken']} of {found} pairs; convert the text, for example with iconv"
         )
     return np.array(of_source, dtype=np.int64), np.array(of_pair, dtype=np.int64)
 

@@ -1,10 +1,10 @@
 """Train a translation model on parallel text, score it, and translate with it.
 
-own-data cleans the text, learns subwords, trains until validation stops improving, and prints BLEU, chrF and three
-translations of held-out text.  The same command resumes a stopped training, and translates with --translate.  SOURCE
-and TARGET are line-aligned files (train.en, train.pt-BR.gz) or folders of such files (en, zh).  A translation memory
-(.tmx), a gettext catalogue (.po) or a folder of them contains both languages and needs no TARGET.  Test sets of WMT
-and IWSLT (.sgm, .xml) are read too.  29 000 image captions take about an hour on one CPU core.
+own-data cleans the text, learns subwords, trains until validation stops improving, and scores held-out text.  The same
+command resumes a stopped training, and translates with --translate.  SOURCE and TARGET are line-aligned files, plain
+or gzipped (train.en, train.pt-BR.gz, .sgm, .xml), or folders of such files (en, zh); a translation memory (.tmx), a
+gettext catalogue (.po) or a folder of them contains both languages.  29 000 image captions take about an hour on one
+CPU core.
 """
 
 from __future__ import annotations
@@ -49,22 +49,21 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="translation, line by line; omit it if SOURCE contains both languages (.tmx, .po)",
     )
     parser.add_argument("output", type=Path, metavar="OUT", help="folder for all results")
-    parser.add_argument("--arch", help=f"architecture (default: {DEFAULT_ARCH}, or the one of --from)")
-    add_user_dir(parser, default=USER_DIR)
-    parser.add_argument("--source-lang", metavar="XX", help="source language (default: from the name of SOURCE)")
-    parser.add_argument("--target-lang", metavar="XX", help="target language (default: from the name of TARGET)")
+    text, training = parser.add_argument_group("text"), parser.add_argument_group("training")
+    text.add_argument("--source-lang", metavar="XX", help="source language (default: from the name of SOURCE)")
+    text.add_argument("--target-lang", metavar="XX", help="target language (default: from the name of TARGET)")
     parts = {"valid": "validation text (default: held out of the training text)", "test": "test text to score"}
     for part, meaning in parts.items():
-        parser.add_argument(
+        text.add_argument(
             f"--{part}", nargs="+", type=Path, metavar=("SOURCE", "TARGET"), help=f"{meaning}; one path for .tmx or .po"
         )
-    parser.add_argument(
+    text.add_argument(
         "--tokenizer",
         choices=TOKENIZERS,
-        help="preprocessing: sentencepiece restores all text unchanged; moses (with subword-nmt's BPE) "
-        "is the papers' preprocessing (default: sentencepiece, or the one of an existing OUT)",
+        help="preprocessing: sentencepiece restores text of any language unchanged; moses (with "
+        "subword-nmt's BPE) is the papers' preprocessing (default: sentencepiece, or the one of an existing OUT)",
     )
-    parser.add_argument(
+    text.add_argument(
         "--keep",
         nargs="+",
         choices=OPTIONAL,
@@ -72,27 +71,31 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="RULE",
         help="cleaning rules to switch off: " + "; ".join(f"{rule} ({RULES[rule]})" for rule in OPTIONAL),
     )
-    parser.add_argument(
+    text.add_argument(
+        "--workers", type=positive, default=1, metavar="N", help="processes for preparing text (default: %(default)s)"
+    )
+    training.add_argument("--arch", help=f"architecture (default: {DEFAULT_ARCH}, or the one of --from)")
+    add_user_dir(training, default=USER_DIR)
+    training.add_argument(
         "--from",
         dest="base",
         type=Path,
         metavar="OUT2",
         help="adapt the model of own-data's folder OUT2, or a checkpoint in it, to this text; its subwords are kept",
     )
-    parser.add_argument(
-        "--translate",
-        metavar="FILE",
-        help="translate a file, or - for standard input, with the trained model; fill the empty entries of a catalogue "
-        "(.po) and mark them as fuzzy",
-    )
-    parser.add_argument(
+    training.add_argument(
         "--train",
         default="",
         metavar="'OPTIONS'",
         help="options of fairseq-train (except --log-format), which override own-data's; write a single option as "
         "--train=--bf16, which is faster on CPUs with avx512_bf16",
     )
-    parser.add_argument("--workers", type=positive, default=1, metavar="N", help="processes for preparing text (1)")
+    parser.add_argument_group("translation").add_argument(
+        "--translate",
+        metavar="FILE",
+        help="translate a file, or - for standard input, with the trained model; fill the empty entries of a catalogue "
+        "(.po) and mark them as fuzzy",
+    )
 
 
 def run(args: Namespace) -> None:

@@ -252,7 +252,7 @@ def segmenter(codes: Path) -> Line:
             bpe.process_line("xy")  # fails for an unknown version of the codes
         except (Exception, SystemExit) as error:  # subword-nmt prints a reason and exits
             reason = " ".join(said.getvalue().split()) or str(error) or type(error).__name__
-            raise ValueError(f"{codes} has no BPE codes of subword-nmt: {reason[:300]}") from error
+            raise ValueError(f"{codes} has no BPE codes of subword-nmt: {reason[:300]}; give another file") from error
     return partial(segment, bpe)
 
 

@@ -87,7 +87,7 @@ def find_base(path: Path, arch: str | None) -> Base:
 
 
 def without_ends(wishes: Sequence[str]) -> list[str]:
-    """Return options of fairseq-train without those that only end a training."""
+    """Return options of fairseq-train, except limits of the training."""
     kept: list[str] = []
     words = iter(wishes)
     for word in words:

@@ -78,11 +78,11 @@ def run(args: Namespace) -> None:
         raise ValueError(f"--arch: {data} is not own-data's folder; use --path")
     for file in (path, args.bpe_codes):
         if file is not None and not file.is_file():
-            raise ValueError(f"{file}: file not found")
+            raise ValueError(f"{file}: file not found; give an existing one")
         if file is not None:
             refuse_input_as_output(args.output, [file])
     if not Path(data.split(os.pathsep)[0]).is_dir():
-        raise ValueError(f"{data}: folder not found")
+        raise ValueError(f"{data}: folder not found; give an existing one")
     if path is None:
         raise ValueError(f"--path: missing, and {data} is not own-data's folder; give a checkpoint")
     if args.bpe_codes is not None:

@@ -95,7 +95,7 @@ def curves_in(folder: Path) -> dict[str, list[list[Point]]]:
         except ValueError as error:
             print(f"warning: {error}", file=sys.stderr)
     if not found:
-        problem = "no training has been validated yet" if logs else f"no {LOG} of own-data found"
+        problem = "no validation yet; draw it later" if logs else f"no {LOG} found; give own-data's folder"
         raise ValueError(f"{folder}: {problem}")
     return found
 
