@@ -17,15 +17,11 @@ PACKAGE = Path(fairseq_plugins.__file__).parent
 # Packages whose texts are still to be rewritten.
 UNCLEAN = {
     *(
-        "common",
-        "conv_encoder",
-        "convs2s",
         "cpu",
         "export",
         "search",
         "sequence_risk",
         "vocabulary",
-        "weighted_transformer",
     )
 }
 FILES = [*sorted(PACKAGE.rglob("*.py")), *sorted((PACKAGE.parent / "examples").rglob("*.py"))]

@@ -1,4 +1,4 @@
-"""The table in `docs/reliability.md` has every place of fairseq that turns a value into code, an import or a command."""
+"""The table in `docs/reliability.md` has every place of fairseq that turns a value into code, imports or commands."""
 
 from __future__ import annotations
 
