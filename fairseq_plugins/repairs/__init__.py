@@ -8,6 +8,7 @@ that are refused.
 from collections.abc import Callable
 
 from fairseq_plugins.repairs import (
+    adam,
     checkpoints,
     command,
     data,
@@ -51,6 +52,7 @@ RESUMING: tuple[Repair, ...] = (
 
 # Training in several processes, with GPUs or without.
 DISTRIBUTED: tuple[Repair, ...] = (
+    adam.update_in_one_pass,
     distributed.clip_gradients_on_their_device,
     distributed.flatten_on_gpus_only,
     distributed.follow_torchrun,
