@@ -12,7 +12,7 @@ STAMP := $(VENV)/.installed
 # The scripts under examples/ call fairseq's commands by name.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup demo test test-matrix coverage mutants faults fuzz searches check lint types format bench site clean
+.PHONY: help setup demo test test-matrix coverage mutants faults fuzz searches check lint types format bench figures site clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -86,6 +86,11 @@ bench: setup  ## speed of training and decoding versus fairseq's own, and of the
 	$(BIN)/python examples/benchmarks/generation.py
 	$(BIN)/python examples/benchmarks/training.py
 	$(BIN)/python examples/benchmarks/conv_encoder.py
+
+# NEWSTEST=test.en.gz where there is no network.
+figures: setup  ## every ratio of the front page and of the page of speed, beside the last of such a machine (20 minutes)
+	-$(BIN)/python -m pip install --quiet ctranslate2
+	$(BIN)/python examples/benchmarks/figures.py $(if $(NEWSTEST),--input $(NEWSTEST))
 
 # From nothing each time: what is in the navigation stands on every page, also on those that have not changed.
 site: setup  ## the pages as a site with search, build/site/index.html; a broken link is an error
