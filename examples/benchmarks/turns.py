@@ -1,4 +1,4 @@
-"""What the benchmarks share: random words, contestants that take turns, and their hypotheses side by side."""
+"""Shared parts of the benchmarks: random words, contestants that take turns, comparison of hypotheses."""
 
 from __future__ import annotations
 
