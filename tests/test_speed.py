@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from fairseq_plugins.cpu.packing import Packing
+from fairseq_plugins.cpu.packing import PackedWeightCache
 from fairseq_plugins.cpu.products import PRECISIONS
 from fairseq_plugins.search.generator import FastBeamSearch
 
@@ -58,7 +58,7 @@ def test_the_search_in_int8(wide, dictionary, sentences, architecture: str) -> N
     sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(dictionary.pad()).sum(dim=1)}}
     lengths = {"beam_size": 5, "max_len_b": 8, "min_len": 8}
     plain, fast = (
-        FastBeamSearch([wide(architecture)], dictionary, packing=Packing(precision), **lengths)
+        FastBeamSearch([wide(architecture)], dictionary, packing=PackedWeightCache(precision), **lengths)
         for precision in ("float32", "int8")
     )
     assert faster(lambda: plain.generate(None, sample), lambda: fast.generate(None, sample)) > 1.1

@@ -14,7 +14,7 @@ from fairseq.search import Sampling, Search
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
-from fairseq_plugins.cpu.packing import Packing
+from fairseq_plugins.cpu.packing import PackedWeightCache
 from fairseq_plugins.search.generator import FastBeamSearch
 
 # Longest translation, a factor of the source's length and a summand, as the authors trained.
@@ -35,7 +35,7 @@ class Translator:
 
     def __init__(self, task: FairseqTask, count: int, sampling: bool) -> None:
         self.task, self.count, self.sampling = task, count, sampling
-        self._packing = Packing(str(getattr(getattr(task, "cfg", None), "cpu_dtype", "float32")))
+        self._packing = PackedWeightCache(str(getattr(getattr(task, "cfg", None), "cpu_dtype", "float32")))
 
     def translate(self, model: FairseqEncoderDecoderModel, sample: dict[str, Any]) -> list[list[list[int]]]:
         """Translations of each sentence, the best first, as words and the end; several that are drawn may be alike.
