@@ -11,18 +11,18 @@ VERSION = re.search(r'^__version__ = "(.+)"$', (ROOT / "fairseq_plugins/__init__
 setup(
     name="fairseq_plugins",
     version=VERSION,
-    description="Translation models for fairseq: ConvS2S and relatives, fast and safe, through --user-dir",
+    description="Fast and safe translation models for fairseq (ConvS2S and related), loaded with --user-dir",
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     author="fairseq_plugins contributors",
     license="MIT",
     python_requires=">=3.10",
     packages=[*find_packages(include=["fairseq_plugins", "fairseq_plugins.*"]), "fairseq_plugins_user_dir"],
-    package_dir={"fairseq_plugins_user_dir": "user_dir"},  # a name that cannot clash
+    package_dir={"fairseq_plugins_user_dir": "user_dir"},  # a unique name
     package_data={"fairseq_plugins": ["py.typed"]},
     entry_points={"console_scripts": ["fairseq-plugins = fairseq_plugins.cli.main:main"]},
     install_requires=[
-        # fairseq's last release does not import on Python >= 3.11; fairseq-fixed is its later main branch, repaired.
+        # fairseq's last release needs Python < 3.11; fairseq-fixed is its later main branch with repairs.
         'fairseq==0.12.2; python_version < "3.11"',
         'fairseq-fixed==0.12.3.1; python_version >= "3.11"',
         "hydra-core",

@@ -1,13 +1,13 @@
-# What the experiments' run.sh share; sourced by them, with their own arguments:
+# Shared code of the experiments' run.sh, which source it with their arguments:
 #
 #   [NAME=...] [SEEDS="1 2 3"] [SHARDS=4] [WORKERS=8] [ORIG=DIR] run.sh RECIPE OUT [--smoke] [hydra override ...]
 #
-# RECIPE is a configuration beside run.sh, without .yaml; OUT a folder for everything that is made.  Trainings and
-# translations are in OUT/NAME, by default the recipe's name: a variant (model._name=...) wants one of its own.  Each
-# seed is a training of its own, and several also make an ensemble; SHARDS processes translate a test part, on all GPUs
-# in turn; WORKERS prepare the text; ORIG has the original files, if they are not to be downloaded.  With --smoke all
-# runs on a made-up miniature, in a minute.  Each command is shown before it runs.  After a stop the same command goes
-# on: data that is prepared stays, a training continues, and translations are made anew.
+# RECIPE is a configuration beside run.sh, without .yaml; OUT is a folder for all results.  Trainings and translations
+# are in OUT/NAME, by default the recipe's name; give a variant (model._name=...) its own NAME.  Each seed is a training,
+# and several seeds also form an ensemble.  SHARDS processes translate a test part, on all GPUs in turn; WORKERS
+# processes prepare the text; ORIG is a folder of files that you have already.  --smoke runs everything on small invented
+# data, in a minute.  Each command is shown before it runs.  The same command resumes after a stop: prepared data is
+# kept, a training continues, and translation starts again.
 set -euo pipefail
 unset CDPATH  # with it, cd says where it goes
 here=$(cd "$(dirname "$0")" && pwd)
@@ -29,8 +29,8 @@ small=()
 if [ "${1:-}" = --smoke ]; then
     shift
     smoke=(--smoke)
-    ORIG=  # the files are made up
-    small=(--batch-size 2)  # fairseq-generate fails in a process that gets no batch
+    ORIG=  # --smoke invents the files
+    small=(--batch-size 2)  # fairseq-generate crashes in a process without batches
     case $recipe in
         convs2s*) overrides=(model._name=convs2s_tiny) ;;
         conv_encoder*) overrides=(model._name=conv_encoder_tiny) ;;
@@ -41,49 +41,49 @@ if [ "${1:-}" = --smoke ]; then
 fi
 for word; do
     if [[ $word = -* ]]; then
-        echo "$word: expected a hydra override, name=value; --smoke stands right behind OUT" >&2
+        echo "$word: expected a hydra override, name=value; put --smoke directly after OUT" >&2
         exit 2
     fi
 done
 overrides+=("$@")
 mkdir -p "$out"
-out=$(cd "$out" && pwd)  # hydra changes the working folder
+out=$(cd "$out" && pwd)  # hydra changes the working directory
 seeds=${SEEDS:-1}
 shards=${SHARDS:-1}
 if [[ ! $shards =~ ^[1-9][0-9]*$ ]]; then
-    echo "SHARDS: expected a number from 1 on, got $shards" >&2
+    echo "SHARDS: must be a positive integer, got $shards" >&2
     exit 2
 fi
 checkpoint=checkpoint_best.pt
 all_gpus() { nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | paste -sd, -; }
 IFS=, read -ra gpus <<<"${CUDA_VISIBLE_DEVICES-$(all_gpus)}"
-export PYTHONWARNINGS=ignore  # fairseq uses its libraries in ways that they have come to warn of
+export PYTHONWARNINGS=ignore  # hide deprecation warnings in fairseq
 
-# Run a command after showing it as one would type it, in one piece, for shards show theirs at the same time.
+# Show a command as one would type it, and run it. One printf shows it, because shards write at the same time.
 run() {
     printf '\n$%s\n' "$(printf ' %q' "$@")"
     "$@"
 }
 
-# Say what comes, and how long it takes.
+# Announce a step and its duration.
 step() {
-    [ ${#smoke[@]} = 0 ] || set -- "$1" "seconds, in miniature"
+    [ ${#smoke[@]} = 0 ] || set -- "$1" "seconds with --smoke"
     printf '\n== %s: %s\n' "$1" "$2"
 }
 
-# Binary data, of subwords or with --words of words: sets `data`.
+# Binarise subwords, or words with --words, and set `data`.
 prepare() {
-    step Data "the download, then minutes (IWSLT'14) to hours (WMT'14), shared by WORKERS"
+    step Data "a download, then minutes (IWSLT'14) to hours (WMT'14), divided among WORKERS"
     run fairseq-plugins prepare "$experiment" "$out" --workers "${WORKERS:-1}" ${ORIG:+--orig "$ORIG"} \
         ${smoke[@]+"${smoke[@]}"} "$@"
     data=$out/data-bin
     [ ! -d "$out/data-bin-words" ] || [ "${1:-}" != --words ] || data=$out/data-bin-words
 }
 
-# One training for each seed.
+# Train with each seed.
 train() {
     local seed save
-    step Training "hours (IWSLT'14) to weeks (WMT'14) on a GPU; not timed with this code, and what is stopped goes on"
+    step Training "hours (IWSLT'14) to weeks (WMT'14) on a GPU (an estimate); a stopped training is resumed"
     for seed in $seeds; do
         save=$out/$name/seed$seed
         run fairseq-hydra-train --config-dir "$here" --config-name "$recipe" "task.data=$data" \
@@ -92,8 +92,8 @@ train() {
     done
 }
 
-# generate PART [fairseq-generate option ...]: translate with each seed, and with all of them together.  Later fairseqs
-# ignore --num-shards and --shard-id, and take a process's part from its rank.
+# generate PART [fairseq-generate option ...]: translate with each seed, and with the ensemble.  Later fairseqs ignore
+# --num-shards and --shard-id, and use a process's rank.
 generate() {
     local part=$1 seed path paths=
     step "Translation of $part" "minutes on a GPU"
@@ -109,9 +109,9 @@ generate() {
 translate() {
     local part=$1 path=$2 results=$3 shard pids=() pid on=()
     shift 3
-    rm -f "$results"/shard*/"generate-$part.txt"  # there may have been more shards
+    rm -f "$results"/shard*/"generate-$part.txt"  # an earlier call may have had more shards
     for ((shard = 0; shard < $shards; shard++)); do
-        # Without this all processes take the first GPU.
+        # Otherwise all processes use the first GPU.
         [ "${#gpus[@]}" -lt 2 ] || on=(env "CUDA_VISIBLE_DEVICES=${gpus[shard % ${#gpus[@]}]}")
         run ${on[@]+"${on[@]}"} fairseq-generate "$data" --user-dir "$root/user_dir" --path "$path" \
             --gen-subset "$part" --distributed-world-size "$shards" --distributed-rank "$shard" \
@@ -121,7 +121,7 @@ translate() {
     for pid in "${pids[@]}"; do wait "$pid"; done
 }
 
-# score PART [fairseq-plugins score option ...]: of each seed, their mean, and of the ensemble.
+# score PART [fairseq-plugins score option ...]: score each seed, their mean, and the ensemble.
 score() {
     local part=$1 seed generated=()
     shift
@@ -132,18 +132,18 @@ score() {
     case $seeds in
         *' '*) run fairseq-plugins score --generated "$out/$name/ensemble"/shard*/"generate-$part.txt" "$@" ;;
     esac
-    [ ${#smoke[@]} = 0 ] || echo "--smoke: after two updates a score means nothing; what has been shown is that it runs."
+    [ ${#smoke[@]} = 0 ] || echo "--smoke: after two updates a score means nothing; it only shows that all steps run"
 }
 
-# A dictionary for unknown words, made before the training: so a missing eflomal does not come out days later.
+# Extract a dictionary for unknown words, before the training so that a missing eflomal is noticed early.
 align_words() {
     lexicon=$out/lexicon
-    [ -f "$lexicon/dictionary.txt" ] || step Alignment "minutes (IWSLT'14) to hours (WMT'14) of all cores"
+    [ -f "$lexicon/dictionary.txt" ] || step Alignment "minutes (IWSLT'14) to hours (WMT'14) on all cores"
     [ -f "$lexicon/dictionary.txt" ] || run fairseq-plugins lexicon --source "$out/tmp/train.$source" \
         --target "$out/tmp/train.$target" --output "$lexicon"
 }
 
-# Text and not numbers, in which the unknown words are: sets `data` and `unknown`.
+# Keep test parts as text, which has the unknown words, and set `data` and `unknown`.
 prepare_unknown_words() {
     local raw=$out/data-raw-words prefixes
     if [ ! -d "$raw" ]; then

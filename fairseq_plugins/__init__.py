@@ -7,7 +7,7 @@ import importlib
 import logging
 import pkgutil
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Packages that register no names with fairseq.
 _UNREGISTERED = {"cli", "export", "repairs"}

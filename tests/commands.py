@@ -1,4 +1,4 @@
-"""fairseq's commands, run as users run them, on data made here."""
+"""Run fairseq's commands as users do, on small data."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from fairseq import checkpoint_utils, trainer
 
 ROOT = Path(__file__).resolve().parents[1]
 USER_DIR = ROOT / "user_dir"
-MAIN = "from fairseq_plugins.cli.main import main; main()"  # fairseq-plugins, for python -c
+MAIN = "from fairseq_plugins.cli.main import main; main()"  # runs fairseq-plugins by python -c
 
-# Small enough for seconds: one epoch is four updates.
+# One epoch has four updates, and takes seconds.
 MODEL = ["--encoder-layers", "[(16, 3)] * 2", "--decoder-layers", "[(16, 3)] * 2"]
 SIZES = ["--encoder-embed-dim", "16", "--decoder-embed-dim", "16", "--decoder-out-embed-dim", "16"]
 TRAINING = ["--optimizer", "nag", "--momentum", "0.99", "--lr", "0.25", "--clip-norm", "0.1", "--batch-size", "16"]
 QUIET = ["--log-format", "json", "--num-workers", "0"]
 
 
-# Its processes are forked from one that has imported fairseq, and what torch's optimizers import, which takes four
-# seconds, and not this plugin.
+# Processes are forked from one that has imported fairseq and torch's optimizers, which takes four seconds, but not
+# this plugin.
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload([__name__, "fairseq.trainer", "fairseq.tasks", "hydra.main", "torch._dynamo"])
 
@@ -54,7 +54,7 @@ def become(
     file_size: int = resource.RLIM_INFINITY,
     stdin: Path = Path(os.devnull),
 ) -> None:
-    """Run one of fairseq's commands in a process of `FORKED`; no file may have more than ``file_size`` bytes."""
+    """Run one of fairseq's commands in a process of `FORKED`; files may have at most ``file_size`` bytes."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
     os.dup2(os.open(stdin, os.O_RDONLY), 0)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115  (a descriptor)
@@ -63,12 +63,12 @@ def become(
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
-    # What a process of this kind would do in another way than one that a user starts.
+    # Differences between a forked process and one that a user starts.
     multiprocessing.set_start_method("fork", force=True)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    numpy.random.seed()  # noqa: NPY002  (fairseq draws from it)
-    if command == "train":  # the only one that sets up logging before it imports fairseq, which does so too
+    numpy.random.seed()  # noqa: NPY002  (fairseq's generator)
+    if command == "train":  # it sets up logging before it imports fairseq, which does so, too
         logging.getLogger().handlers.clear()
     sys.argv = [f"fairseq-{command}", *words]
     importlib.import_module(f"fairseq_cli.{command}").cli_main()
@@ -83,9 +83,9 @@ def run(
     path: Path | str = "",
     anew: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Run one of fairseq's commands (``train``, ``generate``, ...) in a process of its own.
+    """Run one of fairseq's commands (``train``, ``generate``, ...) in its own process.
 
-    Python starts for it where it is run ``anew`` or with a PYTHONPATH, ``path``; else it is forked from `FORKED`.
+    The process is forked from `FORKED`, unless ``anew`` is set or ``path``, a PYTHONPATH, is given.
     """
     words = [*map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(path)}
@@ -122,7 +122,7 @@ def run(
 
 
 def python(*arguments: object, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a script or ``-c`` a program with the plugin of this tree, wherever another one is installed."""
+    """Run a script, or a program with ``-c``, with the plugin of this tree."""
     return subprocess.run(
         [sys.executable, "-W", "ignore", *map(str, arguments)],
         cwd=ROOT,
@@ -135,7 +135,7 @@ def python(*arguments: object, stdin: str | None = None) -> subprocess.Completed
 
 
 def script(path: Path, *words: object) -> subprocess.CompletedProcess[str]:
-    """Run an example's script in this process, which has imported fairseq."""
+    """Run a script of the examples in this process, which has imported fairseq."""
     output, errors, status = io.StringIO(), io.StringIO(), 0
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(errors):
         patch.setattr(sys, "argv", [str(path), *map(str, words)])
@@ -149,7 +149,7 @@ def script(path: Path, *words: object) -> subprocess.CompletedProcess[str]:
 
 
 def make_data(folder: Path) -> Path:
-    """A small corpus, target = source backwards, and its binary form; returns the folder of the latter."""
+    """Write a small corpus whose targets are reversed sources, binarise it, and return the folder of binary data."""
     random.seed(1)
     words = [f"w{number}" for number in range(20)]
     for split, size in (("train", 64), ("valid", 16), ("test", 16)):
@@ -163,7 +163,7 @@ def make_data(folder: Path) -> Path:
 
 
 def keep_the_model(path: Path, *arguments: Any) -> None:
-    """`become` with these arguments, and write the parameters that its training has ended with."""
+    """Run `become`, and save the parameters at the end of its training."""
     made, init = [], trainer.Trainer.__init__
 
     def keep(self: trainer.Trainer, *args: Any, **kwargs: Any) -> None:
@@ -176,21 +176,21 @@ def keep_the_model(path: Path, *arguments: Any) -> None:
 
 
 def one_of_two(folder: Path) -> list[str]:
-    """fairseq-train's options for each of two processes that are started by hand; the rank follows them."""
-    place = f"file://{tempfile.mkdtemp(dir=folder)}/store"  # a port that is free now need not be when they start
+    """Return fairseq-train's options for each of two processes that are started by hand; the rank follows them."""
+    place = f"file://{tempfile.mkdtemp(dir=folder)}/store"  # a port that is free now may be used later
     words = ["--distributed-world-size", "2", "--distributed-backend", "gloo", "--distributed-no-spawn"]
     return [*words, "--distributed-init-method", place, "--distributed-rank"]
 
 
 def shown(output: str, part: str) -> list[dict[str, Any]]:
-    """What was logged in JSON, whichever way loggers write their names."""
+    """Return the JSON records of a log, whichever way loggers write their names."""
     pattern = rf'\b{part}\b\W+(?:INFO\W+)?(\{{".*\}})$'
     return [json.loads(found) for found in re.findall(pattern, output, re.MULTILINE)]
 
 
 @contextmanager
 def full_disk(size: int) -> Iterator[None]:
-    """No file may have more bytes."""
+    """Limit the size of files, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -202,10 +202,9 @@ def full_disk(size: int) -> Iterator[None]:
 def train_two_processes_as_one(
     folder: Path, *options: object, backend: str = "legacy_ddp"
 ) -> tuple[str, str, dict[str, torch.Tensor]]:
-    """Train with two processes, and with one that has twice the update frequency; all end with the same parameters.
+    """Train with two processes, and with one process and twice the update frequency; all get the same parameters.
 
-    Returns:
-        what the first of two and the single process printed, and the parameters.
+    Returns the output of the first of the two and of the single process, and the parameters.
     """
     parallel = ["--ddp-backend", backend, *one_of_two(folder)]
     processes = []
@@ -229,14 +228,14 @@ def train_two_processes_as_one(
 
 
 def save_model(model: torch.nn.Module, args: Namespace, path: Path) -> Path:
-    """A checkpoint as fairseq's trainer writes it, of a model that was built with these options."""
+    """Save a checkpoint, in the format of fairseq's trainer, of a model that was built with these options."""
     history = [{"num_updates": 1, "optimizer_name": "adam", "lr_scheduler_state": {}, "criterion_name": "x"}]
     torch.save({"args": args, "model": model.state_dict(), "optimizer_history": history, "extra_state": {}}, path)
     return path
 
 
 def own_user_dir(folder: Path) -> Path:
-    """A user directory that registers an architecture, ``convs2s_of_mine``."""
+    """Write a user directory that registers an architecture, ``convs2s_of_mine``."""
     mine = folder / "a_user_dir_of_mine"
     mine.mkdir()
     (mine / "__init__.py").write_text(
@@ -254,7 +253,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def hypotheses(output: str) -> dict[int, list[tuple[float, str]]]:
-    """Scores and tokens of the hypotheses that fairseq-generate printed, for each sentence."""
+    """Return the scores and tokens of fairseq-generate's hypotheses for each sentence."""
     found: dict[int, list[tuple[float, str]]] = {}
     for line in output.splitlines():
         if line.startswith("H-"):

@@ -1,4 +1,4 @@
-"""What the tests share: the device, a dictionary, and small models."""
+"""Shared fixtures: the device, a dictionary, and small models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.repairs.payloads import untrained
 
 fairseq_plugins.install()
 
-# The smallest of each family that is there.
+# The smallest architecture of each family.
 SMALLEST = ["convs2s_tiny", "weighted_transformer_tiny", "conv_encoder_tiny"]
 ARCHITECTURES = [name for name in SMALLEST if name in ARCH_MODEL_REGISTRY]
 WORDS = 40
@@ -31,11 +31,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    torch.backends.cudnn.allow_tf32 = False  # torch rounds what cuDNN multiplies to ten bits
+    torch.backends.cudnn.allow_tf32 = False  # cuDNN's products would have ten bits
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first: of several workers one would be left with it at the end."""
+    """Run the longest tests first, so that no worker ends with one alone."""
     items.sort(key=lambda item: item.path.name != "test_pages.py")
 
 
@@ -49,7 +49,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 @pytest.fixture
 def _without_cudnn() -> Iterator[None]:
-    """Which has no gradient of an LSTM that is not in training."""
+    """Switch cuDNN off, which has no gradient of an LSTM in eval mode."""
     with torch.backends.cudnn.flags(enabled=False):
         yield
 
@@ -67,7 +67,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def state(data: Path) -> dict[str, Any]:
-    """A checkpoint of one of fairseq's models, not yet trained."""
+    """A checkpoint of an untrained model of fairseq."""
     return untrained(data)
 
 
@@ -81,15 +81,15 @@ def dictionary() -> Dictionary:
 
 @pytest.fixture(scope="session")
 def task(dictionary: Dictionary) -> SimpleNamespace:
-    """As much of a translation task as building a model needs."""
+    """The parts of a translation task that building a model needs."""
     return SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
 
 
 @pytest.fixture
 def build(task: SimpleNamespace, device: torch.device) -> Callable[..., BaseFairseqModel]:
-    """``build(architecture, seed=1, option=value, ...)``: a random model of a registered architecture, in eval mode.
+    """``build(architecture, seed=1, option=value, ...)``: a random model of an architecture, in eval mode.
 
-    What is `enliven`ed differs more from layer to layer, and deep models then make more of rounding.
+    An `enliven`ed model differs more from layer to layer, and amplifies rounding if it is deep.
     """
 
     def build(architecture: str, seed: int = 1, enlivened: bool = True, **options: Any) -> BaseFairseqModel:
@@ -102,7 +102,7 @@ def build(task: SimpleNamespace, device: torch.device) -> Callable[..., BaseFair
 
 
 def random_model(architecture: str, task: Any, /, seed: int = 1, **options: Any) -> tuple[Namespace, BaseFairseqModel]:
-    """A model of a registered architecture, this plugin's or fairseq's, as training starts, and all of its options."""
+    """Return an untrained model of an architecture, the plugin's or fairseq's, and all its options."""
     torch.manual_seed(seed)
     args = Namespace(**{"arch": architecture, "max_source_positions": 64, "max_target_positions": 64, **options})
     ARCH_CONFIG_REGISTRY[architecture](args)
@@ -110,13 +110,13 @@ def random_model(architecture: str, task: Any, /, seed: int = 1, **options: Any)
 
 
 def enliven(model: torch.nn.Module) -> None:
-    """Make a fresh model use everything it has: biases are not zero, and attention and predictions are not uniform."""
+    """Change an untrained model so that all parts matter: biases are nonzero, attention and predictions not uniform."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(std=0.1)
                 if "output_projection" in name or "fc3" in name:
-                    parameter[EOS] += 2  # sentences end, at different steps
+                    parameter[EOS] += 2  # sentences end at different steps
             elif (
                 "embed" in name and parameter.dim() > 1 and "to_embedding" not in name and "from_embedding" not in name
             ):
@@ -125,14 +125,14 @@ def enliven(model: torch.nn.Module) -> None:
                 parameter.mul_(1.5)
         output = getattr(model.decoder, "output_projection", None)
         if output is not None and output.bias is None:
-            # The same for a Transformer: its last normalisation leans towards the end of the sentence.
+            # The same for a Transformer: its last normalisation prefers the end of the sentence.
             end = output.weight[EOS]
             model.decoder.layers[-1].branches.norm.bias.add_(25 * end / end.square().sum())
 
 
 @pytest.fixture
 def sentences(dictionary: Dictionary, device: torch.device) -> Callable[..., torch.Tensor]:
-    """``sentences(lengths, left_pad=False)``: random sentences of the given lengths, each ended and padded."""
+    """``sentences(lengths, left_pad=False)``: random sentences of these lengths, with ends and padding."""
 
     def sentences(lengths: list[int], left_pad: bool = False, seed: int = 1) -> torch.Tensor:
         generator = torch.Generator().manual_seed(seed)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-# What these change is not our doing.
+# Their effects are not ours.
 OTHERS = """fairseq_cli.generate fairseq_cli.hydra_train fairseq_cli.interactive fairseq_cli.preprocess
     fairseq_cli.train sacrebleu subword_nmt.apply_bpe subword_nmt.learn_bpe"""
 
@@ -38,7 +38,7 @@ def is_code(value: object) -> bool:
 
 
 def namespaces() -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the modules of others, and their classes."""
+    """Yield the modules of other packages, and their classes."""
     for name, module in list(sys.modules.items()):
         if is_watched(name):
             yield name, vars(module)
@@ -76,14 +76,14 @@ def settings() -> dict[str, object]:
 
 
 class Before:
-    """The state of this process: code of others by identity, and settings by value."""
+    """The state of this process: code of other packages by identity, and settings by value."""
 
     def __init__(self) -> None:
         self.namespaces = [(name, space, dict(space)) for name, space in namespaces()]
         self.settings = settings()
 
     def changes(self) -> list[str]:
-        """Return the names of what has changed since."""
+        """Return the names of everything that has changed since."""
         changed = []
         for name, space, before in self.namespaces:
             for key, value in list(space.items()):
@@ -97,7 +97,7 @@ class Before:
 
     @staticmethod
     def is_loaded(name: str, key: str) -> bool:
-        """Return whether a module has only been asked for a part that it loads late."""
+        """Return whether only a lazily loaded part of a module has been loaded."""
         return f"{name}.{key}" in sys.modules
 
 
@@ -120,7 +120,7 @@ def main(modules: list[str]) -> None:
         child = os.fork()
         if not child:
             try:
-                before.settings = settings()  # Python has seeded its random numbers again
+                before.settings = settings()  # Python has reseeded its random numbers
                 print(json.dumps([module, effects_of(module, before)]), flush=True)
             except BaseException:
                 traceback.print_exc()

@@ -1,7 +1,7 @@
-"""Kill training at random moments, resume it each time, and compare with a training that nobody disturbed.
+"""Kill training at random moments, resume it, and compare with an uninterrupted training.
 
-``make faults`` does so 20 times for each family.  Half of the kills wait for a checkpoint that is half written, the
-others come at any time.  Processes are forked from one that has imported fairseq, so that most moments are training.
+``make faults`` does so 20 times for each family.  Half of the kills wait for a half-written checkpoint, the others come
+at any time.  Processes are forked from one that has imported fairseq, so that training takes most of their time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.commands import FORKED, QUIET, ROOT, USER_DIR, become, make_data
 
 fairseq_plugins.install()
 
-# The schedules and optimizers of the papers.
+# Schedules and optimizers of the papers.
 FAMILIES = {
     "convs2s_tiny": "--optimizer nag --momentum 0.99 --lr 0.25 --clip-norm 0.1 --lr-scheduler anneal_after_plateau",
     "weighted_transformer_tiny": """--criterion weighted_label_smoothed_cross_entropy --label-smoothing 0.1
@@ -41,8 +41,8 @@ CHECKPOINTS_PER_EPOCH = 7  # of 21 or 22 updates
 
 
 def start(words: Sequence[object], save: Path, file_size: int = resource.RLIM_INFINITY) -> BaseProcess:
-    """``fairseq-train``, whose files can have ``file_size`` bytes at most."""
-    # Where fairseq sees a GPU, it takes the norm of gradients there, despite --cpu.
+    """Start ``fairseq-train``; its files may have at most ``file_size`` bytes."""
+    # If fairseq sees a GPU, it computes the norm of gradients there, despite --cpu.
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     log = save / "log"
     arguments = ("train", [*map(str, words), "--save-dir", str(save)], log, log, ROOT, environment, file_size)
@@ -52,7 +52,7 @@ def start(words: Sequence[object], save: Path, file_size: int = resource.RLIM_IN
 
 
 def finish(process: BaseProcess, save: Path) -> dict[str, Any]:
-    """Wait until training has ended, and return what it ended with."""
+    """Wait until training has ended, and return its last checkpoint."""
     process.join()
     if process.exitcode:
         raise AssertionError(f"training failed:\n{(save / 'log').read_text()[-6000:]}")
@@ -60,7 +60,7 @@ def finish(process: BaseProcess, save: Path) -> dict[str, Any]:
 
 
 def times(save: Path, pattern: str) -> set[tuple[str, int]]:
-    """Files of that name with the times when they were written last."""
+    """Return the files of this name with the times of their last change."""
     found = set()
     for path in save.glob(pattern):
         with contextlib.suppress(FileNotFoundError):
@@ -75,8 +75,8 @@ def wait_for_a_write(process: BaseProcess, save: Path, pattern: str) -> None:
 
 
 def kill(process: BaseProcess, save: Path, checkpoints: int, moments: random.Random) -> str:
-    """Kill training a moment after it has written so many checkpoints, and say at which."""
-    left = times(save, "*.tmp")  # by those that were killed before
+    """Kill training a moment after it has written this many checkpoints, and return the kind of moment."""
+    left = times(save, "*.tmp")  # written by earlier processes
     for _ in range(checkpoints):
         wait_for_a_write(process, save, "checkpoint_last.pt")
     if moments.random() < 0.5:
@@ -90,7 +90,7 @@ def kill(process: BaseProcess, save: Path, checkpoints: int, moments: random.Ran
 
 
 def differences(one: object, other: object, name: str = "") -> Iterator[str]:
-    """The names of what is not the same in two checkpoints, to the last bit."""
+    """Return the names of all entries that are not bit-equal in two checkpoints."""
     if isinstance(one, dict) and isinstance(other, dict):
         for key in {**one, **other}:
             yield from differences(one.get(key), other.get(key), f"{name}.{key}")
@@ -102,20 +102,16 @@ def differences(one: object, other: object, name: str = "") -> Iterator[str]:
 
 
 def compared(state: dict[str, Any]) -> dict[str, Any]:
-    """Of a checkpoint, what two trainings must agree in: all but times, options and statistics."""
+    """Return the parts of a checkpoint in which two trainings must agree: all but times, options and statistics."""
     history = state["optimizer_history"][-1]
     extra = {name: state["extra_state"][name] for name in ("train_iterator", "val_loss", "best")}
     return {"model": state["model"], "optimizer": state["last_optimizer_state"], "history": history, "extra": extra}
 
 
 def survive(data: Path, folder: Path, architecture: str, kills: int, epochs: int, seed: int) -> Counter[str]:
-    """Train one architecture undisturbed and disturbed.
+    """Train an architecture with and without kills.
 
-    Returns:
-        how often training was killed at which kind of moment.
-
-    Raises:
-        AssertionError: the two trainings end with something else.
+    Returns the number of kills by kind of moment.  Raises AssertionError if the trainings end differently.
     """
     words = [data, "--arch", architecture, *FAMILIES[architecture].split(), *COMMON, "--max-epoch", epochs]
     undisturbed, disturbed = (folder / f"{architecture}.{name}" for name in ("undisturbed", "disturbed"))
@@ -135,7 +131,7 @@ def survive(data: Path, folder: Path, architecture: str, kills: int, epochs: int
 
 
 def main() -> None:
-    """Try all families, and print what was survived."""
+    """Run all families, and print the number of survived kills."""
     parser = argparse.ArgumentParser(prog="make faults", description=__doc__)
     parser.add_argument("--kills", type=int, default=20, help="for each family")
     parser.add_argument("--epochs", type=int, default=9)

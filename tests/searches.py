@@ -1,4 +1,4 @@
-"""Random searches of all kinds of models against fairseq's own, word by word: ``python -m tests.searches 10000``."""
+"""Compare random searches of all kinds of models with fairseq's, word by word: ``python -m tests.searches 10000``."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tests.conftest import ARCHITECTURES, WORDS, enliven, random_model
 from tests.search.fairseq_models import FAIRSEQ_MODELS, fairseq_model
 from tests.search.searching import assert_same, read_copy_later
 
-FIRST = 4  # of the words that are no special symbols
+FIRST = 4  # without special symbols
 PAD, EOS = 1, 2
 
 
 class Reference(EnsembleModel):
-    """fairseq's, in whose eyes some words cannot be, and with a constant for each word but the end."""
+    """fairseq's search, with forbidden words and a constant for each word except the end."""
 
     possible: Tensor
     word_penalty: float
@@ -39,7 +39,7 @@ class Reference(EnsembleModel):
         self, tokens: Tensor, encoder_outs: Any, incremental_states: Any, temperature: float = 1.0
     ) -> tuple[Tensor, Tensor | None]:
         logits, extra = self.single_model.decoder(tokens, encoder_outs[0], incremental_state=incremental_states[0])
-        attention = extra["attn"] if isinstance(extra, dict) else extra  # as this plugin's and fairseq's return it
+        attention = extra["attn"] if isinstance(extra, dict) else extra  # as this plugin and fairseq return it
         attention = attention[0] if isinstance(attention, list) else attention
         logits = logits[:, -1].masked_fill(~self.possible, -torch.inf) / temperature
         lprobs = logits.log_softmax(dim=1, dtype=torch.float32)
@@ -57,7 +57,7 @@ def dictionary() -> Dictionary:
 
 @cache
 def model(architecture: str, seed: int, prepared: bool) -> Any:
-    """In double precision, so that searches can be compared; their scores are in single precision all the same."""
+    """Build a model in double precision, so that searches can be compared; scores are in single precision."""
     task = SimpleNamespace(source_dictionary=dictionary(), target_dictionary=dictionary())
     if architecture in FAIRSEQ_MODELS:
         return fairseq_model(architecture, task, seed).double()
@@ -76,17 +76,16 @@ def graphs() -> GraphCache:
 
 
 def check(number: int) -> tuple[bool, int]:
-    """The search of this number: whether a program made it, and how many hypotheses there were.
+    """Run the search with this number; return whether a program made it, and the number of hypotheses.
 
-    Raises:
-        AssertionError: it differs from fairseq's.
+    Raises AssertionError if it differs from fairseq's.
     """
     chance = random.Random(number)
     torch.manual_seed(number)
     pick = chance.choice
     architecture = pick([*ARCHITECTURES, *ARCHITECTURES, *FAIRSEQ_MODELS])
     lengths = [chance.randint(1, 12) for _ in range(chance.randint(1, 9))]
-    if architecture == "lstm":  # which wants them to fall
+    if architecture == "lstm":  # fairseq requires descending lengths
         lengths.sort(reverse=True)
     source = torch.full((len(lengths), max(lengths)), PAD)
     left_pad = pick([True, False])
@@ -112,7 +111,7 @@ def check(number: int) -> tuple[bool, int]:
         for row in prefix:
             length = chance.randint(0, len(row))
             row[length:] = PAD
-            if length > 1 and pick([True, False, False]):  # where it is an end alone, fairseq fails
+            if length > 1 and pick([True, False, False]):  # fairseq crashes if a prefix is only an end
                 row[length - 1] = EOS
         call["prefix_tokens"] = prefix
     candidates = None
@@ -145,7 +144,7 @@ def check(number: int) -> tuple[bool, int]:
         pretended.setattr(generator, "copy_to_host_async", read_copy_later)
         pretended.setattr(generator, "steps_between_reads", lambda device: every)
         actual = search.generate([searched], sample, **call)
-    assert_same(actual, expected, tolerance=2e-5)  # of sums in single precision
+    assert_same(actual, expected, tolerance=2e-5)  # sums in single precision
     return runs_programs and prepared and architecture in ARCHITECTURES, sum(map(len, actual))
 
 

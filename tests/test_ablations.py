@@ -108,7 +108,7 @@ def test_one_at_a_time(data: Path, tmp_path: Path) -> None:
 
 
 def test_an_unknown_table_is_named(data: Path, tmp_path: Path) -> None:
-    """A number of a section is not that of a table."""
+    """``--tables 4`` does not select a table whose title contains 4.5."""
     result = ablate(data, tmp_path, "weighted_transformer", "--tables", 4)
     assert result.returncode == 2
-    assert "none of 'Table 2: beside the Transformer'" in result.stderr
+    assert "--tables 4: no such word in 'Table 2: beside the Transformer'" in result.stderr

@@ -92,9 +92,9 @@ def test_number_of_parameters(draw: Callable[[str], Any]) -> None:
 @pytest.mark.parametrize(
     ("architecture", "complaint"),
     [
-        ("transformer_tiny", "transformer_tiny: there is no drawing of its encoder, TransformerEncoder"),
-        ("conv_encoder_pooling", "conv_encoder_pooling: there is no drawing of its encoder, PoolingEncoder"),
-        ("nothing", "nothing is no architecture"),
+        ("transformer_tiny", "ARCH transformer_tiny: .* TransformerEncoder"),
+        ("conv_encoder_pooling", "ARCH conv_encoder_pooling: .* PoolingEncoder"),
+        ("nothing", "ARCH nothing: not an architecture"),
     ],
 )
 def test_others_are_refused(draw: Callable[[str], Any], architecture: str, complaint: str) -> None:

@@ -72,7 +72,7 @@ def test_other_captions_and_a_second_call(tmp_path: Path) -> None:
     out, options = tmp_path / "out", ["--merges", "3"]
     assert prepare(tmp_path / "a", out, *options).returncode == 0
     assert prepare(tmp_path / "a", out, *options).returncode == 0
-    assert "holds other text" in prepare(tmp_path / "b", out, *options).stderr
+    assert "has other text" in prepare(tmp_path / "b", out, *options).stderr
     with work_in(out):
         assert prepare(tmp_path / "a", out, *options).stderr.endswith(f"is at work in {out}\n")
 

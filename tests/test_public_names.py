@@ -81,7 +81,7 @@ def test_sequence_risk() -> None:
     assert CRITERION_DATACLASS_REGISTRY["sequence_risk"] is SequenceRiskConfig
     names = ["alpha", "candidates", "cost", "reference", "sampling", "scale"]
     assert options(SequenceRiskConfig) == ["--label-smoothing", *(f"--risk-{name}" for name in names)]
-    page = (ROOT / "docs" / "sequence_risk.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "whole_sentences.md").read_text(encoding="utf-8")
     told = dict(re.findall(r"^\|[^|]*\| `--risk-(\w+) (\S+)` \|", page, flags=re.MULTILINE))
     told |= {"reference": "False", "sampling": "False"}  # which are asked for
     assert {name: f"{getattr(SequenceRiskConfig, f'risk_{name}')}".removesuffix(".0") for name in names} == told

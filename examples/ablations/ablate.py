@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Fill the papers' tables: train every cell with every seed for so many updates, by ``fairseq-hydra-train --multirun``.
+"""Fill the tables of a paper: train each cell with each seed, by ``fairseq-hydra-train --multirun``.
 
-``ablate.py FAMILY OUT --data DATA_BIN [-- hydra override ...]``: binary data, and a folder for all that is made.
-Called again it goes on: finished trainings are not repeated, a stopped one goes on from its last checkpoint.  After
-every training ``OUT/FAMILY.md``, the tables, is written anew, and after those of a seed a picture of each; what has not
-been trained is shown as not filled.  All cells are trained with the first seed before the second.
+``ablate.py FAMILY OUT --data DATA_BIN [-- hydra override ...]`` writes everything to the folder OUT.  The same command
+resumes a stopped training and skips finished ones.  The tables, ``OUT/FAMILY.md``, are updated after each training, and
+the pictures after each seed; missing results are marked as not filled.  All cells are trained with the first seed
+before the second.
 
-Words behind ``--`` go to hydra: other options for all cells, or ``hydra/launcher=joblib hydra.launcher.n_jobs=4``.
+Words after ``--`` go to hydra: options for all cells, or ``hydra/launcher=joblib hydra.launcher.n_jobs=4``.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ HERE = Path(__file__).resolve().parent
 
 
 class Result(NamedTuple):
-    """The best validation of a training; BLEU where ``task.eval_bleu`` asks for it."""
+    """The best validation of a training, with BLEU if ``task.eval_bleu`` is set."""
 
     perplexity: float
     bleu: float | None
 
 
 def write_configuration(folder: Path, family: str, width: int) -> None:
-    """The recipe and a group of hydra's with a file for each cell, all as wide as ``width``."""
+    """Write the recipe and a hydra group with a file for each cell, with W replaced by ``width``."""
 
     def write(path: Path, text: str) -> None:
         path.write_text(re.sub(r"\b(\d*)W\b", lambda found: str(int(found[1] or 1) * width), text), encoding="utf-8")
@@ -56,7 +56,7 @@ def write_configuration(folder: Path, family: str, width: int) -> None:
 
 
 def train(args: argparse.Namespace, cells: list[str], seed: int) -> Iterator[str]:
-    """Train cells with a seed; gives the lines that fairseq prints."""
+    """Train cells with a seed; yield fairseq's output lines."""
     every = max(1, args.updates // 10)
     overrides = [
         f"common.user_dir={HERE.parents[1] / 'user_dir'}",
@@ -80,10 +80,10 @@ def train(args: argparse.Namespace, cells: list[str], seed: int) -> Iterator[str
 
 
 def result(args: argparse.Namespace, cell: str, seed: int) -> Result | None:
-    """What a training has come to; None where it has not been trained to the end.
+    """Return the result of a training, or None if it is not finished.
 
     Raises:
-        ValueError: it has gone on for longer, and was not validated after so many updates.
+        ValueError: the training is longer, and was not validated after ``--updates``.
     """
     log = args.out / args.family / f"+cell={cell},common.seed={seed}" / "hydra_train.log"
     lines = [line for line in read_log(log) if "valid_loss" in line] if log.exists() else []
@@ -91,7 +91,8 @@ def result(args: argparse.Namespace, cell: str, seed: int) -> Result | None:
     if args.updates not in validated:
         if max(validated, default=0) > args.updates:
             raise ValueError(
-                f"{log}: --updates may be one of {', '.join(map(str, sorted(validated)))}, where it validated"
+                f"--updates {args.updates}: {log} has no validation there; use one of "
+                f"{', '.join(map(str, sorted(validated)))}"
             )
         return None
     lines = [line for line in lines if int(line["valid_num_updates"]) <= args.updates]
@@ -100,7 +101,7 @@ def result(args: argparse.Namespace, cell: str, seed: int) -> Result | None:
 
 
 def report(args: argparse.Namespace, known: set[tuple[str, int]], pictures: bool = False) -> None:
-    """Write the tables, perhaps draw them, and print a line for each training that was not known to be finished."""
+    """Write the tables and optionally the pictures, and print a line for each training that has finished since."""
     family: Family = FAMILIES[args.family]
     results = {(cell, seed): result(args, cell, seed) for cell in family.cells for seed in args.seeds}
     finished = {place: found for place, found in results.items() if found is not None}
@@ -123,7 +124,7 @@ def report(args: argparse.Namespace, known: set[tuple[str, int]], pictures: bool
 
 
 def columns(found: list[Result]) -> Iterator[str]:
-    """Mean and spread of the perplexity, and mean BLEU."""
+    """Yield the mean and range of the perplexity, and the mean BLEU."""
     perplexities = [each.perplexity for each in found]
     scores = [each.bleu for each in found if each.bleu is not None]
     yield f"{statistics.fmean(perplexities):.2f}" if found else "not filled"
@@ -132,7 +133,7 @@ def columns(found: list[Result]) -> Iterator[str]:
 
 
 def draw(output: Path, title: str, found_by_cell: dict[str, list[Result]]) -> None:
-    """A row for each cell with a dot for each seed, and a bar at their mean."""
+    """Draw a row for each cell, with a dot for each seed and a bar at their mean."""
     figure = new_figure(7, 1 + 0.25 * len(found_by_cell))
     axes = figure.add_subplot()
     for row, found in enumerate(found_by_cell.values()):
@@ -148,7 +149,7 @@ def draw(output: Path, title: str, found_by_cell: dict[str, list[Result]]) -> No
 
 
 def is_named(title: str, words: list[str]) -> bool:
-    """Whether one of these words stands in the title of a table, or one of these numbers: 4 is not in 4.5."""
+    """Return whether a title contains one of these words or numbers; 4 is not in 4.5."""
     return not set(words).isdisjoint(re.findall(r"\d[\d.]*\d|\w+", title))
 
 
@@ -157,29 +158,29 @@ def main() -> None:
     if "--" in own:
         own, overrides = own[: own.index("--")], own[own.index("--") + 1 :]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("family", choices=FAMILIES, help="whose tables")
-    parser.add_argument("out", type=Path, help="folder for everything that is made")
+    parser.add_argument("family", choices=FAMILIES, help="family whose tables to fill")
+    parser.add_argument("out", type=Path, help="folder for all results")
     parser.add_argument("--data", type=Path, required=True, help="binary data, made with --joined-dictionary")
     parser.add_argument(
         "--tables",
         nargs="+",
         metavar="WORD",
-        help="only those with such a word or number in their title, as 5, 4.5, heads or depth",
+        help="words or numbers in the titles of tables to fill, such as 5, 4.5, heads or depth (default: all)",
     )
-    parser.add_argument("--updates", type=positive, default=2000, help="of each training (default: %(default)s)")
+    parser.add_argument("--updates", type=positive, default=2000, help="updates per training (default: %(default)s)")
     parser.add_argument(
-        "--width", type=positive, default=128, help="of the layers; the papers have 512 (default: %(default)s)"
+        "--width", type=positive, default=128, help="width of the layers, 512 in the papers (default: %(default)s)"
     )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2], help="(default: 1 2)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2], help="random seeds (default: 1 2)")
     args = parser.parse_args(own)
     args.overrides = overrides
     if not args.data.is_dir():
-        parser.error(f"--data: there is no folder {args.data}")
+        parser.error(f"--data: {args.data} is not a folder; run fairseq-preprocess first")
     tables = FAMILIES[args.family].tables
     wanted = [title for title in tables if not args.tables or is_named(title, args.tables)]
     cells = list(dict.fromkeys(cell for title in wanted for cell in tables[title]))
     if not cells:
-        parser.error(f"--tables: none of {', '.join(map(repr, tables))} has such a word")
+        parser.error(f"--tables {' '.join(args.tables)}: no such word in {', '.join(map(repr, tables))}")
 
     try:
         with stoppable(), work_in(args.out):
@@ -189,12 +190,12 @@ def main() -> None:
 
 
 def fill(args: argparse.Namespace, cells: list[str]) -> None:
-    """Train what has not been trained yet.
+    """Train all cells that are not finished.
 
     Raises:
-        ValueError: a training fails, or what has been trained is of other data, width or overrides.
+        ValueError: a training fails, or earlier trainings have other data, width or overrides.
     """
-    overrides = shlex.join(word for word in args.overrides if not word.startswith("hydra"))  # those of the launcher
+    overrides = shlex.join(word for word in args.overrides if not word.startswith("hydra"))  # hydra's set the launcher
     shared = {"data": args.data.resolve(), "width": args.width, "overrides": overrides}
     validated = (log for log in (args.out / args.family).glob("*/hydra_train.log") if "valid_loss" in log.read_text())
     made = chain(validated, (args.out / args.family).glob("*/checkpoints/*.pt"))

@@ -1,6 +1,6 @@
-"""The cells of the papers' tables: what each changes in the recipe of its family, ``config/FAMILY.yaml``.
+"""Cells of the papers' tables, as changes of their family's recipe ``config/FAMILY.yaml``.
 
-A cell that several tables share is trained once.  W is the width of the layers.
+A cell in several tables is trained once.  W is the width of the layers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Cell = dict[str, dict[str, Any]]
 
 
 class Family(NamedTuple):
-    """Cells by name, and the names in each table."""
+    """Cells by name, and the cells' names in each table."""
 
     cells: dict[str, Cell]
     tables: dict[str, list[str]]
@@ -29,14 +29,14 @@ def layers(kernel: int, number: int) -> str:
 
 
 def attend(*numbers: int) -> Cell:
-    """Attention in some of five decoder layers, numbered from 1."""
+    """Return a cell with attention in some of five decoder layers, numbered from 1."""
     return model(decoder_attention=str([number in numbers for number in range(1, 6)]))
 
 
 ATTENDING = [(1, 2, 3, 4), (1, 2, 3), (1, 2), (1, 3, 5), (1,), (2,), (3,), (4,), (5,)]
 KERNELS = (3, 5, 7)
 
-# Section 5.4: 13 encoder layers of kernel 3 and 5 decoder layers of kernel 5, which is "base".
+# Section 5.4. "base" has 13 encoder layers of kernel 3 and 5 decoder layers of kernel 5.
 CONVS2S = Family(
     cells={
         "base": {},
@@ -76,7 +76,7 @@ CONVS2S = Family(
 
 
 def transformer(number: int = 2, heads: int = 8) -> Cell:
-    """fairseq's, of the same sizes and with the learning rates of the other's network; its options are nested."""
+    """Return a cell of fairseq's Transformer, with the Weighted Transformer's sizes and learning rates."""
     side = {"embed_dim": "W", "ffn_embed_dim": "4W", "layers": number, "attention_heads": heads}
     return {
         "model": {"_name": "transformer", "share_all_embeddings": True, "encoder": side, "decoder": side},
@@ -124,7 +124,7 @@ def stacks(attention: int, aggregation: int, **options: Any) -> Cell:
 
 
 DEPTHS = (1, 3, 6, 9)
-AGGREGATION_DEPTHS = (0, 1, 2, 3, 5)  # without CNN-c the embeddings are averaged
+AGGREGATION_DEPTHS = (0, 1, 2, 3, 5)  # 0: the embeddings are averaged
 
 CONV_ENCODER = Family(
     cells={

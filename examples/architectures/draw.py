@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Draw an architecture with the sizes of the built model: ``draw.py ARCH PICTURE``.
+"""Draw an architecture with the sizes of its modules: ``draw.py ARCH PICTURE``.
 
 ARCH is an architecture with sizes, such as ``convs2s_iwslt_de_en``, ``weighted_transformer_small`` or
-``conv_encoder_wmt_en_ro`` (with a convolutional encoder); sizes and numbers of parameters are read from the modules,
-not from the options.  V words are as many as a dictionary has.
+``conv_encoder_wmt_en_ro`` (convolutional encoders only).  Sizes and numbers of parameters are read from the modules of
+the built model, not from its options.  V is the number of words.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ SOURCE, TARGET = "source words", "target words so far"
 
 
 def build(architecture: str) -> BaseFairseqModel:
-    """The architecture with random parameters and an empty dictionary.
+    """Build an architecture with random parameters and an empty dictionary.
 
     Raises:
-        ValueError: there is none of this name.
+        ValueError: the name is not an architecture with sizes.
     """
-    if architecture not in ARCH_CONFIG_REGISTRY or architecture in MODEL_REGISTRY:  # those have no sizes of their own
-        raise ValueError(f"{architecture} is no architecture with sizes, as convs2s_iwslt_de_en is")
+    if architecture not in ARCH_CONFIG_REGISTRY or architecture in MODEL_REGISTRY:  # models have no sizes
+        raise ValueError(f"ARCH {architecture}: not an architecture with sizes; use one such as convs2s_iwslt_de_en")
     dictionary = Dictionary()
     task: Any = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
     args = Namespace(arch=architecture, max_source_positions=1024, max_target_positions=1024)
@@ -42,19 +42,19 @@ def build(architecture: str) -> BaseFairseqModel:
 
 
 def shape(linear: Any) -> str:
-    """Of a linear map."""
+    """Return the sizes of a linear map."""
     return f"{linear.in_features} → {linear.out_features}"
 
 
 def parameters(model: BaseFairseqModel) -> str:
-    """How many there are that do not depend on the vocabulary."""
+    """Return the number of parameters that do not depend on the vocabulary."""
     sides = [*model.encoder.named_children(), *model.decoder.named_children()]
     parts = [part for name, part in sides if name not in ("embedding", "output_projection")]
     return f"{sum(each.numel() for part in parts for each in part.parameters()) / 1e6:.1f} M"
 
 
 def embedding(paper: Paper, x: float, side: Any, words: str) -> Box:
-    """The words at the bottom of a column, and their embedding."""
+    """Draw the words at the bottom of a column, and their embedding."""
     paper.text(x, 0.14, words, 8.5, style="italic")
     name, positions = f"embedding {'e' if words == SOURCE else 'g'}", ", positions" if side.embedding.positional else ""
     box = paper.box("embedding", x, 0.46, name, f"V words{positions} → {side.embedding.words.embedding_dim}")
@@ -63,7 +63,7 @@ def embedding(paper: Paper, x: float, side: Any, words: str) -> Box:
 
 
 def output(paper: Paper, below: Box, decoder: Any) -> float:
-    """The output layer on top of a column, and where that ends."""
+    """Draw the output layer on top of a column, and return its upper end."""
     again = ", the embedding" if decoder.output_projection.weight is decoder.embedding.words.weight else ""
     box = paper.above(below, "linear", "output layer", f"{decoder.output_projection.in_features} → V words{again}")
     end = box.top[1] + 0.2
@@ -73,7 +73,7 @@ def output(paper: Paper, below: Box, decoder: Any) -> float:
 
 
 def draw_convs2s(paper: Paper, model: BaseFairseqModel) -> tuple[float, float]:
-    """Two stacks of gated convolutions; each decoder layer attends.  Returns width and height."""
+    """Draw two stacks of gated convolutions, with attention in the decoder's layers; return width and height."""
     encoder, decoder = model.encoder, model.decoder
     left, right, wide = 1.6, 6.35, 2.9
 
@@ -94,7 +94,7 @@ def draw_convs2s(paper: Paper, model: BaseFairseqModel) -> tuple[float, float]:
 
     g = embedding(paper, right, decoder, TARGET)
     below = paper.above(g, "linear", "linear", shape(decoder.from_embedding))
-    source, query = left + wide / 2 + 0.25, right + wide / 2 + 0.16  # where what an attention gets comes up
+    source, query = left + wide / 2 + 0.25, right + wide / 2 + 0.16  # vertical lines to the attentions
     asked = []
     for times, (sizes, attention, widening) in runs(
         (convolution(c), a and f"query {shape(a.in_projection)}, out {shape(a.out_projection)}", shortcut(s))
@@ -122,7 +122,7 @@ def draw_convs2s(paper: Paper, model: BaseFairseqModel) -> tuple[float, float]:
 
 
 def draw_conv_encoder(paper: Paper, model: BaseFairseqModel) -> tuple[float, float]:
-    """Two stacks of convolutions over the same embeddings, and an LSTM that attends.  Returns width and height."""
+    """Draw two stacks of convolutions on the same embeddings, and an LSTM with attention; return width and height."""
     encoder, decoder = model.encoder, model.decoder
     left, right, wide, narrow = 1.35, 6.95, 2.4, 1.9
 
@@ -151,7 +151,7 @@ def draw_conv_encoder(paper: Paper, model: BaseFairseqModel) -> tuple[float, flo
     sizes = f"g {cell.input.in_features}, c {cell.conditional_input.in_features} → 4 · {units} → h {units}"
     lstm = paper.above(attention, "recurrent", "LSTM", sizes, gap=0.35)
     paper.text(right + 0.1, attention.top[1] + 0.16, "c")
-    # The state goes back to both, and g to the LSTM.
+    # The state goes back to the attention and the LSTM, and g to the LSTM.
     back, end = right - 1.28, lstm.top[1] + 0.17
     paper.arrow(
         (right, end),
@@ -180,7 +180,7 @@ def draw_conv_encoder(paper: Paper, model: BaseFairseqModel) -> tuple[float, flo
 
 
 def draw_weighted_transformer(paper: Paper, model: BaseFairseqModel) -> tuple[float, float]:
-    """Layers whose heads are branches.  Returns width and height."""
+    """Draw layers whose heads are branches; return width and height."""
     encoder, decoder = model.encoder, model.decoder
     left, right, wide = 2.0, 6.65, 3.7
 
@@ -188,7 +188,7 @@ def draw_weighted_transformer(paper: Paper, model: BaseFairseqModel) -> tuple[fl
         return f"{attention.heads} heads of {attention.query.out_features // attention.heads}"
 
     def branches(block: Any, below: Box, start: Box) -> Box:
-        """First and last branch of a block, and its two sums; ``start`` is where x comes from."""
+        """Draw the first and last branch of a block and its two sums; ``start`` is the origin of x."""
         M, dim, inner = block.branches, block.out.in_features, block.first.out_features
         lane, y = below.x - wide / 2 + 0.25, below.top[1] + 0.32
         level, top = y + HEIGHT + 0.25, y + 2 * HEIGHT + 0.75
@@ -235,7 +235,7 @@ def draw_weighted_transformer(paper: Paper, model: BaseFairseqModel) -> tuple[fl
     return right + wide / 2 + 0.15, output(paper, gap, decoder)
 
 
-# By the encoder's class: of the LSTM decoder's encoders only one is drawn.
+# Drawings by the encoder's class. The LSTM encoders have none.
 DRAWINGS = {
     "ConvS2SEncoder": draw_convs2s,
     "WeightedTransformerEncoder": draw_weighted_transformer,
@@ -244,15 +244,15 @@ DRAWINGS = {
 
 
 def draw(architecture: str) -> tuple[Paper, float, float]:
-    """The picture, its width and its height.
+    """Draw an architecture; return the picture, its width and its height.
 
     Raises:
-        ValueError: the architecture is none, or none that there is a drawing for.
+        ValueError: the name is not an architecture, or its encoder has no drawing.
     """
     model = build(architecture)
     encoder = type(model.encoder).__name__
     if encoder not in DRAWINGS:
-        raise ValueError(f"{architecture}: there is no drawing of its encoder, {encoder}")
+        raise ValueError(f"ARCH {architecture}: no drawing for its encoder, {encoder}; use another architecture")
     paper = Paper()
     width, height = DRAWINGS[encoder](paper, model)
     title = f"{architecture}: {parameters(model)} parameters beside embeddings and output layer"
@@ -262,7 +262,7 @@ def draw(architecture: str) -> tuple[Paper, float, float]:
 
 def main() -> None:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("architecture", metavar="ARCH", help="such as convs2s_iwslt_de_en")
+    parser.add_argument("architecture", metavar="ARCH", help="architecture, such as convs2s_iwslt_de_en")
     parser.add_argument("picture", type=Path, metavar="PICTURE", help="file to write: .svg, .png, .pdf")
     args = parser.parse_args()
     try:

@@ -1,4 +1,4 @@
-"""What a picture of an architecture is made of: boxes, arrows, sums and frames around layers that repeat."""
+"""Parts of an architecture's picture: boxes, arrows, sums, and frames around repeated layers."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ COLOURS = {
     "recurrent": ("#f9d5c2", "#c04c00"),
 }
 INK, LINE, PALE = "#222222", "#555555", "#f8f8f8"
-HEIGHT, GAP = 0.44, 0.22  # of a box and between two, in inches as all that follows
+HEIGHT, GAP = 0.44, 0.22  # height of a box, and gap between two; all sizes here are inches
 
 
 T = TypeVar("T")
 
 
 class Box(NamedTuple):
-    """Where a box is."""
+    """Position and size of a box."""
 
-    x: float  # its middle
-    y: float  # its lower edge
+    x: float  # middle
+    y: float  # lower edge
     width: float
     height: float = HEIGHT
 
@@ -53,7 +53,7 @@ class Box(NamedTuple):
 
 
 class Paper:
-    """A picture in the making; ``labels`` are all words on it."""
+    """A picture; ``labels`` lists all words on it."""
 
     def __init__(self) -> None:
         self.figure = new_figure(1, 1)
@@ -63,13 +63,13 @@ class Paper:
         self.labels: list[str] = []
 
     def text(self, x: float, y: float, text: str, size: float = 8, **style: object) -> None:
-        """Words around a point."""
+        """Write words around a point."""
         self.labels.append(text)
         style = {"ha": "center", "va": "center", "color": INK, "parse_math": False, **style}
         self.axes.text(x, y, text, fontsize=size, zorder=4, **style)
 
     def box(self, kind: str, x: float, y: float, title: str, sizes: str, width: float = 2.3) -> Box:
-        """A part of the model, with its name and its sizes."""
+        """Draw a part of the model with its name and sizes."""
         fill, edge = COLOURS[kind]
         shape = FancyBboxPatch(
             (x - width / 2 + 0.05, y + 0.05), width - 0.1, HEIGHT - 0.1, boxstyle="round,pad=0.05", fc=fill, ec=edge
@@ -80,13 +80,13 @@ class Paper:
         return Box(x, y, width)
 
     def above(self, below: Box, kind: str, title: str, sizes: str, width: float = 2.3, gap: float = GAP) -> Box:
-        """A box on top of another, with an arrow between them."""
+        """Draw a box above another one, with an arrow between them."""
         box = self.box(kind, below.x, below.top[1] + gap, title, sizes, width)
         self.arrow(below.top, box.bottom)
         return box
 
     def residual(self, start: Box, box: Box, width: float, label: str, note: str, widening: str = "") -> Box:
-        """A frame around what stands between ``start`` and the top of ``box``, and a connection that goes past it."""
+        """Frame the layers between ``start`` and the top of ``box``, and draw their residual connection."""
         add = self.plus(box.x, box.top[1] + GAP + 0.05, note, low=True)
         self.arrow(box.top, add.bottom)
         x, y = box.x - width / 2 + 0.13, start.top[1] + GAP + 0.09
@@ -97,7 +97,7 @@ class Paper:
         return add
 
     def plus(self, x: float, y: float, note: str, low: bool = False) -> Box:
-        """A sum; what happens to it stands on its right, above or below what comes from there."""
+        """Draw a sum with a note on its right, above or below an arrow from there."""
         self.axes.add_patch(Circle((x, y), 0.09, fc="white", ec=LINE, zorder=3))
         self.axes.plot([x - 0.05, x + 0.05], [y, y], color=LINE, linewidth=1, zorder=4)
         self.axes.plot([x, x], [y - 0.05, y + 0.05], color=LINE, linewidth=1, zorder=4)
@@ -105,14 +105,14 @@ class Paper:
         return Box(x, y - 0.09, 0.18, 0.18)
 
     def arrow(self, *points: tuple[float, float], tip: bool = True) -> None:
-        """A way from point to point, in straight lines."""
+        """Draw straight lines from point to point, with an arrow's tip at the end."""
         self.axes.plot(*zip(*points, strict=True), color=LINE, linewidth=1, zorder=2, solid_joinstyle="round")
         if tip:
             style = {"arrowstyle": "-|>,head_length=0.35,head_width=0.15", "color": LINE, "shrinkA": 0, "shrinkB": 0}
             self.axes.annotate("", points[-1], points[-2], arrowprops=style, zorder=2)
 
     def frame(self, x: float, bottom: float, top: float, width: float, label: str) -> None:
-        """Around a layer, with how often it is there."""
+        """Draw a frame around a layer, labelled with its number of repetitions."""
         shape = FancyBboxPatch(
             (x - width / 2 + 0.1, bottom + 0.1),
             width - 0.2,
@@ -125,12 +125,12 @@ class Paper:
         self.text(x + width / 2 - 0.08, top - 0.14, label, 9, ha="right", weight="bold", color=LINE)
 
     def save(self, file: Path, width: float, height: float) -> None:
-        """Cut the paper and write it."""
+        """Set the size of the picture and write it."""
         self.figure.set_size_inches(width, height)
         self.axes.set(xlim=(0, width), ylim=(0, height))
         self.figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
 
 
 def runs(layers: Iterable[T]) -> list[tuple[int, T]]:
-    """How many in a row are equal, and what they are."""
+    """Return runs of equal layers as (length, layer)."""
     return [(len(list(equal)), layer) for layer, equal in groupby(layers)]

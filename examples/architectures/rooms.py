@@ -1,8 +1,8 @@
-"""Draw the packages of fairseq_plugins and their imports as an SVG: an arrow leads to what a package imports.
+"""Draw the packages of fairseq_plugins and their imports as an SVG; arrows point to imported packages.
 
     python examples/architectures/rooms.py docs/rooms.svg
 
-Arrows that follow from others are left out: when a imports b and b imports c, a may import c too.
+Implied arrows are left out: if a imports b and b imports c, a may import c, too.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ TEXT = '<text x="{}" y="{}" text-anchor="middle" font-weight="{}">{}</text>'
 
 
 def read_imports() -> Graph:
-    """Return the packages that each package imports, at the top of a file or within."""
+    """Return the packages that each package imports, at the top of a file or inside functions."""
     graph: Graph = {init.parent.name: set() for init in sorted(PACKAGE.glob("*/__init__.py"))}
     for name, imported in graph.items():
         for file in (PACKAGE / name).rglob("*.py"):
             for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
                 modules = [each.name for each in node.names] if isinstance(node, ast.Import) else []
-                if isinstance(node, ast.ImportFrom):  # also of ``from fairseq_plugins import cpu``
+                if isinstance(node, ast.ImportFrom):  # includes ``from fairseq_plugins import cpu``
                     modules = [f"{node.module}.{each.name}" for each in node.names]
                 imported.update(each.split(".")[1] for each in modules if each.startswith(f"{PACKAGE.name}."))
         imported &= graph.keys() - {name}
@@ -42,10 +42,10 @@ def read_imports() -> Graph:
 
 
 def reduce(graph: Graph) -> tuple[Graph, dict[str, int]]:
-    """Return the graph without arrows that follow from others, and the row of each package, from 0 at the bottom.
+    """Return the graph without implied arrows, and the row of each package, from 0 at the bottom.
 
     Raises:
-        graphlib.CycleError: imports go round in a circle.
+        graphlib.CycleError: the imports have a cycle.
     """
     reachable: Graph = {}
     rows: dict[str, int] = {}
@@ -56,14 +56,14 @@ def reduce(graph: Graph) -> tuple[Graph, dict[str, int]]:
 
 
 def draw(graph: Graph, rows: dict[str, int]) -> str:
-    """Return the SVG; a package's text is the first line of its docstring."""
+    """Return the SVG; the text of a package is the first line of its docstring."""
     levels = [[name for name in graph if rows[name] == row] for row in range(max(rows.values()) + 1)]
     right, bottom = STEP_X * max(map(len, levels)), STEP_Y * len(levels)
     places, lines = {}, [HEAD.format(right, bottom)]
     for row, level in enumerate(levels):
         for place, name in enumerate(level):
             left = (right - STEP_X * len(level)) // 2 + STEP_X * place
-            places[name] = left + STEP_X // 2, bottom - STEP_Y * (row + 1) + (STEP_Y - HEIGHT) // 2  # its top, middle
+            places[name] = left + STEP_X // 2, bottom - STEP_Y * (row + 1) + (STEP_Y - HEIGHT) // 2  # middle and top
     for name, (x, top) in places.items():
         for other in sorted(graph[name]):
             start, (x2, end) = top + HEIGHT, places[other]
@@ -78,5 +78,5 @@ def draw(graph: Graph, rows: dict[str, int]) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("svg", type=Path, help="the file to write")
+    parser.add_argument("svg", type=Path, help="file to write")
     parser.parse_args().svg.write_text(draw(*reduce(read_imports())), encoding="utf-8")

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Time training and beam search with the encoders of Gehring et al. 2016, and with ConvS2S beside them.
+"""Time training and beam search with the encoders of Gehring et al. 2016 and with ConvS2S.
 
-Random models of the paper's sizes for IWSLT'14 German-English take turns in one process.  Decoding step by step is
-checked against decoding each prefix anew.
+Random models of the paper's sizes for IWSLT'14 German-English take turns in one process.  Incremental decoding is
+checked against decoding without state.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ OPTIONS = (
     ("steps", 25, "decoder steps"),
     DEVICE,
 )
-MODELS: dict[str, dict[str, Any]] = {  # by name: architecture and options
+MODELS: dict[str, dict[str, Any]] = {  # architecture and options by name
     "pooling": {"architecture": "conv_encoder_pooling"},
     "convolutional 6/3": {"architecture": "conv_encoder_iwslt_de_en"},
     "convolutional 15/5": {"architecture": "conv_encoder_wmt_en_de"},
@@ -54,7 +54,7 @@ MODELS: dict[str, dict[str, Any]] = {  # by name: architecture and options
 
 
 def update(model: BaseFairseqModel, optimizer: torch.optim.SGD, batch: tuple[Tensor, Tensor, Tensor]) -> None:
-    """Cross-entropy, and one step of plain SGD."""
+    """Make an update with cross-entropy and plain SGD."""
     source, lengths, target = batch
     optimizer.zero_grad()
     log_probabilities = model.get_normalized_probs(model(source, lengths, target.roll(1, dims=1)), log_probs=True)
@@ -86,7 +86,7 @@ def main() -> None:
     for name, model in models.items():
         model.eval()
         model.make_generation_fast_(need_attn=False)
-        # A random model hardly ever ends a sentence, so the longest length is also the length of every hypothesis.
+        # Random models hardly ever end a sentence, so all hypotheses have the maximum length.
         generators[name] = SequenceGenerator(
             [model], target_words, beam_size=args.beam, max_len_b=args.steps - 1, min_len=args.steps - 1
         )
@@ -101,12 +101,12 @@ def main() -> None:
     for name, model in models.items():
         model.decoder.forward = without_state(model)
         equal, pairs, difference = compare(hypotheses[name], generators[name].generate(None, sample))
-        failed |= difference > 1e-4  # hypotheses whose scores are as close may change places
+        failed |= difference > 1e-4  # hypotheses with close scores may be swapped
         trained = target_count / statistics.median(training[name])
         generated = source_count / statistics.median(generation[name])
         print(f"{name:22}{trained:16.0f}{generated:16.0f}   {equal} of {pairs}", flush=True)
     if failed:
-        sys.exit("results differ: the speeds above mean nothing")
+        sys.exit("hypotheses with and without state differ, so the speeds above mean nothing")
 
 
 if __name__ == "__main__":

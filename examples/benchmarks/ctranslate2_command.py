@@ -1,4 +1,4 @@
-"""A contestant of newstest.py: CTranslate2 in a process of its own, with the batches and output of fairseq-generate.
+"""A contestant of newstest.py: CTranslate2 in its own process, with the batches and output format of fairseq-generate.
 
 ctranslate2_command.py MODEL TEXT PRECISION BEAM MAX_TOKENS THREADS
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.modules["torch"] = None  # type: ignore[assignment]  # it takes torch along where it can, and translates without
+sys.modules["torch"] = None  # type: ignore[assignment]  # CTranslate2 would import torch, and does not need it
 
 import ctranslate2  # noqa: E402
 

@@ -1,7 +1,7 @@
-"""A contestant of generation.py: CTranslate2 in a process of its own, whose OpenMP would slow torch's down.
+"""A contestant of generation.py: CTranslate2 in its own process, because its OpenMP would slow torch down.
 
-ctranslate2_turns.py MODEL TEXT BEAM STEPS THREADS: each line of stdin names a precision in which the text is translated
-once more, as one batch; a line on stdout says that it has been.
+ctranslate2_turns.py MODEL TEXT BEAM STEPS THREADS reads a precision from each line of the standard input, translates
+the text as one batch in this precision, and prints the precision when it has finished.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.modules["torch"] = None  # type: ignore[assignment]  # it takes torch along where it can, and translates without
+sys.modules["torch"] = None  # type: ignore[assignment]  # CTranslate2 would import torch, and does not need it
 
 import ctranslate2  # noqa: E402
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Time beam search of ConvS2S and the Weighted Transformer beside what one would use in their place.
+"""Time beam search of ConvS2S and the Weighted Transformer against their alternatives.
 
-Contestants take turns in one process, with random weights: fairseq's fconv as it is and with its linearised weights
-cached (fairseq lays them out again at every step; a two-line repair), convs2s with the same weights, fairseq's
-transformer, the Weighted Transformer, and CTranslate2's Transformer where the package ctranslate2 is installed.  Ours
-run under fairseq's own generator and under that of the task translation_fast, in each precision that the processor has,
-or on a GPU in single and half precision, like all others; with --compile-steps also by compiled steps.
-Every speed has its check: which hypotheses are those of the model in float32 under fairseq's generator.
+The contestants take turns in one process, with random weights: fairseq's fconv, fconv with cached linearised weights
+(fairseq computes them at each step; the repair has two lines), convs2s with the same weights, fairseq's transformer,
+the Weighted Transformer, and CTranslate2's Transformer if ctranslate2 is installed.  Our models run with fairseq's
+generator and with that of the task translation_fast: on a CPU in each supported precision, on a GPU like all others in
+single and half precision, and with --compile-steps also with compiled steps.  Each speed has its check: the number of
+hypotheses that equal those of the float32 model with fairseq's generator.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ OPTIONS = (
     ("source-length", 25, "longest source sentence, in tokens"),
     ("beam", 5, "beam size"),
     ("steps", 25, "decoder steps"),
-    ("compile-steps", False, "our models by compiled steps, too"),
+    ("compile-steps", False, "also time our models with compiled steps"),
     DEVICE,
     JSON,
 )
-PAUSE = 0.5  # seconds; CTranslate2's threads go on spinning for 0.2
+PAUSE = 0.5  # seconds; CTranslate2's threads spin for another 0.2
 CONVS2S, WEIGHTED, COMPILED = "convs2s", "weighted_transformer_small", ", compiled"
 
 
 def cache_linearized_weights(model: FConvModel) -> None:
-    """The repair: keep what ``_get_linearized_weight`` computes."""
+    """Repair fconv: cache the results of ``_get_linearized_weight``."""
     for module in model.modules():
         if isinstance(module, LinearizedConvolution):
             module._linearized_weight = module._get_linearized_weight()
@@ -81,7 +81,7 @@ def cache_linearized_weights(model: FConvModel) -> None:
 def ctranslate2_runs(
     model: BaseFairseqModel, options: Namespace, dictionary: Dictionary, source: torch.Tensor, args: Namespace
 ) -> Iterator[dict[str, Callable[[], None]]]:
-    """The same Transformer in CTranslate2's precisions, each as a call that translates; none where it is not there."""
+    """Yield calls that translate with the same Transformer in CTranslate2's precisions; none if it is missing."""
     if args.device != "cpu" or not find_spec("ctranslate2"):
         yield {}
         return
@@ -109,7 +109,7 @@ def ctranslate2_runs(
                 except BrokenPipeError:
                     answer = b""
                 if answer != line:
-                    sys.exit("CTranslate2's process has failed")
+                    sys.exit("CTranslate2's process has failed; see its output above")
 
             yield {f"CTranslate2, {precision}": partial(translate, precision) for precision in ("float32", "int8")}
 
@@ -117,14 +117,14 @@ def ctranslate2_runs(
 def searches(
     name: str, model: BaseFairseqModel, dictionary: Dictionary, sample: dict[str, Any], args: Namespace
 ) -> dict[str, Callable[[], Any]]:
-    """A model under fairseq's generator, and one of ours under that of translation_fast, in each precision there is."""
-    # A random model hardly ever ends a sentence, so the longest length is also the length of every hypothesis.
+    """Return searches with fairseq's generator, and for our models with translation_fast in each precision."""
+    # Random models hardly ever end a sentence, so all hypotheses have the maximum length.
     options = {"beam_size": args.beam, "max_len_b": args.steps - 1, "min_len": args.steps - 1}
     runs = {name: partial(SequenceGenerator([model], dictionary, **options).generate, None, sample)}
     if not name.startswith((CONVS2S, WEIGHTED)):
         return runs
     precisions = {f", {each}": each for each, (_, is_supported) in PRECISIONS.items() if is_supported()}
-    if args.device != "cpu":  # where nothing is packed
+    if args.device != "cpu":  # packed weights exist only on CPUs
         precisions = {"": "float32"}
     for suffix, precision in precisions.items():
         search = partial(FastBeamSearch, [model], dictionary, packing=PackedWeightCache(precision), **options)
@@ -188,14 +188,14 @@ def main() -> None:
             if equal < pairs and not any(low in name for low in ("float16", "int8")):
                 wrong.append(name)
             row |= {"equal": equal, "of": pairs, "scores differ by": difference}
-            if ", float16" not in name:  # the rate is of float32
+            if ", float16" not in name:  # the rate is for float32
                 row["products alone"] = multiply_adds(runs[name.removesuffix(COMPILED)]) * 2 / rate
                 alone = f"{row['products alone']:.2f}"
         print(f"| {name} | {statistics.median(seconds[name]):.3f} | {alone} | {faster:.2f} | {check} |")
         rows.append(row)
     write_json(args, rows)
     if wrong:
-        sys.exit(f"hypotheses of {wrong} differ: the speeds above mean nothing")
+        sys.exit(f"{', '.join(wrong)}: hypotheses differ, so the speeds above mean nothing")
 
 
 if __name__ == "__main__":

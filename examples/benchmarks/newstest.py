@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Time fairseq-generate as a whole, start-up included, on the sentences of a text: greedy, and with a beam.
+"""Time whole calls of fairseq-generate, with start-up, on a text: greedy and with a beam.
 
-As table 3 of Gehring et al. 2017, with random weights: fairseq's fconv, convs2s with the same weights, fairseq's
-transformer, the Weighted Transformer, ours also with the task translation_fast in each precision that the processor
-has and exported where onnx and onnxruntime are installed, and the transformer's weights in CTranslate2 where that
-package is.  Their commands take turns.  None of the models ever ends a sentence, so that each translation is as long as
-the longest source of its batch, and all make equally many tokens of equal batches.
+Like table 3 of Gehring et al. 2017, with random weights.  The contestants are fairseq's fconv, convs2s with the same
+weights, fairseq's transformer and the Weighted Transformer.  Our models also run with the task translation_fast in each
+supported precision, and exported if onnx and onnxruntime are installed; the transformer also runs in CTranslate2 if it
+is installed.  The commands take turns.  The models never end a sentence, so each translation is as long as the longest
+source of its batch, and all contestants generate equally many tokens in equal batches.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ from fairseq_plugins.convs2s.fconv import convert
 from fairseq_plugins.cpu.products import PRECISIONS
 
 OPTIONS = (
-    ("input", "", "text to translate, plain or gzipped, one sentence of words between spaces a line"),
-    ("sentences", 0, "only the first so many (0: all)"),
+    ("input", "", "text to translate, plain or gzipped, tokenised, one sentence per line"),
+    ("sentences", 0, "number of sentences from the start of the text (0: all)"),
     *SIZES,
-    ("max-tokens", 2000, "words in a batch, padding included, of sentences of similar lengths"),
+    ("max-tokens", 2000, "tokens per batch with padding; sentences are sorted by length"),
     ("beams", "1,5", "beam sizes"),
     JSON,
 )
-EXPORTED = {"float32": [], "int8": ["--int8"]}  # and the options that make it
+EXPORTED = {"float32": [], "int8": ["--int8"]}  # options by precision
 FCONV, CONVS2S, TRANSFORMER, WEIGHTED = "fconv", "convs2s", "transformer", "weighted_transformer_small"
 
-# To a random model two words, or two hypotheses, are now and then equally likely up to the last digits, and rounding
-# decides.  In bits; fairseq prints four digits.
+# Two words or hypotheses of a random model are sometimes equally likely but for rounding.  In bits; fairseq prints four
+# digits.
 TIE = 1e-3
 
-# A process's peak counts in what the one that starts it holds, so a small one does.
+# The peak of a process includes its parent's memory at the start, so a small process starts the command.
 _MEASURE = """
 import json, resource, subprocess, sys
 with open(sys.argv[1], "wb") as output:
@@ -79,10 +79,10 @@ class Contestant:
     """A command that translates the text.
 
     Attributes:
-        command: its words.
-        beside: the contestant whose translations its own are compared with, if any.
-        exact: whether they have to be the same, or equally likely where they part, as far as it tells how likely.
-        bare: whether it writes a translation for each line and nothing else, and not as fairseq-generate does.
+        command: words of the command.
+        beside: contestant whose translations are compared, if any.
+        exact: whether translations must be equal, or equally likely at the first difference (if scores are known).
+        bare: whether the output is one translation per line, without fairseq-generate's format.
     """
 
     command: list[str]
@@ -93,14 +93,14 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Translation:
-    """Words, the log-probability of each and of the end, as fairseq alone tells them, and their mean, in bits."""
+    """Words, log-probabilities of the words and the end (only from fairseq), and their mean, in bits."""
 
     words: list[str]
     scores: list[float]
     score: float
 
     def ties(self, other: Translation) -> bool:
-        """Whether both are equally likely, as a whole or where they part."""
+        """Return whether both are equally likely, as a whole or at the first difference."""
         pairs = zip(self.words, other.words, strict=False)
         if not self.scores:
             return False
@@ -111,7 +111,7 @@ class Translation:
 
 @dataclass(frozen=True)
 class Result:
-    """What a command did: its peak memory in GB, seconds of all cores, and the translations."""
+    """Results of a command: peak memory in GB, CPU seconds of all cores, and translations."""
 
     peak: float
     processor: float
@@ -119,12 +119,12 @@ class Result:
 
     @property
     def tokens(self) -> int:
-        """Of all translations, ends included."""
+        """Number of tokens in all translations, with their ends."""
         return sum(len(each.words) + 1 for each in self.translations.values())
 
 
 def make_data(args: Namespace, folder: Path) -> Dictionary:
-    """The text in fairseq's binary form, and its dictionary."""
+    """Binarise the text for fairseq, and return its dictionary."""
     dictionary = Dictionary()
     with (folder / "test.en").open("w", encoding="utf-8", newline="\n") as file:
         for line in islice(read_text(Path(args.input), "en"), args.sentences or None):
@@ -140,7 +140,7 @@ def make_data(args: Namespace, folder: Path) -> Dictionary:
 
 
 def make_models(args: Namespace, dictionary: Dictionary, folder: Path) -> None:
-    """Checkpoints of all models."""
+    """Write checkpoints of all models."""
     layers = f"[({args.width}, {args.kernel})] * {args.layers}"
     save(FCONV, "fconv_wmt_en_ro", dictionary, folder, encoder_layers=layers, decoder_layers=layers)
     torch.save(convert(checkpoint_utils.load_checkpoint_to_cpu(str(folder / FCONV))), folder / CONVS2S)
@@ -150,7 +150,7 @@ def make_models(args: Namespace, dictionary: Dictionary, folder: Path) -> None:
 
 
 def export_models(folder: Path) -> None:
-    """Folders of our models, in both precisions."""
+    """Export our models in both precisions."""
     parser = ArgumentParser()
     export.add_arguments(parser)
     for name in (CONVS2S, WEIGHTED):
@@ -160,15 +160,15 @@ def export_models(folder: Path) -> None:
 
 
 def save(name: str, architecture: str, dictionary: Dictionary, folder: Path, **sizes: object) -> None:
-    """A checkpoint of a random model, as fairseq's trainer writes it."""
+    """Write a checkpoint of a random model in the format of fairseq's trainer."""
     options, model = build(architecture, dictionary, **sizes)
     parameters = model.state_dict()
     if "decoder.fc3.weight_g" in parameters:
-        # At first fconv's words are as good as equally likely: rounding would often decide between them.
+        # fconv's words start almost equally likely, so that rounding would often decide.
         parameters["decoder.fc3.weight_g"] *= 10
     for output in ("decoder.fc3.weight_g", "decoder.output_projection.weight"):
         if output in parameters:
-            # Of many logits zero is never among the best: no sentence ends, nor has a start within (not printed).
+            # Zero is never among the largest of many logits: no sentence ends early or contains a start (not printed).
             parameters[output][[dictionary.bos(), dictionary.eos()]] = 0
     settings = {**vars(options), "task": "translation", "data": "", "source_lang": "en", "target_lang": "de"}
     history = [{"num_updates": 1, "optimizer_name": "adam", "lr_scheduler_state": {}, "criterion_name": "x"}]
@@ -177,11 +177,11 @@ def save(name: str, architecture: str, dictionary: Dictionary, folder: Path, **s
 
 
 def contestants(args: Namespace, folder: Path, beam: int) -> dict[str, Contestant]:
-    """All commands, by what stands in the table."""
+    """Return all commands by their names in the table."""
     generate = [sys.executable, "-W", "ignore", "-m", "fairseq_cli.generate", str(folder / "data-bin")]
     generate += ["--user-dir", str(USER_DIR), "-s", "en", "-t", "de", "--beam", str(beam)]
     batches = ["--max-tokens", str(args.max_tokens)]
-    lengths = ["--max-len-a", "1", "--max-len-b=-1"]  # as many words as the longest source
+    lengths = ["--max-len-a", "1", "--max-len-b=-1"]  # as long as the longest source
     generate += [*batches, "--required-batch-size-multiple", "1", *lengths]
     found = {}
     for name, beside in ((FCONV, FCONV), (CONVS2S, FCONV), (TRANSFORMER, TRANSFORMER), (WEIGHTED, WEIGHTED)):
@@ -207,12 +207,12 @@ def contestants(args: Namespace, folder: Path, beam: int) -> dict[str, Contestan
 
 
 def has_onnx() -> bool:
-    """Whether models can be exported, and run."""
+    """Return whether models can be exported and run."""
     return all(map(find_spec, ("onnx", "onnxruntime")))
 
 
 def run(contestant: Contestant, output: Path, threads: int) -> Result:
-    """Run its command in a process of its own."""
+    """Run a contestant's command in its own process."""
     finished = subprocess.run(
         [sys.executable, "-S", "-c", _MEASURE, str(output), *contestant.command],
         env={**os.environ, "OMP_NUM_THREADS": str(threads)},
@@ -238,14 +238,14 @@ def run(contestant: Contestant, output: Path, threads: int) -> Result:
 
 
 def compare(result: Result, other: Result) -> tuple[int, int]:
-    """How many translations are equal, and how many of the others are ties."""
+    """Return the number of equal translations, and the number of ties among the others."""
     pairs = [(ours, other.translations[number]) for number, ours in result.translations.items()]
     parted = [(ours, theirs) for ours, theirs in pairs if ours.words != theirs.words]
     return len(pairs) - len(parted), sum(ours.ties(theirs) for ours, theirs in parted)
 
 
 def measure(args: Namespace, folder: Path, beam: int) -> list[dict[str, Any]]:
-    """A row of the table for each contestant."""
+    """Return a row of the table for each contestant."""
     entrants = contestants(args, folder, beam)
     runs = {name: partial(run, entrant, folder / "output", args.threads) for name, entrant in entrants.items()}
     seconds, results = take_turns(runs, args.rounds, warm_up=0)
@@ -273,7 +273,7 @@ def measure(args: Namespace, folder: Path, beam: int) -> list[dict[str, Any]]:
 def main() -> None:
     args = parse_options(__doc__, OPTIONS)
     if not args.input:
-        sys.exit("--input FILE: the text to translate")
+        sys.exit("--input: missing; give the text to translate")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_models(args, make_data(args, folder), folder)
@@ -285,11 +285,11 @@ def main() -> None:
     print_table(args, rows)
     write_json(args, rows)
     if failed := [f"{row['contestant']}, beam {row['beam']}" for row in rows if row["failed"]]:
-        sys.exit(f"translations of {failed} are not what they must be: the figures above mean nothing")
+        sys.exit(f"{', '.join(failed)}: unexpected translations, so the figures above mean nothing")
 
 
 def print_table(args: Namespace, rows: list[dict[str, Any]]) -> None:
-    """All rows, and what they must be read with."""
+    """Print all rows, and the settings of the measurement."""
     print(describe_sizes(args))
     print(f"{rows[0]['sentences']} sentences, {rows[0]['tokens']} tokens out, batches of {args.max_tokens} words")
     print(f"{machine(args)}\n")

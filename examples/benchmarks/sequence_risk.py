@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Seconds of a forward and backward pass with the criterion sequence_risk, beside cross-entropy and the plainest form.
+"""Time forward and backward passes of the criterion sequence_risk, its plain form, and cross-entropy.
 
-``sequence_risk.py CHECKPOINT DATA_BIN`` takes a trained model and the data that it was trained on.  The plainest form
-is fairseq's generator, then one batch of all candidates with the source copied for each, costs by sacreBLEU.  The three
-take turns on the same batches, in training mode.
+``sequence_risk.py CHECKPOINT DATA_BIN`` reads a trained model and its training data.  The plain form uses fairseq's
+generator, one batch of all hypotheses with copied sources, and costs from sacreBLEU.  The three take turns on the same
+batches, in training mode.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ METRICS = {"bleu": partial(BLEU, smooth_method="add-k", smooth_value=1, tokenize
 
 
 def plain(task: Any, cost: str, count: int, model: Any, sample: dict[str, Any]) -> Tensor:
-    """The loss of `SequenceRisk`, summed over sentences."""
+    """Return the loss of `SequenceRisk`, summed over sentences."""
     dictionary, inputs, training = task.target_dictionary, sample["net_input"], model.training
     model.eval()
     found = SequenceGenerator([model], dictionary, beam_size=count, max_len_a=1.5, max_len_b=5).generate(
@@ -66,7 +66,7 @@ def plain(task: Any, cost: str, count: int, model: Any, sample: dict[str, Any]) 
 
 
 def seconds(update: Callable[[], Tensor], model: Any) -> float:
-    """Of a forward and backward pass."""
+    """Return the seconds of a forward and backward pass."""
     start = time.perf_counter()
     update().backward()
     if torch.cuda.is_initialized():
@@ -78,17 +78,17 @@ def seconds(update: Callable[[], Tensor], model: Any) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint")
-    parser.add_argument("data", help="folder of the binary data")
+    parser.add_argument("checkpoint", help="checkpoint of a trained model")
+    parser.add_argument("data", help="folder of its binary data")
+    parser.add_argument("--candidates", type=int, default=8, help="hypotheses per sentence (default: %(default)s)")
     parser.add_argument(
-        "--candidates", type=int, default=8, help="translations of each sentence (default: %(default)s)"
+        "--risk-cost", choices=METRICS, default="bleu", help="cost of a hypothesis (default: %(default)s)"
     )
-    parser.add_argument("--risk-cost", choices=METRICS, default="bleu", help="default: %(default)s")
-    parser.add_argument("--batches", type=int, default=6, help="default: %(default)s")
-    parser.add_argument("--max-tokens", type=int, default=1500, help="words of a batch (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=1, help="default: %(default)s")
+    parser.add_argument("--batches", type=int, default=6, help="batches to time (default: %(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=1500, help="tokens per batch (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: %(default)s)")
     devices = ["cpu", *["cuda"] * torch.cuda.is_available()]
-    parser.add_argument("--device", choices=devices, default="cpu", help="where the model is (default: %(default)s)")
+    parser.add_argument("--device", choices=devices, default="cpu", help="device (default: %(default)s)")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([args.checkpoint], {"data": args.data})
@@ -109,16 +109,16 @@ def main() -> None:
     model.eval()
     with torch.no_grad():
         ours, theirs = (float(forms[name](samples[0])) for name in ("sequence_risk", "plain"))
-    print(f"without dropout, loss of the first batch: {ours:.4f}, in the plainest form {theirs:.4f}")
+    print(f"loss of the first batch without dropout: {ours:.4f}, in the plain form {theirs:.4f}")
     if abs(ours - theirs) > 1e-3 * abs(theirs):
-        raise SystemExit("the two forms do not compute the same")
+        raise SystemExit("the losses of sequence_risk and its plain form differ, so the times mean nothing")
     model.train()
 
     total = dict.fromkeys(forms, 0.0)
     for number, sample in enumerate(samples):
         for name, form in forms.items():
             passed = seconds(partial(form, sample), model)
-            total[name] += passed * (number > 0)  # the first of all prepares
+            total[name] += passed * (number > 0)  # the first batch warms up
     for name, passed in total.items():
         print(f"{name:14} {passed / args.batches:7.3f} s, {passed / total['cross-entropy']:.2f} of cross-entropy's")
 

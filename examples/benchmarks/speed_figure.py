@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draw the README's picture of decoding speed: ``speed_figure.py docs/speed.png``.
 
-The seconds are those of the first table of ``docs/performance.md``, so that picture and table say the same.
+The seconds come from the first table of ``docs/performance.md``, so that picture and table agree.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from fairseq_plugins.cli.plots.figure import new_figure
 
 PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
-GREY, BLUE, ORANGE = "#999999", "#0072b2", "#e69f00"  # fairseq, this plugin and CTranslate2; told apart in grey, too
+GREY, BLUE, ORANGE = "#999999", "#0072b2", "#e69f00"  # fairseq, this plugin and CTranslate2; distinct in grey, too
 
 # Row of the table, label, colour.
 BARS = [
@@ -28,7 +28,7 @@ BARS = [
 
 
 def read_table(text: str) -> tuple[list[str], dict[str, list[str]]]:
-    """Names of the columns and cells of each row; the row that a "the same" stands for is put in its place."""
+    """Return the columns' names and the cells of each row, with "the same" replaced by the row that it means."""
     lines = text[text.index("\n| | seconds |") :].strip().split("\n\n")[0].splitlines()
     heading, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
     table, model = {}, ""

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Time the decoder's steps over the length of the output: where the state of a model grows, late ones take longer.
+"""Time the steps of decoders by output length; a growing state makes late steps slower.
 
-fairseq's fconv, convs2s with the same weights, fairseq's transformer and the Weighted Transformer, with random weights,
-decode random tokens, each a step in turn, with beams that change places at every step.  What they predict at the last
-step is compared with what they predict without state, all at once.
+fairseq's fconv, convs2s with the same weights, fairseq's transformer and the Weighted Transformer take turns in
+decoding random tokens with random weights, with beams reordered at each step.  Their last predictions are compared with
+predictions without state.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from turns import (
 )
 
 OPTIONS = (
-    ("layers", 4, "layers of 512 in encoder and decoder, those of the Transformers with 2048 in between"),
+    ("layers", 4, "layers of 512 units in encoder and decoder (Transformers: 512/2048)"),
     ("vocabulary", 4000, "words"),
     ("sentences", 4, "sentences in a batch"),
     ("source-length", 25, "longest source sentence, in tokens"),
@@ -40,12 +40,12 @@ OPTIONS = (
     ("length", 1024, "steps"),
     JSON,
 )
-LAST = 16  # steps up to a length whose median is shown
+LAST = 16  # steps before a length; their median is printed
 
 
 def make_models(args: Namespace, dictionary: Dictionary) -> dict[str, BaseFairseqModel]:
-    """All contestants, by name."""
-    longest = {"max_target_positions": args.length + 2}  # fconv counts two positions that it cannot use
+    """Build all contestants by name."""
+    longest = {"max_target_positions": args.length + 2}  # fconv cannot use two of its positions
     layers = f"[(512, 3)] * {args.layers}"
     sizes = {"encoder_layers": layers, "decoder_layers": layers, **longest}
     models = dict(zip(("fconv", "convs2s"), fconv_and_convs2s("fconv_wmt_en_ro", dictionary, **sizes), strict=True))
@@ -66,7 +66,7 @@ class Decoding:
         self.seconds: list[float] = []
 
     def step(self, tokens: Tensor, order: Tensor) -> None:
-        """Decode the last of the tokens; each row continues another one."""
+        """Decode the last tokens after reordering the rows of the state."""
         start = time.perf_counter()
         if self.state:
             self.decoder.reorder_incremental_state_scripting(self.state, order)
@@ -74,12 +74,12 @@ class Decoding:
         self.seconds.append(time.perf_counter() - start)
 
     def difference(self, tokens: Tensor) -> float:
-        """The largest between the last logits and those without state."""
+        """Return the largest difference between the last logits and those without state."""
         return float((self.logits[:, -1] - self.decoder(tokens, self.encoded)[0][:, -1]).abs().max())
 
 
 def decode(models: dict[str, BaseFairseqModel], args: Namespace, dictionary: Dictionary) -> dict[str, Decoding]:
-    """All models decode the same tokens, in turns; also checks what they end with."""
+    """Decode the same tokens with all models in turns, and check their last predictions."""
     source, lengths = random_sentences(dictionary, args.sentences, args.source_length)
     rows = torch.arange(args.sentences).repeat_interleave(args.beam)
     decodings = {name: Decoding(model, source, lengths, rows) for name, model in models.items()}
@@ -91,7 +91,7 @@ def decode(models: dict[str, BaseFairseqModel], args: Namespace, dictionary: Dic
         for decoding in decodings.values():
             decoding.step(tokens, order)
     if wrong := [name for name, decoding in decodings.items() if decoding.difference(tokens) > 1e-3]:
-        sys.exit(f"{wrong} predict something else without state: their times mean nothing")
+        sys.exit(f"{', '.join(wrong)}: predictions with and without state differ, so the times mean nothing")
     return decodings
 
 

@@ -1,10 +1,11 @@
-"""What the benchmarks share: random words, contestants that take turns, and their hypotheses side by side."""
+"""Shared parts of the benchmarks: random words, contestants that take turns, comparison of hypotheses."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
 
 import fairseq_plugins
+from fairseq_plugins.common.replaced import replaced
 from fairseq_plugins.convs2s.fconv import convert_options, convert_parameters
 from fairseq_plugins.convs2s.model import ConvS2SModel
 from fairseq_plugins.cpu.packing import prepare_linear
@@ -40,12 +42,20 @@ SIZES = (
 )
 
 
-def parse_options(description: str | None, options: Iterable[tuple[str, int | str | bool, str]]) -> Namespace:
-    """Options with defaults, which give them their types, and help; sets torch's threads and seed, and keeps memory.
+def parse_options(
+    description: str | None, options: Iterable[tuple[str, int | str | bool, str]], program: str = "fairseq-generate"
+) -> Namespace:
+    """Options with defaults, which give them their types, and help; sets torch's threads and seed.
 
     Those that are false by default take no value.
+
+    Args:
+        description: of the script.
+        options: name, default and help of each.
+        program: the command of fairseq whose memory settings the process gets.
     """
-    fairseq_plugins.install(command=True)  # as fairseq's commands do
+    with replaced(sys, "argv", [program]):
+        fairseq_plugins.install(command=True)
     parser = ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
     common = (
         ("threads", 2, "processor threads"),
@@ -220,13 +230,14 @@ def _gpu(args: Namespace) -> str:
 
 
 def _processor() -> str:
-    """Its name, as far as the system tells."""
+    """Its name, with family and model where the system tells: AMD's Zen 4 and Zen 5 have one name."""
     information = Path("/proc/cpuinfo")
-    if information.exists():
-        for line in information.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    text = information.read_text(encoding="utf-8", errors="replace") if information.exists() else ""
+    fields = dict(re.findall(r"^(model name|cpu family|model)\s*: *(.*)$", text, flags=re.MULTILINE))
+    if "model name" not in fields:
+        return platform.processor() or platform.machine()
+    numbers = [f"{field.removeprefix('cpu ')} {fields[field]}" for field in ("cpu family", "model") if field in fields]
+    return ", ".join([fields["model name"].strip(), *numbers])
 
 
 def write_json(args: Namespace, rows: list[dict[str, Any]]) -> None:

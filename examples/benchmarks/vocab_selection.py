@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Time generation and training with vocabulary selection against the whole target vocabulary.
 
-One random model translates sentences of a text, outputs as long as their sources, and is trained on them, in turns with
-all target words and with the candidates of each batch.  With all words as candidates hypotheses and loss must be those
-of fairseq's own search and criterion.  Peak memory is that of a process of its own for each figure.
+A random model translates sentences of a text, with outputs as long as their sources, and is trained on them, in turns
+with all target words and with the candidates of each batch.  Hypotheses and losses with all words as candidates must
+equal those of fairseq's search and criterion.  Each figure of peak memory is measured in its own process.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from fairseq_plugins.vocabulary.candidates import Candidates
 from fairseq_plugins.vocabulary.criterion import VocabSelectionCrossEntropy
 
 OPTIONS = (
-    ("input", "", "source text, plain or gzipped, one sentence a line"),
+    ("input", "", "source text, plain or gzipped, one sentence per line"),
     ("arch", "convs2s_analysis", "architecture"),
     ("vocabulary", 160000, "target words"),
     ("candidates-per-word", 50, "translations of each source word"),
-    ("frequent-candidates", 5000, "words that are candidates of every batch"),
+    ("frequent-candidates", 5000, "frequent words that are candidates of every batch"),
     ("sentences", 16, "sentences in a batch of generation"),
     ("train-sentences", 64, "sentences in a batch of training"),
     ("batches", 3, "batches of generation in a turn"),
@@ -48,11 +48,11 @@ FULL, SELECTED = "full", "selected"
 
 
 class Bench:
-    """The model, its data, and what is timed."""
+    """The model, its data, and the timed work."""
 
     def __init__(self, args: Namespace) -> None:
         if not args.input:
-            sys.exit("--input FILE: the text to translate")
+            sys.exit("--input: missing; give the text to translate")
         sentences = [line.split() for line in read_text(Path(args.input), "")]
         self.source = Dictionary()
         for sentence in sentences:
@@ -65,14 +65,14 @@ class Bench:
         table = torch.randint(self.target.nspecial, args.vocabulary, (len(self.source), args.candidates_per_word))
         self.candidates = Candidates(table.int(), always)
         self.everything = Candidates(table.int(), torch.ones_like(always))
-        # Sentences of about the median length, as a batch sorted by length holds them.
+        # Sentences of about the median length, like a batch sorted by length.
         middle = sorted(sentences, key=len)[len(sentences) // 2 :]
         wanted = args.sentences * args.batches
         self.batches = [self.encode(middle[i : i + args.sentences]) for i in range(0, wanted, args.sentences)]
         self.training = self.encode(middle[: args.train_sentences])
 
     def encode(self, sentences: list[list[str]]) -> dict[str, Any]:
-        """A batch as fairseq's tasks make it, with random targets as long as the sources."""
+        """Return a batch in fairseq's form, with random targets as long as the sources."""
         lengths = torch.tensor([len(sentence) + 1 for sentence in sentences])
         tokens = torch.full((len(sentences), int(lengths.max())), self.source.pad())
         for row, sentence in zip(tokens, sentences, strict=True):
@@ -83,12 +83,12 @@ class Bench:
         return {"net_input": inputs, "target": target, "ntokens": int(lengths.sum()), "nsentences": len(sentences)}
 
     def model(self) -> BaseFairseqModel:
-        """A random model."""
+        """Build a random model."""
         torch.manual_seed(self.args.seed)
         return build(self.args.arch, self.source, self.target)[1]
 
     def generate(self, model: BaseFairseqModel, candidates: Candidates | None) -> list[Any]:
-        """Translate all batches; a random model hardly ever ends a sentence, so lengths are forced."""
+        """Translate all batches with forced lengths, because a random model hardly ever ends a sentence."""
         hypotheses: list[Any] = []
         for batch in self.batches:
             length = batch["net_input"]["src_tokens"].size(1) - 1
@@ -102,13 +102,13 @@ class Bench:
         return hypotheses
 
     def criterion(self, candidates: Candidates | None) -> Any:
-        """Label-smoothed cross-entropy."""
+        """Return label-smoothed cross-entropy."""
         task = SimpleNamespace(target_dictionary=self.target, candidates=candidates)
         kind = LabelSmoothedCrossEntropyCriterion if candidates is None else VocabSelectionCrossEntropy
         return kind(task, sentence_avg=False, label_smoothing=0.1)
 
     def update(self, model: BaseFairseqModel, optimizer: torch.optim.SGD, criterion: Any) -> Tensor:
-        """One update with plain SGD."""
+        """Make an update with plain SGD."""
         optimizer.zero_grad()
         loss, size, _ = criterion(model, self.training)
         (loss / size).backward()
@@ -117,7 +117,7 @@ class Bench:
 
 
 def contestants(bench: Bench, work: str, which: tuple[str, ...]) -> dict[str, Callable[[], Any]]:
-    """What is timed, for generation or for training."""
+    """Return the timed calls of generation or training."""
     model = bench.model()
     chosen = {FULL: None, SELECTED: bench.candidates}
     if work == "generation":
@@ -129,24 +129,26 @@ def contestants(bench: Bench, work: str, which: tuple[str, ...]) -> dict[str, Ca
 
 
 def check(bench: Bench, work: str) -> str:
-    """With all words as candidates nothing may change."""
+    """Check that results with all words as candidates equal fairseq's, and describe them."""
     model = bench.model().eval()
     if work == "generation":
         model.make_generation_fast_(need_attn=False)
         equal, pairs, difference = compare(bench.generate(model, bench.everything), bench.generate(model, None))
         if equal < pairs:
-            sys.exit(f"with all words as candidates {pairs - equal} hypotheses differ: the speeds above mean nothing")
+            sys.exit(
+                f"{pairs - equal} hypotheses with all words as candidates differ, so the speeds above mean nothing"
+            )
         return f"{equal} of {pairs} hypotheses as fairseq's with all words as candidates"
     with torch.no_grad():
         losses = [float(bench.criterion(which)(model, bench.training)[0]) for which in (bench.everything, None)]
     difference = abs(losses[0] - losses[1]) / losses[1]
     if difference > 1e-6:
-        sys.exit(f"with all words as candidates the loss differs by {difference}: the speeds above mean nothing")
-    return f"with all words as candidates the loss differs by {difference:.0e}"
+        sys.exit(f"the loss with all words as candidates differs by {difference}, so the speeds above mean nothing")
+    return f"the loss with all words as candidates differs by {difference:.0e}"
 
 
 def peak_memory(work: str, name: str) -> float:
-    """Of a process that does this only, in gigabytes."""
+    """Return the peak memory of a process that does only this, in GB."""
     command = [sys.executable, "-W", "ignore", *sys.argv, "--memory-of", f"{work} {name}"]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
 
@@ -157,7 +159,7 @@ def main() -> None:
     if args.memory_of:
         work, name = args.memory_of.split()
         contestants(bench, work, (name,))[name]()
-        # Not getrusage's: that counts in what the process was before it became this program.
+        # getrusage would include the process before it became this program.
         peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
         print(int(peak[1]) / 2**20 if peak else float("nan"))
         return

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Summarisation on Gigaword, from the data to the scores; run.sh without arguments says how.
+# Summarisation on Gigaword, from data to scores; without arguments, run.sh prints its usage.
 source "$(dirname "$0")/../experiment.sh"
 source=article target=title
 prepare
 align_words
 train
 prepare_unknown_words
-# Section 4.1: at least 14 words.
+# Section 4.1: summaries have at least 14 words.
 generate test --beam 5 --min-len 14 --source-lang article --target-lang title "${unknown[@]}"
 score test --rouge --reference "$out/test.reference"
-# DUC-2004 has four references, and counts the first 75 bytes.
+# DUC-2004 has four references and scores the first 75 bytes.
 generate test1 --beam 5 --min-len 14 --source-lang article --target-lang title "${unknown[@]}"
 references=("$out/test1.reference")
 duc=${ORIG:-$out/orig}/sumdata/DUC2004

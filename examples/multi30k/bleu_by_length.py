@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""BLEU of translations of the test part in groups of equally long sources (Gehring et al. 2016, appendix B).
+"""Print BLEU of the test part by source length (Gehring et al. 2016, appendix B).
 
-``bleu_by_length.py PREPARED HYPOTHESES`` cuts the test part, sorted by the number of source words, into groups of equal
-size, and prints the lengths and the detokenised BLEU of each.
+``bleu_by_length.py PREPARED HYPOTHESES`` sorts the test part by the number of source words, splits it into groups of
+equal size, and prints the lengths and detokenised BLEU of each group.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from fairseq_plugins.cli.own_data.parallel_text import read_text
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("prepared", type=Path, help="what prepare.py made")
-    parser.add_argument("hypotheses", type=Path, help="translations, in the order of the test part")
+    parser.add_argument("prepared", type=Path, help="output folder of prepare.py")
+    parser.add_argument("hypotheses", type=Path, help="translations in the order of the test part")
     parser.add_argument("--groups", type=positive, default=4, help="number of groups (default: %(default)s)")
     args = parser.parse_args()
 
@@ -33,7 +33,7 @@ def main() -> None:
         sys.exit(str(error))
     if not args.groups <= len(source) == len(reference) == len(hypotheses):
         counts = f"{len(source)} sources, {len(reference)} references and {len(hypotheses)} translations"
-        sys.exit(f"{counts} in {args.groups} groups")
+        sys.exit(f"{args.hypotheses}: {counts} do not match or are fewer than --groups {args.groups}")
     lengths = [len(text.split()) for text in source]
     order = sorted(range(len(source)), key=lengths.__getitem__)
     for group in range(args.groups):

@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
 """Tokenise Multi30k, learn a joint BPE and binarise it for fairseq.
 
-``prepare.py DATA OUT`` reads ``{train,val,test_2016_flickr}.{en,de}`` from DATA (plain or gzipped) and leaves in OUT
-the tokenised text (``tmp/``), the BPE codes (``code``), the segmented text (``train.en``, ...), fairseq's binary data
-(``data-bin/``) and the untouched reference of the test part (``test.reference``).  A step whose result is already there
-is not repeated, and other text in its place is refused.  With ``--join N`` captions are in ``joined-N/`` first, one
-behind the other until there are N words.
+``prepare.py DATA OUT`` reads ``{train,val,test_2016_flickr}.{en,de}`` from DATA (plain or gzipped).  It writes the
+tokens (``tmp/``), the BPE codes (``code``), the subwords (``train.en``, ...), fairseq's binary data (``data-bin/``) and
+the untokenised reference of the test part (``test.reference``) to OUT.  Steps with a result are skipped; a folder with
+other text is refused.  ``--join N`` first concatenates captions to lines of at least N words, in ``joined-N/``.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pathlib import Path
 from fairseq_plugins.cli.files import work_in
 from fairseq_plugins.cli.own_data.parallel_text import read_text, writing
 from fairseq_plugins.cli.prepare.corpus import Corpus, prepare
-from fairseq_plugins.cli.prepare.originals import File, text
+from fairseq_plugins.cli.prepare.corpus_files import File, text
 
 LANGUAGES = ("en", "de")
 PARTS = ("train", "val", "test_2016_flickr")
@@ -25,13 +24,13 @@ TERMS = "The README beside this script says where to get Multi30k."
 
 
 def join(data: Path, joined: Path, words: int) -> None:
-    """Long lines out of short ones: captions are joined until the English ones have so many words."""
+    """Concatenate captions until the English line has this many words."""
     for name in PARTS:
-        if (joined / f"{name}.en").exists():  # the one that gets its name last
+        if (joined / f"{name}.en").exists():  # it is written last
             continue
         english, german = (list(read_text(File(f"{name}.{language}").place(data), language)) for language in LANGUAGES)
         if len(english) != len(german):
-            raise ValueError(f"{name}: {len(english)} lines of English and {len(german)} of German")
+            raise ValueError(f"{data}: {name} has {len(english)} English and {len(german)} German lines; align them")
         with writing(joined / f"{name}.en") as source, writing(joined / f"{name}.de") as target:
             first = 0
             for end in range(1, len(english) + 1):
@@ -45,10 +44,10 @@ def join(data: Path, joined: Path, words: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, help="folder with the original text")
-    parser.add_argument("out", type=Path, help="folder for everything that is made")
-    parser.add_argument("--merges", type=int, default=6000, help="joint BPE merges (default: %(default)s)")
+    parser.add_argument("out", type=Path, help="folder for all results")
+    parser.add_argument("--merges", type=int, default=6000, help="operations of the joint BPE (default: %(default)s)")
     parser.add_argument("--source-lang", default="en", choices=LANGUAGES, help="source language (default: %(default)s)")
-    parser.add_argument("--join", type=int, metavar="N", help="join captions to lines of N words and more")
+    parser.add_argument("--join", type=int, metavar="N", help="concatenate captions to lines of at least N words")
     args = parser.parse_args()
     languages = LANGUAGES if args.source_lang == "en" else LANGUAGES[::-1]
     data, names = args.data, [f"{name}.{{}}" for name in PARTS]

@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# Train one architecture on prepared Multi30k data, translate the test part and print its detokenised BLEU.
+# Train an architecture on prepared Multi30k data, translate the test part and print its detokenised BLEU.
 #
 #   run.sh PREPARED OUT [fairseq-train option ...]
 #
-# PREPARED is what prepare.py made; OUT receives checkpoints, log and translations. The options come after the recipe and
-# therefore win over it: `--arch fconv_iwslt_de_en`, `--seed 2`, `--max-epoch 3`. An interrupted run goes on where it was.
+# PREPARED is the output folder of prepare.py; OUT receives checkpoints, log and translations.  The options override the
+# recipe: `--arch fconv_iwslt_de_en`, `--seed 2`, `--max-epoch 3`.  The same command resumes an interrupted run.
 set -euo pipefail
-unset CDPATH  # with it, cd says where it goes
-[ $# -ge 2 ] || { sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 2; }
+unset CDPATH  # with it, cd prints the folder
+[ $# -ge 2 ] || { sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 2; }
 prepared=$1 out=$2
 shift 2
 here=$(cd "$(dirname "$0")" && pwd)
 user_dir=$here/../../user_dir
 mkdir -p "$out"
 
-# The recipe: plain cross-entropy, NAG 0.99, lr 0.25, clip 0.1 (ConvS2S section 4.2); a fixed 14 epochs, the rate divided
-# by 10 at epochs 12, 13 and 14.
+# The recipe: cross-entropy, NAG 0.99, lr 0.25, clip 0.1 (ConvS2S section 4.2); 14 epochs, with the rate divided by 10
+# at epochs 12, 13 and 14.
 echo "== Training: half an hour to an hour on one core with convs2s_iwslt_de_en, then a minute of translation"
 fairseq-train "$prepared/data-bin" --user-dir "$user_dir" --save-dir "$out" \
     --arch convs2s_iwslt_de_en --dropout 0.3 --criterion cross_entropy \

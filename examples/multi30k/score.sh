@@ -3,9 +3,9 @@
 #
 #   score.sh PREPARED OUT [fairseq-generate option ...]
 #
-# PREPARED is what prepare.py made, OUT a folder that a training has written to.
+# PREPARED is the output folder of prepare.py, OUT the folder of a training.
 set -euo pipefail
-unset CDPATH  # with it, cd says where it goes
+unset CDPATH  # with it, cd prints the folder
 [ $# -ge 2 ] || { sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 2; }
 prepared=$1 out=$2
 shift 2
@@ -16,6 +16,6 @@ fairseq-generate "$prepared/data-bin" --user-dir "$(dirname "$0")/../../user_dir
     --beam 5 --max-tokens 3000 --remove-bpe --tokenizer moses \
     --results-path "$out" "$@" 2>&1 | tee "$out/generate.log"
 
-# fairseq writes translations in the order in which it made them: D-<number> tab score tab detokenised text.
+# fairseq writes translations in the order of its batches, as D-<number> tab score tab detokenised text.
 grep -a '^D-' "$out/generate-test.txt" | sort -t- -k2n | cut -f3 >"$out/test.hypotheses"
 sacrebleu "$prepared/test.reference" -i "$out/test.hypotheses" -m bleu chrf | tee "$out/scores.json"

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Translate the test part of Multi30k among candidates of several numbers, and with the whole vocabulary.
+"""Translate the test part of Multi30k with several numbers of candidates, and with the whole vocabulary.
 
-``vocab_selection.py PREPARED OUT LEXICON``: what prepare.py made, a folder that a training has written to, and a
-folder for the lexicon, which is made from the training part if it is not there.  For each number K of translations per
-source word, with and without frequent words, it prints how many candidates a batch of 16 sentences has, what percentage
-of the reference's tokens is among them, and BLEU.
+``vocab_selection.py PREPARED OUT LEXICON`` reads the output of prepare.py, the folder of a training and the folder of a
+lexicon, which is extracted from the training part if it does not exist.  For each number K of translations per source
+word, with and without frequent words, the script prints the mean number of candidates of a batch of 16 sentences, the
+percentage of reference tokens among the candidates, and BLEU.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ BATCH = 16  # sentences
 
 
 def encode(path: Path, dictionary: Dictionary) -> list[torch.Tensor]:
-    """The sentences of a text as numbers, with their ends."""
+    """Return the sentences of a text as tokens, with their ends."""
     return [dictionary.encode_line(line, add_if_not_exist=False).long() for line in read_text(path, "")]
 
 
 def measure(candidates: Candidates, source: list[torch.Tensor], target: list[torch.Tensor]) -> tuple[float, float]:
-    """Mean number of candidates of batches of equally long sentences, and percentage of the reference among them."""
+    """Return the mean number of candidates per batch, sorted by length, and the percentage of covered references."""
     order = sorted(range(len(source)), key=lambda i: len(source[i]))
     sizes, covered, total = [], 0, 0
     for start in range(0, len(order), BATCH):
@@ -49,7 +49,7 @@ def measure(candidates: Candidates, source: list[torch.Tensor], target: list[tor
 
 
 def bleu(prepared: Path, out: Path, *options: object) -> float:
-    """Translate with some options more, and score."""
+    """Translate with additional options and return BLEU."""
     command = [HERE / "score.sh", prepared, out, "--batch-size", BATCH, *options]
     subprocess.run([str(word) for word in command], check=True, stdout=subprocess.DEVNULL)
     scores = json.loads((out / "scores.json").read_text())
@@ -58,8 +58,8 @@ def bleu(prepared: Path, out: Path, *options: object) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("prepared", type=Path, help="what prepare.py made")
-    parser.add_argument("out", type=Path, help="folder that a training has written to")
+    parser.add_argument("prepared", type=Path, help="output folder of prepare.py")
+    parser.add_argument("out", type=Path, help="folder of a training")
     parser.add_argument("lexicon", type=Path, help="folder of the lexicon")
     parser.add_argument("--per-word", type=int, nargs="+", default=[1, 5, 10, 20, 50], help="numbers K to try")
     parser.add_argument("--frequent", type=int, nargs="+", default=[0, 1000], help="numbers of frequent words to try")
@@ -69,7 +69,7 @@ def main() -> None:
     if not args.lexicon.exists():
         sides = ["--source", args.prepared / f"train.{source_lang}", "--target", args.prepared / f"train.{target_lang}"]
         subprocess.run(["fairseq-plugins", "lexicon", *map(str, sides), "--output", str(args.lexicon)], check=True)
-    dictionary = Dictionary.load(str(args.prepared / "data-bin" / f"dict.{target_lang}.txt"))  # of both languages
+    dictionary = Dictionary.load(str(args.prepared / "data-bin" / f"dict.{target_lang}.txt"))  # a joint one
     source, target = (encode(args.prepared / f"test.{language}", dictionary) for language in (source_lang, target_lang))
 
     print(f"{'K':>4}{'frequent':>10}{'candidates':>12}{'coverage':>10}{'BLEU':>7}")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Draw the front page's picture of the demo's training: ``curve.py LOG docs/demo_training.png``.
+"""Draw the training curve of the demo: ``curve.py LOG examples/quickstart/demo_training.png``.
 
-LOG is what ``run.sh --log-format json --validate-interval-updates 50`` has printed.
+LOG is the output of ``run.sh --log-format json --validate-interval-updates 50``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fairseq_plugins.cli.plots.figure import new_figure, save
 from fairseq_plugins.cli.plots.loss import read_log
 
 GREY, BLUE = "#999999", "#0072b2"
-# What is logged, what the line is called, and how it looks.
+# Name of the loss and of its updates in the log, label, and style.
 LINES = [
     ("loss", "num_updates", "training", {"color": GREY, "linewidth": 1}),
     ("valid_loss", "valid_num_updates", "validation", {"color": BLUE, "linewidth": 2}),
@@ -22,15 +22,15 @@ LINES = [
 
 def main() -> None:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("log", type=Path, metavar="LOG", help="of the training")
+    parser.add_argument("log", type=Path, metavar="LOG", help="log of the training")
     parser.add_argument("picture", type=Path, metavar="PICTURE", help="file to write")
     args = parser.parse_args()
     if not args.log.is_file():
-        parser.error(f"there is no file {args.log}")
+        parser.error(f"LOG: {args.log} is not a file")
     entries = read_log(args.log)
     for loss, *_ in LINES:
         if not any(loss in entry for entry in entries):
-            parser.error(f"{args.log} has no line with {loss}: was it made with --log-format json?")
+            parser.error(f"LOG: {args.log} has no {loss}; train with --log-format json")
     figure = new_figure(8.5, 2.6)
     axes = figure.subplots()
     for loss, updates, name, style in LINES:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Write the demo's parallel text: English -> German numbers, dates, times, amounts, measures, countries and languages.
 
-``make_data.py OUT`` leaves ``{train,valid,test}.{en,de}`` in OUT.  The words come from Babel (Unicode's CLDR) and
-num2words and stand in short sentences.  Every source sentence occurs once and has one right translation, so the three
-parts share no source and a perfect model would score 100.  The same seed gives the same files.
+``make_data.py OUT`` writes ``{train,valid,test}.{en,de}`` to OUT.  Babel (Unicode's CLDR) and num2words provide the
+words, in short sentences.  Every source sentence is unique and has one correct translation, so the parts share no
+source and a perfect model scores 100.  Equal seeds give equal files.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Pair = tuple[str, str]
 
 
 def names(field: str) -> list[Pair]:
-    """CLDR's names of all two-letter codes in both languages, without those of three words or with a remark."""
+    """Return CLDR's names of all two-letter codes in both languages, without long names and remarks."""
     english, german = (getattr(Locale(language), field) for language in LANGUAGES)
     codes = sorted(code for code in english if len(code) == 2 and code in german and code not in NOT_COUNTRIES)
     pairs = [(english[code], german[code]) for code in codes]
@@ -58,25 +58,25 @@ COUNTRY_NAMES, LANGUAGE_NAMES = names("territories"), names("languages")
 
 
 def both(function: Callable[[str], str]) -> Pair:
-    """What ``function`` says in English and in German."""
+    """Return the results of ``function`` for English and German."""
     english, german = (function(language) for language in LANGUAGES)
     return english, german
 
 
 def in_words(value: float, **options: str) -> Pair:
-    # Without num2words's English comma after "thousand", which few people write.
+    # num2words writes a comma after the English "thousand", which is rare in text.
     english, german = both(lambda language: num2words(value, lang=language, **options))
     return english.replace(",", ""), german
 
 
 def large(rng: random.Random, digits: int) -> int:
-    """A whole number of 2 to ``digits`` digits, each length as likely as another."""
+    """Return a whole number of 2 to ``digits`` digits; all lengths are equally likely."""
     length = rng.randint(2, digits)
     return rng.randrange(10 ** (length - 1), 10**length)
 
 
 def fill(rng: random.Random, frames: list[Pair], *phrases: Pair) -> Pair:
-    """Put the phrases into one of the frames."""
+    """Insert the phrases into a random frame."""
     english, german = rng.choice(frames)
     return english.format(*(phrase[0] for phrase in phrases)), german.format(*(phrase[1] for phrase in phrases))
 
@@ -96,7 +96,7 @@ def sums(rng: random.Random) -> Pair:
 
 
 def ordinal(rng: random.Random) -> Pair:
-    # One noun of each gender, and one dative: "am vierunddreißigsten Tag".
+    # A noun of each gender, and a dative: "am vierunddreißigsten Tag".
     frames = [
         ("Today is the {} day.", "Heute ist der {} Tag."),
         ("Read the {} page.", "Lies die {} Seite."),
@@ -164,7 +164,7 @@ def measure(rng: random.Random) -> Pair:
 
 
 def country(rng: random.Random) -> Pair:
-    # Enumerations and labels: in a sentence German would need an article with some of the names.
+    # Lists and labels only, because German sentences need an article before some of the names.
     frames = [("Countries: {}.", "Länder: {}."), ("Please choose: {}.", "Bitte wählen Sie: {}.")]
     return fill(rng, frames, listing(COUNTRY_NAMES, rng.randint(2, 3), rng))
 
@@ -183,7 +183,7 @@ KINDS = (cardinal, sums, ordinal, year, calendar, clock, money, money_in_words, 
 
 
 def generate(count: int, seed: int) -> list[Pair]:
-    """``count`` pairs with different sources, of all kinds in turn."""
+    """Generate ``count`` pairs with different sources, of all kinds in turn."""
     rng = random.Random(seed)
     translations: dict[str, str] = {}
     turn = 0

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Score the demo's translations and show ten of them.
 
-``report.py TEXT GENERATED`` compares what fairseq-generate wrote (``generate-test.txt``) with ``test.de`` in TEXT.
-With ``--check`` it fails when the translations are worse than those of a model that the demo has trained properly.
+``report.py TEXT GENERATED`` compares fairseq-generate's ``generate-test.txt`` with ``test.de`` in TEXT.  With
+``--check`` it fails if the scores are worse than those of a properly trained demo model.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ SHOWN = 10
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", type=Path, help="folder with test.en and test.de")
-    parser.add_argument("generated", type=Path, help="generate-test.txt of fairseq-generate")
-    parser.add_argument("--check", action="store_true", help=f"fail below {MIN_BLEU} BLEU, {MIN_EXACT} %% exact match")
+    parser.add_argument("generated", type=Path, help="fairseq-generate's generate-test.txt")
+    parser.add_argument(
+        "--check", action="store_true", help=f"fail below {MIN_BLEU} BLEU or {MIN_EXACT} %% exact match"
+    )
     args = parser.parse_args()
 
     try:
@@ -35,14 +37,14 @@ def main() -> None:
 
     for source, reference, translation in list(zip(sources, references, translations, strict=True))[:SHOWN]:
         print(f"  {source}\n  {translation}")
-        print("  right\n" if translation == reference else f"  wrong, should be: {reference}\n")
+        print("  right\n" if translation == reference else f"  wrong, expected: {reference}\n")
     bleu = BLEU().corpus_score(translations, [references]).score
     chrf = CHRF().corpus_score(translations, [references]).score
     right = sum(map(str.__eq__, translations, references))
     exact = 100 * right / len(references)
     print(f"sacreBLEU {bleu:.1f}   chrF {chrf:.1f}   exact match {exact:.1f} % ({right} of {len(references)})")
     if args.check and (bleu < MIN_BLEU or exact < MIN_EXACT):
-        sys.exit(f"expected at least {MIN_BLEU} BLEU and {MIN_EXACT} % exact match: something is wrong")
+        sys.exit(f"--check: expected at least {MIN_BLEU} BLEU and {MIN_EXACT} % exact match; check the training's log")
 
 
 if __name__ == "__main__":

@@ -1,23 +1,23 @@
 #!/usr/bin/env bash
-# From nothing to a translation model in a few minutes, with fairseq's own commands: data, subword segmentation,
-# training, translation, a picture of the attention, and scores.  Each command is shown before it runs.
+# Train a translation model from scratch in a few minutes with fairseq's own commands: data, subword segmentation,
+# training, translation, scores, and a picture of the attention.  Each command is shown before it runs.
 #
 #   [ARCH=convs2s_tiny] [VOCAB_SELECTION=1] [OUT=examples/quickstart/out] run.sh [fairseq-train option ...]
 #
-# ARCH is any translation architecture of the plugin or of fairseq; VOCAB_SELECTION trains and translates with the words
-# that a batch may need, found by aligning the training part; the options win over the ones below.  Each run starts again
-# from nothing.
+# ARCH is any translation architecture of the plugin or of fairseq.  VOCAB_SELECTION trains and translates with candidate
+# words, from a lexicon of the aligned training part.  The options override the ones below.  Each run starts from
+# scratch.
 set -euo pipefail
-unset CDPATH  # with it, cd says where it goes
+unset CDPATH  # with it, cd prints the folder
 arch=${ARCH:-convs2s_tiny}
 out=${OUT:+$(mkdir -p "$OUT" && cd "$OUT" && pwd)}
 cd "$(dirname "$0")/../.."
 out=${out:-examples/quickstart/out}
 model=$out/$arch
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}  # on a busy machine so small a model's threads wait for one another
-export PYTHONWARNINGS=ignore  # fairseq uses its libraries in ways that they have come to warn of
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}  # threads of such a small model wait for each other on a busy machine
+export PYTHONWARNINGS=ignore  # hide deprecation warnings in fairseq
 
-# Run a command after showing it as one would type it.
+# Show a command as one would type it, and run it.
 run() {
     local word
     printf '\n$'
@@ -31,14 +31,14 @@ run() {
     "$@"
 }
 
-# fairseq starts each command by printing its whole configuration on one line, many screens long.
+# Each command of fairseq first prints its configuration on one line, many screens long.
 without_configuration() { grep --line-buffered -v "{'_name'"; }
 
 step() { printf '\n== %s\n' "$*"; }
 
-for name in text bpe data-bin lexicon "$arch"; do  # what is removed; codes and text/train.en are those of earlier runs
+for name in text bpe data-bin lexicon "$arch"; do  # to be removed; codes and text/train.en mark older runs
     if [ -e "$out/$name" ] && [ ! -e "$out/.quickstart" ] && ! { [ -e "$out/codes" ] && [ -e "$out/text/train.en" ]; }; then
-        echo "$out holds something else, $name: OUT= names a new folder, or one that this script has made" >&2
+        echo "OUT: $out has another $name, which would be removed; choose a new folder" >&2
         exit 2
     fi
 done
@@ -66,7 +66,7 @@ run fairseq-preprocess --source-lang en --target-lang de --joined-dictionary --d
 
 criterion=(--criterion cross_entropy) optimizer=adam
 case $arch in
-    weighted_transformer*)  # the weights of its branches live on the simplex, where this optimizer keeps them
+    weighted_transformer*)  # this optimizer keeps the weights of the branches on the simplex
         criterion=(--criterion weighted_label_smoothed_cross_entropy --label-smoothing 0.1) optimizer=simplex_adam
         ;;
 esac
@@ -74,7 +74,7 @@ task=()
 if [ -n "${VOCAB_SELECTION:-}" ]; then
     step "   The lexicon for vocabulary selection (less than a minute)"
     run fairseq-plugins lexicon --source "$out/bpe/train.en" --target "$out/bpe/train.de" --output "$out/lexicon"
-    # The vocabulary is small: few words are frequent enough to be candidates of every batch.
+    # The vocabulary is small, so few words are frequent enough to be candidates of every batch.
     task=(--task translation_fast --candidates "$out/lexicon" --candidates-per-word 10 --frequent-candidates 100)
     criterion=(--criterion vocab_selection_cross_entropy)
 fi
@@ -91,14 +91,14 @@ run fairseq-generate "$out/data-bin" --user-dir user_dir --path "$model/checkpoi
     --beam 5 --batch-size 64 --remove-bpe --results-path "$model" 2>&1 | without_configuration
 
 step "6. Translation of single sentences (seconds)"
-# Date and verb change their places: the picture below shows it.
+# Date and verb are reordered, as the picture of step 8 shows.
 grep -m 3 'was born on' "$out/text/test.en" >"$model/sentences.en"
 run fairseq-interactive "$out/data-bin" --user-dir user_dir --path "$model/checkpoint_best.pt" ${task[@]+"${task[@]}"} \
     --beam 5 --bpe subword_nmt --bpe-codes "$out/codes" --input "$model/sentences.en" \
     2>&1 | without_configuration
 
 step "7. Scores (seconds)"
-# What to expect is known for the default only.
+# The expected scores are known for the defaults only.
 check=()
 [ "$arch" != convs2s_tiny ] || [ -n "${VOCAB_SELECTION:-}" ] || [ $# -gt 0 ] || check=(--check)
 run python examples/quickstart/report.py "$out/text" "$model/generate-test.txt" ${check[@]+"${check[@]}"}

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Measure the variance of activations and gradients through the layers of a fresh ConvS2S, and draw it.
+"""Measure and draw the variance of activations and gradients through the layers of an untrained ConvS2S.
 
-The model is `convs2s_wmt_en_ro`, 20 layers in encoder and decoder, as training starts: dropout is on, words are random.
-It is measured as it is, and with one of the means taken away by which the paper keeps the variance (Gehring et al.
-2017, sections 3.4 and 3.5, appendix A): √½ behind sums, the factor 4 in front of gates, the factor p behind dropout.
-The third stack is an encoder without residual connections, the case that appendix A computes.
+The model is `convs2s_wmt_en_ro` at the start of training, with 20 layers in encoder and decoder, dropout and random
+words.  The script measures the model itself, and variants without one of the factors by which the paper keeps the
+variance (Gehring et al. 2017, sections 3.4 and 3.5, appendix A): √½ after sums, 4 before gates, and p after dropout.
+The third stack is an encoder without residual connections, the case of appendix A.
 
-Writes variance.png and variance.tsv, and prints how the variance changes from one end of a stack to the other.
+It writes variance.png and variance.tsv, and prints the change of the variance across each stack.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fairseq_plugins.convs2s import model as model_module
 from fairseq_plugins.convs2s.model import ConvS2SModel
 
 ENCODER, DECODER, PLAIN = STACKS = ("encoder", "decoder", "encoder without residual connections")
-# Colours that the colour-blind tell apart (Okabe & Ito), and a mark of its own for each.
+# Okabe and Ito's colours for colour-blind readers, with a marker each.
 VARIANTS = {
     "as in the paper": ("#0072B2", "o"),
     "without √½": ("#D55E00", "^"),
@@ -42,7 +42,7 @@ VARIANTS = {
 WORDS = 1000
 QUANTITIES = ("activations", "gradients")
 
-# For the stack's input and each layer's output: variance of the activations, and of the gradients with respect to them.
+# Variances of the activations and of their gradients, for the stack's input and each layer's output.
 Variances = list[tuple[float, float]]
 
 
@@ -59,13 +59,13 @@ def main() -> None:
         parser.add_argument(f"--{option}", type=type(default), default=default, help=f"{text} (default: %(default)s)")
     args = parser.parse_args()
     if args.length <= 4 * args.layers:
-        parser.error(f"--length must be more than {4 * args.layers}, four times the layers, but it is {args.length}")
-    args.out.mkdir(parents=True, exist_ok=True)  # now, and not after minutes
+        parser.error(f"--length {args.length}: must be more than {4 * args.layers}, four times --layers")
+    args.out.mkdir(parents=True, exist_ok=True)  # an error here should come before minutes of work
     found = {
         (stack, variant): measure(args, stack, variant)
         for stack in STACKS
         for variant in VARIANTS
-        if (stack, variant) != (PLAIN, "without √½")  # it has no sums
+        if (stack, variant) != (PLAIN, "without √½")  # this stack has no sums
     }
     write(args.out / "variance.tsv", found)
     draw(args.out / "variance.png", found)
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def measure(args: Namespace, stack: str, variant: str) -> Variances:
-    """Run a stack forward, and a random gradient back through it."""
+    """Run a stack forward, and a random gradient backward."""
     outputs: list[Tensor] = []
 
     def keep(module: object, inputs: object, output: Tensor) -> None:
@@ -89,25 +89,25 @@ def measure(args: Namespace, stack: str, variant: str) -> Variances:
         model = build(args, variant, residual=stack != PLAIN)
         source, target = torch.randint(4, WORDS, (2, 1, args.length))
         side = model.decoder if stack == DECODER else model.encoder
-        # The stack's input, (1, T, C), and the outputs of its layers, (T, 1, C).
+        # Input of the stack, (1, T, C), and outputs of its layers, (T, 1, C).
         hooks = [module.register_forward_hook(keep) for module in (side.from_embedding, *side.shortcuts)]
         encoded = model.encoder(source)
         result = encoded.keys if side is model.encoder else side.extract_features(target, encoded)[0]
         for hook in hooks:
             hook.remove()
     result.backward(torch.randn_like(result))
-    # Zeros beyond the ends of a sentence have no variance, and a kernel of 3 reaches up to two words further per layer.
+    # Zeros beyond the ends have no variance, and a layer of kernel 3 spreads them by up to two words.
     inner = slice(2 * args.layers, -2 * args.layers)
     return [(variance(output, inner), variance(output.grad, inner)) for output in outputs]
 
 
 def variance(x: Tensor, inner: slice) -> float:
-    """Over the inner words of the only sentence and over all units."""
+    """Return the variance over all units of the inner words of a single sentence."""
     return float(x.flatten(0, 1)[inner].var())
 
 
 def build(args: Namespace, variant: str, residual: bool) -> ConvS2SModel:
-    """A fresh model; all variants get the same random numbers."""
+    """Build an untrained model; all variants get the same random numbers."""
     torch.manual_seed(args.seed)
     dictionary = Dictionary()
     for index in range(WORDS - len(dictionary)):
@@ -131,7 +131,7 @@ def build(args: Namespace, variant: str, residual: bool) -> ConvS2SModel:
 
 @contextmanager
 def sums_as_in(variant: str) -> Iterator[None]:
-    """Where the variant wants it, no √½ behind any sum."""
+    """Replace √½ after sums by 1 in this context, if the variant says so."""
     with ExitStack() as stack:
         if variant == "without √½":
             for module in (layers, model_module):
@@ -140,7 +140,7 @@ def sums_as_in(variant: str) -> Iterator[None]:
 
 
 def write(path: Path, found: dict[tuple[str, str], Variances]) -> None:
-    """One line for each layer of each stack."""
+    """Write one line for each layer of each stack."""
     lines = ["\t".join(("stack", "variant", "layer", *QUANTITIES))]
     for (stack, variant), variances in found.items():
         lines += [f"{stack}\t{variant}\t{layer}\t{x:.6g}\t{grad:.6g}" for layer, (x, grad) in enumerate(variances)]
@@ -148,7 +148,7 @@ def write(path: Path, found: dict[tuple[str, str], Variances]) -> None:
 
 
 def draw(path: Path, found: dict[tuple[str, str], Variances]) -> None:
-    """Variances beside those where the forward or backward pass begins."""
+    """Draw variances relative to the layer where the forward or backward pass begins."""
     figure = new_figure(10, 9)
     rows = figure.subplots(len(STACKS), len(QUANTITIES), sharex=True, sharey="row")
     for stack, panels in zip(STACKS, rows, strict=True):

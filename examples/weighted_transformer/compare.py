@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Train the Weighted Transformer and fairseq's Transformer of the same sizes for long, and compare.
+"""Train the Weighted Transformer and fairseq's Transformer of the same sizes, and compare them.
 
-``compare.py DATA_BIN OUT --reference TEXT``: binary data, a folder for everything that is made, and the test part's
-target text.  Each model is trained for a while with every learning rate and attention dropout of a grid; then with the
-setting of its lowest validation loss for 16 000 updates, with every seed.  What is finished is not repeated, and an
-interrupted training goes on where it was.  Written are ``table.md`` and ``curves.png``, anew after every training.
+``compare.py DATA_BIN OUT --reference TEXT`` reads binary data and the target text of the test part, and writes to the
+folder OUT.  It trains each model briefly with all learning rates and attention dropouts of a grid, and then with the
+best setting for 16 000 updates with each seed.  The best setting has the lowest validation loss.  The same command
+resumes a stopped training and skips finished ones.  ``table.md`` and ``curves.png`` are updated after each training.
 
-Words after ``--`` go to fairseq-train and win over the recipe.
+Words after ``--`` go to fairseq-train and override the recipe.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ RECIPE = """--encoder-layers 2 --decoder-layers 2 --encoder-embed-dim 128 --enco
 
 
 class Cell(NamedTuple):
-    """One training."""
+    """A training."""
 
     model: str
     rate: float
     attention_dropout: float
     seed: int
-    updates: int | None  # None for the recipe's
+    updates: int | None  # None: the recipe's
 
     def __str__(self) -> str:
         name = f"{self.model}-rate{self.rate}-attention{self.attention_dropout}-seed{self.seed}"
@@ -65,7 +65,7 @@ class Cell(NamedTuple):
 
 
 def fairseq(command: str, *options: object, log: Path) -> None:
-    """Run one of fairseq's commands with one thread; what it prints is added to ``log``."""
+    """Run one of fairseq's commands with one thread, and append its output to ``log``."""
     words = [sys.executable, "-W", "ignore", "-m", f"fairseq_cli.{command}", *map(str, options)]
     with log.open("a", encoding="utf-8") as file:
         result = subprocess.run(
@@ -76,7 +76,7 @@ def fairseq(command: str, *options: object, log: Path) -> None:
 
 
 def run(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
-    """Train, and after the long trainings translate and score, unless that has been done."""
+    """Train, and after a long training translate and score, unless there is a result."""
     folder = args.out / str(cell)
     result = folder / "result.json"
     if not result.exists():
@@ -89,7 +89,7 @@ def run(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
         found = {"curve": read_curve(folder / "train.log"), "weak": weak_branches(best)}
         if cell.updates is None:
             decoding = ["--user-dir", USER_DIR, "--path", best, "--beam", 5, "--max-tokens", 3000, "--remove-bpe"]
-            if args.tokenizer:  # which wants to know the languages
+            if args.tokenizer:  # needs the languages
                 source, target = next(args.data.glob("test.*-*.*.bin")).name.split(".")[1].split("-")
                 decoding += ["--tokenizer", args.tokenizer, "--source-lang", source, "--target-lang", target]
             fairseq("generate", args.data, *decoding, "--results-path", folder, log=folder / "generate.log")
@@ -101,14 +101,14 @@ def run(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def score(generated: Path, reference: Path) -> dict[str, float]:
-    """BLEU and chrF of what fairseq-generate wrote."""
+    """Return BLEU and chrF of fairseq-generate's output."""
     sentences = read_generated([generated])
     texts, expected = [each.hypotheses[0].text for each in sentences], [lines_of(reference, sentences)]
     return {"bleu": BLEU().corpus_score(texts, expected).score, "chrf": CHRF().corpus_score(texts, expected).score}
 
 
 def weak_branches(checkpoint: Path) -> list[int]:
-    """How many of κ and α are below a tenth of their mean, and how many there are."""
+    """Return the number of κ and α below a tenth of their mean, and the number of all."""
     state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))
     vectors = [value.float() for name, value in state["model"].items() if ".kappa." in name or ".alpha." in name]
     points = [value.softmax(0) for value in vectors] if holds_logits(state) else vectors
@@ -118,17 +118,17 @@ def weak_branches(checkpoint: Path) -> list[int]:
 
 
 def best_loss(found: dict[str, Any]) -> tuple[int, float]:
-    """The updates and the loss of the best validation."""
+    """Return the updates and the loss of the best validation."""
     return min(((updates, loss) for updates, loss, _ in found["curve"]), key=lambda point: point[1])
 
 
 def updates_until(loss: float, found: dict[str, Any]) -> int | None:
-    """The first validation that is at least as good."""
+    """Return the updates of the first validation that reaches this loss."""
     return next((updates for updates, reached, _ in found["curve"] if reached <= loss), None)
 
 
 def write(out: Path, results: dict[Cell, dict[str, Any]]) -> None:
-    """The tables and the picture of what there is so far."""
+    """Write the tables and the picture of the results so far."""
     grid = {cell: found for cell, found in results.items() if cell.updates is not None}
     final = {cell: found for cell, found in results.items() if cell.updates is None}
     lines = ["| | rate | attention dropout | updates | validation loss |", "|---" * 5 + "|"]
@@ -160,29 +160,27 @@ def main() -> None:
         own, given = own[: own.index("--")], own[own.index("--") + 1 :]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, help="binary data, made with --joined-dictionary")
-    parser.add_argument("out", type=Path, help="folder for everything that is made")
+    parser.add_argument("out", type=Path, help="folder for all results")
     parser.add_argument("--reference", type=Path, required=True, help="target text of the test part")
-    parser.add_argument("--tokenizer", help="fairseq's name of the tokenizer to undo, such as moses")
+    parser.add_argument("--tokenizer", help="tokenizer to undo, by fairseq's name, such as moses")
     parser.add_argument(
         "--rates", type=float, nargs="+", default=[0.7, 1.0, 1.4], help="--lr-scale (default: 0.7 1 1.4)"
     )
-    parser.add_argument("--attention-dropouts", type=float, nargs="+", default=[0.0, 0.1], help="(default: 0 0.1)")
+    parser.add_argument("--attention-dropouts", type=float, nargs="+", default=[0.0, 0.1], help="grid (default: 0 0.1)")
     parser.add_argument("--grid-updates", type=int, default=1600, help="updates of each setting (default: 1600)")
     parser.add_argument(
-        "--seeds", type=int, nargs="+", default=[1, 2, 3], help="the first for the grid (default: 1 2 3)"
+        "--seeds", type=int, nargs="+", default=[1, 2, 3], help="seeds; the grid uses the first (default: 1 2 3)"
     )
-    parser.add_argument(
-        "--jobs", type=int, default=1, help="trainings at the same time, of one thread each (default: 1)"
-    )
+    parser.add_argument("--jobs", type=int, default=1, help="parallel trainings with one thread each (default: 1)")
     args = parser.parse_args(own)
     args.options = given
-    # Both are needed only after the trainings.
+    # The reference and the test part are needed only after the trainings.
     if not args.reference.is_file():
-        parser.error(f"--reference: {args.reference} does not exist")
+        parser.error(f"--reference: {args.reference} is not a file; give the target text of the test part")
     if not any(args.data.glob("test.*.bin")):
-        parser.error(f"{args.data} has no test part")
+        parser.error(f"DATA_BIN: {args.data} has no test part; run fairseq-preprocess with --testpref")
     args.out.mkdir(parents=True, exist_ok=True)
-    # Rates, dropouts and seeds have folders of their own.
+    # Other rates, dropouts and seeds have their own folders.
     shared = {"data": args.data.resolve(), "reference": args.reference.resolve(), "tokenizer": args.tokenizer}
     shared["options"] = shlex.join(given)
     made = chain(args.out.glob("*/result.json"), args.out.glob("*/checkpoint*.pt"))

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# WMT'14 English-German, from the data to the score; run.sh without arguments says how.
+# WMT'14 English-German, from data to scores; without arguments, run.sh prints its usage.
 source "$(dirname "$0")/../experiment.sh"
 source=en target=de
 case $recipe in
@@ -8,14 +8,14 @@ case $recipe in
         train
         beam=(--beam 5 --remove-bpe --tokenizer moses --source-lang en --target-lang de)
         generate test1 "${beam[@]}" --nbest 5
-        first=$out/$name/seed${seeds%% *}  # its penalty serves all seeds
+        first=$out/$name/seed${seeds%% *}  # all seeds use its penalty
         run fairseq-plugins tune-length "$first"/shard*/generate-test1.txt --reference "$out/test1.reference" |
             tee "$first/tune-length"
         alpha=$(sed -n 's/^best.*--lenpen //p' "$first/tune-length")
         generate test "${beam[@]}" --lenpen "$alpha"
         score test --reference "$out/test.reference" --tokenised "$out/tmp/test.de"
         ;;
-    conv_encoder)  # words; newstest2015
+    conv_encoder)  # words, scored on newstest2015
         prepare --words
         align_words
         train
@@ -23,7 +23,7 @@ case $recipe in
         generate test1 --beam 5 --source-lang en --target-lang de "${unknown[@]}"
         score test1 --detokenise de --reference "$out/test1.reference" --tokenised "$out/tmp/test1.de"
         ;;
-    weighted_transformer*)  # the last checkpoint; table 2 is on newstest2013
+    weighted_transformer*)  # the last checkpoint; table 2 uses newstest2013
         prepare
         train
         checkpoint=checkpoint_last.pt

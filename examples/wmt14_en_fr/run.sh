@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# WMT'14 English-French, from the data to the score; run.sh without arguments says how.
+# WMT'14 English-French, from data to scores; without arguments, run.sh prints its usage.
 source "$(dirname "$0")/../experiment.sh"
 source=en target=fr
 decoding=(--beam 5 --remove-bpe --tokenizer moses) scoring=()

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# WMT'16 English-Romanian, from the data to the score; run.sh without arguments says how.
-# WORDS=1 trains ConvS2S on words, and NAME is then convs2s-words unless given.
+# WMT'16 English-Romanian, from data to scores; without arguments, run.sh prints its usage.
+# WORDS=1 trains ConvS2S on words; NAME is then convs2s-words by default.
 source "$(dirname "$0")/../experiment.sh"
 name=${NAME:-$recipe${WORDS:+-words}}
 source=en target=ro

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from argparse import _ArgumentGroup
 
 
 def positive(text: str) -> int:
-    """A number of things of which there is at least one.
+    """Parse a positive integer.
 
     Raises:
-        ArgumentTypeError: it is none.
+        ArgumentTypeError: the text is not a positive integer.
     """
     if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"expected a number from 1 on, got {text!r}")
+        raise ArgumentTypeError(f"expected a positive integer, got {text!r}")
     return int(text)
 
 
-def add_user_dir(parser: ArgumentParser, default: Path | None = None) -> None:
-    """``--user-dir``, for `import_user_dir`."""
+def add_user_dir(parser: ArgumentParser | _ArgumentGroup, default: Path | None = None) -> None:
+    """Add ``--user-dir``, for `import_user_dir`."""
     parser.add_argument(
         "--user-dir",
         type=_folder,
         default=default,
         metavar="DIR",
-        help="for an architecture of your own: the folder that registers it, as fairseq-train's --user-dir",
+        help="folder that registers your own architecture, like fairseq-train's --user-dir",
     )
 
 
@@ -32,7 +36,7 @@ def import_user_dir(folder: Path | None) -> None:
     """Import a user directory, if there is one.
 
     Raises:
-        ValueError: something that it imports is not there, or a module of its name is.
+        ValueError: the import fails, or a module of the same name was imported before.
     """
     from fairseq.utils import import_user_module  # noqa: PLC0415  (with torch: seconds)
 
@@ -44,5 +48,5 @@ def import_user_dir(folder: Path | None) -> None:
 
 def _folder(text: str) -> Path:
     if not Path(text).is_dir():
-        raise ArgumentTypeError(f"there is no folder {text}")
+        raise ArgumentTypeError(f"{text} is not a folder")
     return Path(text)

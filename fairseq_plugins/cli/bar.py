@@ -1,4 +1,4 @@
-"""How far something is: a bar on a terminal, a line elsewhere."""
+"""Progress bars."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 
 def bar(items: Iterable[Any] | None = None, *, desc: str, **options: Any) -> Any:
-    """``tqdm`` on a terminal; elsewhere one line, ``desc``, at the beginning."""
+    """Return a ``tqdm`` bar on a terminal; elsewhere print one line, ``desc``."""
     if not sys.stderr.isatty():
         print(desc, file=sys.stderr, flush=True)
     return tqdm(items, desc=desc, disable=None, **options)

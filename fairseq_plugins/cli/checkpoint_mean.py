@@ -1,4 +1,4 @@
-"""The mean of several checkpoints' parameters."""
+"""The mean parameters of several checkpoints."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from fairseq import checkpoint_utils
 from omegaconf import OmegaConf
 from torch import Tensor
 
+FIX = "average checkpoints of one training"
 
-@torch.no_grad()  # else what a file holds as parameters cannot be summed
+
+@torch.no_grad()  # parameters in a file require gradients
 def write_mean(paths: Sequence[Path], output: Path) -> None:
-    """Write a checkpoint that has the mean parameters, and all else of the last one but the optimizer's state.
+    """Write a checkpoint with the mean parameters and, except the optimizer state, the rest of the last checkpoint.
 
     Raises:
-        ValueError: one cannot be read, or they differ in kind.
+        ValueError: a checkpoint is unreadable, or the models differ.
     """
     first = state = load(paths[0])
-    total = {  # in a precision that survives a sum
+    total = {  # float64 avoids rounding in the sum
         name: value.to(torch.float64, copy=True) for name, value in state["model"].items() if is_averaged(name, value)
     }
     for path in paths[1:]:
@@ -42,52 +44,53 @@ def write_mean(paths: Sequence[Path], output: Path) -> None:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """A checkpoint, which can hold data and never code.
+    """Load a checkpoint as data.
 
     Raises:
-        ValueError: it is none of fairseq.
+        ValueError: the file is not a checkpoint of fairseq.
     """
     state: dict[str, Any] = checkpoint_utils.load_checkpoint_to_cpu(str(path))
     if architecture(state) is None:
-        raise ValueError(f"{path} does not say of which architecture it is")
+        raise ValueError(f"{path} has no architecture: give a checkpoint of fairseq-train")
     return state
 
 
 def architecture(state: Mapping[str, Any]) -> Any:
-    """Its name, or None."""
+    """Return the name of the architecture, or None."""
     try:
         return state["cfg"].model._name
-    except Exception:  # there is none that a file cannot cause
+    except Exception:  # a file can cause any error
         return None
 
 
 def is_averaged(name: str, value: Tensor) -> bool:
-    """Whether an entry is of the model's numbers; a version is not, even where it was saved as one."""
+    """Return whether an entry is a parameter; a version number is not, even if it is floating-point."""
     return value.is_floating_point() and not name.endswith("version")
 
 
 def check_same_model(first_path: Path, first: Mapping[str, Any], path: Path, state: Mapping[str, Any]) -> None:
-    """Refuse what has another architecture, other words or parameters, or another layout or meaning of them.
+    """Refuse checkpoints that differ in architecture, dictionary, parameters or their layout.
 
     Raises:
-        ValueError: says in what the two differ.
+        ValueError: the checkpoints differ; the error names the difference.
     """
     places = f"{first_path} and {path}"
     names = [architecture(each) for each in (first, state)]
     if names[0] != names[1]:
-        raise ValueError(f"{places} are of different architectures: {names[0]} and {names[1]}")
+        raise ValueError(f"{places} have different architectures, {names[0]} and {names[1]}; {FIX}")
     constraints = [getattr(each["cfg"].model, "branch_constraint", None) for each in (first, state)]
     if constraints[0] != constraints[1]:
-        raise ValueError(f"{places} differ in --branch-constraint: {constraints[0]} and {constraints[1]}")
+        raise ValueError(f"{places} differ in --branch-constraint, {constraints[0]} and {constraints[1]}; {FIX}")
     words = [(each.get("extra_state") or {}).get("words") for each in (first, state)]
     if None not in words and words[0] != words[1]:
-        raise ValueError(f"{places} were trained with other words")
+        raise ValueError(f"{places} have different dictionaries; {FIX}")
     ours, theirs = first["model"], state["model"]
     if odd := sorted(ours.keys() ^ theirs.keys()):
-        raise ValueError(f"{places} have different parameters: only one has {odd[0]}")
+        raise ValueError(f"{places} have different parameters, only one has {odd[0]}; {FIX}")
     for name, value in ours.items():
         other = theirs[name]
         if value.shape != other.shape:
-            raise ValueError(f"{places} differ in the size of {name}: {list(value.shape)} and {list(other.shape)}")
+            sizes = f"{list(value.shape)} and {list(other.shape)}"
+            raise ValueError(f"{places} differ in the size of {name}, {sizes}; {FIX}")
         if not is_averaged(name, value) and not torch.equal(value, other):
-            raise ValueError(f"{places} differ in {name}, of which there is no mean: {value} and {other}")
+            raise ValueError(f"{places} differ in {name}, {value} and {other}; {FIX}")

@@ -1,4 +1,4 @@
-"""A checkpoint's model, and its folder without fairseq and torch."""
+"""Export of a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fairseq import checkpoint_utils
 from fairseq.tasks.translation import TranslationTask
 
 from fairseq_plugins.cli.arguments import import_user_dir
-from fairseq_plugins.cli.files import blaming
+from fairseq_plugins.cli.files import naming_file_in_errors
 from fairseq_plugins.cli.own_data.model_card import card_of
 from fairseq_plugins.common.files import beside, naming
 from fairseq_plugins.common.model import IncrementalDecoder
@@ -25,7 +25,7 @@ def export(args: Namespace) -> None:
     """Write the folder that the arguments of `fairseq-plugins export` describe.
 
     Raises:
-        ValueError: the checkpoint is none of this plugin's, or a file does not fit it.
+        ValueError: the checkpoint is not from this plugin, or a file does not match it.
         OSError: a file cannot be read or written.
     """
     given = args.candidates_per_word, args.frequent_candidates
@@ -61,38 +61,40 @@ def export(args: Namespace) -> None:
 
 
 def about_subwords(words: list[str], has_codes: bool, has_pieces: bool) -> str | None:
-    """Return a warning if the folder does not make the model's subwords of text."""
+    """Return a warning if the given subwords do not match the dictionary of the model."""
     kind = bpe_symbol(words)
     if kind == "sentencepiece" and not has_pieces:
-        return "the model has pieces of sentencepiece: without --sentencepiece-model the folder takes and gives pieces"
+        return "without --sentencepiece-model the exported folder reads and writes sentencepiece pieces instead of text"
     if kind == "subword_nmt" and not has_codes:
-        return "the model has subwords: without --bpe-codes the folder takes text that is split into them"
+        return "without --bpe-codes the exported folder reads text that is already split into subwords"
     if has_codes and kind != "subword_nmt":
-        return "--bpe-codes splits words with @@, which no word of the model ends with: are they its codes?"
+        return "--bpe-codes: no word in the model's dictionary ends in @@; check that these are the model's codes"
     if has_pieces and kind != "sentencepiece":
-        return "--sentencepiece-model: the model's words are not pieces of sentencepiece: is it its model?"
+        return "--sentencepiece-model: the model's dictionary has no sentencepiece pieces; check the file"
     return None
 
 
 def load(checkpoint: Path, overrides: dict[str, str]) -> tuple[Any, Any]:
-    """A model that is prepared to translate, and its task, some of whose options are others than in the checkpoint.
+    """Load a model for inference, and its task with overridden options.
 
     Raises:
-        ValueError: it cannot be read, is not of this plugin, or of a task that does more than translate.
+        ValueError: the checkpoint is unreadable, not from this plugin, or from an unsupported task.
     """
     load_models = checkpoint_utils.load_model_ensemble_and_task
     try:
-        with blaming(checkpoint, "cannot be exported"):
+        with naming_file_in_errors(checkpoint, "cannot be exported"):
             (model,), _, task = load_models([str(checkpoint)], arg_overrides=overrides)
     except FileNotFoundError as error:
-        raise ValueError(f"{error.filename} does not exist: --data DATA_BIN says where the dictionaries are") from error
+        raise ValueError(f"{error.filename} does not exist: give the folder of the dictionaries with --data") from error
     if not isinstance(getattr(model, "decoder", None), IncrementalDecoder):
         raise ValueError(
-            f"{checkpoint} holds {type(model).__name__}, and not a model of this plugin (fairseq-plugins import-fconv "
-            "makes one of fairseq's fconv)"
+            f"{checkpoint} contains {type(model).__name__}, which is not a model of this plugin; fairseq-plugins "
+            "import-fconv converts fairseq's fconv"
         )
-    if not isinstance(task, TranslationTask):  # those of several languages put symbols into source and target
-        raise ValueError(f"{checkpoint} is of {type(task).__name__}, and a folder knows only the task translation")
+    if not isinstance(task, TranslationTask):  # multilingual tasks add symbols to source and target
+        raise ValueError(
+            f"{checkpoint} was trained with {type(task).__name__}: only --task translation can be exported"
+        )
     model.eval()
     model.make_generation_fast_(need_attn=True)
     return model, task

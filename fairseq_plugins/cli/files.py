@@ -1,4 +1,4 @@
-"""Files and folders of commands: refuse wrong ones, name them in errors, lock them, and record how they were made."""
+"""Files and folders of commands: validation, names in errors, locks, and records of settings."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from fairseq_plugins.common.files import replacing
 
 
 def refuse_existing(path: Path) -> None:
-    """Refuse an output that would take the place of something, be it a symbolic link that leads nowhere.
+    """Refuse an output path that exists, even as a broken symbolic link.
 
     Raises:
-        ValueError: it would.
+        ValueError: the path exists.
     """
     if os.path.lexists(path):
-        raise ValueError(f"{path} exists already")
+        raise ValueError(f"{path} already exists: choose another output")
 
 
 def refuse_missing_folder(path: Path) -> None:
-    """Refuse a file to write in a folder that does not exist.
+    """Refuse an output file in a missing folder.
 
     Raises:
-        ValueError: it does not.
+        ValueError: the folder does not exist.
     """
     if not path.parent.is_dir():
-        raise ValueError(f"{path.parent} is no folder to write {path.name} to")
+        raise ValueError(f"{path}: the folder {path.parent} does not exist; create it first")
 
 
 def refuse_unreadable(*paths: Path | None) -> None:
-    """Refuse missing files and folders where files are to be read, before anything slow begins.
+    """Refuse missing input files, and folders in their place, before slow imports.
 
     Raises:
-        OSError: the first one is missing or a folder.
+        OSError: a file is missing, or a folder.
     """
     for path in paths:
         if path is not None and S_ISDIR(path.stat().st_mode):
@@ -48,25 +48,25 @@ def refuse_unreadable(*paths: Path | None) -> None:
 
 
 def refuse_input_as_output(output: Path, inputs: Iterable[Path]) -> None:
-    """Refuse to write over a file that is read.
+    """Refuse to overwrite an input file.
 
     Raises:
-        ValueError: the output is one of the inputs, under whatever name.
+        ValueError: the output is one of the inputs, also through links.
     """
     if output.is_file() and any(path.is_file() and path.samefile(output) for path in inputs):
-        raise ValueError(f"{output} is also to be read: choose another file to write")
+        raise ValueError(f"{output} is also an input: choose another output")
 
 
 @contextmanager
-def blaming(path: Path, cannot: str) -> Iterator[None]:
-    """Turn errors of this context into errors that name the file.
+def naming_file_in_errors(path: Path, cannot: str) -> Iterator[None]:
+    """Turn errors in this context into errors that name the file.
 
     Args:
         path: the file.
         cannot: the part of the message after its name, such as "cannot be exported".
 
     Raises:
-        ValueError: names the file, unless it is an error that does so already.
+        ValueError: any error that does not name a file yet.
     """
     try:
         yield
@@ -79,38 +79,40 @@ def blaming(path: Path, cannot: str) -> Iterator[None]:
 
 @contextmanager
 def work_in(folder: Path) -> Iterator[None]:
-    """Keep others out of a folder, and say where it stopped what a stop means.
+    """Lock a folder, and tell users how to resume if they stop the command.
 
-    The lock is the system's, and vanishes with this process and those that it has started: a training that outlives a
-    killed parent keeps others out too.
+    The system releases the lock when this process and its children have ended: a training that outlives its killed
+    parent keeps the lock.
 
     Raises:
-        ValueError: another process is at work there.
+        ValueError: another process holds the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(f"another call, or what it has started, is at work in {folder}") from None
+            raise ValueError(
+                f"{folder} is in use by another call or its child processes: wait until they end"
+            ) from None
         os.set_inheritable(file.fileno(), True)
         try:
             yield
         except KeyboardInterrupt:
-            print("\nThe same call goes on from where this one was stopped.", file=sys.stderr)
+            print("\nThe same command resumes here.", file=sys.stderr)
             raise
         finally:
-            # Not left to the end of all children: of one that had to be killed, others may be left for some seconds.
+            # Grandchildren of a killed child may hold the lock for some more seconds.
             fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def refuse_other_settings(record: Path, settings: Mapping[str, object], made: Iterable[Path]) -> None:
-    """Refuse to continue an earlier call's work with other settings, and record these.
+    """Refuse to continue the work of an earlier call with other settings, and record the settings.
 
     Args:
         record: file of the settings.
-        settings: their names and values.
-        made: results of earlier calls; without any, other settings are allowed.
+        settings: names and values.
+        made: results of earlier calls; without results, other settings are allowed.
 
     Raises:
         ValueError: the record has other settings.
@@ -119,6 +121,6 @@ def refuse_other_settings(record: Path, settings: Mapping[str, object], made: It
     before = json.loads(record.read_text(encoding="utf-8")) if record.exists() and any(made) else now
     for name, value in now.items():
         if (other := before.get(name)) != value:
-            raise ValueError(f"{record.parent} was made with {name} {other}, not {value}; choose another folder")
+            raise ValueError(f"{record.parent} has {name} {other}, not {value}: choose another folder")
     with replacing(record) as beside:
         beside.write_text(json.dumps(now), encoding="utf-8")

@@ -1,8 +1,7 @@
-"""What fairseq-generate and fairseq-interactive print: the n-best list of each sentence.
+"""Parser for the output of fairseq-generate and fairseq-interactive: the n-best list of each sentence.
 
-For each sentence there are a line S (source) and perhaps one T (reference), and for each hypothesis the lines H (score
-and words), D (score and detokenised text), P (the scores of its tokens) and, with ``--print-alignment``, A.  All else,
-as the log, is passed over.
+Each sentence has a line S (source) and optionally T (reference).  Each hypothesis has the lines H (score and words),
+D (score and detokenised text), P (token scores) and, with ``--print-alignment``, A.  Other lines are skipped.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from pathlib import Path
 from fairseq_plugins.cli.own_data import parallel_text
 from fairseq_plugins.common.files import decoded
 
-LARGEST = 10  # length penalty; powers of lengths have limits
+LARGEST = 10  # length penalty; larger powers of lengths overflow
 
 
 @dataclass(frozen=True)
@@ -26,11 +25,11 @@ class Hypothesis:
     """One translation of a sentence.
 
     Attributes:
-        words: the text as it was generated, but for ``--remove-bpe``.
-        text: the same, detokenised where fairseq was told how.
+        words: generated words, after ``--remove-bpe``.
+        text: detokenised text.
         log_probability: log p(words | source) in nats, to 4 decimals per token.
-        length: number of tokens generated, the end of the sentence included.
-        alignment: of each word, the source word that it attends to most; None where fairseq was not asked for it.
+        length: number of generated tokens, including the end of the sentence.
+        alignment: most attended source position of each word; None without ``--print-alignment hard``.
     """
 
     words: str
@@ -40,13 +39,13 @@ class Hypothesis:
     alignment: list[int] | None
 
     def score(self, lenpen: float, word_penalty: float = 0.0) -> float:
-        """What hypotheses are compared by, in nats: (log p(y|x) + a penalty for each word but the end) / |y|^lenpen."""
+        """Return the ranking score in nats: (log p(y|x) + word_penalty (|y| - 1)) / |y|^lenpen."""
         return (self.log_probability + word_penalty * (self.length - 1)) / self.length**lenpen
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence's number, its reference where there is one, and its hypotheses, at least one."""
+    """Number, optional reference and hypotheses (at least one) of a sentence."""
 
     number: int
     reference: str | None
@@ -62,17 +61,17 @@ class _Line:
 
 
 def add_generated(parser: ArgumentParser, made_by: str, more: str = "") -> None:
-    """The argument of tools that read what a command, with these options, has printed."""
+    """Add the argument for files with the output of a fairseq command."""
     parser.add_argument(
         "generated", nargs="+", type=Path, metavar="GENERATED", help=f"output of {made_by}, or of its shards{more}"
     )
 
 
 def read_generated(paths: Iterable[Path]) -> list[Sentence]:
-    """The sentences of all files, by number.
+    """Read the sentences of all files, sorted by number.
 
     Raises:
-        ValueError: a file is not UTF-8, cut off, has lost lines or holds no translations, or a sentence comes twice.
+        ValueError: a file is invalid UTF-8, truncated, incomplete or without translations, or a sentence is repeated.
         OSError: a file cannot be read.
     """
     found: dict[int, Sentence] = {}
@@ -81,39 +80,42 @@ def read_generated(paths: Iterable[Path]) -> list[Sentence]:
             sentence = _read_sentence(list(lines))
             if found.setdefault(number, sentence) is not sentence:
                 raise ValueError(
-                    f"{path}: sentence {number} comes a second time (shards are made with --distributed-world-size and "
-                    "--distributed-rank; --num-shards does nothing)"
+                    f"{path}: sentence {number} is repeated; make shards with --distributed-world-size and "
+                    "--distributed-rank, because --num-shards has no effect"
                 )
     if not found:
-        raise ValueError(f"{', '.join(map(str, paths))}: no translations there; fairseq prints none with --quiet")
+        raise ValueError(f"{', '.join(map(str, paths))}: no translations found; run fairseq-generate without --quiet")
     return [found[number] for number in sorted(found)]
 
 
 def lines_of(path: Path, sentences: Sequence[Sentence]) -> list[str]:
-    """The lines of a file.
+    """Read one line of a file for each sentence.
 
     Raises:
-        ValueError: there is not one for each sentence, in order, or one is not UTF-8.
+        ValueError: the numbers of lines and sentences differ, or a line is invalid UTF-8.
         OSError: the file cannot be read.
     """
     text = list(parallel_text.read_text(path, ""))
     if len(text) != len(sentences):
-        raise ValueError(f"{path} has {len(text)} lines, and {len(sentences)} sentences were translated")
+        raise ValueError(
+            f"{path} has {len(text)} lines for {len(sentences)} translated sentences: give the matching file"
+        )
     for number, sentence in enumerate(sentences):
         if sentence.number != number:
-            raise ValueError(f"{path} has {len(text)} lines, and sentence {number} was not translated")
+            raise ValueError(
+                f"{path} has {len(text)} lines, but sentence {number} has no translation: translate all lines"
+            )
     return text
 
 
 def _read_lines(path: Path) -> Iterator[_Line]:
-    # Text may hold any other character that Python takes for the end of a line; at its end a carriage return belongs
-    # to the line's.
+    # Text may contain Python's other line separators. A carriage return at the end belongs to the line end.
     with path.open("rb") as file:
         for count, line in enumerate(decoded(file, path), start=1):
             if match := re.fullmatch(r"([STHDPA])-([0-9]{1,18})\t([^\n]*?)\r?(\n?)", line):
                 kind, number, text, end = match.groups()
                 if not end:
-                    raise ValueError(f"{path}, line {count}: the file is cut off")
+                    raise ValueError(f"{path}, line {count}: the file is truncated; run fairseq-generate again")
                 yield _Line(f"{path}, line {count}", kind, int(number), text)
 
 
@@ -122,7 +124,7 @@ def _read_sentence(lines: Sequence[_Line]) -> Sentence:
     kinds = "".join(line.kind for line in lines)
     if not re.fullmatch(r"[ST]*(HDPA?)+", kinds):
         raise ValueError(
-            f"{lines[-1].place}: sentence {lines[-1].number} ends without all lines H, D, P of a hypothesis"
+            f"{lines[-1].place}: sentence {lines[-1].number} lacks a line H, D or P; run fairseq-generate again"
         )
     hypotheses = [_read_hypothesis(*lines[slice(*found.span())]) for found in re.finditer("HDPA?", kinds)]
     return Sentence(lines[0].number, reference, hypotheses)
@@ -135,7 +137,7 @@ def _read_hypothesis(words: _Line, text: _Line, positions: _Line, alignment: _Li
             raise ValueError("a score is not a number")
         log_probability = math.fsum(scores) * math.log(2)
     except (ValueError, OverflowError) as error:
-        raise ValueError(f"{positions.place}: {error}") from None
+        raise ValueError(f"{positions.place}: {error}; run fairseq-generate again") from None
     hypothesis = Hypothesis(
         words=words.text.partition("\t")[2],
         text=text.text.partition("\t")[2],
@@ -143,13 +145,13 @@ def _read_hypothesis(words: _Line, text: _Line, positions: _Line, alignment: _Li
         length=len(scores),
         alignment=_read_alignment(alignment.text) if alignment else None,
     )
-    # A word may hold other blanks than the one between words, as a no-break space.
-    if len(scores) <= len(list(filter(None, hypothesis.words.split(" ")))):  # the end of the sentence has one too
-        raise ValueError(f"{positions.place}: fewer scores than {words.place} has tokens")
+    # Words may contain other whitespace, such as a no-break space.
+    if len(scores) <= len(list(filter(None, hypothesis.words.split(" ")))):  # the end of the sentence has a score, too
+        raise ValueError(f"{positions.place}: fewer scores than tokens in {words.place}; run fairseq-generate again")
     return hypothesis
 
 
 def _read_alignment(text: str) -> list[int] | None:
-    """Source words of ``source-target source-target ...``; None for a soft alignment, which is made of numbers."""
+    """Return the source positions of ``source-target source-target ...``; None for a soft alignment."""
     pairs = [re.fullmatch(r"([0-9]{1,18})-[0-9]+", pair) for pair in text.split()]
     return None if None in pairs else [int(pair[1]) for pair in pairs if pair]

@@ -1,4 +1,4 @@
-"""``fairseq-plugins import-fconv``: a convs2s checkpoint from one of fairseq's fconv."""
+"""Convert a checkpoint of fairseq's fconv to convs2s, with the same translations."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from types import ModuleType
 
 import fairseq_plugins
 from fairseq_plugins.cli.arguments import add_user_dir, import_user_dir
-from fairseq_plugins.cli.files import blaming, refuse_existing, refuse_missing_folder
+from fairseq_plugins.cli.files import naming_file_in_errors, refuse_existing, refuse_missing_folder
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("input", type=Path, metavar="IN.pt", help="checkpoint of a fairseq fconv model, of any age")
-    parser.add_argument("output", type=Path, metavar="OUT.pt", help="where to write the convs2s checkpoint")
+    parser.add_argument("input", type=Path, metavar="IN.pt", help="checkpoint of fairseq's fconv, of any age")
+    parser.add_argument("output", type=Path, metavar="OUT.pt", help="convs2s checkpoint to write")
     add_user_dir(parser)
 
 
@@ -23,12 +23,12 @@ def run(args: Namespace) -> None:
     """Convert one checkpoint.
 
     Raises:
-        ValueError: the input is missing or no fconv checkpoint, or the output exists already or cannot be written.
+        ValueError: the input is missing or not an fconv checkpoint, or the output is not allowed.
         OSError: a file cannot be read or written.
-        UnpicklingError: the input is no checkpoint, or holds more than data.
+        UnpicklingError: the input is not a checkpoint, or contains more than data.
     """
     if not args.input.is_file():
-        raise ValueError(f"there is no file {args.input}")
+        raise ValueError(f"{args.input} is not a file: give a checkpoint of fairseq's fconv")
     refuse_existing(args.output)
     refuse_missing_folder(args.output)
     fairseq_plugins.install()
@@ -36,7 +36,7 @@ def run(args: Namespace) -> None:
     from fairseq import checkpoint_utils  # noqa: PLC0415  (with torch: seconds)
 
     family = find_converter("fconv")
-    with blaming(args.input, "cannot be converted from fairseq's fconv"):
+    with naming_file_in_errors(args.input, "cannot be converted from fairseq's fconv"):
         converted = family.convert(checkpoint_utils.load_checkpoint_to_cpu(str(args.input)))
     checkpoint_utils.torch_persistent_save(converted, str(args.output))
     path = shlex.quote(str(args.output))
@@ -44,14 +44,14 @@ def run(args: Namespace) -> None:
 
 
 def find_converter(model: str) -> ModuleType:
-    """Import the module of the family that converts checkpoints of a model of fairseq.
+    """Import the family's module that converts checkpoints of a fairseq model.
 
     Raises:
-        ValueError: there is no such family.
+        ValueError: no family converts the model.
     """
     from fairseq.models import MODEL_REGISTRY  # noqa: PLC0415  (with torch: seconds)
 
     for family in MODEL_REGISTRY.values():
         if name := getattr(family, "converters", {}).get(model):
             return importlib.import_module(name)
-    raise ValueError(f"import-{model} needs a family that converts {model}: fairseq_plugins/convs2s is missing")
+    raise ValueError(f"import-{model}: no family converts {model}; reinstall the plugin with fairseq_plugins/convs2s")

@@ -1,8 +1,8 @@
-"""``fairseq-plugins lexicon``: the translations of each source word, from a parallel text that eflomal aligns.
+"""Extract a bilingual lexicon from parallel text, aligned by eflomal.
 
-It writes dictionary.txt, each source type with its most likely translation (for --replace-unk); candidates.txt, all
-its likely translations with their probabilities; and frequent.txt, the target types by frequency. eflomal samples and
-takes no seed: two runs differ a little.
+lexicon writes dictionary.txt (the likeliest translation of each source word, for --replace-unk), candidates.txt (likely
+translations with probabilities) and frequent.txt (target words by frequency).  eflomal has no seed, so runs differ
+slightly.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from fairseq_plugins.cli.processes import running
 from fairseq_plugins.common.files import naming
 
 FILES = ("dictionary.txt", "candidates.txt", "frequent.txt")
-LONGEST = 1023  # words; eflomal takes a longer sentence for an empty one
+REINSTALL = "reinstall eflomal"
+LONGEST = 1023  # words; eflomal treats longer sentences as empty
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -37,27 +38,27 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=Path,
         required=True,
         metavar="FILE",
-        help="source sentences, one per line, segmented as for fairseq-preprocess",
+        help="source sentences, one per line, segmented like the input of fairseq-preprocess",
     )
     parser.add_argument("--target", type=Path, required=True, metavar="FILE", help="their translations, line by line")
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder to write the three files to")
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder for the three output files")
     parser.add_argument(
         "--max-candidates",
         type=positive,
         default=100,
         metavar="K",
-        help="translations that candidates.txt keeps of a source type (default: %(default)s)",
+        help="translations of each source word in candidates.txt (default: %(default)s)",
     )
 
 
 def run(args: Namespace) -> None:
-    """Align the text and write the lexicon; files of an earlier run are replaced only when all is done.
+    """Align the text and write the lexicon; existing files are replaced at the end.
 
     Raises:
-        ValueError: eflomal is missing or fails, the text is corrupt, or the output is no folder.
+        ValueError: eflomal is missing or fails, the text is invalid, or the output is not a folder.
     """
     if args.output.exists() and not args.output.is_dir():
-        raise ValueError(f"{args.output} exists already and is no folder")
+        raise ValueError(f"--output {args.output}: not a folder; choose another one")
     refuse_unreadable(args.source, args.target)
     outputs = [args.output / name for name in FILES]
     for path in outputs:
@@ -67,7 +68,7 @@ def run(args: Namespace) -> None:
         work = Path(stack.enter_context(TemporaryDirectory()))
         with naming(work):
             pairs, frequency = copy_text(args.source, args.target, work)
-        # Opened before the alignment, so that a folder that cannot be written to costs no hours.
+        # Opened before the alignment, which may take hours, to find a read-only folder early.
         files = [stack.enter_context(writing(path)) for path in outputs]
         with naming(work):
             align(aligner, work)
@@ -75,19 +76,19 @@ def run(args: Namespace) -> None:
         for path, file, lines in zip(outputs, files, contents(links, frequency, args.max_candidates), strict=True):
             with naming(path):
                 file.writelines(lines)
-                file.flush()  # all of them are whole before the first gets its name
+                file.flush()  # complete all files before any is renamed
     print(f"{args.output}: {len(links)} source types and {len(frequency)} target types from {pairs} sentence pairs")
 
 
 def find_aligner() -> str:
-    """The command of eflomal, in this environment or on the PATH.
+    """Return the path of eflomal's command, in this environment or on the PATH.
 
-    eflomal is under the GPL: it is run as a program of its own and never imported.
+    eflomal has the GPL: it runs as a separate program and is never imported.
 
     Raises:
-        ValueError: it is not installed.
+        ValueError: eflomal is not installed.
     """
-    # An empty entry would be the working folder, where a program of this name may be anybody's.
+    # An empty entry of PATH means the working folder, whose programs are not trusted.
     path = [folder for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
     aligner = shutil.which("eflomal-align", path=os.pathsep.join([str(Path(sys.executable).parent), *path]))
     if aligner is None:
@@ -102,7 +103,7 @@ def copy_text(source: Path, target: Path, work: Path) -> tuple[int, Counter[str]
         The number of sentence pairs and the frequency of each target type.
 
     Raises:
-        ValueError: the text is corrupt, or there is none.
+        ValueError: the text is invalid or empty.
     """
     pairs = too_long = 0
     frequency: Counter[str] = Counter()
@@ -117,50 +118,48 @@ def copy_text(source: Path, target: Path, work: Path) -> tuple[int, Counter[str]
             pairs += 1
             too_long += max(len(source_words), len(target_words)) > LONGEST
     if not pairs:
-        raise ValueError(f"{source} and {target} hold no sentences")
+        raise ValueError(f"{source} and {target} have no sentences: give parallel text")
     if too_long:
-        print(f"not aligned, for more than {LONGEST} words: {too_long} of {pairs} sentence pairs", file=sys.stderr)
+        print(f"skipped pairs of more than {LONGEST} words: {too_long} of {pairs}", file=sys.stderr)
     return pairs, frequency
 
 
 def read_word_pairs(source: Path, target: Path) -> Iterator[tuple[list[str], list[str]]]:
-    """The words of each pair of lines, without the pairs of empty lines.
+    """Yield the words of each pair of lines, without pairs of empty lines.
 
     Raises:
-        ValueError: a sentence without a translation, or a line that ``read`` refuses.
+        ValueError: a sentence has no translation, or a line is invalid.
     """
     sides = read(source), read(target)
     for number, (source_words, target_words) in enumerate(zip_longest(*sides), 1):
         if source_words is None or target_words is None:
             longer, shorter = (source, target) if target_words is None else (target, source)
             lines = number + sum(1 for _ in sides[longer is target])
-            raise ValueError(
-                f"{longer} has {lines} lines, {shorter} {number - 1}: line {number} of {longer} has no partner"
-            )
+            raise ValueError(f"{longer} has {lines} lines and {shorter} has {number - 1}: give line-aligned files")
         if bool(source_words) != bool(target_words):
             empty, other = (target, source) if source_words else (source, target)
-            raise ValueError(f"line {number} of {empty} is empty, and that of {other} is not: leave such pairs out")
+            raise ValueError(f"{empty}, line {number}: empty, but not in {other}; remove such pairs")
         if source_words:
             yield source_words, target_words
 
 
 def read(path: Path) -> Iterator[list[str]]:
-    """The words of each line, what fairseq takes for words.
+    """Yield the words of each line, split like fairseq.
 
     Raises:
-        ValueError: a line is not UTF-8, or no line of text.
+        ValueError: a line is invalid UTF-8, or contains a carriage return or NUL.
     """
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
-                text = line.decode("utf-8")  # with a byte order mark, which is a part of fairseq's word
+                text = line.decode("utf-8")  # fairseq keeps a byte order mark as part of the word
             except UnicodeDecodeError as error:
-                raise ValueError(f"line {number} of {path} is not UTF-8: {error}") from error
-            # fairseq ends a line at every carriage return; its lines would be other pairs than the ones aligned here.
+                raise ValueError(f"{path}, line {number}: invalid UTF-8, convert the file: {error}") from error
+            # fairseq ends a line at every carriage return, which would shift the pairs.
             if "\r" in text.removesuffix("\n").removesuffix("\r"):
-                raise ValueError(f"line {number} of {path} has a carriage return inside")
+                raise ValueError(f"{path}, line {number}: a carriage return inside the line; remove it")
             if "\0" in text:
-                raise ValueError(f"line {number} of {path} has a NUL character: this is no text")
+                raise ValueError(f"{path}, line {number}: a NUL character; give a text file")
             yield text.split()
 
 
@@ -181,8 +180,8 @@ def align(aligner: str, work: Path) -> None:
         assert process.stderr is not None  # mypy: it was asked for
         for line in process.stderr:
             last.append(line)
-            if found := re.search(r" -1 (\d+) -2 (\d+) -3 (\d+) ", line):  # of its three models
-                progress.total = 2 * sum(map(int, found.groups()))  # in both directions
+            if found := re.search(r" -1 (\d+) -2 (\d+) -3 (\d+) ", line):  # iterations of three models
+                progress.total = 2 * sum(map(int, found.groups()))  # both directions
             elif found := re.match(r"Aligning with model \d \((\d+) iterations\)", line):
                 iterations = int(found[1])
             elif line.startswith("Done"):
@@ -192,13 +191,13 @@ def align(aligner: str, work: Path) -> None:
 
 
 def count_links(work: Path, pairs: int) -> dict[str, Counter[str]]:
-    """How often each source type is linked to each target type.
+    """Count the links of each source word to each target word.
 
-    Both directions count, a link that is in both twice: on held-out sentences such candidates miss fewer words than
-    those from one direction, from their intersection or from grow-diag, and as few as those from their union.
+    Links of both directions are added.  On held-out sentences these candidates miss fewer words than those of one
+    direction, the intersection or grow-diag, and as few as those of the union.
 
     Raises:
-        ValueError: eflomal linked nothing or what is not there, or wrote not as many lines as there are pairs.
+        ValueError: eflomal's output is empty or does not match the text.
     """
     links: defaultdict[str, Counter[str]] = defaultdict(Counter)
     lines = 0
@@ -216,20 +215,20 @@ def count_links(work: Path, pairs: int) -> dict[str, Counter[str]]:
                     links[source_words[i]][target_words[j]] += 1
                 except (ValueError, IndexError):
                     raise ValueError(
-                        f"eflomal-align wrote {link!r} in line {lines}, of {len(source_words)} source and "
-                        f"{len(target_words)} target words: expected the numbers of two of them, i-j"
+                        f"eflomal-align: line {lines} has the link {link!r}, expected i-j with words of "
+                        f"{len(source_words)} and {len(target_words)}; {REINSTALL}"
                     ) from None
         if lines != pairs:
-            raise ValueError(f"eflomal-align wrote the links of {lines} sentence pairs out of {pairs}")
+            raise ValueError(f"eflomal-align: links of only {lines} of {pairs} sentence pairs; {REINSTALL}")
         if any(next(file, None) is not None for file in files):
-            raise ValueError(f"eflomal-align wrote the links of more than {pairs} sentence pairs")
+            raise ValueError(f"eflomal-align: links of more than {pairs} sentence pairs; {REINSTALL}")
     if not links:
-        raise ValueError("eflomal-align linked no words: is there too little text, or is it no translation?")
+        raise ValueError("eflomal-align linked no words: give more text, and check that it is parallel")
     return dict(links)
 
 
 def contents(links: Mapping[str, Counter[str]], frequency: Counter[str], max_candidates: int) -> list[Iterable[str]]:
-    """The lines of the three files; of translations that are equally likely, the more frequent word comes first."""
+    """Return the lines of the three files; equally likely translations are sorted by frequency."""
     ranking = sorted(frequency, key=lambda word: (-frequency[word], word))
     rank = {word: position for position, word in enumerate(ranking)}
     targets = {

@@ -1,4 +1,4 @@
-"""This process and those that it starts: signals, standard streams, fairseq's commands."""
+"""Processes of the commands: signals, standard streams, and fairseq's commands as children."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 
-GRACE = 5  # seconds that a program has to end by itself
+GRACE = 5  # seconds that a program gets to end
 UNWRITABLE = {errno.EPIPE, errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO, errno.EBADF}
 
-# Later fairseqs leave a last batch out that is no multiple of 8 sentences, in validation and generation too.
+# Later versions of fairseq drop a last batch that is not a multiple of 8 sentences.
 ALL_SENTENCES = ["--required-batch-size-multiple", "1"]
 
-# Of validation and test, as fairseq always does in training; else it ends at the first that is too long for the model.
+# Skip sentences that are too long for the model in validation and test, as fairseq does in training.
 NO_LONG_ONES = ["--skip-invalid-size-inputs-valid-test"]
 
-SHOWN = 15  # lines of a command that failed
+SHOWN = 15  # last lines of a failed command
 
-# As the installed command, but for the working folder, where modules would be looked for first: there may be a
-# sacrebleu.py among the texts. The option against it, -P, came with Python 3.11.
+# Runs the installed command without the working folder on the module path, where a text folder may contain a
+# sacrebleu.py. Python's option for this, -P, exists from 3.11 on.
 RUN = """import sys
 sys.path[:] = filter(None, sys.path)
 sys.argv[0] = "fairseq-{}"
@@ -37,9 +37,9 @@ cli_main()
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """A signal that would end this process does so when what it has started has been ended.
+    """Delay signals that end this process until its children have ended.
 
-    What is ignored, as under nohup, stays so.
+    Ignored signals, as under nohup, stay ignored.
     """
     with _handled_by(_stop):
         try:
@@ -48,17 +48,17 @@ def stoppable() -> Iterator[None]:
             (number,) = stop.args
             print("fairseq-plugins: stopped", file=sys.stderr)
             signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)  # so that a shell sees why it ended, and ends its own loops
+            signal.raise_signal(number)  # so that a shell sees the signal and ends its loops
 
 
 @contextmanager
 def running(call: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """Another program, which is ended where this one is stopped or fails meanwhile."""
+    """Start a program, and end it if this process is stopped or fails."""
     early: list[int] = []
     with ExitStack() as stack:
-        # A stop in the middle of its start would leave it alone.
+        # A signal during the start would leave the program running.
         with _handled_by(lambda number, _: early.append(number)):
-            # The program inherits the files that are marked inheritable: a lock.
+            # The program inherits the inheritable lock.
             process = stack.enter_context(subprocess.Popen(call, text=True, close_fds=False, **options))
             stack.push(lambda error, *_: _end(process) if error else None)
         for number in early:
@@ -71,7 +71,7 @@ def _stop(number: int, _: object) -> None:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """First so that it can end what it has started itself, as fairseq's processes that load data."""
+    """Interrupt a program, which can then end its own children, and kill it if it does not end."""
     process.send_signal(signal.SIGINT)
     try:
         with suppress(subprocess.TimeoutExpired):
@@ -83,8 +83,8 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 @contextmanager
 def _handled_by(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """The signals that would end this process, but for those that are ignored, or not Python's to set back."""
-    with ExitStack() as before:  # which sets all of them back, even where a stop comes between two
+    """Handle all signals that would end this process, except ignored ones and foreign handlers."""
+    with ExitStack() as before:  # restores all handlers, even if a signal arrives meanwhile
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if (old := signal.getsignal(number)) not in (signal.SIG_IGN, None):
                 before.callback(signal.signal, number, old)
@@ -93,10 +93,10 @@ def _handled_by(handler: Callable[[int, Any], None]) -> Iterator[None]:
 
 
 def fairseq(command: str, *options: object) -> None:
-    """Run ``fairseq-COMMAND`` and show nothing of its output.
+    """Run ``fairseq-COMMAND`` without showing its output.
 
     Raises:
-        ValueError: it fails; with its last lines.
+        ValueError: the command fails; the error has its last lines.
     """
     with closing(fairseq_lines(command, *options)) as lines:
         for _ in lines:
@@ -106,56 +106,56 @@ def fairseq(command: str, *options: object) -> None:
 def fairseq_lines(
     command: str, *options: object, stdin: int | None = subprocess.DEVNULL, before: str = ""
 ) -> Generator[str, None, None]:
-    """Run ``fairseq-COMMAND`` and yield the lines that it prints; closed before the end, it is ended.
+    """Run ``fairseq-COMMAND`` and yield its output lines; closing the generator ends the command.
 
     Args:
         command: name of the command.
         options: its arguments.
         stdin: its standard input.
-        before: Python code that runs in its process before it.
+        before: Python code to run in its process first.
 
     Raises:
-        ValueError: it fails; with its last lines.
+        ValueError: the command fails; the error has its last lines.
     """
     words = [str(option) for option in options]
     print(f"\n$ {shlex.join([f'fairseq-{command}', *words])}", file=sys.stderr, flush=True)
-    # fairseq uses its libraries in ways that they have come to warn of.
+    # Hide deprecation warnings in fairseq.
     call = [sys.executable, "-u", "-W", "ignore", "-c", RUN.format(command, command.replace("-", "_"), before), *words]
-    # The processes that it starts itself look nowhere else either, from Python 3.11 on.
+    # Its own child processes do the same, from Python 3.11 on.
     environment = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONIOENCODING": "utf-8"}
     pipes = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     last: deque[str] = deque(maxlen=SHOWN)
     with running(call, **pipes, encoding="utf-8", env=environment) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if "{'_name'" not in line:  # the whole configuration, many screens long
+            if "{'_name'" not in line:  # the configuration, many screens long
                 last.append(line)
                 yield line
     if process.returncode < 0:
-        raise ValueError(f"fairseq-{command} was ended by {signal.Signals(-process.returncode).name}")
+        raise ValueError(f"fairseq-{command} was killed by {signal.Signals(-process.returncode).name}")
     if process.returncode:
         end = "".join(last).rstrip()
-        raise ValueError(f"fairseq-{command} failed (status {process.returncode}); the end of what it printed:\n{end}")
+        raise ValueError(f"fairseq-{command} failed (status {process.returncode}). Its last lines:\n{end}")
 
 
 @contextmanager
 def standard_streams() -> Iterator[None]:
-    """Run a program whose standard input or error stream may be closed, but not its output.
+    """Allow a closed standard input or error stream, and handle errors of the standard output.
 
-    When the reader of the output has left (``| head``), the program ends by SIGPIPE, as others do.
+    If the reader of the output has exited (``| head``), the program ends by SIGPIPE, as usual.
 
     Raises:
-        SystemExit: the standard output is closed, or cannot be written.
+        SystemExit: the standard output is closed, or writing to it fails.
     """
     for number in range(3):
         try:
             os.fstat(number)
-        except OSError:  # else the next file to be opened would be this stream
+        except OSError:  # otherwise the next opened file would become this stream
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115  (for as long as the process)
     if sys.stdout is None:
-        sys.exit("fairseq-plugins: error: the standard output is closed")
+        sys.exit("fairseq-plugins: error: the standard output is closed; redirect it to a file")
     try:
         yield
     except OSError as error:
@@ -170,7 +170,7 @@ def standard_streams() -> Iterator[None]:
 
 
 def is_of_output(error: BaseException) -> bool:
-    """Whether an error comes from the standard output: all files that are written are named (`replacing`)."""
+    """Return whether an error comes from the standard output; errors of files have a name (`replacing`)."""
     return isinstance(error, OSError) and error.filename is None and error.errno in UNWRITABLE
 
 
@@ -178,5 +178,5 @@ def _end_by_output(error: OSError) -> None:
     if error.errno == errno.EPIPE:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         signal.raise_signal(signal.SIGPIPE)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python would try again at its end, and print a traceback
-    sys.exit(f"fairseq-plugins: error: the standard output was not written: {error.strerror}")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # otherwise Python flushes again at exit and prints a traceback
+    sys.exit(f"fairseq-plugins: error: cannot write to the standard output: {error.strerror}")

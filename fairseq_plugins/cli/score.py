@@ -1,12 +1,8 @@
-"""``fairseq-plugins score``: BLEU or ROUGE of what fairseq-generate wrote, or of its shards; or of own-data's model.
+"""Print BLEU, chrF or ROUGE of translations.
 
-With own-data's folder OUT alone it prints the BLEU and chrF that own-data printed: of the test part, or else of the
-validation part, against the untouched text, with sacreBLEU's tokenizer for the language.  For all other translations
-give ``--generated`` and ``--reference``.
-
-BLEU is sacreBLEU's, of the detokenised text, with its signature; with ``--tokenised`` also that of the tokens, which
-the papers report (the figure of Moses' multi-bleu).  ROUGE is rouge-score's, with stemming, in per cent; of several
-references the best counts.  Several runs, each a group of files after its own ``--generated``, also get their mean.
+With own-data's folder OUT, score repeats own-data's BLEU and chrF on held-out text.  Other translations need
+--generated and --reference.  BLEU is sacreBLEU's on detokenised text; --tokenised adds the papers' BLEU on tokens
+(Moses' multi-bleu).  ROUGE is rouge-score's with stemming, in per cent, for the best of several references.
 """
 
 from __future__ import annotations
@@ -52,7 +48,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         nargs="?",
         type=Path,
         metavar="OUT",
-        help="own-data's folder, alone: the scores of the held-out part that own-data translated",
+        help="own-data's folder: repeat the scores of own-data",
     )
     parser.add_argument("--arch", help="with OUT: architecture, if several were trained there")
     parser.add_argument(
@@ -62,45 +58,52 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="generate-*.txt of one run; once more for each other run",
+        help="output of fairseq-generate, or of its shards; repeat the option for other runs and their mean",
     )
     parser.add_argument(
-        "--reference", nargs="+", type=Path, default=[], metavar="FILE", help="a line each; several for ROUGE"
+        "--reference",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help="references, one per line; several for ROUGE",
     )
-    parser.add_argument("--tokenised", type=Path, metavar="FILE", help="the reference's tokens")
+    parser.add_argument("--tokenised", type=Path, metavar="FILE", help="tokenised reference")
     parser.add_argument(
-        "--detokenise", metavar="XX", help="language of translations that are tokens, as --replace-unk leaves them"
+        "--detokenise",
+        metavar="XX",
+        help="detokenise translations of this language first, for example after --replace-unk",
     )
-    parser.add_argument(
-        "--lowercase", action="store_true", help="BLEU without case, of both texts (sacreBLEU's signature: case:lc)"
-    )
+    parser.add_argument("--lowercase", action="store_true", help="ignore case in BLEU (sacreBLEU's signature: case:lc)")
     parser.add_argument(
         "--tokenize",
         choices=TOKENIZERS,
-        help="BLEU's tokens, as of sacreBLEU; text without spaces wants zh or char (default: 13a; of OUT by language)",
+        help="sacreBLEU's tokenizer; use zh or char for text without spaces (default: 13a, or by the language of OUT)",
     )
     parser.add_argument("--rouge", action="store_true", help="ROUGE-1, 2 and L: recall and F1")
-    parser.add_argument("--bytes", type=positive, metavar="N", help="with --rouge: of the first N bytes (DUC-2004: 75)")
+    parser.add_argument(
+        "--bytes", type=positive, metavar="N", help="with --rouge: score the first N bytes (75 for DUC-2004)"
+    )
 
 
 def run(args: Namespace) -> None:
     """Print the scores.
 
     Raises:
-        ValueError: texts cannot be read or do not fit together, or ROUGE cannot be had of them.
+        ValueError: a file is unreadable, files do not match, or ROUGE cannot score them.
     """
     if args.output is not None:
         others = [name for name, value in vars(args).items() if name not in OF_OUT and value]
         if others:
-            raise ValueError(f"--{others[0]}: OUT is scored alone, against its own text; leave the option out")
+            raise ValueError(f"--{others[0]}: not allowed with OUT, which has its own text; remove the option")
         print(score_folder(args.output, args.arch).describe())
         return
     if args.arch is not None or not args.generated or not args.reference:
-        raise ValueError("give OUT, a folder of own-data, or both of --generated FILE and --reference FILE")
+        raise ValueError("nothing to score: give OUT of own-data, or --generated FILE and --reference FILE")
     if not args.rouge and (len(args.reference) > 1 or args.bytes is not None):
-        raise ValueError("several references and --bytes need --rouge")
+        raise ValueError("--reference with several files, and --bytes, need --rouge")
     if args.rouge and (args.lowercase or args.tokenised is not None):
-        raise ValueError("--rouge ignores case and makes its own tokens: leave out --lowercase and --tokenised")
+        raise ValueError("--rouge ignores case and has its own tokenizer: remove --lowercase and --tokenised")
     refuse_unreadable(*(path for paths in args.generated for path in paths), *args.reference, args.tokenised)
     found: dict[str, list[float]] = {}
     for paths in args.generated:
@@ -135,22 +138,22 @@ class Scores:
     chrf_signature: str
 
     def describe(self) -> str:
-        """Return lines that tell the scores, and of what they are."""
+        """Return the scores with their text and signature."""
         advice = missing_tokenizer(self.held_out.language)
         numbers = f"BLEU {self.bleu:.1f}, chrF {self.chrf:.1f} (sacreBLEU ({self.bleu_signature}))"
         return "\n".join([self.held_out.describe(), numbers, *([advice] if advice else [])])
 
 
 def score_folder(output: Path, arch: str | None) -> Scores:
-    """Score the translations that own-data has made with a model in its folder.
+    """Score the translations in a folder of own-data.
 
     Raises:
-        ValueError: it has none, or was stopped before it had translated all lines.
+        ValueError: the translations are missing or incomplete.
     """
     folder, model = find_model(output, arch)
     part = scored_part(folder)
     if not is_complete(generated(model, part), model / "checkpoint_best.pt"):
-        raise ValueError(f"{generated(model, part)} is missing, old or cut off: call own-data again, which makes it")
+        raise ValueError(f"{generated(model, part)} is missing, outdated or truncated: run own-data again")
     return score_translations(read_held_out(folder, model, part))
 
 
@@ -163,17 +166,17 @@ def score_translations(held_out: HeldOut) -> Scores:
 
 
 def tokenizer_for(language: str) -> str:
-    """Return sacreBLEU's tokenizer for text in a language; characters if the one for it is not installed."""
+    """Return sacreBLEU's tokenizer for a language, or ``char`` if it is not installed."""
     name = _tokenizer(language)
     return name if all(map(find_spec, NEEDED.get(name, ((), ""))[0])) else "char"
 
 
 def missing_tokenizer(language: str) -> str | None:
-    """Return how to install the tokenizer of a language, if that is not installed."""
+    """Return how to install the tokenizer of a language, if it is missing."""
     name = _tokenizer(language)
     if tokenizer_for(language) == name:
         return None
-    return f"BLEU compares characters: for its usual words ({name}) {NEEDED[name][1]}"
+    return f"BLEU compares characters. To compare words ({name}): {NEEDED[name][1]}"
 
 
 def _tokenizer(language: str) -> str:
@@ -187,7 +190,7 @@ def bleu(
     lowercase: bool = False,
     tokenize: str = "13a",
 ) -> dict[str, float]:
-    """By name, which for sacreBLEU has its signature."""
+    """Return BLEU scores by name; the name of sacreBLEU's score contains its signature."""
     metric = BLEU(lowercase=lowercase, tokenize=tokenize)
     detokenised = metric.corpus_score([hypothesis.text for hypothesis in best], [reference]).score
     scores = {f"sacreBLEU ({metric.get_signature()})": detokenised}
@@ -198,13 +201,13 @@ def bleu(
 
 
 def rouge(texts: Sequence[str], references: Sequence[Sequence[str]], limit: int | None) -> dict[str, float]:
-    """Means over the sentences, in per cent.
+    """Return mean ROUGE scores of the sentences, in per cent.
 
     Raises:
-        ValueError: rouge-score is not installed, or hardly sees the references.
+        ValueError: rouge-score is not installed, or cannot score the language.
     """
     if not sees([word for each in references for line in each for word in line.split()]):
-        raise ValueError("--rouge sees only the letters a to z and digits, of which the references have hardly any")
+        raise ValueError("--rouge compares only the letters a to z and digits, and the references have few: use BLEU")
     scorer = rouge_scorer(ROUGE)
     results = [
         scorer.score_multi(targets, text.encode()[:limit].decode(errors="ignore"))

@@ -1,11 +1,9 @@
-"""``fairseq-plugins tune-length``: the length penalty with the best BLEU, from n-best lists of a development set.
+"""Find the length penalty with the best BLEU in n-best lists of a development set.
 
-With own-data's folder OUT alone it makes such lists of the validation part, once, and keeps them in OUT/ARCH/nbest.
-
-The hypotheses that fairseq-generate has found are compared anew by (log p(y|x) + W (|y| - 1)) / |y|^A for each A and
-W; nothing is decoded.  W is the word penalty of Gehring et al. 2016 (section 4.4), ``--word-penalty`` of
-`translation_fast`: for each word but the end, in nats.  The lists should be made without one, and with ``--nbest`` as
-large as ``--beam``.  A search with the best may find others, so decode once more.
+With own-data's folder OUT, tune-length first translates the validation part once, to OUT/ARCH/nbest.  It ranks the
+hypotheses by (log p(y|x) + W (|y| - 1)) / |y|^A for each exponent A and word penalty W (in nats; Gehring et al. 2016,
+section 4.4, --word-penalty of translation_fast), without decoding.  Make the lists without a word penalty and with
+--nbest equal to --beam.  Decode again with the best penalty, which may find other hypotheses.
 """
 
 from __future__ import annotations
@@ -29,20 +27,20 @@ from fairseq_plugins.cli.user_dir import USER_DIR
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    add_generated(parser, "fairseq-generate --nbest K", "; or own-data's folder, alone")
+    add_generated(parser, "fairseq-generate --nbest K", "; or own-data's folder")
     parser.add_argument("--arch", help="with own-data's folder: architecture, if several were trained there")
     add_user_dir(parser, default=USER_DIR)
     parser.add_argument(
         "--reference",
         type=Path,
         metavar="FILE",
-        help="raw reference translations, one per line (default: those that fairseq-generate has printed)",
+        help="untokenised references, one per line (default: those in GENERATED)",
     )
     parser.add_argument(
         "--tokenize",
         choices=TOKENIZERS,
-        help="BLEU's tokens, as of sacreBLEU (default: 13a; none for tokens; by language for own-data's folder); "
-        "text without spaces wants zh or char",
+        help="sacreBLEU's tokenizer; use zh or char for text without spaces (default: 13a; none for tokenised "
+        "references; by the language of own-data's folder)",
     )
     parser.add_argument(
         "--alphas",
@@ -63,34 +61,31 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    """Print BLEU, and the length of the translations relative to the references', for each exponent and penalty.
+    """Print BLEU and the relative length for each exponent and penalty, and recommend the best.
 
-    Of equally good translations those with the exponent nearest to fairseq's default, 1, are recommended, and of those
-    the ones with the smallest penalty.
+    Ties are broken by the exponent closest to fairseq's default, 1, and then by the smallest penalty.
 
     Raises:
-        ValueError: the lists or references cannot be read, do not fit together, or leave no choice.
+        ValueError: the lists or references are unreadable or do not match, or have one hypothesis per sentence.
     """
     if not all(abs(alpha) <= LARGEST for alpha in args.alphas):
-        raise ValueError(f"--alphas: expected numbers between -{LARGEST} and {LARGEST}")
+        raise ValueError(f"--alphas {args.alphas}: must be between -{LARGEST} and {LARGEST}")
     if not all(map(math.isfinite, args.word_penalties)):
-        raise ValueError("--word-penalties: expected numbers")
+        raise ValueError(f"--word-penalties {args.word_penalties}: must be finite")
     is_folder = len(args.generated) == 1 and args.generated[0].is_dir()
     if is_folder:
         if args.reference is not None:
-            raise ValueError("--reference: own-data's folder has its own references; leave the option out")
+            raise ValueError("--reference: not allowed with own-data's folder, which has its own; remove the option")
         held_out = validation_lists(args.generated[0], args.arch, args.user_dir)
         print(f"{held_out.describe()}\n")
         sentences = held_out.sentences
     elif args.arch is not None:
-        raise ValueError("--arch: give it with the folder of own-data; lists of translations do not need it")
+        raise ValueError("--arch: only allowed with own-data's folder; remove the option")
     else:
         refuse_unreadable(*args.generated, args.reference)
         sentences = read_generated(args.generated)
     if all(len(sentence.hypotheses) == 1 for sentence in sentences):
-        raise ValueError(
-            "there is one hypothesis per sentence, which leaves no choice: fairseq-generate with --nbest K"
-        )
+        raise ValueError("GENERATED has one hypothesis per sentence: run fairseq-generate with --nbest K")
     if is_folder:
         references, tokenizer = held_out.references, args.tokenize or tokenizer_for(held_out.language)
     elif args.reference is None:
@@ -110,10 +105,10 @@ def run(args: Namespace) -> None:
 
 
 def validation_lists(output: Path, arch: str | None, user_dir: Path) -> HeldOut:
-    """Return n-best lists of the validation part of own-data's folder, which ``fairseq-generate`` makes once.
+    """Return n-best lists of the validation part of own-data's folder, generated once.
 
     Raises:
-        ValueError: there is no model, or it fails.
+        ValueError: there is no model, or fairseq-generate fails.
     """
     folder, model = find_model(output, arch)
     lists = model / "nbest"
@@ -123,14 +118,15 @@ def validation_lists(output: Path, arch: str | None, user_dir: Path) -> HeldOut:
 
 
 def best_texts(sentences: Sequence[Sentence], alpha: float, word_penalty: float = 0.0) -> list[str]:
-    """The best hypothesis of each sentence; of equally good ones that which fairseq has put first."""
+    """Return the best hypothesis of each sentence; ties keep fairseq's order."""
     return [max(sentence.hypotheses, key=lambda each: each.score(alpha, word_penalty)).text for sentence in sentences]
 
 
 def printed_references(sentences: Sequence[Sentence], tokenizer: str | None) -> tuple[list[str], str]:
-    """The references in the lists, and the tokenizer: if none is asked for, none, unless fairseq has detokenised."""
+    """Return the references in the lists, and the tokenizer (default: ``13a`` for detokenised text, else ``none``)."""
     references = [sentence.reference for sentence in sentences if sentence.reference is not None]
     if len(references) < len(sentences):
-        raise ValueError(f"{len(sentences) - len(references)} sentences have no reference (T- line): give --reference")
+        missing = f"{len(sentences) - len(references)} of {len(sentences)}"
+        raise ValueError(f"GENERATED: no T- line for {missing} sentences; give --reference")
     detokenised = any(hyp.text != hyp.words for sentence in sentences for hyp in sentence.hypotheses)
     return references, tokenizer or ("13a" if detokenised else "none")

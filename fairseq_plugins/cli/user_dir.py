@@ -1,4 +1,4 @@
-"""``fairseq-plugins user-dir``: the path for fairseq's ``--user-dir``, wherever the package is installed."""
+"""Print the path for fairseq's --user-dir."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import fairseq_plugins
 
-# Installed, the folder has a name that cannot clash (setup.py).
+# The installed folder has a unique name (setup.py).
 _ROOT = Path(fairseq_plugins.__file__).parents[1]
 USER_DIR = next(
     (folder for name in ("fairseq_plugins_user_dir", "user_dir") if (folder := _ROOT / name).is_dir()),
@@ -16,7 +16,7 @@ USER_DIR = next(
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The command takes none."""
+    """Add no arguments."""
 
 
 def run(args: Namespace) -> None:

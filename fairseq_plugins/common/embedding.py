@@ -7,8 +7,10 @@ from pathlib import Path
 import torch.nn.functional as F
 from fairseq import utils
 from fairseq.data import Dictionary
-from fairseq.modules import FairseqDropout, SinusoidalPositionalEmbedding
+from fairseq.modules import SinusoidalPositionalEmbedding
 from torch import Tensor, nn
+
+from fairseq_plugins.common.dropout import Dropout
 
 
 class InputEmbedding(nn.Module):
@@ -39,7 +41,7 @@ class InputEmbedding(nn.Module):
         if positions == "sinusoidal":
             self.register_buffer("table", SinusoidalPositionalEmbedding.get_embedding(*size), persistent=False)
         self.positional = positions is not None
-        self.dropout = FairseqDropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Embed whole sentences, padded on either side: (B, T) -> (B, T, f).

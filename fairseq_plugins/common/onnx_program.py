@@ -246,7 +246,7 @@ class StepProgram(Program):
     """A builder of the program of a decoding step.
 
     Source inputs have one entry per sentence and never change.  Rows of states are re-ordered at the start of a
-    step.  Keys and values of earlier steps never move; a bias from the caller selects those that a row attends to.
+    step.  Keys and values of earlier steps never move; a bias from the caller selects the keys of a row.
 
     Args:
         weights: weight file of the model.

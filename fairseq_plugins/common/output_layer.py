@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
+from fairseq.models import BaseFairseqModel, FairseqDecoder
+from fairseq.models.transformer import TransformerModelBase
 from torch import Tensor, nn
 from torch.nn.utils.weight_norm import WeightNorm
 
@@ -21,6 +23,19 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 # Names of the output layer: decoders of this plugin and fairseq's transformer, fconv, lstm.
 _NAMES = ("output_projection", "fc3", "fc_out")
+
+_SOFTMAX_OF_MODELS = (BaseFairseqModel.get_normalized_probs, TransformerModelBase.get_normalized_probs)
+
+
+def has_plain_softmax(model: BaseFairseqModel) -> bool:
+    """Return whether the model's probabilities are the softmax of its decoder's output, by fairseq's own methods."""
+    decoder = model.decoder
+    return (
+        decoder.adaptive_softmax is None
+        and type(model).get_normalized_probs in _SOFTMAX_OF_MODELS
+        and type(decoder).get_normalized_probs is FairseqDecoder.get_normalized_probs
+        and type(decoder).get_normalized_probs_scriptable is FairseqDecoder.get_normalized_probs_scriptable
+    )
 
 
 @contextmanager

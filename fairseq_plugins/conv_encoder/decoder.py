@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from fairseq.data import Dictionary
-from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from fairseq_plugins.common.dropout import Dropout
 from fairseq_plugins.common.embedding import InputEmbedding
 from fairseq_plugins.common.linear import Linear
 from fairseq_plugins.common.model import IncrementalDecoder
@@ -43,7 +43,7 @@ class LSTMDecoder(IncrementalDecoder):
         self, dictionary: Dictionary, embedding: InputEmbedding, hidden_size: int, layers: int, dropout: float
     ) -> None:
         super().__init__(dictionary, embedding)
-        self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
+        self.dropout = Dropout(dropout, module_name=type(self).__name__)
         embed_dim = embedding.words.embedding_dim
         self.attentive = AttentiveLSTM(embed_dim, hidden_size)
         self.upper = nn.ModuleList(nn.LSTM(hidden_size, hidden_size, batch_first=True) for _ in range(layers - 1))

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from fairseq.data import Dictionary
-from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
+from fairseq_plugins.common.dropout import Dropout
 from fairseq_plugins.common.embedding import InputEmbedding
 from fairseq_plugins.common.layer_list import ConvolutionSpec, input_widths
 from fairseq_plugins.common.linear import Linear
@@ -192,7 +192,7 @@ class LSTMEncoder(SourceEncoder):
         bidirectional: bool,
     ) -> None:
         super().__init__(dictionary, embedding)
-        self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
+        self.dropout = Dropout(dropout, module_name=type(self).__name__)
         embed_dim = embedding.words.embedding_dim
         sizes = [embed_dim] + [hidden_size] * (layers - 1)
         self.stacks = nn.ModuleList(

@@ -13,10 +13,11 @@ from typing import Any, ClassVar
 import torch
 from fairseq.data import Dictionary
 from fairseq.models import register_model
-from fairseq.modules import FairseqDropout, GradMultiply
+from fairseq.modules import GradMultiply
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
+from fairseq_plugins.common.dropout import Dropout
 from fairseq_plugins.common.embedding import InputEmbedding, pretrained_embedding
 from fairseq_plugins.common.layer_list import ConvolutionSpec, input_widths, parse_attention, parse_convolutions
 from fairseq_plugins.common.linear import Linear, normalised_linear
@@ -51,7 +52,7 @@ class ConvS2SEncoder(SourceEncoder):
         super().__init__(dictionary, embedding)
         # Section 3.4 divides by the number of attentions; the authors' code and fairseq divide by twice that number.
         self.gradient_scale = 1.0 / (2.0 * attention_layers)
-        self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
+        self.dropout = Dropout(dropout, module_name=type(self).__name__)
 
         retain = 1 - dropout
         embed_dim = embedding.words.embedding_dim
@@ -105,7 +106,7 @@ class ConvS2SDecoder(IncrementalDecoder):
         tied: bool,
     ) -> None:
         super().__init__(dictionary, embedding)
-        self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
+        self.dropout = Dropout(dropout, module_name=type(self).__name__)
 
         retain = 1 - dropout
         embed_dim = embedding.words.embedding_dim

@@ -1,13 +1,14 @@
-"""The only room that patches fairseq, torch and numpy: safety, resuming, several processes, translating.
+"""The only package that patches fairseq, torch and numpy: safety, resuming, several processes, translating.
 
 Each repair probes for its fault, never for a version, or says why it has no probe.  No function of fairseq is wrapped
-twice, so the order matters only where a comment says so.  `fairseq_plugins.repairs.refusals` is the table of options
-that are refused.
+twice, so the order matters only where a comment says so.  `fairseq_plugins.repairs.refusals` is the table of refused
+options.
 """
 
 from collections.abc import Callable
 
 from fairseq_plugins.repairs import (
+    adam,
     checkpoints,
     command,
     data,
@@ -15,6 +16,7 @@ from fairseq_plugins.repairs import (
     epochs,
     hub,
     interactive,
+    losses,
     resuming,
     safety,
     saving,
@@ -51,6 +53,8 @@ RESUMING: tuple[Repair, ...] = (
 
 # Training in several processes, with GPUs or without.
 DISTRIBUTED: tuple[Repair, ...] = (
+    adam.update_in_one_pass,
+    losses.smooth_in_one_pass,
     distributed.clip_gradients_on_their_device,
     distributed.flatten_on_gpus_only,
     distributed.follow_torchrun,

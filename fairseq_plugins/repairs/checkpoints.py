@@ -1,7 +1,7 @@
-"""Checkpoints hold data and never code; their contents are validated before use.
+"""Checkpoints contain data and no code; their contents are validated before use.
 
-torch's restricted unpickler reads them, and builds nothing but what is on its list.  The classes of fairseq's
-checkpoints are added in a form that can neither run code nor corrupt memory, whatever the file says.
+torch's restricted unpickler reads them, and builds only allowed classes.  The classes of fairseq's checkpoints are
+allowed in a form that can neither run code nor corrupt memory, whatever the file contains.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fairseq_plugins.repairs.saving import damage_of, newest_whole_checkpoint
 from fairseq_plugins.repairs.wrapping import saved, wrap
 
 OLD_METERS = (AverageMeter, StopwatchMeter, TimeMeter)  # fairseq before 0.10 saved them as objects
-MOST_VALUES = 300_000  # each tensor is one
+MOST_VALUES = 300_000  # in a checkpoint; a tensor counts as one
 NUMBERS = {
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool),
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -52,12 +52,12 @@ class PlainDtype:
         self.code = code
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.code = f"{state[1]}{self.code}"  # the byte order; the rest of the state describes structures and objects
+        self.code = f"{state[1]}{self.code}"  # byte order; the rest of the state describes structures and objects
 
     def resolve(self) -> np.dtype[Any]:
         dtype = np.dtype(self.code)
         if dtype.kind not in "biufc":
-            raise pickle.UnpicklingError(f"it holds a numpy array of {dtype}, and only numbers and booleans are read")
+            raise pickle.UnpicklingError(f"it holds a numpy array of {dtype}; only numbers and booleans are allowed")
         return dtype
 
 
@@ -77,16 +77,16 @@ class PlainArray(np.ndarray[Any, Any]):
 
 
 def plain_scalar(dtype: PlainDtype, data: bytes) -> Any:
-    """Build a number in place of ``numpy.core.multiarray.scalar``."""
+    """Build a number, instead of ``numpy.core.multiarray.scalar``."""
     return np.frombuffer(data, dtype.resolve())[0]
 
 
 SAFE_GLOBALS: list[Any] = [
     argparse.Namespace,  # a model's options
-    *OLD_METERS,  # saved under another name too
+    *OLD_METERS,  # saved under two names
     *((meter, f"fairseq.meters.{meter.__name__}") for meter in OLD_METERS),
     distributed_utils._TensorPlaceholder,  # a distributed resume first sends the state without its tensors
-    (PlainDtype, "numpy.dtype"),  # sums in the meters, as those of --eval-bleu
+    (PlainDtype, "numpy.dtype"),  # sums in the meters, such as those of --eval-bleu
     (PlainArray, "numpy.ndarray"),
     *((PlainArray, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")),
     *((plain_scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
@@ -99,28 +99,28 @@ def refuses(load: Callable[[Any], Any], value: object) -> bool:
         load(value)
     except pickle.UnpicklingError:
         return True
-    except (TypeError, ValueError, RuntimeError):  # read, but not a checkpoint; or torch got contradictory settings
+    except (TypeError, ValueError, RuntimeError):  # it is read, but not a checkpoint; or torch's settings conflict
         pass
     return False
 
 
 def load_by_torch(value: object) -> Any:
-    """For probes: return what torch loads of a saved value."""
+    """Save a value and load it with torch, for probes."""
     return torch.load(saved(value))
 
 
 def load_from_memory(load: Callable[[str], Any], state: object) -> Any:
-    """For probes: return what fairseq's loader loads of a saved state."""
+    """Save a state and load it with fairseq's loader, for probes."""
     with replaced(checkpoint_utils, "open", lambda *_, **__: saved(state)):
         return load("probe.pt")
 
 
 def load_checkpoints_safely() -> None:
-    """Allow the classes of fairseq's checkpoints, refuse all others by name, and never load without torch's check.
+    """Allow the classes of fairseq's checkpoints, refuse others by name, and never load without torch's check.
 
-    torch refuses every checkpoint of fairseq, and advises to switch its check off; later fairseq does so.  Such a
-    fairseq gets the check back by torch's switch for a process and its children.  If the probe still finds that files
-    are not checked, no checkpoint is loaded.
+    torch refuses every checkpoint of fairseq, and advises to disable its check; later fairseq disables it.  Then
+    torch's environment variable enables the check for this process and its children.  If the probe still finds that
+    files are not checked, no checkpoint is loaded.
     """
     load = checkpoint_utils.load_checkpoint_to_cpu
     load_value = functools.partial(load_from_memory, load)
@@ -133,7 +133,7 @@ def load_checkpoints_safely() -> None:
     def load_checkpoint_to_cpu(path: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         if not files_are_checked:
             raise pickle.UnpicklingError(
-                f"{path} was not loaded: any code that it carries would be run. "
+                f"{path} was not loaded: code in it would be run. "
                 "Use torch 2.6 or later, and do not set TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD."
             )
         if found := reference_in((args, kwargs)):  # overrides
@@ -141,17 +141,17 @@ def load_checkpoints_safely() -> None:
         try:
             return load(path, *args, **kwargs)
         except (pickle.UnpicklingError, ValueError) as error:
-            # The reason, without torch's advice to switch the check off.
+            # The reason without torch's advice to disable the check.
             reason = str(error if isinstance(error, ValueError) else error.__context__ or error)
             if foreign := re.search(r"GLOBAL (\S+)", reason):
                 reason = f"it holds {foreign[1]}, which no checkpoint of fairseq needs"
             raise pickle.UnpicklingError(f"{path} was refused: {reason}. Nothing that it carries was run.") from None
-        except (EOFError, OSError, RuntimeError) as error:  # fairseq does not name the file
+        except (EOFError, OSError, RuntimeError) as error:  # fairseq's errors do not name the file
             if str(path) in str(error):
                 raise
             reason = f"{str(error) or 'it ends too early'}{undamaged_beside(Path(path))}"
             raise OSError(f"{path} is damaged and cannot be read: {reason}") from None
-        except Exception as error:  # a file can cause any
+        except Exception as error:  # files can raise any error
             reason = f"{type(error).__name__}: {error}"
             if "ARCH_MODEL_REGISTRY[" in str(traceback.extract_tb(error.__traceback__)[-1].line):
                 reason += " is an architecture that is not registered; give the --user-dir of its training"
@@ -159,13 +159,13 @@ def load_checkpoints_safely() -> None:
 
 
 def undamaged_beside(path: Path) -> str:
-    """Return advice for an error about a damaged checkpoint of a training."""
+    """Return advice for an error about a damaged checkpoint: the newest undamaged one beside it."""
     newest = newest_whole_checkpoint(path.parent) if path.parent.is_dir() else None
     return "" if newest in (None, path) else f"; the newest undamaged checkpoint beside it is {newest}"
 
 
 def broadcast_plain_configuration() -> None:
-    """Send the configuration to the other ranks of a resume as plain dictionaries, which they can load."""
+    """Send the configuration to the other ranks of a resumed training as plain dictionaries, which ranks can load."""
     if not refuses(load_by_torch, OmegaConf.create()):
         return
     broadcast = distributed_utils.broadcast_object
@@ -178,7 +178,7 @@ def broadcast_plain_configuration() -> None:
 
 
 def contents(value: Any, place: str = "it") -> Iterator[tuple[str, Any]]:
-    """Yield a value and all that it holds, each with its place."""
+    """Yield a value and all values in it, each with its place."""
     yield place, value
     inner: Iterable[tuple[object, Any]] = ()
     if isinstance(value, dict):
@@ -189,14 +189,14 @@ def contents(value: Any, place: str = "it") -> Iterator[tuple[str, Any]]:
         inner = vars(value).items()
     for key, part in inner:
         if isinstance(key, str | int):
-            # Shortened: each open level of the recursion keeps its place.
+            # Places are shortened, because each open level of the recursion keeps one.
             yield from contents(part, f"{place}.{str(key)[:100]}".removeprefix("it.")[-300:])
         else:
             yield from contents((key, part), place)
 
 
 def reference_in(value: Any) -> str | None:
-    """Return a sentence on the first ``${...}``, which omegaconf would replace, or None."""
+    """Return an error message for the first ``${...}``, which omegaconf would replace, or None."""
     for place, text in contents(value):
         if isinstance(text, str) and REFERENCE.search(text):
             return f"{place} is {text[:100]!r}, which refers to another value; give the value itself"
@@ -204,7 +204,7 @@ def reference_in(value: Any) -> str | None:
 
 
 def fault_of(tensor: Tensor) -> str | None:
-    """Return why a tensor is refused, asked of its class: a file can give the tensor attributes of any name."""
+    """Return why a tensor is refused, or None; calls methods of the class, because files can add attributes."""
     if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.is_nested or tensor.layout is not torch.strided:
         return "not a plain tensor"
     if tensor.dtype not in NUMBERS or tensor.device.type != "cpu":
@@ -219,10 +219,10 @@ def check(state: Any) -> None:
     """Refuse a state that is not a checkpoint of fairseq or would harm its user.
 
     Raises:
-        ValueError: names the part that is wrong.
+        ValueError: a part is wrong; the error names it.
     """
     if type(state) is not dict or not isinstance(state.get("model"), dict):
-        raise ValueError("it holds no parameters of a model")
+        raise ValueError("it has no model parameters")
     for name, value in dict.items(state["model"]):
         if not isinstance(name, str) or not isinstance(value, Tensor):
             shown = repr(name[:100]) if isinstance(name, str) else f"of {type(name).__name__}"
@@ -242,29 +242,29 @@ def check(state: Any) -> None:
 
 
 def check_values(state: dict[str, Any]) -> None:
-    """Refuse tensors that are not plain, attributes that hide values, and too many values.
+    """Refuse special tensors, attributes that hide values, and too many values.
 
     Raises:
-        ValueError: names the place.
+        ValueError: the error names the place.
     """
     for count, (place, value) in enumerate(contents(state)):
         if count == MOST_VALUES:
-            raise ValueError(f"it holds more than {MOST_VALUES} values")
+            raise ValueError(f"it has more than {MOST_VALUES} values")
         if isinstance(value, Tensor) and (fault := fault_of(value)):
             raise ValueError(f"{place} is {fault}")
         if isinstance(value, dict | Tensor) and (odd := [*{*getattr(value, "__dict__", ())} - {"_metadata"}]):
-            raise ValueError(f"{place} has an attribute {odd[0]!r}, which would hide what it holds")
+            raise ValueError(f"{place} has an attribute {odd[0]!r}, which would hide its contents")
 
 
 class CheckingTorch(ModuleType):
-    """torch in fairseq's loader of checkpoints: `load` validates each file."""
+    """A stand-in for torch in fairseq's checkpoint loader, whose `load` validates each file."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
 
     @staticmethod
     def load(file: IO[bytes], **kwargs: Any) -> Any:
-        """Load an undamaged file as torch does, without its advice to switch the check of files off."""
+        """Load an undamaged file as torch does; errors omit torch's advice to disable its check."""
         if (damage := damage_of(file)) is not None:
             raise OSError(damage)
         file.seek(0)
@@ -273,32 +273,32 @@ class CheckingTorch(ModuleType):
         except RuntimeError as error:
             if "weights_only" not in str(error):
                 raise
-            kinds = "TorchScript, or of a torch before 0.1.10"
+            kinds = "TorchScript, or a file of torch before 0.1.10"
             raise ValueError(f"it is {kinds}, which cannot be read as data; save it again as a state_dict") from None
         check(state)
         return state
 
 
 def validate_contents() -> None:
-    """Validate a checkpoint's contents before use.
+    """Validate a checkpoint's contents before use, and refuse damaged records by name; torch compares no checksums.
 
-    fairseq follows references, into the environment too, and torch trusts a file that calls a tensor sparse or large.
-    No probe: a valid checkpoint is loaded as before.
+    fairseq resolves references, also to the environment, and torch trusts a file that declares a tensor as sparse or
+    large.  No probe: a valid checkpoint is loaded as before.
     """
     checkpoint_utils.torch = CheckingTorch("torch")
 
 
 def check_optimizer_state(state: Any, parameters: Iterable[Tensor]) -> None:
-    """Refuse moments that do not fit their parameters.
+    """Refuse moments whose sizes do not match their parameters.
 
     Raises:
-        ValueError: a size does not fit, or the state is malformed.
+        ValueError: a size does not match, or the state is malformed.
     """
     try:
         numbers = [number for group in state["param_groups"] for number in group["params"]]
         sizes = [
             (name, value.shape, parameter.shape)
-            for number, parameter in zip(numbers, parameters, strict=False)  # torch itself compares their numbers
+            for number, parameter in zip(numbers, parameters, strict=False)  # torch itself compares the numbers
             for name, value in state["state"].get(number, {}).items()
             if isinstance(value, Tensor)
         ]
@@ -306,7 +306,7 @@ def check_optimizer_state(state: Any, parameters: Iterable[Tensor]) -> None:
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"the checkpoint's optimizer state is malformed: {reason}") from None
     for name, size, whole in sizes:
-        # Its own size, a single number, or (Adafactor) its rows or its columns.
+        # The parameter's size, a single number, or (Adafactor) its rows or columns.
         if size not in (whole, torch.Size(), whole[:-1], whole[:-2] + whole[-1:]):
             raise ValueError(
                 f"the checkpoint's optimizer state has {name} of {list(size)} for a parameter of {list(whole)}; give "
@@ -315,7 +315,7 @@ def check_optimizer_state(state: Any, parameters: Iterable[Tensor]) -> None:
 
 
 def fit_optimizer_states() -> None:
-    """Refuse moments of other sizes than the parameters', and keep this training's kernels instead of the file's.
+    """Refuse moments whose sizes do not match their parameters, and keep this training's kernels, not the file's.
 
     No probe: a state of this training is loaded as before.
     """

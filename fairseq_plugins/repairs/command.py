@@ -22,7 +22,7 @@ from omegaconf import DictConfig
 from fairseq_plugins.repairs.refusals import command_of, refuse
 from fairseq_plugins.repairs.wrapping import programs, wrap
 
-# Beginnings of warnings that users can do nothing about: hydra's of the ways in which fairseq uses it, and torch's.
+# Warnings about fairseq's use of hydra and torch, which users cannot change.
 _WARNINGS = (
     r"hydra\.experimental\.\w+\(\) is no longer experimental",
     r"\s*The version_base parameter is not specified",
@@ -77,9 +77,9 @@ def parse_command_lines() -> None:
 
 
 def configure_parts_without_options() -> None:
-    """Give a part without options, as ``--bpe characters``, the configuration that hydra looks for.
+    """Add the configuration that hydra expects for a part without options, such as ``--bpe characters``.
 
-    No probe: a part with options has a configuration of its own, which stays.
+    No probe: a part with options keeps its own configuration.
     """
     migrate = dataclass_utils.migrate_registry
 
@@ -99,9 +99,9 @@ def configure_parts_without_options() -> None:
 
 
 def name_values_of_lists() -> None:
-    """Report a wrong value of a list option, such as ``--lr a``, as argparse reports others: with the value.
+    """Name the wrong value of a list option, such as ``--lr a``, in its error.
 
-    argparse takes a ValueError for its own "invalid <lambda> value".  No probe: the error is the fault.
+    argparse replaces a ValueError by "invalid <lambda> value".  No probe: the error is the fault.
     """
     read = dataclass_utils.eval_str_list
 
@@ -133,10 +133,10 @@ def print_option_errors_without_traceback() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Keep large blocks in a process that translates: returned to the system, their pages are cleared at each step.
+    """Keep freed memory in a process that translates; the system would clear returned pages again at each step.
 
-    Blocks of many sizes then share one heap, with gaps: a training would take 1.7 times as much memory, and returns
-    them.  Another C library and settings of the environment stay as they are.
+    Training still returns freed memory: its blocks of many sizes would leave gaps in one heap, and take 1.7 times as
+    much memory.  Other C libraries and settings in the environment are left alone.
     """
     trains = Path(sys.argv[0]).stem.endswith("train")  # fairseq-train, fairseq-hydra-train, fairseq_cli/train.py
     if trains or _MEMORY_SETTINGS & os.environ.keys():
@@ -150,9 +150,9 @@ def keep_freed_memory() -> None:
 
 
 def limit_cached_products() -> None:
-    """Cache products of 128 shapes, each a quarter of a megabyte or more, instead of 1024.
+    """Limit the cache of compiled products to 128 shapes instead of 1024; each takes 0.25 MB or more.
 
-    oneDNN has one cache, and ideep, through which torch calls it, another.  Batches rarely repeat a shape.
+    oneDNN and ideep, through which torch calls oneDNN, have a cache each.  Batches rarely repeat a shape.
     """
     if not {"ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY"} & os.environ.keys():
         os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "128"
@@ -160,10 +160,10 @@ def limit_cached_products() -> None:
 
 
 def hide_chatter() -> None:
-    """Hide warnings of outdated calls, and what ``fairseq-interactive`` logs between a user's lines.
+    """Hide deprecation warnings, and the log lines of ``fairseq-interactive`` between a user's lines.
 
-    It logs four lines about batches for every line that is typed, and at its start its whole configuration, which takes
-    many screens.  No probe: it changes nothing else.
+    fairseq logs four lines about batches for each typed line, and at the start its configuration, which fills many
+    screens.  No probe: nothing else changes.
     """
     for message in _WARNINGS:
         warnings.filterwarnings("ignore", message)

@@ -21,12 +21,12 @@ from torch import Tensor
 from fairseq_plugins.common.files import count_lines
 from fairseq_plugins.repairs.wrapping import mentions, programs, raises, wrap
 
-POINTERS = (b"version https://git-lfs", b"/annex/objects/")  # files in git that stand for large ones
+POINTERS = (b"version https://git-lfs", b"/annex/objects/")  # files in git that point to large files
 OVERWRITE = "#fairseq:overwrite"
 
 
 def ends_lines_at_carriage_returns() -> bool:
-    """Probe: whether fairseq opens texts without ``newline``; its code is read, since it takes a file's name."""
+    """Probe: whether fairseq opens texts without ``newline``; it reads the code, because a call needs a file."""
     return "open" not in vars(file_chunker_utils) and "newline" not in str(Chunker.__enter__.__code__.co_consts)
 
 
@@ -104,7 +104,7 @@ def name_unusable_data() -> None:
 
 
 def name_empty_translations() -> None:
-    """Report that all sentences were skipped, where ``fairseq-generate`` divides by zero (the probe)."""
+    """Explain why all sentences were skipped, where ``fairseq-generate`` divides by zero (the probe)."""
     for program in programs("generate", "get_symbols_to_strip_from_output"):
         main = program.main
 
@@ -116,8 +116,8 @@ def name_empty_translations() -> None:
                 if extract_tb(error.__traceback__)[-1].name != "_main":
                     raise
                 raise ValueError(
-                    "--gen-subset: no sentence was translated: all are too long for the model or --max-tokens, or this "
-                    "shard has none"
+                    "--gen-subset: no sentence was translated, because all are too long for the model or --max-tokens, "
+                    "or this shard is empty; raise --max-tokens or use fewer shards"
                 ) from None
 
 
@@ -138,9 +138,9 @@ def name_bad_lines_of_dictionaries() -> None:
             add(self, f)
             fault = None
             if len(self) == before:
-                fault = "it has no words"
+                fault = "the dictionary has no words"
             elif self[before].startswith("\ufeff"):
-                fault = "line 1 begins with a byte order mark, which would become a part of the word"
+                fault = "line 1 begins with a byte order mark, which would become part of the word"
         except OSError:
             raise
         except Exception as error:  # fairseq raises three kinds
@@ -154,7 +154,7 @@ def first_fault(name: str) -> str | None:
     seen: dict[str, int] = {}
     lines = Path(PathManager.get_local_path(name)).read_bytes().splitlines()
     if lines and lines[0].startswith(POINTERS):
-        return "line 1: it is a pointer to a large file, and not the dictionary; run git lfs pull or git annex get"
+        return "line 1: the file is a pointer to a large file; run git lfs pull or git annex get"
     for number, line in enumerate(lines, start=1):
         try:
             text = line.decode().rstrip()
@@ -164,24 +164,24 @@ def first_fault(name: str) -> str | None:
         if not space or raises(ValueError, int, count):
             return f"line {number}: expected `word count` with one space, found {text[:100]!r}"
         if word in seen and not text.endswith(OVERWRITE):
-            return f"line {number}: the word {word!r} is in line {seen[word]} already"
+            return f"line {number}: duplicate word {word!r}, first in line {seen[word]}"
         seen[word] = number
     return None
 
 
 def restore_numpy_compat() -> None:
-    """Give ``np.compat.long`` back, which data sets of language models need and NumPy 2 does not have (the probe)."""
+    """Restore ``np.compat.long`` for data sets of language models; NumPy 2 lacks it (the probe)."""
     if not hasattr(np, "compat"):
         vars(np)["compat"] = SimpleNamespace(long=int)
 
 
 def read_first_embedding() -> None:
-    """Read the first word of a file of embeddings (``--encoder-embed-path``) without a header, as GloVe's.
+    """Read the first word of an embedding file (``--encoder-embed-path``) without a header, such as GloVe's.
 
-    A header is two whole numbers: how many words the file has, and their dimension.
+    A header is two integers: the number of words and their dimension.
     """
     parse = utils.parse_embedding
-    if not mentions(parse, "next"):  # the probe: it always skips a line
+    if not mentions(parse, "next"):  # the probe: whether it always skips a line
         return
 
     @wrap(utils, "parse_embedding")
@@ -195,11 +195,11 @@ def read_first_embedding() -> None:
 
 
 def decode_pieces_with_their_model() -> None:
-    """Decode ``--bpe sentencepiece`` with its model: fairseq leaves characters in bytes as ``<0xC3> <0xA4>``.
+    """Decode ``--bpe sentencepiece`` with its model; fairseq prints byte tokens such as ``<0xC3> <0xA4>``.
 
-    It also loses spaces at the ends of a line.  A line feed becomes a space, for each translation is one line.
+    fairseq also drops spaces at the ends of a line.  Line feeds become spaces, so that a translation stays one line.
     """
-    if raises(AttributeError, SentencepieceBPE.decode, None, "\u2581a"):  # the probe: who has no model joins by hand
+    if raises(AttributeError, SentencepieceBPE.decode, None, "\u2581a"):  # the probe: whether decoding uses the model
         return
 
     @wrap(SentencepieceBPE, "decode")

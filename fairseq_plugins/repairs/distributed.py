@@ -1,4 +1,4 @@
-"""Train in several processes, started by torchrun or fairseq, with GPUs or without, and on a CPU in half precision."""
+"""Training in several processes, started by torchrun or fairseq, on GPUs or CPUs, and in half precision on CPUs."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ SET_BY_TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 
 
 def processes_of_torchrun() -> int:
-    """Return how many processes torchrun, or a launcher with its variables, has started; 1 without a launcher."""
+    """Return the number of processes that torchrun, or a launcher with its variables, has started; 1 without one."""
     return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in SET_BY_TORCHRUN) else 1
 
 
 def follow_torchrun() -> None:
-    """Read torchrun's variables on every machine, which fairseq reads only with several GPUs.
+    """Read torchrun's variables on every machine; fairseq reads them only with several GPUs.
 
-    With one GPU for each machine, each process trains alone and overwrites the others' checkpoints.  No probe: with
-    several GPUs the result is fairseq's.
+    With one GPU per machine, each process of fairseq trains alone and overwrites the others' checkpoints.  On several
+    machines with ``--rdzv-backend c10d`` set ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``.  No probe:
+    with several GPUs the result is fairseq's.
     """
     infer = distributed_utils.infer_init_method
 
@@ -57,9 +58,9 @@ def follow_torchrun() -> None:
 def meeting_place() -> str:
     """Return the address where the processes of torchrun meet.
 
-    After a restart (``--max-restarts``) torch uses the addresses of the ended processes, if torchrun keeps its store
-    (``--standalone``).  Here each start has a prefix of its own; torchrun counts starts equally for all processes on
-    one machine only.
+    After a restart (``--max-restarts``), torch reuses the addresses of the ended processes if torchrun keeps its store
+    (``--standalone``).  Here each start has its own prefix.  On several machines the processes may count starts
+    differently, so the prefix is used on one machine only.
     """
     kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and os.environ.get("GROUP_WORLD_SIZE") == "1"
     if not kept:
@@ -69,16 +70,17 @@ def meeting_place() -> str:
         for store, rank, processes in rendezvous(f"env{url.removeprefix('torchrun')}", **kwargs):
             yield PrefixStore(f"start {os.environ['TORCHELASTIC_RESTART_COUNT']}", store), rank, processes
 
-    with contextlib.suppress(RuntimeError):  # registered before
+    with contextlib.suppress(RuntimeError):  # it is registered already
         register_rendezvous_handler("torchrun", meet)
     return "torchrun://"
 
 
 def join_processes_under_hydra() -> None:
-    """Check the options of ``fairseq-hydra-train`` and join the processes of torchrun when training begins.
+    """Check the options of ``fairseq-hydra-train``, and join the processes of torchrun when training begins.
 
-    It counts processes before it imports the plugin, and no parser reads its options.  The probe is that the process
-    has not joined yet.
+    The command counts processes before it imports the plugin, and has no parser that checks its options.  Without
+    GPUs leave ``distributed_world_size`` out, and give fairseq 0.12.2 ``distributed_backend: gloo``.  The probe is
+    that the process has not joined yet.
     """
     train: Any = sys.modules.get("fairseq_cli.train")
     if train is None:
@@ -106,9 +108,9 @@ def check_backends(training: Any) -> None:
 
 
 def train_on_cpus() -> None:
-    """Start the processes of ``--distributed-world-size`` without GPUs, as fairseq does not, and connect them by gloo.
+    """Start the processes of ``--distributed-world-size`` without GPUs, and connect them by gloo.
 
-    No probe: with GPUs fairseq starts them.
+    fairseq starts processes only on GPUs.  No probe: with GPUs fairseq starts them.
     """
     call = distributed_utils.call_main
 
@@ -136,9 +138,9 @@ def train_on_cpus() -> None:
 
 
 def gather_on_cpus() -> None:
-    """Gather logs that cannot be summed through gloo without GPUs; fairseq needs a GPU's memory.
+    """Gather logs that cannot be summed by gloo if there are no GPUs; fairseq uses GPU memory.
 
-    The probe reads the code: to call it would take several processes.
+    The probe reads the code, because a call would need several processes.
     """
     gather = distributed_utils.all_gather_list
     if not mentions(gather, "cuda"):
@@ -155,9 +157,9 @@ def gather_on_cpus() -> None:
 
 
 def skip_empty_validation_batches() -> None:
-    """Return the loss 0 for an empty batch, which some processes of fairseq-validate get, and every criterion fails on.
+    """Return loss 0 for an empty batch, at which every criterion crashes; some processes of fairseq-validate get one.
 
-    In training, fairseq itself replaces empty batches.  No probe: a batch with sentences is validated as before.
+    fairseq itself replaces empty batches in training.  No probe: a batch with sentences is validated as before.
     """
     for owner in {FairseqTask, *(task for task in TASK_REGISTRY.values() if "valid_step" in vars(task))}:
 
@@ -170,7 +172,7 @@ def skip_empty_validation_batches() -> None:
 
 
 def wrap_models_on_cpus() -> None:
-    """Name no GPU to torch for a model on the CPU, as ``--ddp-backend pytorch_ddp``, the default, does.
+    """Pass no GPU to torch for a model on the CPU, as the default, ``--ddp-backend pytorch_ddp``, does.
 
     No probe: models on GPUs are wrapped as before.
     """
@@ -185,9 +187,9 @@ def wrap_models_on_cpus() -> None:
 
 
 def clip_gradients_on_their_device() -> None:
-    """Leave the gradients' norm on the CPU with ``--cpu``; fairseq moves it to a GPU, and cannot clip by it.
+    """Keep the norm of the gradients on the CPU with ``--cpu``; fairseq moves it to a GPU, and then cannot clip.
 
-    No probe: gradients on a GPU, and a machine without one, are clipped as before.
+    No probe: gradients on a GPU, and gradients on a machine without GPUs, are clipped as before.
     """
     clip = utils.clip_grad_norm_
 
@@ -201,8 +203,8 @@ def clip_gradients_on_their_device() -> None:
 
 
 def flatten_on_gpus_only() -> None:
-    """Set ``--fp16-no-flatten-grads`` on a CPU: in half precision fairseq makes a vector for each GPU, and fails."""
-    if not mentions(FP16Optimizer.build_fp32_params, "current_device"):  # the probe: it needs one
+    """Set ``--fp16-no-flatten-grads`` on a CPU; fairseq's flat vector of gradients in half precision needs a GPU."""
+    if not mentions(FP16Optimizer.build_fp32_params, "current_device"):  # the probe: whether it needs a GPU
         return
     build: Any = FP16Optimizer.build_optimizer.__func__
 

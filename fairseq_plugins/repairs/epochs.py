@@ -1,4 +1,4 @@
-"""Batches of an epoch: the same after a resume, also with other processes or ``--update-freq``, and none lost."""
+"""Batches of an epoch: no resume, number of processes or ``--update-freq`` may change, lose or repeat them."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def at_most(positions: Any, tokens: int) -> Any:
 
 
 def keep_batches_on_resume() -> None:
-    """Make batches as a start in the first epoch makes them, and skip sentences above ``--max-tokens``.
+    """Use the batches of a training's first epoch in resumed trainings, too, and skip sentences above ``--max-tokens``.
 
-    fairseq makes them by the epoch in which the process starts: after a resume some sentences come twice in an epoch,
-    others never.  At a sentence larger than a batch it fails, though others that are too long are skipped.  No probe:
-    the batches of a start in the first epoch are fairseq's own.
+    fairseq's batches depend on the epoch in which the process starts: after a resume, some sentences occur twice in an
+    epoch and others never.  fairseq also fails at a sentence above ``--max-tokens``, although it skips sentences that
+    are too long for the model.  No probe: the batches of a start in the first epoch are fairseq's own.
     """
     get = FairseqTask.get_batch_iterator
     signature = inspect.signature(get)
@@ -56,7 +56,7 @@ def keep_batches_on_resume() -> None:
 
 
 def keeps_the_last_batch() -> bool:
-    """Probe: whether three sentences come back from batches of a multiple of eight."""
+    """Probe: whether batches of a multiple of eight keep all of three sentences."""
     try:
         batches = data_utils.batch_by_size(np.arange(3), lambda _: 1, max_sentences=8, required_batch_size_multiple=8)
     except IndexError:
@@ -67,7 +67,7 @@ def keeps_the_last_batch() -> bool:
 def keep_the_last_batch() -> None:
     """Keep the last batch, which later fairseq drops unless it is a multiple of ``--required-batch-size-multiple``.
 
-    It has the longest sentences, which would be neither translated nor validated.
+    The last batch has the longest sentences, which would be neither translated nor validated.
     """
     if keeps_the_last_batch():
         return
@@ -84,10 +84,11 @@ def keep_the_last_batch() -> None:
 
 
 def resume_with_other_processes() -> None:
-    """Save the number of batches that all processes have trained together, and skip them when training resumes.
+    """Save the number of batches that all processes have trained in total, and skip as many in a resumed training.
 
-    fairseq counts those of each process: two processes that continue for one skip half of an epoch, or fail, and so
-    do other batches, as of another ``--max-tokens``.  The probe reads the code: to call it would take processes.
+    fairseq saves the number of one process: two processes that resume the training of one skip half an epoch or crash.
+    Other batches, after a change of ``--max-tokens``, have similar effects.  The probe reads the code, because a call
+    would need several processes.
     """
     save, load = EpochBatchIterator.state_dict, EpochBatchIterator.load_state_dict
     if mentions(load, "num_shards"):
@@ -108,7 +109,7 @@ def resume_with_other_processes() -> None:
 
 
 def order_of(iterator: EpochBatchIterator) -> str:
-    """Return a digest of the batches of all processes and of what shuffles them."""
+    """Return a digest of the batches of all processes and of the shuffling."""
     shuffled_by = (iterator.seed, iterator.num_shards if iterator.grouped_shuffling else None)
     digest = hashlib.sha256(repr(shuffled_by).encode())
     for batch in iterator.frozen_batches:
@@ -117,7 +118,7 @@ def order_of(iterator: EpochBatchIterator) -> str:
 
 
 def rows_passed(iterator: EpochBatchIterator, state: dict[str, Any]) -> int:
-    """Return how many batches each process skips, to begin after the batches that the checkpoint counts."""
+    """Return the number of batches that each process skips to continue after the checkpoint's."""
     processes, epoch, passed, before = iterator.num_shards, state["epoch"], state["passed"], state["batches"]
     batches = len(iterator.frozen_batches)
     if state["order"] != order_of(iterator):
@@ -143,9 +144,9 @@ def loses_the_end() -> bool:
 
 
 def finish_epochs_with_other_update_freq() -> None:
-    """Count updates right if the trained batches are no multiple of ``--update-freq``.
+    """Count updates correctly if the number of trained batches is not a multiple of ``--update-freq``.
 
-    fairseq counts one too few, loses the last batches of the epoch, and may repeat the epoch.
+    fairseq counts one update too few, loses the last batches of the epoch, and may repeat the epoch.
     """
     if not loses_the_end():
         return
@@ -160,6 +161,6 @@ def finish_epochs_with_other_update_freq() -> None:
         init(self, iterable, chunk_size)
         whole, rest = divmod(len(iterable) - begin, chunk_size)
         self.n = self.total - whole - (rest > 0)
-        if skip_remainder_batch and whole > 0:  # an epoch without any update would fail
+        if skip_remainder_batch and whole > 0:  # an epoch without updates would crash
             self.take(self.n + whole)
             iterable.take(begin + whole * chunk_size)

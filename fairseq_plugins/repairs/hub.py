@@ -41,12 +41,12 @@ UNREAD_BY_GENERATE = WHOLE_BEAM | {
     "prefix_size": 'give inference_step_args={"prefix_tokens": ...}',
 }
 
-# The parts of a configuration that translation from Python reads.
+# Parts of a configuration that translation from Python reads.
 READ = {"task", "model", "generation", "dataset", "tokenizer", "bpe"}
 
 
 def options_of(task: str | None) -> set[str]:
-    """Return the options of a task; none if it takes them in fairseq's old way."""
+    """Return the names of a task's options; none if the task uses argparse."""
     return set(getattr(TASK_DATACLASS_REGISTRY.get(task), "__dataclass_fields__", ()))
 
 
@@ -65,7 +65,7 @@ def ignores_the_task(overwrite: Callable[..., None]) -> bool:
 def use_given_task() -> None:
     """Use the ``task`` and ``bpe`` given to ``from_pretrained``, and ``fairseq-validate --criterion``.
 
-    fairseq uses those of the checkpoint in silence, and no options that the checkpoint's task does not have.
+    fairseq silently uses the checkpoint's values, and ignores options that the checkpoint's task lacks.
     """
     overwrite = checkpoint_utils.overwrite_args_by_name
     if not ignores_the_task(overwrite):
@@ -74,31 +74,31 @@ def use_given_task() -> None:
     @wrap(checkpoint_utils, "overwrite_args_by_name")
     def overwrite_args_by_name(cfg: DictConfig, overrides: dict[str, Any]) -> None:
         task, asked = cfg.get("task"), overrides.get("task")
-        if isinstance(task, DictConfig) and not isinstance(asked, dict):  # a whole task, which fairseq reads
+        if isinstance(task, DictConfig) and not isinstance(asked, dict):  # fairseq itself reads a dict
             with open_dict(task):
                 if asked in TASK_DATACLASS_REGISTRY:
                     task._name = asked
-                for option in options_of(task.get("_name")) & overrides.keys():  # others have defaults
+                for option in options_of(task.get("_name")) & overrides.keys():  # other options have defaults
                     task[option] = overrides[option]
         for kind in REGISTRIES.keys() & cfg.keys():
             part, asked = cfg[kind], overrides.get(kind)
             if isinstance(part, DictConfig) and isinstance(asked, str) and part.get("_name") != asked:
                 with open_dict(cfg):
-                    cfg[kind] = None  # fairseq fills an empty place
+                    cfg[kind] = None  # fairseq fills an empty section
         overwrite(cfg, overrides)
 
 
 def refuse_unread(given: dict[str, Any], instead: dict[str, str]) -> None:
-    """Refuse options that do nothing, unless they have their default."""
+    """Refuse options that do nothing, unless they have their defaults."""
     for option, fix in instead.items():
         if given.get(option) not in (None, False, 0, getattr(GenerationConfig, option, None)):
             raise ValueError(f"{option} does nothing here, got {given[option]!r}; {fix}")
 
 
 def refuse_unread_options() -> None:
-    """Refuse options of ``from_pretrained`` that do nothing, and unregistered names; warn of unknown options.
+    """Refuse options of ``from_pretrained`` that do nothing, and unregistered names; warn about unknown options.
 
-    fairseq ignores an option of another task, as ``cpu_dtype`` of translation_fast.  No probe: the configuration
+    fairseq ignores an option of another task, such as ``cpu_dtype`` of translation_fast.  No probe: the configuration
     shows which options were used.
     """
     load = hub_utils.from_pretrained
@@ -108,7 +108,7 @@ def refuse_unread_options() -> None:
 
     @wrap(hub_utils, "from_pretrained")
     def from_pretrained(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        if "user_dir" in kwargs:  # may register names
+        if "user_dir" in kwargs:  # it may register names
             utils.import_user_module(Namespace(user_dir=kwargs["user_dir"]))
         names = {option: registry["registry"] for option, registry in REGISTRIES.items()} | {"task": TASK_REGISTRY}
         for option in kwargs.keys() & names.keys():
@@ -118,8 +118,8 @@ def refuse_unread_options() -> None:
         cfg, asked = loaded["args"], kwargs.get("task")
         task = getattr(cfg.get("task"), "_name", None)
         if isinstance(asked, str) and task not in (None, asked):
-            raise ValueError(f"task={asked!r} cannot take a checkpoint of the task {task}")
-        if not issubclass(TASK_REGISTRY.get(task, object), TranslationTask):  # speech has an interface of its own
+            raise ValueError(f"task={asked!r} cannot take a checkpoint of the task {task}; leave task= out")
+        if not issubclass(TASK_REGISTRY.get(task, object), TranslationTask):  # speech has its own interface
             return loaded
         refuse_unread({**kwargs, **(kwargs.get("generation_args") or {})}, UNREAD_BY_LOADING)
         parts = {part: cfg[part] for part in cfg if isinstance(cfg[part], DictConfig | dict | Namespace)}
@@ -148,7 +148,7 @@ def reporting_attention(models: nn.Module) -> Iterator[None]:
 def generate_with_skipped(generate: Callable[..., Any], arguments: dict[str, Any]) -> list[list[dict[str, Tensor]]]:
     """Translate with ``skip_invalid_size_inputs``, and return an empty translation for a skipped sentence.
 
-    fairseq leaves it out, so the translations after it belong to other sentences.
+    fairseq drops skipped sentences, so later translations are returned for the wrong sentences.
     """
     hub, sentences = arguments.pop("self"), arguments.pop("tokenized_sentences")
     batches = hub._build_batches(sentences, arguments.pop("skip_invalid_size_inputs"))
@@ -161,16 +161,18 @@ def generate_with_skipped(generate: Callable[..., Any], arguments: dict[str, Any
 
 
 def generate_as_asked() -> None:
-    """Repair how the hub generates.
+    """Repair the hub's ``generate``: alignments, options of the task, prefixes and skipped sentences.
 
-    - ``print_alignment`` fails, since models are prepared without attention.
-    - ``score`` fails for translations, since it has no argument for the source.
-    - Options of the task, ``replace_unk``, and for one sentence all options but the beam are ignored.
-    - Sentences are sorted, and their prefixes are not.
-    - Each call logs four lines about batches.
+    In fairseq
+
+    - ``print_alignment`` crashes, because models are prepared without attention.
+    - ``score`` crashes for translations, because it has no argument for the source.
+    - options of the task, ``replace_unk``, and for a single sentence all options but the beam are ignored.
+    - sentences are sorted, but not their prefixes.
+    - each call logs four lines about batches.
     """
     generate = GeneratorHubInterface.generate
-    if mentions(generate, "need_attn"):  # the probe: it asks for attention
+    if mentions(generate, "need_attn"):  # the probe: whether it asks for attention
         return
     signature = inspect.signature(generate)
 
@@ -205,13 +207,13 @@ def generate_as_asked() -> None:
 
 
 def make_tasks_copyable() -> None:
-    """Let a task be copied, and with it the hub: a copy of its state looks for its own attributes without end."""
+    """Let tasks be copied, and hubs with them; fairseq's copies of a task's state recurse without end."""
     if not raises(RecursionError, copy.copy, StatefulContainer()):  # the probe
         return
     find = StatefulContainer.__getattr__
 
     @wrap(StatefulContainer, "__getattr__")
     def look(self: Any, name: str) -> Any:
-        if name.startswith("_"):  # an attribute of Python, or one that a copy does not have yet
+        if name.startswith("_"):  # an attribute of Python's, or one that the copy lacks yet
             raise AttributeError(name)
         return find(self, name)

@@ -23,10 +23,10 @@ logger = logging.getLogger(__name__)
 
 
 def translate_every_line() -> None:
-    """Read invalid UTF-8, carriage returns and long lines, and forget lines that are translated.
+    """Accept invalid UTF-8, carriage returns and long lines, and free lines after their translation.
 
-    fairseq ends at a line that is not UTF-8 or too long, splits lines at carriage returns, and keeps all of them.  No
-    probe: other lines are read as before.
+    fairseq crashes at a line that is invalid UTF-8 or too long, splits lines at carriage returns, and keeps all lines
+    in memory.  No probe: other lines are read as before.
     """
     for program in programs("interactive", "buffered_read"):
         program.buffered_read = buffered_read
@@ -42,19 +42,19 @@ def buffered_read(path: str, buffer_size: int) -> Iterator[list[str]]:
 
 
 def decode(lines: Iterable[bytes]) -> Iterator[str]:
-    """Decode lines without their byte order marks; replace what is not UTF-8, and report the first such line."""
+    """Decode lines and remove byte order marks; replace invalid UTF-8, with a warning for the first such line."""
     reported = False
     for number, line in enumerate(lines, 1):
         text = line.decode("utf-8", errors="replace")
         if not reported and (reported := text.encode() != line):
-            logger.warning(f"line {number} is not UTF-8: \ufffd replaces what cannot be read, here and in later lines")
+            logger.warning(f"line {number} is not UTF-8: \ufffd replaces invalid bytes, here and in later lines")
         yield text.rstrip("\r\n").removeprefix("\ufeff")
 
 
 def print_every_letter() -> None:
-    """Print the number of a letter that the standard output cannot encode, at which fairseq's programs end.
+    """Escape characters that the standard output cannot encode, at which fairseq's commands crash.
 
-    The probe is what Python does with such letters.
+    The probe is the stream's error handler.
     """
     if not any(programs(command, "cli_main") for command in ("generate", "interactive")):
         return
@@ -63,12 +63,12 @@ def print_every_letter() -> None:
 
 
 def takes_long_words(encode: Callable[..., str]) -> bool:
-    """Probe: whether byte pair encoding gets a word of a thousand letters at once."""
+    """Probe: whether the BPE gets a word of 1000 letters in one piece."""
     return encode(SimpleNamespace(bpe=SimpleNamespace(process_line=str, separator="@@")), "a" * 1000) == "a" * 1000
 
 
 def segment_long_words() -> None:
-    """Give ``--bpe subword_nmt`` a long word in parts: 100 000 letters at once take minutes."""
+    """Split long words before ``--bpe subword_nmt``, which takes minutes for 100 000 letters."""
     if takes_long_words(SubwordNMTBPE.encode):
         SubwordNMTBPE.encode = lambda self, line: segment(self.bpe, line)
 
@@ -76,9 +76,9 @@ def segment_long_words() -> None:
 def cut_long_lines(program: Any) -> None:
     """Truncate lines that are too long for the model or a batch, with a warning for each.
 
-    Empty constraints, at which fairseq's search fails, are removed.  The task forgets a buffer after its translation.
+    Also remove empty constraints, at which fairseq's search crashes, and free each buffer after its translation.
     """
-    make_batches, before = program.make_batches, 0  # the lines of earlier buffers
+    make_batches, before = program.make_batches, 0  # number of lines in earlier buffers
 
     @wrap(program, "make_batches")
     def batches(

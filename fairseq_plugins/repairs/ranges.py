@@ -1,4 +1,4 @@
-"""Values of options that fairseq accepts, and that no training or search can use."""
+"""Ranges of options; fairseq itself accepts values that no training or search can use."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ TRAINING: dict[str, Range] = {
 
 
 def whole(least: int) -> tuple[Callable[[Any], bool], str]:
-    """Return the test and the description of whole numbers from ``least`` on."""
+    """Return a test for integers of at least ``least``, and its description."""
     return lambda n: isinstance(n, Integral) and int(n) >= least, f"must be a whole number and at least {least}"
 
 
-# Options of a search: the test of a number, and its description.
+# Options of a search: a test of the number, and its description.
 SEARCH: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(["beam", "nbest"], whole(1)),
     **dict.fromkeys(["min_len", "max_len_b", "prefix_size", "no_repeat_ngram_size"], whole(0)),
@@ -54,13 +54,13 @@ RISK_METRICS = ("risk", "best", "oracle")  # of sequence_risk
 
 
 def outside_search_range(option: str, holds: Callable[[Any], bool], o: Any) -> bool:
-    """Return whether an option is given and is not a number that ``holds`` accepts."""
+    """Return whether an option has a value that is not a number or that ``holds`` rejects."""
     value = getattr(o, option)
     return value is not None and (isinstance(value, bool) or not isinstance(value, Real) or not holds(value))
 
 
 def outside_training_range(o: Any) -> Iterator[str]:
-    """Yield a sentence for each number that is outside the range of its option, or NaN."""
+    """Yield an error message for each number that is NaN or outside the range of its option."""
     for name, given in o.values.items():
         allowed = TRAINING.get(name, FINITE)
         for value in given if isinstance(given, list) else [given]:
@@ -71,7 +71,7 @@ def outside_training_range(o: Any) -> Iterator[str]:
 
 
 def wrong_adam_betas(o: Any) -> bool:
-    """Return whether ``--adam-betas`` is given and is not two numbers in [0, 1)."""
+    """Return whether ``--adam-betas`` has a value other than two numbers in [0, 1)."""
     if o.adam_betas is None:
         return False
     try:
@@ -82,9 +82,9 @@ def wrong_adam_betas(o: Any) -> bool:
 
 
 def wrong_direction(o: Any) -> str | None:
-    """Return which direction is better, if ``--maximize-best-checkpoint-metric`` contradicts the metric."""
+    """Return advice if ``--maximize-best-checkpoint-metric`` contradicts the metric."""
     metric = str(o.best_checkpoint_metric)
-    kind = metric.rpartition("_")[2]  # of nll_loss: loss
+    kind = metric.rpartition("_")[2]  # nll_loss is a loss
     lower = kind in LOWER_IS_BETTER or (metric in RISK_METRICS and o.criterion == "sequence_risk")
     if kind in HIGHER_IS_BETTER and not o.maximize_best_checkpoint_metric:
         return "is better when it is higher; add"

@@ -1,4 +1,4 @@
-"""The table of refused options, checked before a command starts: from a command line, hydra or Python."""
+"""The table of refused options, checked before a command starts from a command line, hydra or Python."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fairseq_plugins.repairs.ranges import (
     wrong_direction,
 )
 
-# The first of these options that a parser has tells its command.
+# A parser is recognised by the first of these options that it has.
 OPTION_OF = {"buffer_size": "interactive", "beam": "generate", "max_epoch": "train", "path": "validate"}
 GENERATE, INTERACTIVE, TRAIN, VALIDATE = ("generate",), ("interactive",), ("train",), ("validate",)
 TRANSLATE = (*GENERATE, *INTERACTIVE)
@@ -63,9 +63,9 @@ class Refusal(NamedTuple):
     """One row of the table.
 
     Attributes:
-        commands: the commands that it is for.
-        found: returns the fault in the options, or something false.
-        sentence: a format of the options ``o`` and of ``found``: ``--option: problem, got value; fix``.
+        commands: commands to which the row applies.
+        found: returns the fault in the options, or a false value.
+        sentence: a format string for the options ``o`` and ``found``: ``--option: problem, got value; fix``.
     """
 
     commands: tuple[str, ...]
@@ -74,7 +74,7 @@ class Refusal(NamedTuple):
 
 
 def missing_in_the_task(o: Any) -> Iterator[str]:
-    """Yield the options that the model takes from the task, and that the task does not have."""
+    """Yield options that the model reads from the task, and that the task does not have."""
     model = MODEL_DATACLASS_REGISTRY.get(ARCH_MODEL_NAME_REGISTRY.get(o.arch))
     task = TASK_DATACLASS_REGISTRY.get(o.task)
     for name, field in getattr(model, "__dataclass_fields__", {}).items():
@@ -96,8 +96,8 @@ def refines(o: Options) -> bool:
 
 
 REFINING = "it needs a model that refines a translation step by step (--task translation_lev)"
-SPEECH = "it is for models of speech"
-# Options of generators of other tasks; tasks that translate word by word read none of them.
+SPEECH = "it is for speech models only"
+# Options of other tasks' generators, which tasks that translate word by word do not read.
 UNREAD_BY_SEARCHES = {
     "no_early_stop": "leave it out",
     **dict.fromkeys(("eos_token", "beam_mt", "max_len_a_mt", "max_len_b_mt", "lenpen_mt"), SPEECH),
@@ -111,7 +111,7 @@ STEPS = {"max_valid_steps": "leave it out"}
 HALF = ("bf16", "memory_efficient_bf16", "amp")
 SHARDS = ("num_shards", "shard_id")
 WORLD_SIZE = dict.fromkeys(SHARDS, "use --distributed-world-size")
-# Options that each command's parser has and the command does not read, with what to use instead.
+# Options that each command's parser accepts and the command does not read, with what to use instead.
 UNREAD: dict[tuple[str, ...], dict[str, str]] = {
     INTERACTIVE: {
         **dict.fromkeys(("lm_path", "prefix_size", "score_reference", "scoring"), "use fairseq-generate"),
@@ -167,7 +167,7 @@ def unread(
 
 
 def other_in_validation(option: str, o: Options) -> bool:
-    """Return whether validation gets another value; a command line copies the value of ``option``."""
+    """Return whether validation gets another value; a command line copies the value of ``option`` to it."""
     return getattr(o, f"{option}_valid") not in (None, getattr(o, option))
 
 
@@ -231,7 +231,7 @@ REFUSALS = (
     Refusal(
         COMMANDS,
         lambda o: o.tpu and getattr(utils, "xm", None) is None,
-        "--tpu needs torch_xla, which is not installed",
+        "--tpu needs torch_xla, which is not installed; install it, or leave --tpu out",
     ),
     Refusal(
         COMMANDS,
@@ -243,7 +243,7 @@ REFUSALS = (
         lambda o: None not in (o.replace_unk, o.post_process),
         "--replace-unk needs a model of words, got --remove-bpe (--post-process) {o.post_process}; leave one out",
     ),
-    Refusal(COMMANDS, missing_of_a_part, "{found}, which is missing"),
+    Refusal(COMMANDS, missing_of_a_part, "{found}, which is missing; give it"),
     *ranges(),
     Refusal(COMMANDS, lambda o: next(outside_training_range(o), None), "{found}"),
     Refusal(
@@ -307,12 +307,12 @@ REFUSALS = (
     Refusal(
         TRANSLATE,
         lambda o: o.lm_weight and o.lm_path is None,
-        "--lm-weight does nothing without --lm-path, got {o.lm_weight}",
+        "--lm-weight does nothing without --lm-path, got {o.lm_weight}; give --lm-path",
     ),
     Refusal(
         TRANSLATE,
         lambda o: o.retain_dropout_modules and not o.retain_dropout,
-        "--retain-dropout-modules does nothing without --retain-dropout, got {o.retain_dropout_modules}",
+        "--retain-dropout-modules does nothing without --retain-dropout, got {o.retain_dropout_modules}; give both",
     ),
     without_refining("print_step"),
     without_refining("retain_iter_history"),
@@ -325,7 +325,7 @@ REFUSALS = (
 
 
 def command_of(options: Any) -> str | None:
-    """Return the name of the command to which these options belong, without ``fairseq-``."""
+    """Return the name of the command that has these options, without ``fairseq-``."""
     return next((command for option, command in OPTION_OF.items() if option in options), None)
 
 
@@ -333,7 +333,7 @@ def refuse(command: str | None, *parts: Any) -> None:
     """Check options before the command starts.
 
     Raises:
-        ValueError: the command cannot do what they ask for.
+        ValueError: the command cannot do what the options ask for.
     """
     o = Options(*parts)
     for refusal in REFUSALS:

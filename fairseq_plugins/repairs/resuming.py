@@ -31,20 +31,20 @@ from fairseq_plugins.repairs.wrapping import mentions, programs, wrap
 
 logger = logging.getLogger(__name__)
 
-UNKNOWN = "unknown"  # the start of a training whose checkpoint was saved without this plugin
+UNKNOWN = "unknown"  # start of a training whose checkpoint was saved without this plugin
 
 
 def begin_training_right() -> None:
-    """Repair how a training begins.
+    """Resume from the newest undamaged checkpoint, with its patience, and do not continue a finished training.
 
-    - Forget the best validation of an earlier training of the process.
-    - Take the newest undamaged checkpoint if the last one is damaged or missing.
-    - Tell the schedule the result of the last validation, which fairseq saves and does not use.
-    - Restore how long ``--patience`` has waited.
-    - Train no further update if ``--max-update``, ``--stop-time-hours`` or ``--patience`` has ended the training.
+    - Forget the best validation of an earlier training in this process.
+    - Load the newest undamaged checkpoint if the last one is damaged or missing.
+    - Pass the last validation's result to the schedule; fairseq saves the result and does not use it.
+    - Restore the count of ``--patience``.
+    - Stop at once if ``--max-update``, ``--stop-time-hours`` or ``--patience`` has ended the training.
 
-    The probe for the schedule and for patience reads the code; the other steps change nothing in a fairseq that takes
-    them itself.
+    The probes for the schedule and for patience read the code; the other steps are no-ops in a fairseq that does the
+    same.
     """
     load = checkpoint_utils.load_checkpoint
     finish_schedule, restore_patience = not mentions(load, "val_loss"), not mentions(load, "num_runs")
@@ -64,9 +64,9 @@ def begin_training_right() -> None:
 
 
 def forget_earlier_training() -> None:
-    """Forget the best validation of the trainings before in this process (``fairseq-hydra-train --multirun``).
+    """Forget the best validation of earlier trainings in this process (``fairseq-hydra-train --multirun``).
 
-    With it, a training saves no ``checkpoint_best.pt`` until it is better, and loses its patience early.
+    Otherwise a training saves no ``checkpoint_best.pt`` until it beats an earlier one, and ``--patience`` ends early.
     """
     for memory in (vars(checkpoint_utils.save_checkpoint), patience()):
         for name in ("best", "num_runs"):
@@ -74,7 +74,7 @@ def forget_earlier_training() -> None:
 
 
 def patience() -> dict[str, Any]:
-    """Return what ``--patience`` counts: the best validation, and the number of validations since."""
+    """Return the state of ``--patience``: the best validation, and the number of validations since."""
     found = programs("train", "should_stop_early")
     return vars(found[-1].should_stop_early) if found else {}
 
@@ -97,17 +97,17 @@ def save_epoch_without_metric() -> None:
             checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epoch_itr, None)
             saved = f"; the same command with another metric resumes from {cfg.checkpoint.save_dir}"
             raise ValueError(
-                f"--best-checkpoint-metric {metric} is not a metric of validation, which has logged its metrics above"
+                f"--best-checkpoint-metric {metric} is not a metric of validation; use one of the metrics logged above"
                 f"{'' if cfg.checkpoint.no_save else saved}"
             ) from None
 
 
 @contextlib.contextmanager
 def newest_instead_of_last(cfg: Any, trainer: Any) -> Iterator[None]:
-    """Load the newest undamaged checkpoint if ``checkpoint_last.pt`` is damaged or missing, and say so.
+    """Load the newest undamaged checkpoint if ``checkpoint_last.pt`` is damaged or missing, with a warning.
 
-    fairseq does not start with a damaged one.  If it is missing, because the disk was full after the first epoch,
-    fairseq begins from the start and overwrites the others.  No probe: an undamaged last one is loaded.
+    fairseq does not start with a damaged checkpoint.  If the last one is missing, because the disk was full after the
+    first epoch, fairseq begins from the start and overwrites the others.  No probe: an undamaged last one is loaded.
     """
     last, start, newest = Path(cfg.save_dir, "checkpoint_last.pt"), cfg.finetune_from_model, None
     given = cfg.restore_file, start
@@ -126,9 +126,10 @@ def newest_instead_of_last(cfg: Any, trainer: Any) -> Iterator[None]:
 
 
 def finish_epoch(cfg: Any, trainer: Any, epoch_itr: Any, extra_state: dict[str, Any]) -> None:
-    """Tell the learning-rate schedule the validation loss of the epoch that has ended with the checkpoint.
+    """Pass the validation loss of the epoch that ended with the checkpoint to the learning-rate schedule.
 
-    fairseq saves before it does so.  Fine-tuning starts in the first epoch, without the validation of the old model.
+    fairseq saves the checkpoint before this step.  Fine-tuning starts in the first epoch, without the validation of the
+    old model.
     """
     resumes = not (cfg.reset_lr_scheduler or cfg.reset_optimizer)
     if resumes and epoch_itr.epoch > 1 and epoch_itr.iterations_in_epoch == 0:
@@ -136,19 +137,22 @@ def finish_epoch(cfg: Any, trainer: Any, epoch_itr: Any, extra_state: dict[str, 
 
 
 def end_finished_training(trainer: Any) -> None:
-    """End a training that has reached its limits; fairseq trains one more update at each start, or more."""
+    """End a training that has reached its limits; fairseq would train at least one more update at each start."""
     limits, updates = trainer.cfg.optimization, trainer.get_num_updates()
     hours = trainer.cumulative_training_time() / 3600
     impatient = 0 < trainer.cfg.checkpoint.patience <= patience().get("num_runs", 0)
     if 0 < limits.max_update <= updates or 0 < limits.stop_time_hours < hours or impatient:
         logger.info(f"nothing is left to train: {updates} updates, {hours:.1f} hours")
-        limits.max_epoch = -1  # read after this; 0 would be no limit
+        limits.max_epoch = -1  # fairseq reads it later; 0 would mean no limit
 
 
 def compare_checkpoints() -> None:
-    """Save words, patience and the start of a fine-tuning in a checkpoint, and refuse one that does not fit.
+    """Record dictionaries, patience and the start of fine-tuning in checkpoints, and refuse one that does not match.
 
-    The probe for words is whether saving uses them; for parameters, whether the error names the reason.
+    A missing ``--restore-file`` and a checkpoint without optimizer state are refused, too: fairseq would start with
+    random parameters, or with a fresh optimizer in the old epoch.
+
+    The probe for dictionaries is whether saving reads them; for parameters, whether the error names the reason.
     """
     save, load = Trainer.save_checkpoint, Trainer.load_checkpoint
     compares_words = mentions(save, "source_dictionary")
@@ -187,9 +191,9 @@ def compare_checkpoints() -> None:
 
 
 def refuse_missing_file(options: Any, filename: str) -> None:
-    """Refuse a missing checkpoint, in place of which fairseq trains random parameters and overwrites the folder.
+    """Refuse a missing checkpoint; fairseq would train random parameters and overwrite the folder.
 
-    Only ``checkpoint_last.pt``, the default, need not exist.
+    Only ``checkpoint_last.pt``, the default, may be missing.
 
     Raises:
         ValueError: the file is missing; the error names a file of that name elsewhere.
@@ -209,12 +213,12 @@ def refuse_missing_file(options: Any, filename: str) -> None:
 
 
 def refuse_lost_optimizer(filename: str, saved: int, loaded: int) -> None:
-    """Refuse a checkpoint without optimizer state, with which fairseq repeats the warm-up in a later epoch.
+    """Refuse a checkpoint without optimizer state, with which fairseq would repeat the warm-up in a later epoch.
 
     Args:
         filename: the checkpoint.
-        saved: the updates that made it.
-        loaded: the updates that the training counts after it has loaded it.
+        saved: number of updates in the checkpoint.
+        loaded: number of updates of the training after loading it.
 
     Raises:
         ValueError: the checkpoint has no optimizer state.
@@ -228,7 +232,7 @@ def refuse_lost_optimizer(filename: str, saved: int, loaded: int) -> None:
 
 
 def misfit(filename: str, options: Any, reason: str) -> str:
-    """Return why a model with these options cannot load a checkpoint, given the reason of torch or the model."""
+    """Explain why a model with these options cannot load a checkpoint, given the reason of torch or the model."""
     theirs, ours = family(checkpoint_utils.load_checkpoint_to_cpu(filename)["cfg"].model), family(options)
     if theirs != ours:
         return f"the checkpoint is a {theirs}, and --arch is a {ours}"
@@ -257,7 +261,7 @@ def words(task: Any) -> dict[str, str]:
 
 
 def sides_of_other_words(task: Any, extra_state: Any) -> list[str]:
-    """Return the sides whose dictionary differs from a checkpoint's; none if the checkpoint has no digests."""
+    """Return the sides whose dictionaries differ from the checkpoint's; none if the checkpoint has no digests."""
     saved = extra_state.get("words") if isinstance(extra_state, dict) else None
     if not isinstance(saved, dict):
         return []
@@ -265,16 +269,16 @@ def sides_of_other_words(task: Any, extra_state: Any) -> list[str]:
 
 
 def refuse_other_words(task: Any, filename: str, extra_state: Any, reset_optimizer: bool) -> None:
-    """Refuse a dictionary of the same size with other words; with a fresh optimizer, as in fine-tuning, warn."""
+    """Refuse a dictionary of the same size with other words; warn if the optimizer is reset, as in fine-tuning."""
     for side in sides_of_other_words(task, extra_state):
-        others = f"{filename} was trained with other {side} words than those of this data"
+        others = f"{filename}: the {side} words differ from those of this data"
         if not reset_optimizer:
             raise ValueError(f"{others}; give the training's data, or --reset-optimizer to use the new words")
-        logger.warning(f"{others}: each begins with the parameters of the word of the same number")
+        logger.warning(f"{others}: each word starts with the parameters of the old word with its number")
 
 
 def refuse_another_folder(start: str, folder: Path) -> None:
-    """Refuse to fine-tune in a folder with checkpoints of another training, none of them the last.
+    """Refuse to fine-tune in a folder with checkpoints of another training but no ``checkpoint_last.pt``.
 
     ``--no-last-checkpoints`` leaves such folders, and fairseq would overwrite the checkpoints.
     """
@@ -284,7 +288,7 @@ def refuse_another_folder(start: str, folder: Path) -> None:
 
 
 def refuse_another_start(start: str, filename: str, recorded: str | None) -> None:
-    """Refuse to fine-tune in the folder of another training, which fairseq would resume in silence.
+    """Refuse to fine-tune in the folder of another training, which fairseq would silently resume.
 
     Raises:
         ValueError: the folder's training began with another checkpoint, or with random parameters (``recorded`` is

@@ -36,15 +36,15 @@ LONGEST_NAME = 255  # bytes, as in a plain tar
 
 def refuse_to_run(code: object, *_: object) -> NoReturn:
     """Raise an error instead of `exec`."""
-    raise ValueError(f"{str(code)[:100]!r} was not run: code in files and options is refused")
+    raise ValueError(f"code {str(code)[:100]!r} was not run: files and options must not contain code")
 
 
 def read_literals(module: ModuleType) -> None:
     """Replace ``eval`` in a module by `literal`, and ``exec`` by an error, unless (probe) it has its own."""
     names = vars(module)
-    for python_s, harmless in ((eval, literal), (exec, refuse_to_run)):
-        if names.get(python_s.__name__, python_s) is python_s:
-            names[python_s.__name__] = harmless
+    for builtin, replacement in ((eval, literal), (exec, refuse_to_run)):
+        if names.get(builtin.__name__, builtin) is builtin:
+            names[builtin.__name__] = replacement
 
 
 class FairseqFinder(PathFinder):
@@ -70,9 +70,9 @@ class FairseqFinder(PathFinder):
 
 
 def read_options_without_eval() -> None:
-    """Read options as literals in all modules of fairseq, which evaluates them as Python code.
+    """Parse options as literals in all modules of fairseq, which evaluates them as Python code.
 
-    Some of them come with a checkpoint: ``--encoder-layers`` of its models, ``wer_args`` of its criterion ctc.
+    Some options come from a checkpoint: ``--encoder-layers`` of its model, ``wer_args`` of its criterion ctc.
     """
     for module in list(sys.modules.values()):
         # A command run with `python -m` is found by its package.
@@ -105,7 +105,7 @@ def refuse_references() -> None:
 def quote_file_names() -> None:
     """Quote file names in the shell commands by which ``--dataset-impl fasta`` reads its files."""
     build = getattr(FastaDataset, "_build_index", None)
-    if build is None or not mentions(build, "subprocess"):  # the probe: it calls no command
+    if build is None or not mentions(build, "subprocess"):  # the probe: whether it calls a command
         return
 
     @wrap(FastaDataset, "_build_index")
@@ -114,13 +114,13 @@ def quote_file_names() -> None:
 
 
 def unpack_archives_safely() -> None:
-    """Unpack archives of ``from_pretrained`` beside them, and name a missing file.
+    """Unpack archives of ``from_pretrained`` to a folder beside them, and name a missing file.
 
-    In fairseq an archive may overwrite any file of the user, is removed before its folder is in place, and a missing
-    file fails later.
+    In fairseq, an archive may overwrite any file of the user, it is removed before its folder is complete, and a
+    missing file fails later.
     """
     load = file_utils.load_archive_file
-    if not mentions(load, "extractall"):  # the probe: the archive decides where it writes
+    if not mentions(load, "extractall"):  # the probe: whether archives choose their paths
         return
 
     @wrap(file_utils, "load_archive_file")
@@ -133,14 +133,14 @@ def unpack_archives_safely() -> None:
             return str(load(str(path)))
         try:
             return str(unpacked(path))
-        except Exception as error:  # a damaged archive causes almost any
+        except Exception as error:  # damaged archives raise almost any error
             raise OSError(f"{path} cannot be unpacked: {error}") from error
 
 
 def unpacked(archive: Path) -> Path:
-    """Return the folder of an archive's files, unpacked beside it for later calls, or for this process alone.
+    """Return the folder of an archive's files, unpacked beside it for later calls, or else for this process only.
 
-    The folder gets its name when it is complete, so neither a kill nor another process nor a full disk leaves a part.
+    The folder gets its name when it is complete, so a kill, another process or a full disk never leaves a part.
     Another archive of the same name gets another folder.
     """
     about = archive.stat()
@@ -160,15 +160,15 @@ def unpacked(archive: Path) -> Path:
         try:
             unfinished.rename(folder)
         except OSError:
-            if not folder.is_dir():  # another process may have made it
+            if not folder.is_dir():  # otherwise another process has created it
                 raise
     return folder
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Write the files of an archive to a new folder, without the folders that all of them share.
+    """Write the files of an archive to a new folder, without the parent folders that all files share.
 
-    No name is resolved: the result would depend on Python's version and on earlier members of the archive.
+    No name is resolved, because the result would depend on Python's version and on earlier members of the archive.
 
     Raises:
         tarfile.TarError: the archive is empty, or a member is not a file or folder below ``folder``.
@@ -176,7 +176,8 @@ def unpack(archive: Path, folder: Path) -> None:
     with tarfile.open(archive) as file:
         members = list(itertools.islice(file, MOST_MEMBERS + 1))
         if not 1 <= len(members) <= MOST_MEMBERS:
-            raise tarfile.ReadError(f"it holds {'nothing' if not members else f'more than {MOST_MEMBERS} members'}")
+            problem = f"has more than {MOST_MEMBERS} files" if members else "is empty"
+            raise tarfile.ReadError(f"the archive {problem}")
         paths = [path_of(member) for member in members]
         folders = [path if each.isdir() else path.parent for each, path in zip(members, paths, strict=True)]
         common = os.path.commonpath(folders)
@@ -189,21 +190,21 @@ def path_of(member: tarfile.TarInfo) -> PurePosixPath:
     """Return the path of a member.
 
     Raises:
-        tarfile.ReadError: it is a link, device or sparse file, or its path may lead out of the folder.
+        tarfile.ReadError: the member is a link, device or sparse file, or its path may lead out of the folder.
     """
     name = member.name[:LONGEST_NAME]
     if not (member.isdir() or (member.isreg() and not member.issparse() and member.size >= 0)):
         raise tarfile.ReadError(f"{name!r} is not a plain file or folder; pack the archive without links and devices")
     path = PurePosixPath(member.name)
     if path.is_absolute() or ".." in path.parts or len(os.fsencode(member.name)) > LONGEST_NAME:
-        raise tarfile.ReadError(f"{name!r} is absolute, holds '..' or is longer than {LONGEST_NAME} bytes")
+        raise tarfile.ReadError(f"{name!r} is absolute, contains '..' or is longer than {LONGEST_NAME} bytes")
     if member.isreg() and not path.parts:
-        raise tarfile.ReadError("it holds a file without a name")
+        raise tarfile.ReadError("the archive has a file without a name")
     return path
 
 
 def write(file: tarfile.TarFile, member: tarfile.TarInfo, path: Sequence[str], root: Path) -> None:
-    """Write one member, opening each folder of its path from the descriptor of the one above, with the user's modes.
+    """Write one member with the user's modes, opening each folder of its path relative to its parent's descriptor.
 
     Raises:
         tarfile.ReadError: the member exists already, or a file has the name of its folder.
@@ -222,6 +223,6 @@ def write(file: tarfile.TarFile, member: tarfile.TarInfo, path: Sequence[str], r
                 return
             new = os.open(path[-1], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=place)
         except (FileExistsError, NotADirectoryError):
-            raise tarfile.ReadError(f"it holds {member.name!r} twice, or as a file and as a folder") from None
+            raise tarfile.ReadError(f"{member.name!r} occurs twice, or as a file and as a folder") from None
         with os.fdopen(new, "wb") as output:
             shutil.copyfileobj(file.extractfile(member), output)  # type: ignore[arg-type]

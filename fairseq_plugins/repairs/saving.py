@@ -1,4 +1,4 @@
-"""Save whole checkpoints with float32 parameters, and find damage in saved ones."""
+"""Saving of complete checkpoints with float32 parameters, and detection of damaged ones."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ logger = logging.getLogger(__name__)
 
 ARCHIVE = b"PK\x03\x04"  # the first bytes of torch's archives
 PICKLE = b"\x80"  # the first byte of files of torch before 1.6, which have no checksums and do not show their end
-SAVED_BY_TRAINING = r"checkpoint(\d+|_\d+_\d+|_best|\.best_.+)\.pt"  # beside checkpoint_last.pt, and as complete
+SAVED_BY_TRAINING = r"checkpoint(\d+|_\d+_\d+|_best|\.best_.+)\.pt"  # complete, like checkpoint_last.pt
 
-# The state of fairseq's loss scaler that its own checkpoints leave out, and the state of torch's scaler.
+# State that checkpoints of fairseq's loss scaler lack, and the state of torch's scaler.
 COUNTERS = (
     *("_iter", "_last_overflow_iter", "_last_rescale_iter", "_overflows_since_rescale"),
     *("scale", "_growth_tracker"),
@@ -38,7 +38,7 @@ COUNTERS = (
 
 
 def damage_of(file: IO[bytes]) -> str | None:
-    """Return which record of a checkpoint does not match its checksum, or None; torch does not compare them."""
+    """Describe the first damaged record of a checkpoint, or return None; torch does not compare checksums."""
     file.seek(0)
     if file.read(len(ARCHIVE)) != ARCHIVE:
         return None
@@ -48,26 +48,26 @@ def damage_of(file: IO[bytes]) -> str | None:
             for record in archive.infolist():
                 place = f"its record {record.filename!r}"
                 with archive.open(record) as content:
-                    while record.CRC and content.read(1 << 20):  # 0: saved without checksums, an option of torch
+                    while record.CRC and content.read(1 << 20):  # 0: torch saved it without checksums
                         pass
-    except Exception as error:  # a damaged file causes almost any
+    except Exception as error:  # damaged files raise almost any error
         return f"{place} is not what was saved: {error}"
     return None
 
 
 def is_whole(path: Path) -> bool:
-    """Return whether all records of a checkpoint match their checksums; older files do not show their damage."""
+    """Return whether all records of a checkpoint match their checksums; files of older torch have no checksums."""
     with path.open("rb") as file:
         start = file.read(len(ARCHIVE))
         return (start == ARCHIVE or start[:1] == PICKLE) and damage_of(file) is None
 
 
 def newest_whole_checkpoint(folder: Path, start: str | None = None) -> Path | None:
-    """Return the undamaged checkpoint of a training that was written last.
+    """Return the newest undamaged checkpoint of a training.
 
     Args:
         folder: the training's folder.
-        start: the checkpoint that is fine-tuned: only checkpoints of its fine-tuning count.
+        start: the checkpoint that is fine-tuned; only checkpoints of its fine-tuning count.
     """
     paths = (path for path in folder.glob("*.pt") if re.fullmatch(SAVED_BY_TRAINING, path.name))
     newest = sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)
@@ -75,7 +75,7 @@ def newest_whole_checkpoint(folder: Path, start: str | None = None) -> Path | No
 
 
 def has_start(path: Path, start: str) -> bool:
-    """Return whether a training began with the checkpoint ``start``, compared by name if that file is gone."""
+    """Return whether a training began with the checkpoint ``start``, compared by its name if the file is gone."""
     state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
     if (expected := fingerprint(start)) is not None:
         return bool(state["extra_state"].get("finetuned_from") == expected)
@@ -84,19 +84,19 @@ def has_start(path: Path, start: str) -> bool:
 
 
 def fingerprint(checkpoint: str) -> str | None:
-    """Return a checksum of a checkpoint's contents, the same wherever the file lies, or None if there is no file."""
+    """Return a checksum of a checkpoint's contents, independent of its path, or None if the file is missing."""
     try:
         with zipfile.ZipFile(checkpoint) as archive:
             contents = repr(sorted((each.CRC, each.file_size) for each in archive.infolist())).encode()
     except OSError:
         return None
-    except zipfile.BadZipFile:  # of torch before 1.6
+    except zipfile.BadZipFile:  # a file of torch before 1.6
         contents = Path(checkpoint).read_bytes()
     return hashlib.sha256(contents).hexdigest()
 
 
 def system_error(error: BaseException | None) -> BaseException | None:
-    """Return the system's error behind an error of torch ("unexpected pos 1280 vs 1174"), if there is one."""
+    """Return the system's error behind an error of torch such as "unexpected pos 1280 vs 1174", if there is one."""
     while error is not None and not isinstance(error, OSError):
         error = error.__context__
     return error
@@ -104,10 +104,10 @@ def system_error(error: BaseException | None) -> BaseException | None:
 
 @contextlib.contextmanager
 def replacing_checkpoint(path: str) -> Iterator[str]:
-    """Give the name of a file that replaces ``path`` when it is written, and is removed after an error.
+    """Yield the name of a temporary file, which replaces ``path`` at the end and is removed after an error.
 
     Raises:
-        OSError: the file could not be written; ``path`` is as before.
+        OSError: the file could not be written; ``path`` is unchanged.
     """
     try:
         with beside(Path(path)) as unfinished:
@@ -117,7 +117,7 @@ def replacing_checkpoint(path: str) -> Iterator[str]:
 
 
 def next_start(path: Path) -> str:
-    """Return a sentence on the checkpoint that training would resume from, if ``path`` is one of its own."""
+    """Name the checkpoint from which training would resume, if ``path`` is a checkpoint of a training."""
     if not re.fullmatch(rf"checkpoint_last\.pt|{SAVED_BY_TRAINING}", path.name):
         return ""
     last = path.with_name("checkpoint_last.pt")
@@ -128,10 +128,10 @@ def next_start(path: Path) -> str:
 
 
 def save_checkpoints_whole() -> None:
-    """Write a checkpoint beside its name and rename it.
+    """Write a checkpoint to a temporary file and rename it.
 
-    On a full disk fairseq leaves a part of a file, and an error without the file's name and the reason.  No probe: a
-    file that is written whole stays the same.
+    On a full disk fairseq leaves a partial file, and an error without the file's name and the reason.  No probe: a
+    complete file stays the same.
     """
     save = checkpoint_utils.torch_persistent_save
 
@@ -145,9 +145,9 @@ def save_checkpoints_whole() -> None:
 
 
 def copy_checkpoints_whole() -> None:
-    """Copy to ``checkpoint_last.pt`` beside it and rename: a kill during fairseq's copy destroys the old one, too.
+    """Copy to a temporary file and rename it to ``checkpoint_last.pt``; a kill would leave a part of fairseq's copy.
 
-    No probe: a copy that is renamed may be renamed twice.
+    No probe: renaming twice is harmless.
     """
     copy = PathManager.copy
 
@@ -175,15 +175,15 @@ def masters(optimizer: Any) -> dict[Tensor, Tensor]:
 
 
 def modules(trainer: Trainer) -> dict[str, nn.Module]:
-    """Return the modules with trained parameters, by their names in a checkpoint."""
+    """Return the modules with trained parameters by their names in a checkpoint."""
     return {"model": trainer.get_model(), "criterion": trainer.get_criterion()}
 
 
 def save_masters() -> None:
     """Save the float32 parameters of a training in half precision, and the counters of its loss scale.
 
-    fairseq saves the rounded ones as float32 numbers, so the file keeps its layout and size.  The probe reads the
-    optimizer's code: to call it would take a training.
+    fairseq saves the rounded parameters as float32 numbers, so the file keeps its layout and size.  The probe reads the
+    optimizer's code, because a call would need a training.
     """
     get = Trainer.state_dict
     if mentions(FP16Optimizer.state_dict, "fp32_params"):
@@ -204,9 +204,9 @@ def save_masters() -> None:
 
 @contextlib.contextmanager
 def loading_masters(trainer: Trainer, filename: str, reset_optimizer: bool) -> Iterator[None]:
-    """Copy the float32 parameters of a checkpoint that is loaded in this context to the optimizer, on each rank.
+    """Copy the float32 parameters of a checkpoint loaded in this context to the optimizer, on each rank.
 
-    A checkpoint with rounded parameters, saved by plain fairseq or an older version of the plugin, is reported.
+    A checkpoint with rounded parameters, saved by plain fairseq or an older version of the plugin, causes a warning.
     """
     read: dict[Tensor, Tensor] = {}
 
@@ -227,7 +227,7 @@ def loading_masters(trainer: Trainer, filename: str, reset_optimizer: bool) -> I
     if loaded and not reset_optimizer and all(is_rounded(value, parameter.dtype) for parameter, value in loaded):
         logger.warning(
             f"{filename} has no float32 parameters: training resumes from rounded ones, and its result differs "
-            "slightly from that of an undisturbed training"
+            "slightly from that of an uninterrupted training"
         )
 
 
@@ -237,7 +237,7 @@ def is_rounded(value: Tensor, dtype: torch.dtype) -> bool:
 
 
 def scaler_state(optimizer: Any) -> dict[str, Any]:
-    """Return the counters that change the loss scale of ``--fp16`` or ``--amp``; empty if nothing scales the loss."""
+    """Return the counters that change the loss scale of ``--fp16`` or ``--amp``; empty if the loss is not scaled."""
     scaler = getattr(optimizer, "scaler", None)
     state = {} if scaler is None else vars(scaler) if isinstance(scaler, DynamicLossScaler) else scaler.state_dict()
     return {name: state[name] for name in COUNTERS if name in state}
@@ -254,10 +254,10 @@ def restore_loss_scale(optimizer: Any, saved: Any) -> None:
 
 
 def save_every(seconds: float) -> None:
-    """Write ``checkpoint_last.pt`` within epochs too, whenever the last one is this old; not a repair, for own-data.
+    """Also write ``checkpoint_last.pt`` within an epoch if the last one is older than this; for own-data, not a repair.
 
-    fairseq's ``--save-interval-updates`` counts updates, whose time is not known before, and validates at each.
-    Several processes would have to agree on the time: they save as fairseq does.
+    fairseq's ``--save-interval-updates`` counts updates, whose duration is unknown, and validates at each save.
+    Several processes would have to agree on the time, so they save as fairseq does.
     """
     train: Any = import_module("fairseq_cli.train")
     validate_and_save = train.validate_and_save

@@ -60,9 +60,9 @@ def blocks_in_a_buffer(size: int) -> bool:
 
 
 def block_repeated_ngrams() -> None:
-    """Make ``--no-repeat-ngram-size`` look at the tokens of a hypothesis, and at single words.
+    """Apply ``--no-repeat-ngram-size`` to the tokens of a hypothesis, and also for n = 1.
 
-    Without fairseq's CUDA extension it compares with the end of the generator's buffer, which is padding.
+    Without its CUDA extension, fairseq compares with the padding at the end of the generator's buffer.
     """
     if all(map(blocks_in_a_buffer, (1, 2))):
         return
@@ -71,7 +71,7 @@ def block_repeated_ngrams() -> None:
     @wrap(NGramRepeatBlock, "_no_repeat_ngram")
     def _no_repeat_ngram(self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_size: int, step: int) -> Tensor:
         if self.no_repeat_ngram_size == 1:
-            others = lprobs.scatter(1, tokens[:, 1 : step + 1], -math.inf)  # the first token is no word
+            others = lprobs.scatter(1, tokens[:, 1 : step + 1], -math.inf)  # the first token is not a word
             return lprobs.where(others.isneginf().all(dim=1, keepdim=True), others)  # unless a prefix repeats a word
         return find(self, tokens[:, : step + 1], lprobs, bsz, beam_size, step)
 
@@ -79,8 +79,8 @@ def block_repeated_ngrams() -> None:
 def build_generators() -> None:
     """Check the options of a search, compare a language model's words, and keep source words for ``--replace-unk``.
 
-    fairseq takes the words of a language model (``dict.txt``) for the target's if it has as many.  No probe: other
-    searches are built as before.
+    fairseq accepts a language model with other words (``dict.txt``) than the target's if their number is equal.  No
+    probe: other searches are built as before.
     """
     build = FairseqTask.build_generator
     replaces = not takes_hard_alignments(utils.replace_unk)
@@ -91,16 +91,18 @@ def build_generators() -> None:
         refuse("python", getattr(self, "cfg", None), args, {"task": type(self), "words": words or None})
         language_model = (others.get("extra_gen_cls_kwargs") or {}).get("lm_model")
         if language_model is not None and language_model.decoder.dictionary != self.target_dictionary:
-            raise ValueError("--lm-path: the language model (dict.txt) and the translations have different words")
+            raise ValueError(
+                "--lm-path: the language model's dict.txt differs from the target dictionary; use an equal one"
+            )
         generator = build(self, models, args, *more, **others)
-        # --score-reference builds a scorer, which translates nothing.
+        # --score-reference builds a scorer, which does not translate.
         if replaces and getattr(args, "replace_unk", None) is not None and not getattr(args, "score_reference", False):
             keep_source_words(self, generator, getattr(getattr(self, "cfg", None), "attention_offset", 0))
         return generator
 
 
 def leave_blank_lines_blank() -> None:
-    """Translate a line without words to one without words, unless the caller forces some, as exported folders do.
+    """Translate a blank line to a blank line, as exported folders do, unless the caller forces words.
 
     A model that was trained without blank lines invents a word.  White space in pieces of sentencepiece is not a word.
     No probe: every search runs until the model ends the sentence.
@@ -120,9 +122,9 @@ def leave_blank_lines_blank() -> None:
         if prefix_tokens is None and not isinstance(generator, SequenceScorer):
             pad, rows = self.source_dictionary.pad(), sample["net_input"]["src_tokens"].tolist()
             sources = ([self.source_dictionary[token] for token in row if token != pad] for row in rows)
-            blank = torch.tensor([is_blank(words[:-1]) for words in sources])  # the last one is the end
+            blank = torch.tensor([is_blank(words[:-1]) for words in sources])  # without the end of the sentence
             if constraints is not None:
-                blank &= constraints[:, 0].eq(0).cpu()  # the first entry is their number
+                blank &= constraints[:, 0].eq(0).cpu()  # the first entry is the number of constraints
             for hypotheses in compress(found, blank.tolist()):
                 for hypothesis in hypotheses:
                     remove_words(hypothesis, self.target_dictionary.eos())
@@ -130,7 +132,7 @@ def leave_blank_lines_blank() -> None:
 
 
 def is_blank(words: list[str]) -> bool:
-    """Return whether a source has no words, but perhaps pieces and bytes of sentencepiece that are white space."""
+    """Return whether a source has no words; pieces and bytes of sentencepiece may be white space."""
     text = bytearray()
     for word in words:
         if byte := re.fullmatch("<0x([0-9A-F]{2})>", word):

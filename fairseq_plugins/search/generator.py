@@ -13,14 +13,13 @@ from typing import Any
 
 import torch
 from fairseq.data import Dictionary
-from fairseq.models import BaseFairseqModel, FairseqDecoder
-from fairseq.models.transformer import TransformerModelBase
+from fairseq.models import BaseFairseqModel
 from fairseq.search import BeamSearch, PrefixConstrainedBeamSearch
 from fairseq.sequence_generator import EnsembleModel, SequenceGenerator, SequenceGeneratorWithAlignment
 from torch import Tensor
 
 from fairseq_plugins.common.model import TranslationModel
-from fairseq_plugins.common.output_layer import with_candidate_output, with_part
+from fairseq_plugins.common.output_layer import has_plain_softmax, with_candidate_output, with_part
 from fairseq_plugins.cpu.packing import BatchPacking, PackedWeightCache, with_packing
 from fairseq_plugins.search.beam_search import BeamState, TokenRules
 from fairseq_plugins.search.ensemble import Ensemble, FairseqDecoding
@@ -28,8 +27,6 @@ from fairseq_plugins.search.graphs import GraphCache
 from fairseq_plugins.vocabulary.candidates import Candidates, candidate_indices
 
 logger = logging.getLogger(__name__)
-
-_SOFTMAX_OF_MODELS = (BaseFairseqModel.get_normalized_probs, TransformerModelBase.get_normalized_probs)
 
 
 class FastBeamSearch(SequenceGenerator):
@@ -95,7 +92,7 @@ class FastBeamSearch(SequenceGenerator):
             and not self.match_source_len
             and self.model.has_encoder()
             and self.model.has_incremental_states()
-            and _has_plain_softmax(self.model.single_model)
+            and has_plain_softmax(self.model.single_model)
         )
 
     def _generate(
@@ -261,17 +258,6 @@ class FastBeamSearchWithAlignment(SequenceGeneratorWithAlignment, FastBeamSearch
     def generate(self, models: Any, sample: dict[str, Any], **options: Any) -> list[list[dict[str, Tensor]]]:
         """Translate and align a batch; fairseq's aligner fails on an empty batch."""
         return super().generate(models, sample, **options) if len(sample["net_input"]["src_tokens"]) else []
-
-
-def _has_plain_softmax(model: BaseFairseqModel) -> bool:
-    """Return whether fairseq's own methods compute the model's probabilities, as a plain softmax of its logits."""
-    decoder = model.decoder
-    return (
-        decoder.adaptive_softmax is None
-        and type(model).get_normalized_probs in _SOFTMAX_OF_MODELS
-        and type(decoder).get_normalized_probs is FairseqDecoder.get_normalized_probs
-        and type(decoder).get_normalized_probs_scriptable is FairseqDecoder.get_normalized_probs_scriptable
-    )
 
 
 def run_search(state: BeamState, step: Callable[[], None], sentences: int, steps: int) -> int:

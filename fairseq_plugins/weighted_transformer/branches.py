@@ -23,9 +23,9 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
+from fairseq_plugins.common.dropout import Dropout
 from fairseq_plugins.common.linear import Linear
 from fairseq_plugins.common.source import softmax
 from fairseq_plugins.cpu.block_diagonal import add_block_diagonal
@@ -84,8 +84,8 @@ class BranchedBlock(nn.Module):
         self.kappa = SimplexVector(branches, mode, constraint)
         self.alpha = SimplexVector(branches, mode, constraint) if gating_topk is None else None
         self.gate = None if gating_topk is None else Gate(dim, branches, gating_topk)
-        self.dropout = FairseqDropout(dropout, module_name=owner)
-        self.relu_dropout = FairseqDropout(relu_dropout, module_name=owner)
+        self.dropout = Dropout(dropout, module_name=owner)
+        self.relu_dropout = Dropout(relu_dropout, module_name=owner)
 
     def plain(self, x: Tensor, heads: Tensor) -> Tensor:
         """Compute the equations literally; `forward` computes the same function.

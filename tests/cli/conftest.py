@@ -1,4 +1,4 @@
-"""A server of files, which may hang up; and texts for own-data, and its options."""
+"""A test server for downloads, and texts and options for own-data."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fairseq_plugins.cli.own_data import command as own_data
 
 
 class Server(ThreadingHTTPServer):
-    """Serves ``files``; with ``breaks`` it hangs up half-way, and without ``ranges`` it always sends all.
+    """Serves ``files``; ``breaks`` drops connections half-way, and without ``ranges`` it always sends whole files.
 
-    Without ``sizes`` it sends a part, of a length that it tells before it.
+    Without ``sizes`` it sends chunks without a total length.
     """
 
     files: dict[str, bytes]
@@ -73,7 +73,7 @@ def url(server: Server, name: str = "file.bin") -> str:
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Captions of a kind: raw text, that tokenising changes, and no sentence twice."""
+    """Texts like image captions: untokenised, without repeated sentences."""
     folder = tmp_path_factory.mktemp("texts")
     generator = random.Random(1)
     nouns = {"dog": "Hund", "man": "Mann", "well-known boat": "bekanntes Boot", "horse": "Pferd"}
@@ -83,7 +83,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for place in range(size):
             first, second = generator.choices(list(nouns), k=2)
             number += 1
-            # Two lines, one of the validation part, are longer than a model of `TINY` can read.
+            # Two lines, one of them in the validation part, are too long for a model of `TINY`.
             much = "".join(f" {n}" for n in range(100)) if place in (1, 19) else ""
             pairs.append(
                 (
@@ -97,7 +97,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def parse(*words: object) -> Any:
-    """Options of own-data."""
+    """Parse a command line of own-data."""
     parser = ArgumentParser()
     own_data.add_arguments(parser)
     return parser.parse_args([*map(str, words)])

@@ -1,4 +1,4 @@
-"""Files that are not what a command takes them for: a sentence, whatever is in them."""
+"""Files of another kind than a command expects get a clear error, whatever they contain."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import pytest
 import torch
 
 from fairseq_plugins.cli import main as cli
-from fairseq_plugins.cli.files import blaming
+from fairseq_plugins.cli.files import naming_file_in_errors
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), AssertionError(), UnicodeDecodeError("utf-8", b"x", 0, 1, "bad")])
 def test_what_names_no_file_gets_its_name(error: Exception) -> None:
     with (
         pytest.raises(ValueError, match=f"^a.txt .*{type(error).__name__}"),
-        blaming(Path("a.txt"), "cannot be read"),
+        naming_file_in_errors(Path("a.txt"), "cannot be read"),
     ):
         raise error
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), OSError("x"), pickle.UnpicklingError("x"), KeyboardInterrupt()])
 def test_what_names_it_stays(error: BaseException) -> None:
-    with pytest.raises(type(error), match=f"^{error}$"), blaming(Path("a.txt"), "cannot be read"):
+    with pytest.raises(type(error), match=f"^{error}$"), naming_file_in_errors(Path("a.txt"), "cannot be read"):
         raise error
 
 

@@ -1,4 +1,4 @@
-"""``fairseq-plugins average`` on a real training of the Weighted Transformer, whose state has all that can go wrong."""
+"""``fairseq-plugins average`` on a real training of the Weighted Transformer, whose state has all special cases."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.repairs.payloads import untrained
 MODEL = ["--arch", "weighted_transformer_tiny", "--encoder-layers", "1", "--encoder-embed-dim", "16"]
 MODEL += ["--encoder-ffn-embed-dim", "32", "--criterion", "weighted_label_smoothed_cross_entropy"]
 MODEL += ["--optimizer", "simplex_adam", "--lr-scheduler", "weighted_inverse_sqrt", "--warmup-updates", "4"]
-MODEL += ["--branch-warmup-updates", "2", "--batch-size", "16"]  # an epoch is four updates
+MODEL += ["--branch-warmup-updates", "2", "--batch-size", "16"]  # an epoch has four updates
 
 
 @pytest.fixture(scope="module")
 def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three epochs, with checkpoints between them."""
+    """A training of three epochs, with checkpoints within epochs."""
     folder = tmp_path_factory.mktemp("trained")
     options = ["--max-epoch", 3, "--save-interval-updates", 3, "--clip-norm", 1]
     run("train", data, "--user-dir", USER_DIR, "--save-dir", folder, *MODEL, *QUIET, *options)
@@ -38,7 +38,7 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids=["epochs", "updates", "named"],
 )
 def test_parameters_are_the_plain_mean(data, trained, tmp_path, arguments, names) -> None:
-    """Versions are kept as they are, and so are the weights of branches on the simplex."""
+    """Versions are copied, and branch weights stay on the simplex."""
     inputs = [str(trained / name) for name in names] if arguments == names else [str(trained), *arguments]
     cli.main(["average", *inputs, "--output", str(tmp_path / "average.pt")])
     averaged = load_checkpoint(tmp_path / "average.pt")
@@ -60,11 +60,11 @@ def test_parameters_are_the_plain_mean(data, trained, tmp_path, arguments, names
 
 
 def test_doubles_that_are_parameters_and_tied(data: Path, tmp_path: Path) -> None:
-    """No precision has to be gained for their sum, which is still no file's tensor."""
+    """Doubles are averaged without loss; tied parameters stay tied."""
     paths = [tmp_path / f"{number}.pt" for number in range(3)]
     for number, path in enumerate(paths):
         tied = torch.nn.Parameter(torch.full((2,), float(number), dtype=torch.float64))
-        # In single precision a sum of these stays at the first.
+        # In single precision, a sum of these would stay at the first.
         model = {"one": tied, "other": tied, "single": torch.tensor([2.0**24 if number == 0 else 1.0])}
         extra = {"ema": model, "ema_fp32_params": model, "epoch": 1}
         torch.save({**untrained(data), "model": model, "extra_state": extra}, path)
@@ -75,7 +75,7 @@ def test_doubles_that_are_parameters_and_tied(data: Path, tmp_path: Path) -> Non
         "other": [1, 1],
         "single": [(2**24 + 2) / 3],
     }
-    # A moving average of one training is not that of their mean.
+    # The mean of moving averages is not the moving average of the mean.
     assert averaged["extra_state"].keys() == {"epoch", "train_iterator"}
 
 
@@ -103,7 +103,7 @@ def changed(path: Path, output: Path, **values: Any) -> Path:
         ({"version": torch.tensor(1.0)}, " version"),
         ({"branch_weights_version": torch.tensor(1)}, " branch_weights_version"),
         ({"branch_constraint": "softmax"}, "--branch-constraint"),
-        ({"words": {"source": "0", "target": "0"}}, "words"),
+        ({"words": {"source": "0", "target": "0"}}, "dictionaries"),
         ({"architecture": "convs2s"}, "different architectures"),
         ({"version": None}, " version"),
         ({"encoder.layers.0.branches.kappa.weight": torch.ones(2)}, "encoder.layers.0.branches.kappa.weight"),
@@ -156,7 +156,7 @@ def test_code_in_a_checkpoint_is_refused_and_files_are_kept(trained: Path, tmp_p
     first = trained / "checkpoint1.pt"
     with pytest.raises(SystemExit, match=r"foreign\.pt"):
         cli.main(["average", str(first), str(tmp_path / "foreign.pt"), "--output", str(tmp_path / "average.pt")])
-    with pytest.raises(SystemExit, match="exists already"):
+    with pytest.raises(SystemExit, match="already exists"):
         cli.main(["average", str(first), "--output", str(first)])
     (tmp_path / "link").symlink_to("nowhere")
     with pytest.raises(SystemExit, match="link exists already"):

@@ -1,4 +1,4 @@
-"""gettext catalogues: pairs to learn from, their languages, and empty entries filled."""
+"""gettext catalogues: training pairs, languages, and empty entries to fill."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ PAIRS = [
 
 
 def test_what_is_learned_from(tmp_path: Path) -> None:
-    """A folder of catalogues with all its folders; neither fuzzy, nor obsolete, nor untranslated entries."""
+    """A folder of catalogues gives pairs from all subfolders, without fuzzy, obsolete and untranslated entries."""
     (tmp_path / "po" / "library").mkdir(parents=True)
     (tmp_path / "po" / "library" / "a.po").write_text(CATALOGUE, encoding="utf-8")
     (tmp_path / "po" / "b.PO").write_text(HEADER.format("es", "iso-8859-1") + ENTRIES, encoding="latin-1")
@@ -93,12 +93,12 @@ def test_languages_are_those_of_the_header(header: str, language: str, tmp_path:
     assert languages_of(tmp_path, tmp_path, "fr", None) == ("fr", language)
     assert languages_of(path, path, None, "eo") == ("en", "eo")
     path.write_text(CATALOGUE.replace("Language: es", "Language: "), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"--target-lang: a\.po does not end in a language"):
+    with pytest.raises(ValueError, match=r"--target-lang: .*a\.po"):
         languages_of(path, path, None, None)
 
 
 def filled(path: Path) -> tuple[str, list[catalogues.Gap]]:
-    """Fill a catalogue with its lines in capitals, but for {braces}."""
+    """Fill a catalogue with its lines in capitals, except for {braces}."""
     catalogue = catalogues.load(path)
     gaps = catalogues.gaps(catalogue)
     lines = [line for gap in gaps for line in gap.lines()]
@@ -109,7 +109,7 @@ def filled(path: Path) -> tuple[str, list[catalogues.Gap]]:
 
 
 def test_empty_entries_are_filled(tmp_path: Path) -> None:
-    """All else stays; each line is translated by itself, between the white space that it has."""
+    """Everything else stays; each line is translated alone, and keeps the white space around it."""
     path = tmp_path / "a.po"
     path.write_text(CATALOGUE, encoding="utf-8")
     expected = CATALOGUE
@@ -120,7 +120,7 @@ def test_empty_entries_are_filled(tmp_path: Path) -> None:
         ('{count}\\n"\nmsgstr ""\n', '{count}\\n"\nmsgstr ""\n"  FIRST LINE\\n"\n"\\n"\n"SECOND OF {count}\\n"\n'),
         ('#, c-format\nmsgid "%s horse"', '#, fuzzy, c-format\nmsgid "%s horse"'),
         ('msgstr[0] ""', 'msgstr[0] "%S HORSE"'),
-        ('msgid "two\\nlines"', 'msgid ""\n"two\\n"\n"lines"'),  # as polib writes it
+        ('msgid "two\\nlines"', 'msgid ""\n"two\\n"\n"lines"'),  # polib's layout
         ('msgstr "dos\\nlíneas"', 'msgstr ""\n"dos\\n"\n"líneas"'),
     ):
         assert expected.count(before) == 1
@@ -128,16 +128,16 @@ def test_empty_entries_are_filled(tmp_path: Path) -> None:
     text, gaps = filled(path)
     assert text == expected
     assert catalogues.report(path, gaps).splitlines() == [
-        f"{path}: 3 empty entries are filled and marked fuzzy; 2 lost placeholders.",
+        f"{path}: entries filled and marked as fuzzy: 3; with lost placeholders: 2.",
         "  line 23: <b>, %(name)s, </b>",
         "  line 40: %s",
     ]
     path.write_text(text, encoding="utf-8")
-    assert filled(path) == (text, []), "nothing is left to fill"
+    assert filled(path) == (text, []), "no empty entry is left"
 
 
 def test_languages_with_one_form_or_more(tmp_path: Path) -> None:
-    """The only form of Chinese is of any number; the first of Polish is of one."""
+    """Chinese has one plural form for all numbers; the first form of Polish is the singular."""
     entry = 'msgid "One."\nmsgid_plural "Many."\n'
     for forms, expected in ((1, ["MANY."]), (3, ["ONE.", "MANY.", "MANY."])):
         (tmp_path / "a.po").write_text(entry + "".join(f'msgstr[{form}] ""\n' for form in range(forms)))
@@ -147,8 +147,8 @@ def test_languages_with_one_form_or_more(tmp_path: Path) -> None:
     (tmp_path / "a.po").write_text(many)
     _, gaps = filled(tmp_path / "a.po")
     told = catalogues.report(Path("a.po"), gaps).splitlines()
-    assert told[0] == "a.po: 25 empty entries are filled and marked fuzzy; 25 lost placeholders."
-    assert told[1:] == [*(f"  line {n}: %s" for n in range(1, 31, 3)), "  and 15 other entries"]
+    assert told[0] == "a.po: entries filled and marked as fuzzy: 25; with lost placeholders: 25."
+    assert told[1:] == [*(f"  line {n}: %s" for n in range(1, 31, 3)), "  and 15 more"]
 
 
 def test_another_encoding_becomes_utf8(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_what_is_not_a_catalogue_is_named(content: bytes, tmp_path: Path) -> Non
 
 
 def test_a_model_fills_a_catalogue(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    """Its lines become what the same model makes of them in a text; warnings name lines of the catalogue."""
+    """Entries are translated like lines of a text; warnings name lines of the catalogue."""
     learned = HEADER.format("de", "UTF-8") + "\n".join(
         f'msgid "A dog and {n} boats."\nmsgstr "Ein Hund und {n} Boote."\n' for n in range(300)
     )
@@ -215,7 +215,7 @@ def test_a_model_fills_a_catalogue(tmp_path: Path, capfdbinary: pytest.CaptureFi
     assert found == [expected[0], f"  {expected[1]}", "", expected[2], "", *expected[3:]]
     assert told.startswith("translate 5 lines\n")
     assert re.search(r"line 52 has \d+ tokens: only the first 63 are translated", told)
-    assert "some.po: 4 empty entries are filled and marked fuzzy; 3 lost placeholders.\n  line 23: <b>, " in told
+    assert "some.po: entries filled and marked as fuzzy: 4; with lost placeholders: 3.\n  line 23: <b>, " in told
     assert translated("all.po")[1].endswith(
-        "all.po: 0 empty entries are filled and marked fuzzy; 0 lost placeholders.\n"
+        "all.po: entries filled and marked as fuzzy: 0; with lost placeholders: 0.\n"
     )

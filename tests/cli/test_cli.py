@@ -1,4 +1,4 @@
-"""``fairseq-plugins`` imports what the command that is called needs, and no command goes without the repairs."""
+"""``fairseq-plugins`` imports only what a command needs, and every command applies the repairs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOADING = ["plots.attended_translation", "plots.branch_weights", "checkpoint_mea
 
 
 def call(*words: str) -> subprocess.CompletedProcess[str]:
-    """The command in a process that tells at its end, on stderr, what it has imported."""
+    """Run the command in a process that prints its imported modules to stderr at its end."""
     program = f"import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); {MAIN}"
     return python("-c", program, *words)
 
@@ -63,10 +63,10 @@ def test_a_missing_file_is_named_and_nothing_is_begun(name: str, tmp_path: Path)
 
 
 def test_what_there_is_and_what_there_is_not() -> None:
-    """Each command in the list of help, and its own help at length; a wrong name gets the names."""
+    """``--help`` lists each command, each command has its own help, and a wrong name gets the list."""
     shown = call("--help").stdout
     assert [name for name in cli.COMMANDS if f"\n    {name}" not in shown] == []
-    assert "``fairseq-plugins score``: BLEU or ROUGE" in call("score", "--help").stdout
+    assert "Print BLEU, chrF or ROUGE" in call("score", "--help").stdout
     assert "invalid choice: 'scores'" in call("scores").stderr
     assert "required: COMMAND" in call().stderr
     assert "Please install" not in call("average", "--help").stderr, "fairseq asks for tensorboardX on import"
@@ -89,7 +89,7 @@ def test_errors_of_the_system_have_no_numbers(tmp_path: Path) -> None:
 
 
 def forked(target: Callable[[str, Path], None], argument: str, folder: Path) -> str:
-    """What ``target`` writes in a process that has imported fairseq, and nothing of this plugin that touches it."""
+    """Return the output of ``target`` in a process that has imported fairseq, but nothing of this plugin."""
     found = folder / "found"
     process = FORKED.Process(target=target, args=(argument, found))
     process.start()
@@ -99,7 +99,7 @@ def forked(target: Callable[[str, Path], None], argument: str, folder: Path) -> 
 
 
 def look_at(name: str, found: Path) -> None:
-    """The loaders of fairseq's that a module has asked for before the repairs were made."""
+    """Print the loaders of fairseq that a module imported before the repairs."""
     assert not hasattr(checkpoint_utils.load_checkpoint_to_cpu, "__wrapped__")
     tool = importlib.import_module(f"fairseq_plugins.cli.{name}")
     assert not hasattr(checkpoint_utils.load_checkpoint_to_cpu, "__wrapped__")
@@ -111,12 +111,12 @@ def look_at(name: str, found: Path) -> None:
 
 @pytest.mark.parametrize("name", LOADING)
 def test_checkpoints_are_loaded_with_the_repairs(name: str, tmp_path: Path) -> None:
-    """Also where the command's module has asked fairseq for the loader before they were made."""
+    """The repairs also apply to a command's module that imported fairseq's loader before them."""
     assert forked(look_at, name, tmp_path) == ""
 
 
 def test_what_registers_leaves_out_the_compiler_of_torch() -> None:
-    """Which takes a second and 60 MB, of each of fairseq's commands."""
+    """torch's compiler would take a second and 60 MB in each of fairseq's commands."""
     program = "import sys, fairseq_plugins; fairseq_plugins.install(); assert 'torch._dynamo' not in sys.modules"
     result = python("-c", program)
     assert result.returncode == 0, result.stderr

@@ -1,4 +1,4 @@
-"""Downloads that break off, go on, or are of something else."""
+"""Downloads that lose their connection, resume, or have another content."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fairseq_plugins.cli.prepare import download as downloads
+from fairseq_plugins.cli.prepare.corpus_files import fetch, fingerprints, text
 from fairseq_plugins.cli.prepare.download import download
-from fairseq_plugins.cli.prepare.originals import fetch, sums, text
 from tests.cli.conftest import Server, url
 
 CONTENT = bytes(range(256)) * 1000
@@ -38,7 +38,7 @@ def test_a_download_goes_on_where_it_broke_off(server: Server, tmp_path: Path, r
     server.breaks = False
     download(url(server), path, SHA256)
     assert path.read_bytes() == CONTENT
-    download(url(server), path, SHA256)  # is there
+    download(url(server), path, SHA256)  # complete
     assert server.asked == [None, f"bytes={len(CONTENT) // 2}-"]
 
 
@@ -63,7 +63,7 @@ def test_a_download_that_was_stopped_at_its_very_end(server: Server, tmp_path: P
 
 
 def test_what_is_longer_than_the_file_is_none_of_it(server: Server, tmp_path: Path) -> None:
-    """As two processes have left it that wrote one file; also where there is no sum."""
+    """Two processes that wrote the same file leave such a file; it is also found without a checksum."""
     (tmp_path / "file.bin.partial").write_bytes(CONTENT + b"more")
     download(url(server), tmp_path / "file.bin")
     assert (tmp_path / "file.bin").read_bytes() == CONTENT
@@ -94,12 +94,12 @@ def test_what_breaks_off_is_named(server: Server, error: OSError, tmp_path: Path
 
 @pytest.mark.parametrize("made", [os.mkfifo, Path.mkdir])
 def test_a_pipe_or_folder_in_the_place_of_a_download_is_named(server: Server, tmp_path: Path, made: Any) -> None:
-    """A pipe would be waited for."""
+    """Reading a pipe would block."""
     made(tmp_path / "file.bin")
     with pytest.raises(ValueError, match=r"file\.bin is not a regular file"):
         download(url(server), tmp_path / "file.bin", SHA256)
     files = text("file.{}", ("bin", "gz"))[0]
-    for read in (lambda: fetch(files, tmp_path, files), lambda: sums(files, tmp_path)):
+    for read in (lambda: fetch(files, tmp_path, files), lambda: fingerprints(files, tmp_path)):
         with pytest.raises(ValueError, match=r"file\.bin is not a regular file"):
             read()
     assert not server.asked

@@ -1,4 +1,4 @@
-"""``fairseq-plugins export``: a checkpoint becomes a folder that translates as ``fairseq-interactive`` does."""
+"""``fairseq-plugins export`` writes a folder that translates like ``fairseq-interactive``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEXT = "w1 w2 w3\nw4\nw19 w0 w7 w7\nnever seen\n"
 
 
 def checkpoint(data: Path, path: Path, architecture: str) -> Path:
-    """Of a random model."""
+    """A checkpoint of a random model."""
     task = TranslationTask.setup_task(TranslationConfig(data=str(data), source_lang="src", target_lang="tgt"))
     options = {"max_source_positions": 32, "max_target_positions": 32, "source_lang": "src", "target_lang": "tgt"}
     options |= {"data": str(data), "criterion": "cross_entropy"}
@@ -117,11 +117,11 @@ def test_subwords_without_codes(data: Path, tmp_path: Path, capsys: pytest.Captu
         (["a", "b"], set(), None),
         (["\u2581a", "b"], {"has_pieces"}, None),
         (["a@@", "b"], set(), "without --bpe-codes"),
-        (["a~~", "b"], {"has_codes"}, "are they its codes"),
+        (["a~~", "b"], {"has_codes"}, "--bpe-codes: "),
         (["\u2581a", "\u2581b", "c@@"], {"has_codes"}, "without --sentencepiece-model"),
         (["\u2581", "b@@", "c@@"], set(), "without --bpe-codes"),
         (["\u2581a", "b"], set(), "without --sentencepiece-model"),
-        (["a", "b"], {"has_pieces"}, "is it its model"),
+        (["a", "b"], {"has_pieces"}, "--sentencepiece-model: "),
     ],
 )
 def test_units_that_codes_do_not_make_are_told(words: list[str], has: set[str], warning: str | None) -> None:
@@ -132,7 +132,7 @@ def test_units_that_codes_do_not_make_are_told(words: list[str], has: set[str], 
 def test_both_dictionaries_and_the_languages_suffice(data: Path, tmp_path: Path) -> None:
     path, only = checkpoint(data, tmp_path / "model.pt", "convs2s_tiny"), tmp_path / "only"
     saved = torch.load(path, weights_only=False)
-    saved["args"].source_lang = saved["args"].target_lang = None  # as fairseq saves them where it has inferred them
+    saved["args"].source_lang = saved["args"].target_lang = None  # fairseq saves inferred languages like this
     torch.save(saved, path)
     only.mkdir()
     for dictionary in data.glob("dict.*.txt"):
@@ -144,7 +144,7 @@ def test_both_dictionaries_and_the_languages_suffice(data: Path, tmp_path: Path)
 
 
 def test_a_task_that_puts_languages_into_text_is_refused(data: Path, tmp_path: Path) -> None:
-    """A folder would leave them out, and translate otherwise."""
+    """The exported folder would omit the language tokens and translate differently."""
     path = checkpoint(data, tmp_path / "model.pt", "convs2s_tiny")
     options = ArgumentParser()
     TranslationMultiSimpleEpochTask.add_args(options)
@@ -158,12 +158,12 @@ def test_a_task_that_puts_languages_into_text_is_refused(data: Path, tmp_path: P
 
 
 def test_an_architecture_of_ones_own(data: Path, tmp_path: Path) -> None:
-    """It is registered by a user directory; without it, the error says which architecture that is."""
-    pytest.importorskip("matplotlib")  # for plot-attention
+    """A user directory registers the architecture; without it, the error names the architecture."""
+    pytest.importorskip("matplotlib")  # also for plot-attention
     path = checkpoint(data, tmp_path / "model.pt", "convs2s_tiny")
     saved = torch.load(path, weights_only=False)
     saved["args"].arch = "convs2s_of_mine"
-    torch.save(saved, path)  # as fairseq wrote it before hydra
+    torch.save(saved, path)  # fairseq's format before hydra
     with pytest.raises(SystemExit, match=r"model\.pt\b.*convs2s_of_mine.* not registered"):
         export(path, tmp_path / "out", "--data", data)
     options = {**vars(saved.pop("args")), "_name": "convs2s_of_mine"}
@@ -181,7 +181,7 @@ def test_an_architecture_of_ones_own(data: Path, tmp_path: Path) -> None:
 
 
 def test_a_full_disk_and_a_kill_leave_no_folder(data: Path, tmp_path: Path) -> None:
-    """The error names the folder; the next call removes what a killed one has left."""
+    """The error names the folder; the next call removes what a killed call has left."""
     path, out = checkpoint(data, tmp_path / "model.pt", "convs2s_tiny"), tmp_path / "out"
     with full_disk(100_000), pytest.raises(SystemExit, match="out was not written"):
         export(path, out, "--data", data)
@@ -195,12 +195,12 @@ def test_a_full_disk_and_a_kill_leave_no_folder(data: Path, tmp_path: Path) -> N
 
 
 def test_what_cannot_be_exported(data: Path, tmp_path: Path) -> None:
-    """Nothing is left behind."""
+    """A failed export leaves no files."""
     path = checkpoint(data, tmp_path / "model.pt", "convs2s_tiny")
     (tmp_path / "text").write_text("no checkpoint")
     (tmp_path / "there").mkdir()
     (tmp_path / "nowhere").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "fastbpe").write_text("t h 1234\n")  # codes of another program, at which subword-nmt ends the process
+    (tmp_path / "fastbpe").write_text("t h 1234\n")  # another program's codes, at which subword-nmt exits
     before = sorted(tmp_path.iterdir())
     for words, name in (
         ([tmp_path / "nothing.pt", tmp_path / "out"], r"nothing\.pt"),

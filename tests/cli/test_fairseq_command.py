@@ -1,4 +1,4 @@
-"""fairseq's commands, started in a folder of somebody else's files."""
+"""fairseq's commands in a folder with files of the user."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_of_a_command_that_fails_the_end_is_shown(capsys: pytest.CaptureFixture[
 
 
 def test_a_training_that_is_saved_by_the_clock(data: Path, tmp_path: Path) -> None:
-    """Stopped within an epoch it goes on from there, and ends with the parameters of one that was not stopped."""
+    """A training that is stopped within an epoch resumes there, and gets the parameters of an uninterrupted one."""
 
     def words(updates: int, save: Path) -> list[object]:
         more = ["--user-dir", USER_DIR, "--log-interval", 1, "--log-format", "json", "--save-interval-updates", 0]

@@ -1,4 +1,4 @@
-"""Coming from fairseq's fconv: old and new checkpoints translate as fairseq translates them."""
+"""Old and new checkpoints of fairseq's fconv translate as in fairseq after their conversion."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def fconv(task) -> FConvModel:
     enliven(model)
     for name, parameter in model.named_parameters():
         if name.endswith("weight_g"):
-            parameter.data.mul_(torch.rand_like(parameter) + 0.5)  # trained: no longer the norm of weight_v
+            parameter.data.mul_(torch.rand_like(parameter) + 0.5)  # trained: differs from the norm of weight_v
     return model.eval()
 
 
 def save(path: Path, model: dict[str, torch.Tensor], data: Path, **options: Any) -> Path:
-    """A checkpoint as fairseq wrote them in 2017: an ``args`` namespace, and little else."""
+    """Save a checkpoint in fairseq's format of 2017: an ``args`` namespace and little else."""
     args = Namespace(data=str(data), source_lang="src", target_lang="tgt", **{"arch": "fconv", **OPTIONS, **options})
     history = [{"criterion_name": "CrossEntropyCriterion", "best_loss": 4.0, "optimizer": {}}]
     extra = {"epoch": 3, "batch_offset": 0, "val_loss": 4.0}
@@ -50,7 +50,7 @@ def save(path: Path, model: dict[str, torch.Tensor], data: Path, **options: Any)
 
 
 def first_version(parameters: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same weights with one magnitude for each kernel position in the decoder, and stale linearised weights."""
+    """Return the same weights with one magnitude per kernel position in the decoder, and stale linearised weights."""
     old = {name: value.clone() for name, value in parameters.items() if name != "decoder.version"}
     for name in [name for name in old if re.fullmatch(r"decoder\.convolutions\.\d+\.weight_v", name)]:
         prefix = name.removesuffix("weight_v")
@@ -88,7 +88,7 @@ def test_translates_as_fairseq_does(tmp_path, data, dictionary, sentences, fconv
 
 @torch.no_grad()
 def test_keeps_what_fairseq_would_have_filled_in(tmp_path, data, task, capsys) -> None:
-    """Options that an old checkpoint leaves out had the defaults of its architecture."""
+    """Options that an old checkpoint lacks get the defaults of its architecture."""
     parameters = random_model("fconv_iwslt_de_en", task)[1].state_dict()
     old = Namespace(arch="fconv_iwslt_de_en", data=str(data), source_lang="src", target_lang="tgt", max_positions=64)
     state = {"args": old, "model": parameters, "optimizer_history": [{"criterion_name": "x", "best_loss": 4.0}]}
@@ -114,12 +114,12 @@ def test_refuses_what_it_cannot_convert(tmp_path, data, fconv) -> None:
     other = save(tmp_path / "other.pt", parameters, data, arch="transformer")
     ours = save(tmp_path / "ours.pt", parameters, data, arch="convs2s_tiny")
     more = save(tmp_path / "more.pt", {**parameters, "decoder.gate.weight": torch.zeros(1)}, data)
-    large = {**parameters, "encoder.fc1.bias": torch.zeros(1).expand(10**12)}  # in a file of some kilobytes
+    large = {**parameters, "encoder.fc1.bias": torch.zeros(1).expand(10**12)}  # in a file of a few kilobytes
     for words, name in (
         ((tmp_path / "nowhere.pt", new), "nowhere.pt"),
-        ((checkpoint, checkpoint), "old.pt exists already"),
+        ((checkpoint, checkpoint), "old.pt already exists"),
         ((checkpoint, tmp_path / "nowhere" / "new.pt"), "nowhere"),
-        ((checkpoint, tmp_path / "link"), "link exists already"),
+        ((checkpoint, tmp_path / "link"), "link already exists"),
         ((other, new), "'transformer'"),
         ((ours, new), "'convs2s_tiny'"),
         ((more, new), "decoder.gate.weight"),
@@ -152,7 +152,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, data, fconv) -> None:
     ids=["no numbers", "repeated", "a few repeated", "two that stretch", "a dimension more", "other outputs"],
 )
 def test_few_numbers_do_not_become_many(magnitude: torch.Tensor, direction: torch.Tensor) -> None:
-    """A file of a few kilobytes asked for gigabytes."""
+    """A file of a few kilobytes must not allocate gigabytes."""
     parameters = {"encoder.fc1.weight_g": magnitude, "encoder.fc1.weight_v": direction}
     with pytest.raises(ValueError, match=r"weight_v is no tensor that holds|a magnitude of"):
         convert_parameters(parameters)

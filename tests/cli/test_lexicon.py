@@ -1,4 +1,4 @@
-"""The lexicon: its three files from links that are known, from eflomal itself, and what is refused."""
+"""The lexicon's three files from known links and from eflomal, and refused input."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fairseq_plugins.cli import main as cli
 from tests.commands import full_disk
 
 FILES = ["candidates.txt", "dictionary.txt", "frequent.txt"]
-# In the place of eflomal-align: it writes the links that lie beside it.
+# A stand-in for eflomal-align that prints the links in files beside it.
 ALIGNER = f"""#!{sys.executable}
 import pathlib, sys
 for side in ("forward", "reverse"):
@@ -38,7 +38,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The scripts folder of an environment, and nothing in the PATH."""
+    """An environment's scripts folder, with an empty PATH."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setattr(sys, "executable", str(folder / "python"))
@@ -48,7 +48,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def aligner(environment: Path) -> Path:
-    """A stand-in for eflomal-align, which gives the links in the files ``forward`` and ``reverse`` beside it."""
+    """A stand-in for eflomal-align, which prints the links in the files ``forward`` and ``reverse`` beside it."""
     aligner = environment / "eflomal-align"
     aligner.write_text(ALIGNER)
     aligner.chmod(0o755)
@@ -66,7 +66,7 @@ def corpus(tmp_path: Path, aligner: Path) -> Path:
 
 
 def test_the_files(corpus: Path) -> None:
-    """a: x twice, ä once.  b: Y once, three times and once again, x once.  C: Y.  Y is the most frequent, then x."""
+    """a: x twice, ä once.  b: Y once, three times and once again, x once.  C: Y.  Y is most frequent, then x."""
     make_lexicon(corpus)
     assert contents(corpus) == {
         "dictionary.txt": b"C Y\na x\nb Y\n",
@@ -77,7 +77,7 @@ def test_the_files(corpus: Path) -> None:
 
 
 def test_equally_likely_translations(corpus: Path, aligner: Path) -> None:
-    """The more frequent one first, then in the order of characters; those of which there are too many are left out."""
+    """Ties are ordered by frequency, then by characters, and cut at the maximum number."""
     (corpus / "target").write_text("x z\n\nz x y w\n", encoding="utf-8")
     aligner.with_name("forward").write_text("0-0 0-1\n2-2 2-3\n")
     aligner.with_name("reverse").write_text("\n2-2 2-3\n")
@@ -92,7 +92,7 @@ def test_equally_likely_translations(corpus: Path, aligner: Path) -> None:
 
 
 def test_words_are_those_of_fairseq(corpus: Path) -> None:
-    """Line ends of Windows, tabs, odd spaces and a missing last line end change nothing."""
+    """Windows line ends, tabs, other white space and a missing last line end have no effect."""
     make_lexicon(corpus)
     plain = contents(corpus)
     (corpus / "source").write_bytes("a\tb \u2028C\r\n \r\nb\x0b b\u00a0a\r\n".encode())
@@ -111,13 +111,13 @@ def test_the_aligner_may_be_anywhere_in_the_path(corpus: Path, aligner: Path, mo
 @pytest.mark.parametrize(
     ("source", "target", "place"),
     [
-        (b"a\n", b"x\ny\nz\n", "target has 3 lines, .*source 1: line 2 "),
-        (b"a\nb\nc", b"x\n", "source has 3 lines, .*target 1: line 2 "),
-        (b"a\n\n", b"x\ny\n", "line 2 of .*source"),
-        (b"a\nb\n", b"x\n \n", "line 2 of .*target"),
-        (b"a\nb\n", b"x\n\xff\n", "line 2 of .*target"),
-        (b"a\nb\rc\n", b"x\ny\n", "line 2 of .*source"),
-        (b"a\n\0\n", b"x\ny\n", "line 2 of .*source"),
+        (b"a\n", b"x\ny\nz\n", "target has 3 lines and .*source has 1"),
+        (b"a\nb\nc", b"x\n", "source has 3 lines and .*target has 1"),
+        (b"a\n\n", b"x\ny\n", "source, line 2: "),
+        (b"a\nb\n", b"x\n \n", "target, line 2: "),
+        (b"a\nb\n", b"x\n\xff\n", "target, line 2: "),
+        (b"a\nb\rc\n", b"x\ny\n", "source, line 2: "),
+        (b"a\n\0\n", b"x\ny\n", "source, line 2: "),
         (b"\n", b"\n", "source and .*target"),
     ],
 )
@@ -132,12 +132,12 @@ def test_corrupt_input_is_refused_before_anything_is_written(corpus, source, tar
 def test_no_candidates_are_refused(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         make_lexicon(corpus, "--max-candidates", 0)
-    assert "--max-candidates: expected a number from 1 on, got '0'" in capsys.readouterr().err
+    assert "--max-candidates: expected a positive integer, got '0'" in capsys.readouterr().err
 
 
 def test_a_file_in_the_place_of_the_folder_is_kept(corpus: Path) -> None:
     (corpus / "lexicon").write_text("precious")
-    with pytest.raises(SystemExit, match="lexicon exists already"):
+    with pytest.raises(SystemExit, match=r"--output .*/lexicon: not a folder"):
         make_lexicon(corpus)
     assert (corpus / "lexicon").read_text() == "precious"
 
@@ -186,7 +186,7 @@ def test_a_text_that_is_read_is_not_written_over(corpus: Path) -> None:
 
 
 def test_a_killed_call_leaves_nothing_for_long(corpus: Path, aligner: Path) -> None:
-    """The next one removes it; the user's files stay, and so do those of a call that is still at work."""
+    """The next call removes the leftovers of a killed one, and keeps the user's files and those of a running call."""
     working = aligner.read_text()
     aligner.write_text("#!/bin/sh\nkill -9 $PPID\n")
     killed = multiprocessing.get_context("fork").Process(target=make_lexicon, args=(corpus,))
@@ -221,7 +221,7 @@ def test_a_program_in_the_working_folder_is_not_run(corpus, aligner, monkeypatch
 
 @pytest.fixture(scope="module")
 def translated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """300 sentences translated word for word, with neighbours swapped and an article before every third word."""
+    """300 sentences translated word by word, with swapped neighbours and an article before every third word."""
     generator = random.Random(1)
     folder = tmp_path_factory.mktemp("translated")
     with (folder / "source").open("w") as source, (folder / "target").open("w") as target:
@@ -233,7 +233,7 @@ def translated(tmp_path_factory: pytest.TempPathFactory) -> Path:
                     translations[place : place + 2] = reversed(translations[place : place + 2])
             print(*(f"Word{word}" for word in words), file=source)
             print(*(f"the Wort{word}" if word % 3 == 0 else f"Wort{word}" for word in translations), file=target)
-        # One more than eflomal takes: it must not shift the links of others.
+        # One more word than eflomal accepts: other links must not shift.
         print(*["long"] * 1024, file=source)
         print(*["lang"] * 1024, file=target)
         print("Word1", file=source)
@@ -247,7 +247,7 @@ def test_eflomal_finds_the_translations(translated: Path, capsys: pytest.Capture
     except ValueError as error:
         pytest.skip(str(error))
     make_lexicon(translated)
-    assert "not aligned, for more than 1023 words: 1 of 302 sentence pairs" in capsys.readouterr().err
+    assert "skipped pairs of more than 1023 words: 1 of 302" in capsys.readouterr().err
 
     folder = translated / "lexicon"
     assert sorted(contents(translated)) == FILES

@@ -1,4 +1,4 @@
-"""Commands that take own-data's folder alone: scores, length penalty, model card, pictures, lexicon."""
+"""Commands that read own-data's folder: scores, length penalty, model card, pictures, lexicon."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def own(*words: object) -> str:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """OUT of English to Japanese, the call's arguments, and what it printed; line 2 of the test part is too long."""
+    """Train English to Japanese; line 2 of the test part is too long for the model."""
     folder = tmp_path_factory.mktemp("made")
     for part, size, first in (("train", 299, 0), ("test", 9, 1000)):
         generator = random.Random(1)
@@ -57,7 +57,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 
 
 def test_one_number_for_one_model(made: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is sacreBLEU's, of the untouched test part, wherever it is printed."""
+    """The score is sacreBLEU's on the original test part, wherever it is printed."""
     lines = (made.model / "generate-test.txt").read_text(encoding="utf-8").splitlines()
     found = {int(line[2:].split("\t")[0]): line.split("\t")[2] for line in lines if line.startswith("D-")}
     assert sorted(found) == [0, 2, 3, 4, 5, 6, 7, 8]
@@ -71,52 +71,52 @@ def test_one_number_for_one_model(made: SimpleNamespace, capsys: pytest.CaptureF
     assert expected in printed
     assert f"|tok:{tokenizer}" in printed
     assert ("pip install 'sacrebleu[ja]'" in printed) == (tokenizer == "char")
-    assert "1 lines of the test part are too long for the model and left out.\n\n8 lines of the test" in printed
+    assert "Scores on the test part (held-out lines: 8; skipped, too long for the model: 1):" in printed
     assert printed in made.printed
     (number,) = re.findall(r"^- BLEU (.*) \(sacreBLEU `nrefs", (made.model / "README.md").read_text(), re.MULTILINE)
     assert number == f"{bleu:.1f}"
 
 
 def test_what_cannot_be_scored(made: SimpleNamespace, tmp_path: Path) -> None:
-    """A folder that is none of own-data's, translations that are cut off or older than the model, and two models."""
+    """Other folders, truncated or outdated translations, and several models are refused."""
     out = tmp_path / "out"
     shutil.copytree(made.out, out)
     generated, best = out / ARCH / "generate-test.txt", out / ARCH / "checkpoint_best.pt"
     whole = generated.read_bytes()
     for words, message in (
         ([str(tmp_path)], "is not a folder of own-data"),
-        ([str(out), "--arch", "convs2s"], f"--arch convs2s: .* no such trained model; --arch {ARCH} is there"),
-        ([str(out), "--tokenize", "zh"], "--tokenize: OUT is scored alone"),
-        ([str(out), "--reference", str(generated)], "--reference: OUT is scored alone"),
-        ([], "give OUT, a folder of own-data, or both of"),
-        (["--generated", str(generated)], "give OUT, a folder of own-data, or both of"),
+        ([str(out), "--arch", "convs2s"], f"--arch convs2s: .* no such trained model; give --arch {ARCH}"),
+        ([str(out), "--tokenize", "zh"], "--tokenize: not allowed with OUT"),
+        ([str(out), "--reference", str(generated)], "--reference: not allowed with OUT"),
+        ([], "give OUT of own-data, or --generated FILE and --reference FILE"),
+        (["--generated", str(generated)], "give OUT of own-data, or --generated FILE and --reference FILE"),
     ):
         with pytest.raises(SystemExit, match=message):
             cli.main(["score", *words])
     (out / "text").rename(out / "gone")
-    with pytest.raises(SystemExit, match="call own-data again, which makes what is missing"):
+    with pytest.raises(SystemExit, match="has no text or no binary data yet"):
         cli.main(["score", str(out)])
     (out / "gone").rename(out / "text")
     generated.write_bytes(whole.rpartition(b"\nGenerate ")[0])
-    with pytest.raises(SystemExit, match=r"generate-test\.txt is missing, old or cut off: call own-data again"):
+    with pytest.raises(SystemExit, match=r"generate-test\.txt is missing, outdated or truncated"):
         cli.main(["score", str(out)])
     generated.write_bytes(whole)
     cli.main(["score", str(out)])
     os.utime(best, (later := generated.stat().st_mtime + 9, later))
-    with pytest.raises(SystemExit, match="missing, old or cut off"):
+    with pytest.raises(SystemExit, match="missing, outdated or truncated"):
         cli.main(["score", str(out)])
     shutil.copytree(out / ARCH, out / "another")
-    with pytest.raises(SystemExit, match=f"several trained models: choose by --arch another or {ARCH}"):
+    with pytest.raises(SystemExit, match=f"several trained models: give --arch another or {ARCH}"):
         cli.main(["score", str(out)])
 
 
 def test_the_length_penalty_of_a_folder(made: SimpleNamespace, capfd: pytest.CaptureFixture[str]) -> None:
-    """Lists are made once; with the search's own penalty the best hypotheses have sacreBLEU's figure."""
+    """N-best lists are generated once; the search's own penalty gives sacreBLEU's score of the best hypotheses."""
     for call in range(2):
         cli.main(["tune-length", str(made.out), "--alphas", "1", "2"])
         printed = capfd.readouterr()
         assert ("$ fairseq-generate " in printed.err) == (call == 0)
-        assert "29 lines of the validation part" in printed.out
+        assert "validation part (held-out lines: 29)" in printed.out
         assert re.search(r"^best of 29 sentences: --lenpen [12]$", printed.out, re.MULTILINE)
     lines = (made.model / "nbest" / "generate-valid.txt").read_text(encoding="utf-8").splitlines()
     texts: dict[int, list[str]] = {}
@@ -132,33 +132,33 @@ def test_the_length_penalty_of_a_folder(made: SimpleNamespace, capfd: pytest.Cap
     for words in (["--reference", str(made.folder / "test.ja")], ["--arch", "convs2s"]):
         with pytest.raises(SystemExit, match=words[0]):
             cli.main(["tune-length", str(made.out), *words])
-    with pytest.raises(SystemExit, match="--arch: give it with the folder of own-data"):
+    with pytest.raises(SystemExit, match="--arch: only allowed with own-data's folder"):
         cli.main(["tune-length", str(made.model / "generate-test.txt"), "--arch", ARCH])
 
 
 def test_the_model_card(made: SimpleNamespace, tmp_path: Path) -> None:
-    """It tells what training printed, is the user's to edit, and goes along with an exported folder."""
+    """The card repeats the facts of the training, keeps the user's edits, and is copied to exported folders."""
     card = (made.model / "README.md").read_text(encoding="utf-8")
     for fact in (
         f"# {ARCH}, en to ja\n",
         "- Files of the training part: `train.en` (SHA-256 ",
         "- Files of the test part: `test.en` (SHA-256 ",
-        "- Pairs: 300 read, 270 to train on, 29 to validate (held out of those), 9 to test\n",
-        "- Left out: 1 pairs repeat an earlier pair\n",
-        "- The licence of the text is not known to this program.\n",
+        "- Pairs: 300 read, 270 for training, 29 for validation (held out), 9 for the test\n",
+        "- Removed 1: a repeated pair\n",
+        "- Licence of the text: unknown to this program\n",
         "--encoder-layers '[(16, 3)]'",
-        "- 8 lines of the test part, on which it was not trained\n",
-        "- 1 more lines were left out: they are too long for the model\n",
+        "- Held-out lines of the test part: 8",
+        "- Skipped lines, too long for the model: 1\n",
         f"    fairseq-interactive {made.out}/data-bin --source-lang en --target-lang ja ",
     ):
         assert fact in card
     log = (made.model / "train.log").read_text()
     (parameters,) = re.findall(r"num. shared model params: (\S+) ", log)
     updates = re.findall(r'"valid_num_updates": "(\d+)"', log)[-1]
-    assert f"- Parameters: {parameters}\n- Training: {updates} updates, to epoch 2\n" in card
+    assert f"- Parameters: {parameters}\n- Training: {updates} updates, 2 epochs\n" in card
     assert "--save-dir" not in card
 
-    edited = card.replace("The licence of the text is not known to this program.", "The text is in the public domain.")
+    edited = card.replace("Licence of the text: unknown to this program", "Licence of the text: public domain")
     (made.model / "README.md").write_text(edited, encoding="utf-8")
     own(*made.words)
     assert (made.model / "README.md").read_text(encoding="utf-8") == edited
@@ -174,24 +174,27 @@ def test_the_model_card(made: SimpleNamespace, tmp_path: Path) -> None:
 
 
 def test_attention_of_a_folder(made: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The sentence is plain text, and its pieces are those of training."""
+    """The sentence is plain text, and is split into the same pieces as in training."""
     pytest.importorskip("matplotlib")
     cli.main(["plot-attention", str(made.out), "--input", "A  dog, \u72ac.", "--output", str(tmp_path / "a.png")])
     pieces = capsys.readouterr().out.splitlines()[0].removesuffix(" </s>").split(" ")
     assert "".join(pieces).startswith("\u2581A\u2581\u2581dog,\u2581")
     assert (tmp_path / "a.png").stat().st_size > 1000
     for words, message in (
-        ([str(made.out), "--bpe-codes", str(made.folder / "test.en")], "--bpe-codes: own-data's folder has its own"),
+        (
+            [str(made.out), "--bpe-codes", str(made.folder / "test.en")],
+            "--bpe-codes: not allowed with own-data's folder",
+        ),
         ([str(made.out), "--arch", "convs2s"], "no such trained model"),
-        ([str(made.out / "data-bin")], "--path is missing"),
-        ([str(made.out / "data-bin"), "--arch", "convs2s"], "is not a folder of own-data; give --path"),
+        ([str(made.out / "data-bin")], "--path: missing"),
+        ([str(made.out / "data-bin"), "--arch", "convs2s"], "is not own-data's folder; use --path"),
     ):
         with pytest.raises(SystemExit, match=message):
             cli.main(["plot-attention", *words, "--input", "A dog.", "--output", str(tmp_path / "a.png")])
 
 
 def test_letters_of_other_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """A font is found that has them, also if it was installed after matplotlib made its list; else a warning."""
+    """A font with the letters is found, also if matplotlib's list is older; otherwise a warning is printed."""
     font_manager = pytest.importorskip("matplotlib.font_manager")
     builder, letter = pytest.importorskip("fontTools.fontBuilder").FontBuilder(1000), "\U00012000"  # cuneiform
     nothing = pytest.importorskip("fontTools.pens.ttGlyphPen").TTGlyphPen(None).glyph()
@@ -207,7 +210,7 @@ def test_letters_of_other_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(font_manager.fontManager, "ttflist", [*font_manager.fontManager.ttflist])
     monkeypatch.setattr(font_manager, "findSystemFonts", list)
     assert fonts_for(f"a {letter}") == ["DejaVu Sans"]
-    assert f"warning: no installed font has {letter}: " in capsys.readouterr().err
+    assert f"warning: no installed font has {letter}, " in capsys.readouterr().err
     monkeypatch.setattr(font_manager, "findSystemFonts", lambda: [str(tmp_path / "test.ttf")])
     assert fonts_for(f"a {letter}") == ["DejaVu Sans", "Cuneiform of a test"]
     assert fonts_for("a \u2581\u00e9\u0416") == ["DejaVu Sans"]
@@ -215,7 +218,7 @@ def test_letters_of_other_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_lexicon_of_pieces(made: SimpleNamespace, tmp_path: Path) -> None:
-    """The pieces of own-data are read as they are, and its words are the model's."""
+    """The lexicon of own-data's pieces has the model's words."""
     try:
         find_aligner()
     except ValueError as error:
@@ -229,7 +232,7 @@ def test_a_lexicon_of_pieces(made: SimpleNamespace, tmp_path: Path) -> None:
 
 
 def test_fairseq_interactive_says_what_matters(made: SimpleNamespace) -> None:
-    """Started as users start it, with Python's usual warnings: no warning, no configuration, nothing between lines."""
+    """Started as users start it, with Python's usual warnings, it prints no warnings, configuration or log lines."""
     words = [made.out / "data-bin", "-s", "en", "-t", "ja", "--user-dir", USER_DIR, "--beam", 1]
     words += ["--path", made.model / "checkpoint_best.pt", "--bpe", "sentencepiece"]
     words += ["--sentencepiece-model", made.out / "subwords.model"]
@@ -249,7 +252,7 @@ def test_fairseq_interactive_says_what_matters(made: SimpleNamespace) -> None:
 
 
 def test_from_python(made: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
-    """With the pieces of own-data: no lines in the log for each call, and a blank line for a blank line."""
+    """Translation from Python logs nothing per call, and translates blank lines to blank lines."""
     options = {"bpe": "sentencepiece", "sentencepiece_model": str(made.out / "subwords.model")}
     hub = ConvS2SModel.from_pretrained(
         str(made.model), "checkpoint_best.pt", data_name_or_path=str(made.out / "data-bin"), **options
@@ -269,7 +272,7 @@ def test_importing_does_not_ask_for_tensorboard() -> None:
 
 def test_an_unknown_architecture_is_told_the_others() -> None:
     error = str(refusals.unknown_architecture("convs2_tiny"))
-    assert error.startswith("--arch convs2_tiny: there is no such architecture; this plugin has convs2s_tiny, ")
+    assert error.startswith("--arch convs2_tiny: unknown architecture; choose one of convs2s_tiny, ")
     assert "weighted_transformer_tiny" in error
     assert "fconv" not in error
 
@@ -305,7 +308,7 @@ def test_sacrebleus_tokenizer_by_language(monkeypatch: pytest.MonkeyPatch) -> No
     ],
 )
 def test_what_is_missing_is_told_without_torch(command: str, tmp_path: Path) -> None:
-    """Importing torch and fairseq takes seconds."""
+    """Importing torch and fairseq would take seconds."""
     program = "import sys\ntry:\n    from fairseq_plugins.cli.main import main\n    main(sys.argv[1:])\n"
     program += "finally:\n    print({'torch', 'fairseq'} & sys.modules.keys())"
     result = subprocess.run(

@@ -1,4 +1,4 @@
-"""Which texts ``own-data`` takes: files and folders by their names, and what is chosen by their size."""
+"""Texts for ``own-data``: pairing of files and folders, and choices by size."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def test_folders_are_paired_by_name(texts: Path, tmp_path: Path) -> None:
     ]
     assert len(list(read_pairs(files, languages))) == 600
     (tmp_path / "de" / "b.txt").unlink()
-    with pytest.raises(ValueError, match=r"en/b\.txt has no partner of its name in the other folder"):
+    with pytest.raises(ValueError, match=r"en/b\.txt has no partner in the other folder"):
         described(tmp_path / "en", tmp_path / "de")
-    with pytest.raises(ValueError, match=r"en and .*a\.txt: expected two files or two folders"):
+    with pytest.raises(ValueError, match=r"en and .*a\.txt: .*give two files or two folders"):
         described(tmp_path / "en", tmp_path / "de" / "a.txt", "--target-lang", "de")
 
 
 def test_names_with_dots(texts: Path, tmp_path: Path) -> None:
-    """As of news.2013.en beside news.2014.en; what the system leaves in folders is no text."""
+    """For example news.2013.en beside news.2014.en; hidden files of the system are skipped."""
     names = ["news.2013.{}", "news.2014.{}.gz", "old.de.{}", "talks.{}.txt"]
     for language in ("en", "de"):
         (tmp_path / language / "old").mkdir(parents=True)
@@ -58,7 +58,7 @@ def test_names_with_dots(texts: Path, tmp_path: Path) -> None:
     assert pairs == [tuple(name.format(language) for language in ("en", "de")) for name in names]
     assert len(list(read_pairs(files, languages))) == 4 * 300
     (tmp_path / "en" / "news.2013.en.gz").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"news.2013.en and .*news.2013.en.gz have one name"):
+    with pytest.raises(ValueError, match=r"news.2013.en and .*news.2013.en.gz have the same name"):
         described(tmp_path / "en", tmp_path / "de")
 
 
@@ -84,7 +84,7 @@ def test_names_that_end_in_a_language(name: str, language: str) -> None:
 
 @pytest.mark.parametrize("name", ["a.tmx", "a.TMX", "a.tmx.gz"])
 def test_one_file_of_both_languages(name: str, tmp_path: Path) -> None:
-    """A translation memory alone, also in a folder; its languages are given."""
+    """A translation memory needs its languages as options, also in a folder."""
     unit = "<tu><tuv xml:lang='en-US'><seg>one</seg></tuv><tuv xml:lang='RO'><seg>unu</seg></tuv></tu>"
     content = f"<tmx><body>{unit * 3}</body></tmx>".encode()
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
@@ -97,7 +97,7 @@ def test_one_file_of_both_languages(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="are both en: give TARGET too"):
         described(tmp_path / "a.en")
     (tmp_path / name).unlink()
-    with pytest.raises(ValueError, match=r"has no files of both languages \(\*\.tmx, \*\.tmx\.gz, \*\.po\)"):
+    with pytest.raises(ValueError, match=r"has no files with both languages \(\*\.tmx, \*\.tmx\.gz, \*\.po\)"):
         described(tmp_path, "--source-lang", "en", "--target-lang", "ro")
 
 
@@ -120,7 +120,7 @@ def test_another_text_under_the_same_name(tmp_path: Path) -> None:
         path: stat.st_mtime_ns for path, stat in before.items()
     }, "a project may move"
     (moved / "a.de").write_text((moved / "a.de").read_text().replace("Hund", "Bund"))
-    with pytest.raises(ValueError, match=r"out holds other text, or was made with other options"):
+    with pytest.raises(ValueError, match=r"out has other text or options"):
         prepared(moved)
 
 

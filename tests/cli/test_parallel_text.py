@@ -1,4 +1,4 @@
-"""Reading, cleaning and tokenising text, beside what other libraries and plain Python make of it."""
+"""Reading, cleaning and tokenising text, compared with other libraries and plain Python."""
 
 from __future__ import annotations
 
@@ -90,13 +90,13 @@ def test_tokens_are_those_of_fairseq_whatever_the_number_of_workers() -> None:
 
 
 def test_a_worker_that_is_killed_is_not_waited_for() -> None:
-    """As by the system, where memory ends."""
-    with pytest.raises(ValueError, match="was killed; if memory had ended, take fewer --workers"):
+    """The system may kill a worker if memory runs out."""
+    with pytest.raises(ValueError, match="--workers: a worker process was killed"):
         list(parallel_text.each_line(_killed, ["a"] * 9, 2))
 
 
 def test_workers_end_with_their_parent() -> None:
-    """Which may be killed, and has perhaps a lock that they have inherited."""
+    """A parent may be killed, and its workers may have inherited a lock."""
     code = "from fairseq_plugins.cli.own_data.parallel_text import each_line\n"
     code += "for _ in each_line(lambda: str, (str(number) for number in range(10**9)), 2): print()"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True) as process:
@@ -104,7 +104,7 @@ def test_workers_end_with_their_parent() -> None:
         process.stdout.readline()
         process.kill()
         try:
-            process.communicate(timeout=30)  # to the end, when nobody has its output open any more
+            process.communicate(timeout=30)  # reads until all processes have closed their output
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -121,13 +121,13 @@ def _english() -> parallel_text.Line:
 def test_sides_of_different_length_are_named(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("1\n2\n")
     (tmp_path / "b").write_text("1\n")
-    with pytest.raises(ValueError, match="b ends before line 2 of "):
+    with pytest.raises(ValueError, match="b has no line 2"):
         list(parallel_text.read_pairs(tmp_path / "a", tmp_path / "b"))
 
 
 def test_letters_have_no_bpe(tmp_path: Path) -> None:
     (tmp_path / "letters").write_text("a b c\nb\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"letters and .*letters have no word of two letters, so there is no BPE"):
+    with pytest.raises(ValueError, match=r"letters and .*letters : cannot learn BPE"):
         parallel_text.learn_codes([tmp_path / "letters"] * 2, 9, tmp_path / "codes")
     assert not (tmp_path / "codes").exists()
 
@@ -142,7 +142,7 @@ def test_an_encoding_that_xml_cannot_have_is_refused(name: str, tmp_path: Path) 
 
 
 def test_entities_hold_no_files_and_no_bombs(tmp_path: Path) -> None:
-    """Those of a file itself are text."""
+    """Entities defined in a file are plain text."""
     (tmp_path / "secret").write_text("secret")
     ten = "".join(f"<!ENTITY e{n + 1} '{f'&e{n};' * 10}'>" for n in range(9))
     path, unit = tmp_path / "a.tmx", "<tmx><tu><tuv xml:lang='en'><seg>{}</seg></tuv></tu></tmx>"
@@ -161,9 +161,9 @@ def test_entities_hold_no_files_and_no_bombs(tmp_path: Path) -> None:
     "content", ["", "more than two words\n", "#version: 0.2\na\n", "#version: 9.9\na b\n", "#version:\n", "\udcff"]
 )
 def test_what_holds_no_codes_is_named(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without the numbers of subword-nmt's exits, and what it prints is a part of the error."""
+    """Errors include subword-nmt's output, but not its exit status."""
     (tmp_path / "codes").write_text(content, errors="surrogateescape")
-    with pytest.raises(ValueError, match=r"codes holds no BPE codes of subword-nmt: [^0-9].*\w") as raised:
+    with pytest.raises(ValueError, match=r"codes has no BPE codes of subword-nmt: [^0-9].*\w") as raised:
         parallel_text.segmenter(tmp_path / "codes")
     assert "SystemExit" not in str(raised.value)
     assert capsys.readouterr().err == ""

@@ -1,4 +1,4 @@
-"""Pieces of sentencepiece give all text back, in fairseq's commands and in an exported folder."""
+"""Pieces of sentencepiece restore all text, in fairseq's commands and in an exported folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.commands import ROOT
 from tests.conftest import random_model
 from tests.export.exporting import export
 
-# Words that mean something to sentencepiece or fairseq, white space of all kinds, and letters of many scripts.
+# Words with a meaning for sentencepiece or fairseq, all kinds of white space, and letters of many scripts.
 ODD = [
     *("<unk>", "<s>", "</s>", "<pad>", "<0x41>", "<0x0A>", "\u2581", "\u2581\u2581a", "\ufdd0", "\ufdd1\ufdd0\u2581"),
     *(
@@ -56,7 +56,7 @@ LINES = st.lists(st.builds("".join, st.lists(WORDS, max_size=6)), max_size=6)
 
 
 class Ways(NamedTuple):
-    """One model of pieces, as own-data, fairseq and an exported folder use it."""
+    """A model of pieces in the forms that own-data, fairseq and an exported folder use."""
 
     model: Path
     dictionary: Dictionary
@@ -66,7 +66,7 @@ class Ways(NamedTuple):
 
 @pytest.fixture(scope="module")
 def ways(tmp_path_factory: pytest.TempPathFactory) -> Ways:
-    """Learned from this project's pages, and from odd words that are frequent enough to become pieces."""
+    """Train pieces on this project's pages, and on odd words that are frequent enough to become pieces."""
     folder = tmp_path_factory.mktemp("pieces")
     paths = [folder / "pages", folder / "odd"]
     pages = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))]
@@ -95,7 +95,7 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> Ways:
 @example((ROOT / "README.md").read_text(encoding="utf-8").split("\n"))
 @given(LINES)
 def test_all_text_comes_back(ways: Ways, tmp_path: Path, lines: list[str]) -> None:
-    """The same pieces in training, in fairseq's commands and in the folder; none of them unknown."""
+    """Training, fairseq's commands and the folder use the same pieces, none of them unknown."""
     (tmp_path / "text").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
     pieces.segment(ways.model, tmp_path / "text", tmp_path / "pieces")
     segmented = (tmp_path / "pieces").read_text(encoding="utf-8").split("\n")
@@ -115,7 +115,7 @@ def test_all_text_comes_back(ways: Ways, tmp_path: Path, lines: list[str]) -> No
 
 @pytest.mark.slow
 def test_text_without_spaces_is_learned_in_bounded_memory(tmp_path: Path) -> None:
-    """sentencepiece takes some 130 bytes for each character of a word, and each line is one word."""
+    """sentencepiece takes about 130 bytes per character of a word, and each line here is one word."""
     program = (
         "import random, sys; from pathlib import Path; from resource import *\n"
         "from fairseq_plugins.cli.own_data import pieces\n"

@@ -1,4 +1,4 @@
-"""What each decoder layer attends to, and its picture."""
+"""The attention of each decoder layer, and its picture."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LAYERS = {"decoder_layers": "[(16, 3)] * 3", "decoder_attention": "[True, False,
 
 @pytest.fixture
 def decode(sentences: Callable[..., Tensor]) -> Callable[[BaseFairseqModel], tuple[dict[int, Tensor], Tensor]]:
-    """Each layer's attention for a sentence of five tokens in seven, and what the model reports; both (S, T)."""
+    """Return the layers' attention for a source of five tokens and a target of seven, and the model's; both (S, T)."""
     source, target = sentences([5]), sentences([7], seed=2)
     net_input = {"src_tokens": source, "src_lengths": torch.tensor([5], device=source.device)}
 
@@ -98,7 +98,7 @@ def test_layers_are_chosen() -> None:
 
 @pytest.mark.parametrize(("layers", "kind"), [(1, "svg"), (5, "png")])
 def test_a_picture_is_drawn(tmp_path: Path, layers: int, kind: str) -> None:
-    """With a place left over in the grid, and words that look like formulas."""
+    """The grid has an empty place, and words look like formulas."""
     pytest.importorskip("matplotlib")
     output = tmp_path / f"picture.{kind}"
     attention = {f"layer {number}": torch.rand(2, 3) for number in range(layers)}
@@ -107,7 +107,7 @@ def test_a_picture_is_drawn(tmp_path: Path, layers: int, kind: str) -> None:
 
 
 def test_a_long_sentence_has_a_picture_of_a_bearable_size(tmp_path: Path) -> None:
-    """In which some of its words are left out, and those that are there stand where they belong."""
+    """Labels of some words are skipped, and the others stay at their words."""
     pytest.importorskip("matplotlib")
     words = [f"w{number}" for number in range(400)]
     draw(words, words[:50], {"layer 1": torch.rand(400, 50)}, tmp_path / "long.png")
@@ -120,10 +120,7 @@ def test_a_long_sentence_has_a_picture_of_a_bearable_size(tmp_path: Path) -> Non
 
 
 def test_words_that_the_model_does_not_know(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """They are named; codes that lie beside the data, as own-data leaves them, are used for what has no @@.
-
-    But not for a model of words, as that of `prepare --words` beside its other data.
-    """
+    """A warning names them; codes beside the data split sentences without @@, but not for a model of words."""
     pytest.importorskip("matplotlib")
     shutil.copytree(data, tmp_path / "bin")
     torch.save(untrained(data), tmp_path / "model.pt")
@@ -138,9 +135,9 @@ def test_words_that_the_model_does_not_know(data: Path, tmp_path: Path, capsys: 
         path.write_text(path.read_text().replace("w2 ", "w2@@ "))
     cli.main(["plot-attention", *files, "--input", "w1"])
     printed = capsys.readouterr()
-    assert " w@@ 1. " in printed.err
+    assert ": w@@ 1; " in printed.err
     cli.main(["plot-attention", *files, "--input", "w1 x@@"])
-    assert " x@@. " in capsys.readouterr().err
+    assert ": x@@; " in capsys.readouterr().err
     for other in (b"one word\nor three of them\n", b"\x80", b"#version: 0.3\n1 2</w>\n"):
         (tmp_path / "code").write_bytes(other)
         cli.main(["plot-attention", *files, "--input", "w1"])
@@ -159,7 +156,7 @@ def test_a_language_model_is_refused(data: Path, tmp_path: Path) -> None:
     ARCH_CONFIG_REGISTRY[args.arch](args)
     cfg = convert_namespace_to_omegaconf(args)
     path = save_model(LanguageModelingTask(cfg.task, words).build_model(cfg.model), args, tmp_path / "lm.pt")
-    with pytest.raises(SystemExit, match=r"lm\.pt .*TransformerLanguageModel"):
+    with pytest.raises(SystemExit, match=r"lm\.pt: .*TransformerLanguageModel"):
         cli.main(
             ["plot-attention", str(tmp_path), "--path", str(path), "--input", "w1", "--output", str(tmp_path / "a.png")]
         )

@@ -35,7 +35,7 @@ def test_checkpoints_come_in_the_order_of_their_updates(tmp_path: Path) -> None:
 
 
 def test_two_trainings_are_not_taken_for_one(tmp_path: Path) -> None:
-    """What lies there twice, as the best and the last, is one."""
+    """The best and the last checkpoint may be equal."""
     first, copy = save(tmp_path, 2), tmp_path / "copy.pt"
     copy.write_bytes(first.read_bytes())
     assert branch_weights.read([first, copy], None)[0] == [2]
@@ -69,7 +69,7 @@ def test_a_picture_is_written(tmp_path: Path, kind: str, capsys: pytest.CaptureF
 
 
 def test_the_legend_has_all_branches(tmp_path: Path) -> None:
-    """Of which a decoder may have more than the encoder."""
+    """A decoder may have more branches than the encoder."""
     pytest.importorskip("matplotlib")
     sides = {"encoder": torch.ones(2, 2), "decoder": torch.ones(2, 5)}
     vectors = {branch_weights.Vector(side, 0, "kappa"): values for side, values in sides.items()}
@@ -80,8 +80,8 @@ def test_the_legend_has_all_branches(tmp_path: Path) -> None:
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     save(tmp_path, 2)
     for arguments, message in (
-        ([tmp_path, "--layer", "decoder.7"], "no branch weights for layer 'decoder.7'"),
-        ([tmp_path / "nowhere.pt"], "nowhere.pt: no checkpoint there"),
+        ([tmp_path, "--layer", "decoder.7"], "no branch weights for --layer decoder.7"),
+        ([tmp_path / "nowhere.pt"], "nowhere.pt: no checkpoint found"),
     ):
         with pytest.raises(SystemExit, match=message):
             cli.main(["plot-branches", *map(str, arguments), "--output", str(tmp_path / "x.png")])

@@ -1,4 +1,4 @@
-"""Curves out of fairseq's logs."""
+"""Curves from fairseq's logs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fairseq_plugins.cli.plots.loss import Point, read_curve
 
 
 def log(path: Path, *lines: tuple[str, dict], hydra: bool = False) -> Path:
-    """A log as fairseq-train writes it, or as fairseq-hydra-train does."""
+    """Write a log like fairseq-train or fairseq-hydra-train."""
     form = "[2026-01-01 00:00:00,000][%s][INFO] - %s" if hydra else "2026-01-01 00:00:00 | INFO | %s | %s"
     noise = [("fairseq_cli.train", "{'_name': None}"), ("fairseq.trainer", "NOTE: {half} a"), ("valid", '{"epoch": 1')]
     text = [form % line for line in noise]
@@ -44,7 +44,7 @@ def test_training_loss_is_the_mean_since_the_validation_before(tmp_path: Path, h
 
 @pytest.mark.parametrize("half", ['{"epoch": 1, "loss": "2"', '{"epoch":', "x"])
 def test_a_long_line_of_half_records_takes_no_time(tmp_path: Path, half: str) -> None:
-    """The work grows with the line's length, and not with its square."""
+    """The work grows linearly with the line's length."""
     line, began = f"{half * 60_000}}}", time.process_time()
     broken = log(tmp_path / "log", valid(100, 4))
     broken.write_text(f"{broken.read_text()}{line}\n")
@@ -54,7 +54,7 @@ def test_a_long_line_of_half_records_takes_no_time(tmp_path: Path, half: str) ->
 
 
 def test_another_part_than_valid(tmp_path: Path) -> None:
-    """As of ``--valid-subset test``; of several it is ``valid``, if that is one of them."""
+    """Another part is used with ``--valid-subset test``; if there are several, ``valid`` is preferred."""
     test = "test", {"test_loss": "6.5", "test_num_updates": "100", "test_nll_loss": "1"}
     lines = [inner(9, 50), epoch(60, 9.5), test]
     assert read_curve(log(tmp_path / "log", *lines)) == [Point(100, 6.5, 9)]
@@ -62,7 +62,7 @@ def test_another_part_than_valid(tmp_path: Path) -> None:
 
 
 def test_of_epochs_alone(tmp_path: Path) -> None:
-    """And of neither, at the end."""
+    """Logs with epochs only, and without training losses."""
     *points, last = read_curve(
         log(tmp_path / "log", valid(8, 6), epoch(8, 7), valid(16, 5), epoch(16, 6), valid(20, 4))
     )
@@ -72,7 +72,7 @@ def test_of_epochs_alone(tmp_path: Path) -> None:
 
 
 def test_lines_that_come_several_times(tmp_path: Path) -> None:
-    """As with ``--log-file``, where one that begins within an epoch is written less often than the others."""
+    """With ``--log-file``, lines are repeated; a line that begins within an epoch is repeated less often."""
     first, second, end = inner(9, 50), inner(7, 90), valid(100, 6)
     lines = [first, second, second, second, end, end, epoch(100, 7.7), epoch(100, 7.7)]
     assert read_curve(log(tmp_path / "log", *lines)) == [Point(100, 6, 8)]
@@ -88,7 +88,7 @@ def test_a_picture_of_runs_and_seeds(tmp_path: Path, capsys: pytest.CaptureFixtu
     one = log(tmp_path / "one", valid(100, 6), inner(5), valid(200, 5), valid(300, 5.5))
     two = log(tmp_path / "two", inner(9), valid(100, math.nan), valid(200, 4))
     output = tmp_path / "picture.svg"
-    name = r"_a, $\frac$"  # as it is: neither left out of the legend nor a formula
+    name = r"_a, $\frac$"  # the name appears in the legend unchanged
     cli.main(["plot-loss", str(one), "--run", name, str(one), str(two), "--output", str(output)])
     assert f"<!-- {name}, 2 seeds -->" in output.read_text(encoding="utf-8")
     best = f"{one}: 5.000 at update 200\n{name}: 5.000 at update 200, 4.000 at update 200\n{output}\n"
@@ -99,23 +99,23 @@ def test_what_cannot_be_drawn_is_named(tmp_path: Path) -> None:
     one, two, empty = log(tmp_path / "one", valid(1, 6)), log(tmp_path / "two", valid(2, 6)), log(tmp_path / "empty")
     for arguments, message in (
         ([], "no log to draw"),
-        (["--run", "name"], "--run name: give the run's logs"),
-        ([tmp_path], r"no training of own-data is there; its log would be called train\.log"),
-        ([log(tmp_path / "diverged", valid(1, math.nan), valid(2, math.inf))], "no loss is a number"),
-        ([empty], "no validation there; fairseq-train writes them with --log-format json"),
+        (["--run", "name"], "--run name: no logs"),
+        ([tmp_path], r"no train\.log found"),
+        ([log(tmp_path / "diverged", valid(1, math.nan), valid(2, math.inf))], "no finite loss"),
+        ([empty], "no validation found; train with --log-format json"),
         (["--run", "name", one, two], "no update at which all"),
-        (["--run", "name", one, "--run", "name", two], "--run name: another run has that name"),
+        (["--run", "name", one, "--run", "name", two], "--run name: name used twice"),
     ):
         with pytest.raises(SystemExit, match=message):
             cli.main(["plot-loss", *map(str, arguments), "--output", str(tmp_path / "x.png")])
 
 
 def test_a_folder_with_a_young_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Those that were validated are drawn; of lines that are none of fairseq's, or half of one, nothing is."""
+    """Trainings with a validation are drawn; foreign and broken lines are skipped."""
     for name in ("new", "old"):
         (tmp_path / name).mkdir()
     young = log(tmp_path / "new" / "train.log", inner(9))
-    with pytest.raises(SystemExit, match="validated"):
+    with pytest.raises(SystemExit, match="no validation yet"):
         cli.main(["plot-loss", str(tmp_path), "--output", str(tmp_path / "x.png")])
     old = log(tmp_path / "old" / "train.log", inner(9), valid(100, 6))
     with old.open("a") as file:
@@ -129,12 +129,12 @@ def test_a_folder_with_a_young_training(tmp_path: Path, capsys: pytest.CaptureFi
     cli.main(["plot-loss", str(tmp_path), "--output", str(tmp_path / "x.png")])
     printed = capsys.readouterr()
     assert printed.out.splitlines()[0] == f"{old}: 6.000 at update 100"
-    assert f"warning: {young}: no validation there" in printed.err
+    assert f"warning: {young}: no validation found" in printed.err
 
 
 @pytest.mark.parametrize("loss", [1.79e308, -1.79e308, math.inf, -math.inf, math.nan])
 def test_losses_beyond_all_bounds_are_not_drawn(loss, tmp_path, capsys) -> None:
-    """Whether in validation or training, in one curve or a mean of several."""
+    """In validation or training, in one curve or in a mean."""
     one = log(
         tmp_path / "one", inner(4), valid(1, 3), inner(loss), inner(loss, 2), valid(2, loss), inner(4), valid(3, 5)
     )

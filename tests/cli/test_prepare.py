@@ -1,4 +1,4 @@
-"""Preparing a corpus: what is fetched, the order of steps, and going on."""
+"""Preparation of a corpus: downloads, the order of steps, and resuming."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import pytest
 from fairseq_plugins.cli import main as cli
 from fairseq_plugins.cli.prepare import corpus
 from fairseq_plugins.cli.prepare.corpus import Corpus, prepare
+from fairseq_plugins.cli.prepare.corpus_files import File, fetch, text
 from fairseq_plugins.cli.prepare.experiments import CORPORA
-from fairseq_plugins.cli.prepare.originals import File, fetch, text
 from tests.cli.conftest import Server, url
 
 
 def test_a_miniature_is_not_taken_for_the_corpus(tmp_path: Path) -> None:
-    """Also where both are of words, so that nothing else tells them apart."""
+    """Both have words only, so nothing else distinguishes them."""
     own = Corpus("xx", "yy", train=text("train.{}", ("xx", "yy")), tests=(), merges=None, terms="Ask somebody.")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(CORPORA, "convs2s", own)
         cli.main(["prepare", "convs2s", str(tmp_path / "out"), "--smoke"])
-        with pytest.raises(SystemExit, match="holds other text"):
+        with pytest.raises(SystemExit, match="has other text or other settings"):
             cli.main(["prepare", "convs2s", str(tmp_path / "out")])
 
 
@@ -40,7 +40,7 @@ def archive(files: dict[str, bytes]) -> bytes:
 
 
 def small(server: Server, **options: object) -> Corpus:
-    """A training text in an archive, and a test text by itself."""
+    """A corpus with a training text in an archive, and a test text without one."""
     rows = [f"word{number % 7} tail {number}" for number in range(60)]
     lines = "".join(row + "\n" for row in rows).encode()
     server.files["/train.tgz"] = archive({"./in/train.en": lines, "in/train.de": lines.upper(), "../evil": b"x"})
@@ -52,7 +52,7 @@ def small(server: Server, **options: object) -> Corpus:
 
 
 def test_archives_of_one_name(server: Server, tmp_path: Path) -> None:
-    """As wmt15/test.tgz and wmt13/test.tgz; also when one of them has been unpacked."""
+    """For example wmt15/test.tgz and wmt13/test.tgz; also after one of them has been unpacked."""
     texts = {}
     for folder in ("wmt13", "wmt15"):
         server.files[f"/{folder}/test.tgz"] = archive({f"{folder}.en": folder.encode(), f"{folder}.de": b"x"})
@@ -64,7 +64,7 @@ def test_archives_of_one_name(server: Server, tmp_path: Path) -> None:
         assert [(tmp_path / f"{folder}.en").read_text() for folder in texts] == list(texts)
         (tmp_path / missing).unlink()
     asked = len(server.asked)
-    fetch([*corpus.files()], tmp_path, texts["wmt15"][0])  # the names are the same where one of them is not wanted
+    fetch([*corpus.files()], tmp_path, texts["wmt15"][0])  # the names stay the same if one archive is not needed
     assert len(server.asked) == asked
 
 
@@ -83,12 +83,12 @@ def test_only_what_is_missing_is_fetched(server: Server, tmp_path: Path) -> None
     assert len(server.asked) == 2
     server.files["/train.tgz"] = archive({"in/train.en": b""})
     (tmp_path / "other").mkdir()
-    with pytest.raises(ValueError, match=r"does not hold in/train\.de"):
+    with pytest.raises(ValueError, match=r"train\.tgz: in/train\.de not found"):
         fetch([*described.files()], tmp_path / "other", [*described.files()])
 
 
 def test_an_interrupted_preparation_goes_on(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped within each step in turn; the text is the same as without a stop, and no finished step is repeated."""
+    """Stopped within each step, the preparation gives the same text, and repeats no finished step."""
     described = small(server)
     monkeypatch.setattr(corpus, "binarise", lambda *arguments: arguments[2].mkdir())
     for name in ("straight", "stopped"):
@@ -115,12 +115,12 @@ def test_an_interrupted_preparation_goes_on(server: Server, tmp_path: Path, monk
     assert {str(name) for name in names} >= made
     for name in names:
         assert (out / name).read_bytes() == (tmp_path / "straight" / name).read_bytes(), name
-    with pytest.raises(ValueError, match="prepared otherwise"):
+    with pytest.raises(ValueError, match="other settings"):
         prepare(small(server, max_words=9), out, out / "orig")
 
 
 def test_other_text_under_the_same_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without sums of its own; a project may be moved, without its texts too, and one of a former version goes on."""
+    """Texts without checksums are compared; a project may move, and records of earlier versions are accepted."""
     monkeypatch.setattr(corpus, "binarise", lambda *arguments: arguments[2].mkdir())
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -135,9 +135,9 @@ def test_other_text_under_the_same_names(tmp_path: Path, monkeypatch: pytest.Mon
     for orig in ("moved", "gone"):
         assert prepare(described, out, tmp_path / orig) == binary
     (tmp_path / "moved" / "text.en").write_text("word a\n" * 40)
-    with pytest.raises(ValueError, match="holds other text"):
+    with pytest.raises(ValueError, match="has other text or other settings"):
         prepare(described, out, tmp_path / "b")
-    with pytest.raises(ValueError, match="prepared otherwise"):
+    with pytest.raises(ValueError, match="other settings"):
         prepare(replace(described, max_words=9), out, tmp_path / "moved")
     (out / "settings").write_text(f"{described}\n")
     binary.rmdir()
@@ -152,12 +152,12 @@ def test_other_text_under_the_same_names(tmp_path: Path, monkeypatch: pytest.Mon
     plain.unlink()
     prepare(described, out, tmp_path / "moved")
     zipped.write_bytes(gzip.compress(b"word a\n" * 39))
-    with pytest.raises(ValueError, match="holds other text"):
+    with pytest.raises(ValueError, match="has other text or other settings"):
         prepare(described, out, tmp_path / "moved")
 
 
 def test_what_has_been_read_may_have_gone(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what is still to be read is looked for, and nothing is downloaded into a folder that is named by a slip."""
+    """Only needed files are required; a mistyped folder does not start a download."""
     monkeypatch.setattr(corpus, "binarise", lambda *arguments: arguments[2].mkdir())
     (tmp_path / "orig").mkdir()
     prepare(small(server), tmp_path, tmp_path / "orig")
@@ -168,7 +168,7 @@ def test_what_has_been_read_may_have_gone(server: Server, tmp_path: Path, monkey
     (tmp_path / "test.reference").unlink()
     monkeypatch.setitem(CORPORA, "convs2s", small(server))
     call = ["prepare", "convs2s", str(tmp_path), "--orig", str(tmp_path / "orig")]
-    with pytest.raises(SystemExit, match=r"--orig: there is no folder .*/orig"):
+    with pytest.raises(SystemExit, match=r"--orig: .*/orig is not a folder"):
         cli.main(call)
     assert len(server.asked) == asked
     cli.main([*call, "--words"])
@@ -179,14 +179,14 @@ def test_what_has_been_read_may_have_gone(server: Server, tmp_path: Path, monkey
 @pytest.mark.parametrize(("there", "place"), [("a", "a"), ("a.gz", "a.gz"), ("a a.gz", "{}"), ("", "{}")])
 @pytest.mark.parametrize("name", ["a", "a.gz"])
 def test_gzipped_or_not(tmp_path: Path, name: str, there: str, place: str) -> None:
-    """Also where the published name ends in .gz; where there are both, what was named."""
+    """Also if the published name ends in .gz; if both exist, the named file is used."""
     for each in there.split():
         (tmp_path / each).touch()
     assert File(name).place(tmp_path).name == place.format(name)
 
 
 def test_apostrophes_of_the_talks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As fairseq's script has them: straight in test parts, whose references stay as they are."""
+    """Like fairseq's script: straight apostrophes in test parts, but not in references."""
     monkeypatch.setattr(corpus, "binarise", lambda *arguments: arguments[2].mkdir())
     for name in ("train.tags.en", "train.tags.de"):
         (tmp_path / name).write_text("it\u2019s so\n" * 30)
@@ -226,25 +226,25 @@ def test_punctuation_is_brought_into_one_form_in_training_alone(server: Server, 
     assert found == [True, False]
 
 
-def test_what_would_be_written_over_is_in_the_way(server: Server, tmp_path: Path) -> None:
+def test_existing_files_are_refused(server: Server, tmp_path: Path) -> None:
     for name in ("code", "data-bin", "train.en", "valid.de", "test.reference", "tmp"):
         out = tmp_path / name
         out.mkdir()
         (out / name).write_text("mine")
-        with pytest.raises(ValueError, match=f"{name} is in the way of what is to be made"):
+        with pytest.raises(ValueError, match=f"{name} already exists"):
             prepare(small(server), out, tmp_path / "orig")
 
 
 def test_what_cannot_be_downloaded_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"/orig/sumdata/train/train\.article\.txt is missing\. It is under a licence"):
         cli.main(["prepare", "gigaword", str(tmp_path)])
-    with pytest.raises(SystemExit, match=r"--orig: there is no folder .*/mistyped"):
+    with pytest.raises(SystemExit, match=r"--orig: .*/mistyped is not a folder"):
         cli.main(["prepare", "iwslt14_de_en", str(tmp_path / "out"), "--orig", str(tmp_path / "mistyped")])
 
 
 @pytest.mark.parametrize("name", sorted(CORPORA))
 def test_every_download_is_described_rightly(name: str) -> None:
-    """One sum for one address, in the right form; all paths are below the folder."""
+    """Each address has one checksum in the right form; all paths are relative."""
     sums: dict[str, set[str | None]] = {}
     for file in CORPORA[name].files():
         assert not file.path.startswith(("/", ".."))

@@ -1,4 +1,4 @@
-"""``fairseq-plugins score`` beside sacreBLEU's and rouge-score's own figures for the same text."""
+"""``fairseq-plugins score`` compared with sacreBLEU and rouge-score on the same text."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def files(tmp_path: Path) -> dict[str, str]:
 
 
 def test_bleu_is_sacrebleus(files: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Over shards; of the first of two hypotheses."""
+    """Over shards, with the first of two hypotheses."""
     run = ["--generated", files["shard0"], files["shard1"]]
     cli.main(["score", *run, "--reference", files["first"], "--tokenised", files["tokens"]])
     detokenised, tokenised = capsys.readouterr().out.splitlines()
@@ -59,7 +59,7 @@ def test_text_without_spaces(tmp_path: Path, tokenize: str, capsys: pytest.Captu
 
 
 def test_without_case_it_is_sacrebleus_too(files: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    """A lower-cased translation of a cased reference, as IWSLT'14 has it."""
+    """A lower-cased translation of a cased reference, as in IWSLT'14."""
     lower, upper = [line.lower() for line in TEXTS], [line.upper() for line in TOKENS]
     run = ["--generated", generated(Path(files["first"]).with_name("lower"), [0, 1, 2], lower, upper)]
     cased = sacrebleu.corpus_bleu(lower, [REFERENCES]).score
@@ -75,7 +75,7 @@ def test_without_case_it_is_sacrebleus_too(files: dict[str, str], capsys: pytest
 
 
 def test_tokens_are_detokenised(tmp_path: Path, files: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    """What --replace-unk leaves; of plain sentences the detokenised text is known."""
+    """--replace-unk leaves tokens; the detokenised text of plain sentences is known."""
     run = ["--generated", generated(tmp_path / "tokens.txt", [0, 1, 2], TOKENS, TOKENS)]
     cli.main(["score", *run, "--reference", files["first"], "--detokenise", "en"])
     expected = sacrebleu.corpus_bleu(TEXTS, [REFERENCES]).score
@@ -93,7 +93,7 @@ def test_the_mean_of_runs(files: dict[str, str], capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize("limit", [None, 20])
 def test_rouge_is_that_of_rouge_score(files, capsys, limit) -> None:
-    """Of two references the better one, for each sentence."""
+    """The better of two references counts for each sentence."""
     scorer = pytest.importorskip("rouge_score.rouge_scorer").RougeScorer(["rouge1", "rouge2", "rougeL"], True)
     options = [] if limit is None else ["--bytes", str(limit)]
     run = ["--generated", files["shard0"], files["shard1"]]
@@ -102,7 +102,7 @@ def test_rouge_is_that_of_rouge_score(files, capsys, limit) -> None:
     assert len(found) == 6
     for name in ("rouge1", "rouge2", "rougeL"):
         for part, field in (("recall", "recall"), ("F1", "fmeasure")):
-            # The library compares by F1, whichever figure is wanted.
+            # The library compares references by F1 for all figures.
             best = [
                 max(
                     (scorer.score(reference, text[:limit])[name] for reference in pair),

@@ -1,4 +1,4 @@
-"""What is told of a training while it runs."""
+"""Progress lines of a training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fairseq_plugins.cli.own_data.progress import TrainingProgress, span
 
 
 class Training:
-    """The log of one with 10 updates an epoch and 2 seconds an update, as fairseq writes it."""
+    """A log in fairseq's format, with 10 updates per epoch and 2 seconds per update."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *limits: int, usual: float = 6) -> None:
         self.now, self.best = 1000.0, 99.0
@@ -34,7 +34,7 @@ class Training:
 
 
 def test_a_training_that_ends_by_patience(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """As usual, and where it goes on to improve, until patience is lost."""
+    """The estimate follows a training that keeps improving, until its patience ends."""
     training = Training(monkeypatch, 3, 0, 0)
     training.updates(3)
     training.updates(6)
@@ -43,7 +43,7 @@ def test_a_training_that_ends_by_patience(monkeypatch: pytest.MonkeyPatch, capsy
     for epoch, loss in ((6, 8), (7, 7), (8, 7.5), (10, 7.25)):
         training.validation(10 * epoch, loss)
     assert capsys.readouterr().err.splitlines() == [
-        "An epoch has 10 updates and takes 20 s; about 2 min left.",
+        "One epoch has 10 updates and takes 20 s; about 2 min left.",
         "epoch 1, update 10: validation loss 9.500, the best so far; about 2 min left",
         "epoch 2, update 20: validation loss 9.000, the best so far; about 80 s left",
         "epoch 6, update 60: validation loss 8.000, the best so far; about 60 s left",
@@ -72,7 +72,7 @@ def test_where_nothing_is_known_no_time_is_told(
     training = Training(monkeypatch, 5, 0, 0, usual=float("inf"))
     training.updates(5)
     training.updates(10)
-    assert capsys.readouterr().err == "An epoch has 10 updates and takes 20 s.\n"
+    assert capsys.readouterr().err == "One epoch has 10 updates and takes 20 s.\n"
 
 
 def test_long_epochs_are_not_silent(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,7 +89,7 @@ def test_spans() -> None:
 
 
 def test_odd_lines_end_no_training(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The first of a long epoch, whose part of it is rounded to nothing; half a line; one without a number."""
+    """A line whose share of a long epoch is rounded to 0, half a line, and a line without a number are skipped."""
     training = Training(monkeypatch, 3, 0, 0)
     training.updates(1, update="0.0")
     for line in ('{"epoch": 1, "upd{"epoch": 1}\n', '{"epoch": 1, "update": 0.5, "loss": "9"}\n'):
@@ -101,7 +101,7 @@ def test_odd_lines_end_no_training(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 def test_the_best_by_another_metric(
     larger: bool, best: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And by what fairseq says of it, also of the training that this one goes on with."""
+    """fairseq's record of the best value counts, also from the resumed training."""
     monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
     progress = TrainingProgress(6, 3, 0, 0, "f1", larger)
     for epoch, f1 in enumerate((0.1, 0.2, 0.15), start=1):
@@ -111,7 +111,7 @@ def test_the_best_by_another_metric(
     assert found[0] == "epoch 1, update 1: validation loss 8.000, f1 0.100, the best so far"
     assert found[1].partition("f1 0.200, ")[2] == ("the best so far" if larger else "the best is 0.100")
     assert found[2] == f"epoch 3, update 3: validation loss 6.000, f1 0.150, the best is {best}"
-    for _ in range(2):  # as good as the best before it, which costs patience too
+    for _ in range(2):  # an equal value costs patience, too
         progress.see(f"x | INFO | valid | {json.dumps({**record, 'valid_f1': best})}\n")
         assert capsys.readouterr().err.endswith(f"f1 {best}, the best is {best}\n")
     progress.see(f"x | INFO | valid | {json.dumps({**record, 'valid_best_f1': '0.0' if not larger else '0.5'})}\n")
@@ -123,4 +123,4 @@ def test_pairs_that_fairseq_leaves_out(capsys: pytest.CaptureFixture[str]) -> No
         "x | WARNING | fairseq.tasks.fairseq_task | 1,204 samples have invalid sizes and will be skipped, max_positions"
     )
     TrainingProgress(6, 3, 0, 0).see(f"{line}=(1024, 1024), first few sample ids=[3]\n")
-    assert capsys.readouterr().err == "1,204 sentence pairs are too long for the model and left out.\n"
+    assert capsys.readouterr().err == "Skipped sentence pairs, too long for the model: 1,204.\n"

@@ -1,4 +1,4 @@
-"""The length penalty, found without decoding again, and the reading of fairseq's output."""
+"""Tuning of the length penalty without decoding, and parsing of fairseq's output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fairseq_plugins.cli.generated import read_generated
 from fairseq_plugins.cli.tune_length import best_texts
 from tests.commands import QUIET, USER_DIR, hypotheses, run
 
-# Two tokens of 1 bit, five of 0.6: the short one is better while 2 / 2^A < 3 / 5^A.
+# Two tokens of 1 bit, and five of 0.6: the short one is better while 2 / 2^A < 3 / 5^A.
 BOUNDARY = math.log(1.5) / math.log(2.5)  # 0.44
 TOY = """\
 2026-01-01 00:00:00 | INFO | fairseq.tasks.translation | [src] dictionary: 8 types
@@ -75,12 +75,12 @@ def test_the_table_and_the_best(toy: Path, capsys: pytest.CaptureFixture[str]) -
     assert [line.split()[0] for line in lines[1:-1]] == [f"{tenths / 10:g}" for tenths in range(21)]
     assert lines[5].split() == ["0.4", "0", "0.00", "0.250"]
     assert lines[6].split() == ["0.5", "0", "100.00", "1.000"]
-    assert lines[-1] == "best of 2 sentences: --lenpen 1"  # of all that are as good, the nearest to fairseq's own
+    assert lines[-1] == "best of 2 sentences: --lenpen 1"  # of equally good exponents, the closest to fairseq's default
     tune(toy, "--alphas", 2, 1.5, 0)
     assert capsys.readouterr().out.endswith(": --lenpen 1.5\n")
 
 
-# The short one has log-probability -2 ln 2 and two tokens, the long one -3 ln 2 and five: a third of ln 2 each.
+# Log-probability and tokens are -2 ln 2 and 2 for the short one, -3 ln 2 and 5 for the long one: a third of ln 2 each.
 PENALTY = math.log(2) / 3
 
 
@@ -94,16 +94,16 @@ def test_a_penalty_of_words(toy: Path, capsys: pytest.CaptureFixture[str]) -> No
         *(["0", "0", "0.00"], ["0", "0.5", "100.00"], ["0", "0.3", "100.00"], ["0", "-1", "0.00"]),
     ]
     assert lines[-1] == "best of 2 sentences: --lenpen 0 --task translation_fast --word-penalty=0.3"
-    assert "--word-penalties: expected numbers" in refused(toy, "--word-penalties", "nan")
+    assert "--word-penalties [nan]: must be finite" in refused(toy, "--word-penalties", "nan")
 
 
 def with_last_text(text: str) -> str:
-    """The toy list, with another detokenised text of the longer hypothesis."""
+    """Return the toy list with another detokenised text of the longer hypothesis."""
     return TOY.replace("D-0\t-0.6\ta b c d", f"D-0\t-0.6\t{text}")
 
 
 def test_a_raw_reference_is_tokenised(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is compared with the detokenised text."""
+    """The reference is compared with the detokenised text."""
     toy.write_text(with_last_text("(a) b."))
     reference = toy.with_name("reference")
     reference.write_text("(a) b!\n")
@@ -125,7 +125,7 @@ def test_text_without_spaces(toy: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.parametrize("words", ["a b c d", "(a) b."])
 def test_printed_references_are_tokenised_if_fairseq_has_detokenised(toy, capsys, words) -> None:
-    """They go with the detokenised text, which fairseq makes of both; what it has left alone is taken as it is."""
+    """fairseq detokenises references and translations, or neither."""
     text = with_last_text("(a) b.").replace("T-0\ta b c d", "T-0\t(a) b!").replace("a b c d", words)
     toy.write_text(text)
     tune(toy, "--alphas", 1)
@@ -149,7 +149,7 @@ def test_a_line_ends_where_fairseq_ends_it(toy: Path) -> None:
 
 
 def test_line_ends_of_windows(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In all files; a carriage return inside a line is none."""
+    """In all files; a carriage return inside a line does not end it."""
     reference = toy.with_name("reference")
     tables = []
     for end in ("\n", "\r\n"):
@@ -162,7 +162,7 @@ def test_line_ends_of_windows(toy: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_no_break_space_separates_no_words(toy: Path) -> None:
-    """As in dictionaries of sentencepiece: three words, the longest with blanks inside, and four scores."""
+    """As in dictionaries of sentencepiece: three words with four scores; the longest word contains blanks."""
     toy.write_text(TOY.replace("\ta b c d", "\ta b\u00a0\u00a0x\u2009y  c").replace(" -0.6000\n", "\n"))
     assert read_generated([toy])[0].hypotheses[1].length == 4
 
@@ -174,14 +174,14 @@ def test_a_no_break_space_separates_no_words(toy: Path) -> None:
         (TOY[: TOY.rindex("P-")], "line 8: sentence 0 "),
         (TOY[: TOY.index("H-")], "line 3: sentence 0 "),
         (TOY[: TOY.index("H-0\t-0.6")], "one hypothesis per sentence"),
-        (END, "no translations there"),
-        (TOY + TOY_1 + TOY, "sentence 0 comes a second time"),
+        (END, "no translations found"),
+        (TOY + TOY_1 + TOY, "sentence 0 is repeated"),
         (TOY.replace("-1.0000 -1.0000", "-1.0000"), "line 6: fewer scores"),
         (TOY.replace("-1.0000 -1.0000", "-1.0000 x"), "line 6: "),
         (TOY.replace("-1.0000 -1.0000", "-1.0000 nan"), "line 6: a score is not a number"),
         (TOY.replace("-1.0000 -1.0000", "-1e308 -1e308"), "line 6: "),
         (TOY + "A-0\t0-0\nA-0\t0-0\n", "line 11: sentence 0 "),
-        (TOY.replace("T-0", "U-0"), "1 sentences have no reference"),
+        (TOY.replace("T-0", "U-0"), "no T- line for 1 of 1 sentences"),
     ],
     ids=lambda value: value if value.isprintable() else "",
 )
@@ -191,7 +191,7 @@ def test_what_is_no_nbest_list_is_refused(toy: Path, text: str, message: str) ->
 
 
 def test_options_that_do_not_fit_are_refused(toy: Path) -> None:
-    assert "sentence 1 comes a second time" in refused(toy, toy)
+    assert "sentence 1 is repeated" in refused(toy, toy)
     assert "nowhere" in refused("nowhere")
     assert f"{__file__} has" in refused(toy, "--reference", __file__)
     assert "between -10 and 10" in refused(toy, "--alphas", "nan")
@@ -199,7 +199,7 @@ def test_options_that_do_not_fit_are_refused(toy: Path) -> None:
 
 
 def finalised(log_probability: float, length: int, lenpen: float) -> float:
-    """The score that fairseq gives to a hypothesis that has come to its end."""
+    """Return fairseq's score of a finished hypothesis."""
     generator = SequenceGenerator.__new__(SequenceGenerator)
     torch.nn.Module.__init__(generator)
     vars(generator).update(eos=2, normalize_scores=True, len_penalty=lenpen, match_source_len=False)
@@ -221,7 +221,7 @@ def finalised(log_probability: float, length: int, lenpen: float) -> float:
 
 
 def test_scores_are_those_of_fairseq(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A real list: at its own penalty the scores are the printed ones, and at others what fairseq would compute."""
+    """With the search's own penalty, scores equal the printed ones; with others, fairseq's formula."""
     training = ["--optimizer", "adam", "--lr", 0.003, "--batch-size", 16, "--max-epoch", 6, "--no-epoch-checkpoints"]
     run("train", data, "--user-dir", USER_DIR, "--arch", "convs2s_tiny", *training, *QUIET, "--save-dir", tmp_path)
     search = ["--sampling", "--beam", 4, "--nbest", 4, "--max-len-b", 12, "--lenpen", 0.4, "--results-path", tmp_path]
@@ -236,7 +236,7 @@ def test_scores_are_those_of_fairseq(data: Path, tmp_path: Path, capsys: pytest.
         for hypothesis, (score, words) in zip(sentence.hypotheses, printed[sentence.number], strict=True):
             n = hypothesis.length
             assert hypothesis.words == words
-            # Each of n scores has been rounded to 4 decimals.
+            # Each of n scores is rounded to 4 decimals.
             assert hypothesis.score(0.4) / math.log(2) == pytest.approx(score, abs=n**0.6 * 5e-5 + 1e-5)
             for other in (0, 1, 2):
                 wanted = finalised(score * math.log(2) * n**0.4, n, other)

@@ -1,4 +1,4 @@
-"""What is written takes a place whole, or the place stays as it was."""
+"""Output files are replaced completely or not at all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.commands import ROOT, full_disk
 
 @pytest.mark.parametrize("name", ["picture.png", "picture.svg", "picture.pdf"])
 def test_a_full_disk_leaves_what_was_there(name: str, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib.font_manager")  # which writes a list of fonts the first time
+    pytest.importorskip("matplotlib.font_manager")  # it writes a list of fonts on first use
     words = ["plot-loss", str(log(tmp_path / "log", valid(1, 6), valid(2, 5)))]
     output = tmp_path / name
     output.write_text("good")
@@ -51,14 +51,14 @@ def test_what_is_no_plain_file_is_written_to(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["plot-attention", "plot-branches", "plot-loss"])
 @pytest.mark.parametrize("ending", ["", ".eps", ".jpg"])
 def test_a_picture_needs_an_ending(command, ending, tmp_path, capsys) -> None:
-    """Without one matplotlib would write, or write over, another file."""
+    """Without one, matplotlib would write another file."""
     with pytest.raises(SystemExit):
         cli.main([command, "x", "--output", str(tmp_path / f"foo{ending}")])
-    assert f"foo{ending} does not end in .png, .pdf or .svg" in capsys.readouterr().err
+    assert f"foo{ending} must end in .png, .pdf or .svg" in capsys.readouterr().err
 
 
 def test_two_writers_of_one_file(tmp_path: Path) -> None:
-    """Each leaves a whole one, whichever ends last."""
+    """Each writer leaves a complete file, whichever ends last."""
     path = tmp_path / "list"
     with writing(path) as mine:
         mine.write("first\n")
@@ -99,7 +99,7 @@ def test_what_cannot_be_written_is_named(name: str, tmp_path: Path, monkeypatch:
     (tmp_path / "read-only").touch(0o400)
     (tmp_path / "folder").mkdir()
     (tmp_path / "missing-target").symlink_to(tmp_path / "nowhere" / "file")
-    monkeypatch.setattr(os, "access", lambda path, mode: path.stat().st_mode & 0o200)  # root may write to any
+    monkeypatch.setattr(os, "access", lambda path, mode: path.stat().st_mode & 0o200)  # root may write everywhere
     before = sorted(tmp_path.iterdir())
     with pytest.raises(OSError, match=name):
         write(tmp_path / name, "text")
@@ -113,7 +113,7 @@ def test_a_full_device_is_named() -> None:
 
 @pytest.mark.parametrize("output", ["/dev/stdout", "list"])
 def test_the_standard_output_keeps_its_content(output: str, tmp_path: Path) -> None:
-    """Also when it is a file, by either name."""
+    """Also if it is a file, by either name."""
     path = tmp_path / "list"
     program = "import sys; from pathlib import Path; from fairseq_plugins.common.files import replacing\n"
     program += "with replacing(Path(sys.argv[1])) as place: place.write_text('text\\n')\nprint('after')"
@@ -130,6 +130,6 @@ def test_a_file_that_is_read_is_not_written_over(name: str, tmp_path: Path) -> N
     before = read.read_text()
     (tmp_path / "link.svg").symlink_to(read)
     (tmp_path / "hard.svg").hardlink_to(read)
-    with pytest.raises(SystemExit, match=f"{name} is also to be read"):
+    with pytest.raises(SystemExit, match=f"{name} is also an input"):
         cli.main(["plot-loss", "--run", "a", str(read), "--output", str(tmp_path / name)])
     assert read.read_text() == before

@@ -1,4 +1,4 @@
-"""What takes hours is stopped whole, goes on with the same call, and is made by one process at a time."""
+"""Long jobs: stopping their processes, resuming, and locking."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ with work_in(Path(sys.argv[1])), running(["sleep", "60"]) as child:
 
 
 def test_what_is_there_is_of_the_same_settings(tmp_path: Path) -> None:
-    """But where nothing is, as after a call that failed, others may be tried."""
+    """Without results, as after a failed call, other settings are allowed."""
     record, made = tmp_path / "record.json", tmp_path / "made"
     refuse_other_settings(record, {"data": tmp_path}, tmp_path.glob("made"))
     refuse_other_settings(record, {"data": "b"}, tmp_path.glob("made"))
@@ -48,7 +48,7 @@ def test_what_is_there_is_of_the_same_settings(tmp_path: Path) -> None:
 def is_there(process: int) -> bool:
     try:
         state = Path(f"/proc/{process}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):  # also where it is gone between opening and reading
+    except (FileNotFoundError, ProcessLookupError):  # also if it disappears between opening and reading
         return False
     return "Z" not in state.rpartition(")")[2].split()[0]
 
@@ -63,8 +63,8 @@ def wait_for_the_end(process: int) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_stop_ends_what_has_been_started(number: signal.Signals, tmp_path: Path) -> None:
-    """In the middle of one of fairseq's commands; a shell sees by which signal, and nobody a traceback."""
-    heeded = f"import signal; signal.signal({number.value}, signal.SIG_DFL)"  # also where it is not, as under nohup
+    """Within one of fairseq's commands; a shell sees the signal, and users see no traceback."""
+    heeded = f"import signal; signal.signal({number.value}, signal.SIG_DFL)"  # also if it was ignored, as under nohup
     command = [sys.executable, "-c", f"{heeded}; {MAIN}", "prepare", "iwslt14_de_en", str(tmp_path), "--smoke"]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         shown = []
@@ -81,7 +81,7 @@ def test_a_stop_ends_what_has_been_started(number: signal.Signals, tmp_path: Pat
     assert not is_there(child)
     assert process.returncode == -number
     assert "Traceback" not in rest
-    assert rest.endswith("\nThe same call goes on from where this one was stopped.\nfairseq-plugins: stopped\n")
+    assert rest.endswith("\nThe same command resumes here.\nfairseq-plugins: stopped\n")
     with work_in(tmp_path):
         pass
 
@@ -101,7 +101,7 @@ def test_a_stop_in_the_middle_of_a_start(tmp_path: Path) -> None:
 
 
 def test_a_stop_at_any_line_of_a_start() -> None:
-    """What has been started is ended, and signals are handled as before, wherever in processes.py the stop comes."""
+    """The child is ended, and signal handlers are restored, at whichever line of processes.py the stop comes."""
     stops: list[int] = []
 
     def trace(frame: FrameType, event: str, _: object) -> Callable[..., object] | None:
@@ -127,7 +127,7 @@ def test_a_stop_at_any_line_of_a_start() -> None:
             sys.settrace(trace)
             with suppress(KeyboardInterrupt), running(["sleep", "60"]):
                 sys.settrace(tracer)
-                if steps > 0:  # it has begun without a stop
+                if steps > 0:  # the start was complete
                     raise KeyboardInterrupt
             sys.settrace(tracer)
             assert (handlers(), children.read_text()) == before, stops[-1]
@@ -140,7 +140,7 @@ def test_a_stop_at_any_line_of_a_start() -> None:
 
 
 def test_what_is_ignored_stays_so() -> None:
-    """As under nohup."""
+    """For example under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN), signal.getsignal(signal.SIGTERM)
     with stoppable():
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
@@ -149,7 +149,7 @@ def test_what_is_ignored_stays_so() -> None:
 
 
 def test_what_is_not_pythons_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A handler of the program that Python is a part of, which Python does not know."""
+    """A handler of a program that embeds Python, which Python cannot see."""
     before, get = signal.getsignal(signal.SIGHUP), signal.getsignal
     monkeypatch.setattr(signal, "getsignal", lambda number: None if number == signal.SIGHUP else get(number))
     with stoppable():
@@ -160,7 +160,9 @@ def test_what_is_not_pythons_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_error_ends_what_has_been_started(trap: str, end: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "GRACE", 0.1 if trap else 60)
     call = ["bash", "-c", f"{trap}echo begun; exec sleep 60"]
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # also where it is ignored, as behind an &
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # also if it is ignored, as for a job in the background
     try:
         with pytest.raises(ValueError, match="begun"), running(call, stdout=subprocess.PIPE) as child:
             raise ValueError(child.stdout.readline())
@@ -170,11 +172,11 @@ def test_an_error_ends_what_has_been_started(trap: str, end: int, monkeypatch: p
 
 
 def test_one_at_a_time(tmp_path: Path) -> None:
-    """What a killed process has started keeps others out, until it ends too."""
+    """The children of a killed process keep the lock until they end."""
     with (
         work_in(tmp_path / "a"),
         work_in(tmp_path / "b"),
-        pytest.raises(ValueError, match=r"is at work in .*/a"),
+        pytest.raises(ValueError, match=r"/a is in use"),
         work_in(tmp_path / "a"),
     ):
         pass
@@ -184,7 +186,7 @@ def test_one_at_a_time(tmp_path: Path) -> None:
         with pytest.raises(SystemExit, match=r"error: .*/a"):
             cli.main(["prepare", "iwslt14_de_en", str(tmp_path / "a"), "--smoke"])
         process.kill()
-    with pytest.raises(ValueError, match="is at work"), work_in(tmp_path / "a"):
+    with pytest.raises(ValueError, match="is in use"), work_in(tmp_path / "a"):
         pass
     os.kill(child, signal.SIGKILL)
     wait_for_the_end(child)

@@ -1,4 +1,4 @@
-"""Makes fairseq's commands short: Python runs this at its start where the folder is on PYTHONPATH."""
+"""Shorten fairseq's commands: Python runs this file at its start if the folder is on PYTHONPATH."""
 
 import sys
 

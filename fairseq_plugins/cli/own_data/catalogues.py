@@ -1,4 +1,4 @@
-"""gettext catalogues (``.po``): pairs to learn from, and entries to fill."""
+"""gettext catalogues (``.po``): translated pairs for training, and empty entries to fill."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def load(path: Path) -> polib.POFile:
     """Parse a catalogue.
 
     Raises:
-        ValueError: it is not one, or not in the encoding that it names.
+        ValueError: the file is not a catalogue, or not in the encoding that it declares.
     """
     try:
         return polib.pofile(str(path))
     except (OSError, UnicodeDecodeError, LookupError) as error:  # polib's errors of syntax are OSErrors
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise ValueError(f"{path} is not a gettext catalogue: {error}") from error
+        raise ValueError(f"{path} is not a gettext catalogue: {error}; repair it or give another file") from error
 
 
 def read_catalogue(path: Path) -> Iterator[Pair]:
-    """Read the translated entries; obsolete ones and those marked fuzzy are left out."""
+    """Read the translated entries, without obsolete and fuzzy ones."""
     for entry in load(path):
         if entry.translated() and not entry.obsolete:
             if entry.msgid_plural:
@@ -57,12 +57,12 @@ def read_catalogue(path: Path) -> Iterator[Pair]:
 
 
 def on_one_line(text: str) -> str:
-    """Return the text with its line feeds as spaces."""
+    """Return the text with spaces for line feeds."""
     return " ".join(text.split("\n"))
 
 
 def language_of_catalogue(path: Path) -> str | None:
-    """Return the language of the translations, as the catalogue's header tells it; ``pt-BR`` for ``pt_BR``."""
+    """Return the target language in the catalogue's header; ``pt-BR`` for ``pt_BR``."""
     return load(path).metadata.get("Language", "").replace("_", "-") or None
 
 
@@ -73,8 +73,8 @@ class Gap:
     Attributes:
         entry: the entry.
         source: the text to translate.
-        form: number of the plural form; None if the entry has no plural.
-        lost: placeholders of the source that its translation does not have.
+        form: number of the plural form; None without a plural.
+        lost: placeholders of the source that are missing in its translation.
     """
 
     entry: polib.POEntry
@@ -108,7 +108,7 @@ class Gap:
 
 
 def gaps(catalogue: polib.POFile) -> list[Gap]:
-    """Find all empty translations but those of obsolete entries."""
+    """Return all empty translations of entries that are not obsolete."""
     found = []
     for entry in catalogue:
         if not entry.obsolete and entry.msgid_plural:
@@ -128,19 +128,19 @@ def placeholders(text: str) -> Counter[str]:
 
 
 def in_utf8(catalogue: polib.POFile) -> bytes:
-    """Return the content of a file, whose header names its encoding."""
+    """Return the content of the catalogue in UTF-8, with a header that says so."""
     if codecs.lookup(catalogue.encoding).name != "utf-8":
         catalogue.metadata["Content-Type"] = "text/plain; charset=UTF-8"
     return str(catalogue).encode()
 
 
 def report(path: Path, filled: Sequence[Gap]) -> str:
-    """Return how many entries were filled, and the first of those that lost placeholders."""
+    """Return the number of filled entries, and the first entries that lost placeholders."""
     entries: dict[int, list[str]] = {}
     for gap in filled:
         entries.setdefault(gap.line, []).extend(gap.lost)
     losses = [f"  line {line}: {', '.join(dict.fromkeys(lost))}" for line, lost in entries.items() if lost]
-    lines = [f"{path}: {len(entries)} empty entries are filled and marked fuzzy; {len(losses)} lost placeholders."]
+    lines = [f"{path}: entries filled and marked as fuzzy: {len(entries)}; with lost placeholders: {len(losses)}."]
     if len(losses) > SHOWN:
-        losses[SHOWN:] = [f"  and {len(losses) - SHOWN} other entries"]
+        losses[SHOWN:] = [f"  and {len(losses) - SHOWN} more"]
     return "\n".join(lines + losses)

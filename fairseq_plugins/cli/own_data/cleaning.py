@@ -1,7 +1,7 @@
-"""Cleaning of parallel text: what does not help training is left out, counted, and told.
+"""Cleaning of parallel text.
 
-Two passes over the text: the first writes all pairs that may be kept and remembers 8 bytes for each source and each
-pair, the second writes those that are neither repeated nor held out.
+The first pass writes all usable pairs and stores 8 bytes per source and per pair.  The second pass writes the pairs
+that are neither repeated nor held out.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from fairseq_plugins.cli.own_data.parallel_text import Pair, read_pairs, writing
 
 LONGEST = 2000  # characters of a side
 RATIO = 9  # times as many characters on one side as on the other...
-SHORT = 50  # ... if the longer one has more than this: "OK" may be a sentence in another language
-FEW = 200  # fewer held-out pairs say little
-LEAST = 20  # pairs that something can be learned from
-MOST_BROKEN = 0.05  # share of the pairs; more are a text in another encoding
+SHORT = 50  # ... if the longer side exceeds this: "OK" may be a sentence in another language
+FEW = 200  # fewer held-out pairs are unreliable
+LEAST = 20  # training pairs
+MOST_BROKEN = 0.05  # share of the pairs; more mean that the text has another encoding
 
-# Rules, in the order in which they are applied. --keep switches off those that are in `OPTIONAL`.
+# Rules in the order of application. --keep switches off the rules in `OPTIONAL`.
 RULES = {
-    "broken": "hold bytes that are not UTF-8, or U+FFFD",
-    "empty": "have an empty side",
-    "copies": "are not translated: both sides are equal",
-    "long": f"have a side of more than {LONGEST} characters",
-    "ratio": f"have a side {RATIO} times as long as the other",
-    "duplicates": "repeat an earlier pair",
-    "sources": "repeat an earlier source with another translation",
-    "held-out": "have a source of the validation or test part",
+    "broken": "invalid UTF-8 or U+FFFD",
+    "empty": "an empty side",
+    "copies": "two equal sides",
+    "long": f"a side of more than {LONGEST} characters",
+    "ratio": f"a side {RATIO} times as long as the other",
+    "duplicates": "a repeated pair",
+    "sources": "a repeated source with another translation",
+    "held-out": "a source of the validation or test part",
 }
 OPTIONAL = ("copies", "long", "ratio", "duplicates", "sources")
 
@@ -59,7 +59,7 @@ def broken_rule(pair: Pair, keep: Set[str]) -> str | None:
 
 
 def key(*texts: str) -> int:
-    """Return 64 bits that tell texts apart within this process; white space makes no difference."""
+    """Return a 64-bit hash of texts, valid within this process; whitespace is ignored."""
     return hash(tuple(tuple(text.split()) for text in texts))
 
 
@@ -72,23 +72,22 @@ class Write(Protocol):
 def clean(
     parts: Mapping[str, Iterable[Pair]], languages: tuple[str, str], folder: Path, keep: Set[str] = frozenset()
 ) -> dict[str, int]:
-    """Write ``train``, ``valid`` and, if there is one, ``test`` of both languages, a pair a line.
+    """Write the cleaned files of ``train``, ``valid`` and, if given, ``test``, one line per pair.
 
-    A test part is written as it is, and a validation part loses only pairs that cannot be used.  Without one, pairs of
-    the training part are held out after cleaning, evenly: 1 %, at least 200 and some 3000 at most, but never more than
-    a tenth.
+    A test part stays complete.  A validation part loses unusable pairs only.  Without a validation part, evenly spaced
+    training pairs are held out after cleaning: 1 %, at least 200, at most 3000, and never more than a tenth.
 
     Args:
-        parts: pairs of ``train`` and perhaps of ``valid`` and ``test``.
-        languages: names of source and target.
-        folder: folder to write to.
-        keep: rules of `OPTIONAL` that are not applied.
+        parts: pairs of ``train``, and optionally of ``valid`` and ``test``.
+        languages: source and target language.
+        folder: output folder.
+        keep: rules of `OPTIONAL` to switch off.
 
     Returns:
-        Number of pairs of each part, and of those that each rule left out of training.
+        Number of pairs of each part, and of training pairs that each rule removed.
 
     Raises:
-        ValueError: many lines are not UTF-8, or a part has no pairs left.
+        ValueError: too many lines are invalid UTF-8, or a part has too few pairs.
     """
     numbers: Counter[str] = Counter(dict.fromkeys(("train", "valid", "test"), 0))
     held_out = _write_held_out_parts(parts, languages, folder, numbers)
@@ -105,7 +104,7 @@ def clean(
     masks = {"train": train}
     if "valid" not in parts:
         masks["valid"] = valid = _evenly(train)
-        same_source = np.isin(of_source, of_source[valid])  # others than `valid` only if repeated sources are kept
+        same_source = np.isin(of_source, of_source[valid])  # exceeds `valid` only if repeated sources are kept
         numbers["held-out"] += int((train & same_source & ~valid).sum())
         train &= ~same_source
     for part, mask in masks.items():
@@ -117,14 +116,16 @@ def clean(
     for path in _files(folder, "usable", languages):
         path.unlink()
     if numbers["train"] < LEAST:
-        raise ValueError(f"{numbers['train']} pairs are left to train on, too few to learn from")
+        raise ValueError(
+            f"training pairs left after cleaning: {numbers['train']}, at least {LEAST} are needed; give more text"
+        )
     return dict(numbers)
 
 
 def _write_held_out_parts(
     parts: Mapping[str, Iterable[Pair]], languages: tuple[str, str], folder: Path, numbers: Counter[str]
 ) -> Array:
-    """Write the validation and the test part that are given, and return the keys of their sources."""
+    """Write the given validation and test parts, and return the keys of their sources."""
     keys = array("q")
     for part in ("valid", "test"):
         if part in parts:
@@ -135,14 +136,14 @@ def _write_held_out_parts(
                         write(pair)
                         numbers[part] += 1
             if not numbers[part]:
-                raise ValueError(f"--{part}: the text has no pairs")
+                raise ValueError(f"--{part}: the text has no usable pairs; give another text")
     return np.array(keys, dtype=np.int64)
 
 
 def _write_usable_pairs(
     pairs: Iterable[Pair], languages: tuple[str, str], folder: Path, keep: Set[str], numbers: Counter[str]
 ) -> tuple[Array, Array]:
-    """Write the pairs that break no rule by themselves, and return the keys of their sources and of the pairs."""
+    """Write pairs that break no rule on their own, and return the keys of their sources and of the pairs."""
     of_source, of_pair = array("q"), array("q")
     with _writing(folder, "usable", languages) as write:
         for pair in bar(pairs, desc="read and clean", unit=" pairs"):
@@ -154,12 +155,14 @@ def _write_usable_pairs(
                 write(pair)
     found = len(of_source) + sum(numbers[rule] for rule in RULES)
     if numbers["broken"] > MOST_BROKEN * found:
-        raise ValueError(f"{numbers['broken']} of {found} pairs are not UTF-8: convert the text, for instance by iconv")
+        raise ValueError(
+            f"invalid UTF-8 in {numbers['broken']} of {found} pairs; convert the text, for example with iconv"
+        )
     return np.array(of_source, dtype=np.int64), np.array(of_pair, dtype=np.int64)
 
 
 def _evenly(pairs: Mask) -> Mask:
-    """Choose pairs to validate on."""
+    """Return evenly spaced pairs for validation."""
     chosen = np.zeros_like(pairs)
     number = int(pairs.sum())
     if number >= LEAST:
@@ -169,19 +172,19 @@ def _evenly(pairs: Mask) -> Mask:
 
 
 def report(numbers: Mapping[str, int]) -> str:
-    """Return what cleaning did, a line for each rule that left something out."""
-    lines = [f"{numbers['train']} pairs to train on, {numbers['valid']} to validate."]
+    """Return a summary with one line per rule that removed pairs."""
+    lines = [f"{numbers['train']} training pairs, {numbers['valid']} validation pairs."]
     for rule, meaning in RULES.items():
         if number := numbers.get(rule, 0):
             option = f" (--keep {rule} keeps them)" if rule in OPTIONAL else ""
-            lines.append(f"  left out: {number} pairs {meaning}{option}")
+            lines.append(f"  removed {number}: {meaning}{option}")
     if numbers["valid"] < FEW:
-        lines.append(f"Validation on {numbers['valid']} pairs says little: some {FEW} or more are reliable.")
+        lines.append(f"Validation on {numbers['valid']} pairs is unreliable: {FEW} or more are better.")
     return "\n".join(lines)
 
 
 def _first(keys: Array) -> Mask:
-    """Return where each key stands for the first time."""
+    """Return a mask of the first occurrence of each key."""
     first = np.zeros(len(keys), dtype=np.bool_)
     first[np.unique(keys, return_index=True)[1]] = True
     return first

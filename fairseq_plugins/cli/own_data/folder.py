@@ -1,6 +1,7 @@
-"""The folder of ``own-data``: its text, its subwords and fairseq's binary data, each made once.
+"""The folder OUT of ``own-data``: text, subwords and fairseq's binary data, each created once.
 
-``text`` holds the cleaned lines of each part; ``train.en`` and the like their subwords; ``data-bin`` the binary data.
+``text`` contains the cleaned lines of each part, ``train.en`` and so on their subwords, and ``data-bin`` the binary
+data.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fairseq_plugins.common.files import beside, replacing
 SETTINGS = "settings"
 FIGURES = "figures.json"  # of the cleaning, in `text`
 TOKENIZERS = ("sentencepiece", "moses")
-# Of image captions 6000 merges were best for 29 000 pairs; fairseq's IWSLT'14 has 10 000 for 160 000.
+# 6000 merges were best for 29 000 image captions; fairseq's IWSLT'14 recipe uses 10 000 for 160 000 pairs.
 MERGES = {20_000: 2000, 100_000: 6000, 1_000_000: 10_000}
 MOST_MERGES = 40_000
 BEAM = 5
@@ -33,7 +34,7 @@ BEST = "checkpoint_best.pt"
 
 @dataclass(frozen=True)
 class Folder:
-    """Files and languages of one folder.
+    """Paths and languages of one folder.
 
     Attributes:
         path: the folder.
@@ -61,11 +62,11 @@ class Folder:
         return [part for part in ("train", "valid", "test") if self.text(part)[0].exists()]
 
     def text(self, part: str) -> tuple[Path, Path]:
-        """Return the files of a part's lines, source and target."""
+        """Return the source and target file of a part's text."""
         return self._files(self.path / "text", part)
 
     def segmented(self, part: str) -> tuple[Path, Path]:
-        """Return the files of a part's subwords, source and target."""
+        """Return the source and target file of a part's subwords."""
         return self._files(self.path, part)
 
     def _files(self, folder: Path, part: str) -> tuple[Path, Path]:
@@ -73,14 +74,14 @@ class Folder:
         return folder / f"{part}.{source}", folder / f"{part}.{target}"
 
     def fairseq_options(self) -> list[object]:
-        """Return options with which fairseq's commands read text as the model does."""
+        """Return options of fairseq's commands for the model's preprocessing."""
         if self.tokenizer == "sentencepiece":
-            # No text has unknown words, so a translation need not have any.
+            # No source word is unknown, so translations need no unknown word either.
             return ["--bpe", "sentencepiece", "--sentencepiece-model", self.subwords, "--unkpen", 1000]
         return ["--tokenizer", "moses", "--bpe", "subword_nmt", "--bpe-codes", self.subwords]
 
     def decoding_options(self, checkpoint: Path, user_dir: Path) -> list[object]:
-        """Return options with which fairseq's commands translate with a model."""
+        """Return options of fairseq's commands for translating with a model."""
         source, target = self.languages
         options: list[object] = [self.binary, "--source-lang", source, "--target-lang", target, "--user-dir", user_dir]
         options += ["--path", checkpoint, "--beam", BEAM, "--task", "translation_fast"]
@@ -94,14 +95,14 @@ class Folder:
         return lambda line: segment(tokenize(line))
 
     def export_options(self) -> list[object]:
-        """Return options of ``fairseq-plugins export`` for such text."""
+        """Return options of ``fairseq-plugins export`` for the model's preprocessing."""
         if self.tokenizer == "sentencepiece":
             return ["--data", self.binary, "--sentencepiece-model", self.subwords]
         return ["--data", self.binary, "--bpe-codes", self.subwords, "--tokenizer", "moses"]
 
 
 def existing(path: Path) -> Folder | None:
-    """Return the folder that own-data has begun at ``path``, if it has."""
+    """Return the folder that an earlier call of own-data began at ``path``, if any."""
     record = path / SETTINGS
     if not record.exists():
         return None
@@ -113,16 +114,16 @@ def existing(path: Path) -> Folder | None:
 
 
 def open_folder(path: Path) -> Folder:
-    """Return a folder with the text and binary data of an earlier call.
+    """Return the folder of an earlier call, which must contain text and binary data.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the folder is missing or incomplete.
     """
     folder = existing(path)
     if folder is None:
-        raise ValueError(f"{path} is not a folder of own-data: it has no file {SETTINGS}")
-    if not folder.binary.exists() or not (path / "text").exists():  # as in a folder of an earlier version
-        raise ValueError(f"{path} has no text or no data yet: call own-data again, which makes what is missing")
+        raise ValueError(f"{path} is not a folder of own-data (no file {SETTINGS}): give the OUT of own-data")
+    if not folder.binary.exists() or not (path / "text").exists():  # for example a folder of an earlier version
+        raise ValueError(f"{path} has no text or no binary data yet: run own-data again to complete it")
     return folder
 
 
@@ -133,17 +134,17 @@ def prepare(
     workers: int = 1,
     base: Folder | None = None,
 ) -> None:
-    """Make what is missing in the folder.
+    """Create the missing files of the folder.
 
     Args:
-        folder: what is to be made.
-        texts: files of ``train`` and perhaps of ``valid`` and ``test``.
-        keep: rules of cleaning that are not applied.
+        folder: the folder.
+        texts: files of ``train``, and optionally of ``valid`` and ``test``.
+        keep: cleaning rules to switch off.
         workers: number of processes.
-        base: folder whose subwords and dictionary are taken; None to learn them from the text.
+        base: folder whose subwords and dictionary are reused; None to learn them from the text.
 
     Raises:
-        ValueError: the folder holds other text or was made with other options, or a text cannot be used.
+        ValueError: the folder has other text or options, or a text is unusable.
         OSError: a text cannot be read.
     """
     record = folder.path / SETTINGS
@@ -173,8 +174,8 @@ def prepare(
                 raise ValueError(f"{path} already exists and was not created by own-data: choose another folder")
     elif text.exists() and json.loads(before) != now:
         raise ValueError(
-            f"{folder.path} holds other text, or was made with other options (see {record}): choose another folder, "
-            "or give the texts and options of the first call"
+            f"{folder.path} has other text or options (see {record}): choose another folder, or repeat the texts and "
+            "options of the first call"
         )
     if not text.exists():
         folder.path.mkdir(parents=True, exist_ok=True)
@@ -195,15 +196,14 @@ def prepare(
 
 
 def adopt(folder: Folder) -> None:
-    """Give a folder of a version before 0.2 the text of its held-out parts, which it kept as Moses' tokens.
+    """Restore the text of held-out parts in a folder of version 0.1, which stored Moses' tokens.
 
     Raises:
-        ValueError: its binary data was not finished.
+        ValueError: the folder has no binary data.
     """
     if not folder.binary.exists():
         raise ValueError(
-            f"{folder.path} was begun by an earlier version, which had not finished its data: remove it, or choose "
-            "another folder"
+            f"{folder.path} is an incomplete folder of an earlier version: remove it, or choose another folder"
         )
     if (folder.path / "text").exists():
         return
@@ -223,18 +223,18 @@ def adopt(folder: Folder) -> None:
 
 
 def merges_for(pairs: int) -> int:
-    """Return the number of merges that so much text bears."""
+    """Return the number of BPE merges for a number of training pairs."""
     return next((merges for limit, merges in MERGES.items() if pairs < limit), MOST_MERGES)
 
 
 def count_lines(path: Path) -> int:
-    """Return the number of lines of a file of `text`."""
+    """Return the number of lines of a file."""
     with path.open("rb") as file:
         return sum(1 for _ in file)
 
 
 def segment_pieces(folder: Folder, workers: int) -> None:
-    """Learn pieces of sentencepiece from the training part, and write all parts in them."""
+    """Learn sentencepiece subwords from the training part, and segment all parts."""
     if not folder.subwords.exists():
         pairs = count_lines(folder.text("train")[0])
         pieces.learn(folder.text("train"), 2 * pairs, merges_for(pairs), folder.subwords)
@@ -245,7 +245,7 @@ def segment_pieces(folder: Folder, workers: int) -> None:
 
 
 def segment_words(folder: Folder, workers: int) -> None:
-    """Make Moses' tokens, learn BPE of subword-nmt from those of the training part, and write all parts in it."""
+    """Tokenise with Moses, learn subword-nmt's BPE from the training part, and segment all parts."""
     tokens = folder.path / "tokens"
     for part in folder.parts:
         for language, text in zip(folder.languages, folder.text(part), strict=True):
@@ -265,14 +265,14 @@ def segment_words(folder: Folder, workers: int) -> None:
 
 
 def binarise(folder: Folder, workers: int, base: Folder | None) -> None:
-    """Run ``fairseq-preprocess``; both languages share one dictionary, so that embeddings can be tied."""
+    """Run ``fairseq-preprocess`` with a joined dictionary, so that embeddings can be tied."""
     unfinished = folder.binary.with_name("data-bin.partial")
-    shutil.rmtree(unfinished, ignore_errors=True)  # fairseq refuses to write over dictionaries
+    shutil.rmtree(unfinished, ignore_errors=True)  # fairseq refuses to overwrite dictionaries
     source, target = folder.languages
     options = ["--source-lang", source, "--target-lang", target, "--destdir", unfinished, "--joined-dictionary"]
     options += ["--workers", workers]
     options += [word for part in folder.parts for word in (f"--{part}pref", folder.path / part)]
-    if folder.tokenizer == "sentencepiece":  # all pieces, also those that the text does not need
+    if folder.tokenizer == "sentencepiece":  # all pieces, including unused ones
         pieces.write_dictionary(folder.subwords, folder.path / "pieces.txt")
         options += ["--srcdict", folder.path / "pieces.txt"]
     elif base is not None:

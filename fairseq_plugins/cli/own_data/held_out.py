@@ -1,4 +1,4 @@
-"""Lines on which a model of ``own-data`` was not trained, and its translations of them."""
+"""Held-out text of ``own-data`` and its translations."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ NAMES = {"test": "test", "valid": "validation"}
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The translated lines of a part, as sacreBLEU compares them.
+    """The translated lines of a held-out part.
 
     Attributes:
         part: ``test`` or ``valid``.
         language: target language.
         sources: untouched source lines.
-        references: their untouched translations.
-        sentences: the model's n-best lists.
-        left_out: number of lines of the part that are too long for the model.
+        references: untouched target lines.
+        sentences: n-best lists of the model.
+        left_out: number of lines that are too long for the model.
     """
 
     part: str
@@ -40,19 +40,18 @@ class HeldOut:
         return [sentence.hypotheses[0].text for sentence in self.sentences]
 
     def describe(self) -> str:
-        """Return how many lines there are, and how many were left out."""
-        name = f"the {NAMES[self.part]} part"
-        told = f"{self.left_out} lines of {name} are too long for the model and left out.\n\n" if self.left_out else ""
-        return f"{told}{len(self.sentences)} lines of {name}, on which it was not trained:"
+        """Return the number of scored lines, and of lines that were skipped."""
+        skipped = f"; skipped, too long for the model: {self.left_out}" if self.left_out else ""
+        return f"Scores on the {NAMES[self.part]} part (held-out lines: {len(self.sentences)}{skipped}):"
 
 
 def scored_part(folder: Folder) -> str:
-    """Return the part that own-data scores: the test part, or else the validation part."""
+    """Return the part to score: ``test`` if there is one, otherwise ``valid``."""
     return "test" if "test" in folder.parts else "valid"
 
 
 def generated(results: Path, part: str) -> Path:
-    """Return the file that fairseq-generate writes to a folder."""
+    """Return the path of fairseq-generate's output in a folder."""
     return results / f"generate-{part}.txt"
 
 
@@ -60,19 +59,19 @@ def generate(results: Path, part: str, options: Sequence[object]) -> None:
     """Run ``fairseq-generate`` on a part.
 
     Args:
-        results: folder for what it writes.
+        results: folder for its output.
         part: ``test`` or ``valid``.
         options: data, checkpoint and search.
 
     Raises:
-        ValueError: it fails.
+        ValueError: fairseq-generate fails.
     """
     options = [*options, "--gen-subset", part, "--remove-bpe", "--max-tokens", 4000, "--results-path", results]
     fairseq("generate", *options, *ALL_SENTENCES, *NO_LONG_ONES)
 
 
 def is_complete(path: Path, checkpoint: Path) -> bool:
-    """Whether fairseq-generate came to the end of a file, and by the checkpoint that is there now."""
+    """Return whether a file is complete output of fairseq-generate for the current checkpoint."""
     if not path.exists() or path.stat().st_mtime < checkpoint.stat().st_mtime:
         return False
     with path.open("rb") as file:
@@ -81,14 +80,17 @@ def is_complete(path: Path, checkpoint: Path) -> bool:
 
 
 def read_held_out(folder: Folder, results: Path, part: str) -> HeldOut:
-    """Read what fairseq-generate wrote, and the untouched lines of the part.
+    """Read the output of fairseq-generate and the untouched text of the part.
 
     Raises:
-        ValueError: they cannot be read, or do not fit together.
+        ValueError: a file is unreadable, or the numbers of lines differ.
     """
     sentences = read_generated([generated(results, part)])
     pairs = list(zip(*(read_text(path, "") for path in folder.text(part)), strict=True))
     if sentences[-1].number >= len(pairs):
-        raise ValueError(f"{folder.text(part)[1]} has {len(pairs)} lines, and {generated(results, part)} more")
+        raise ValueError(
+            f"{generated(results, part)} has more sentences than {folder.text(part)[1]} ({len(pairs)} lines): remove "
+            "it and run the command again"
+        )
     sources, references = zip(*(pairs[sentence.number] for sentence in sentences), strict=True)
     return HeldOut(part, folder.languages[1], sources, references, sentences, len(pairs) - len(sentences))

@@ -1,6 +1,6 @@
-"""The model card of ``own-data``: what a model was trained on, and how, and how well it translates.
+"""The model card of ``own-data``: text, training and scores of a model.
 
-It is the README.md beside the checkpoints.  An exported folder repeats it, but for the commands at its end.
+The card is the README.md in the folder of the checkpoints.  Exported folders repeat it without its commands.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from fairseq_plugins.cli.plots.loss import LOG, records
 from fairseq_plugins.cli.score import Scores
 
 CARD = "README.md"
-COMMANDS = "## Commands"  # where the part begins that exported folders do not repeat
-KINDS = {"sentencepiece": "pieces of sentencepiece", "moses": "Moses' tokens, and BPE of subword-nmt"}
-SHOWN = 20  # files of text that are named
-PATHS = ("--user-dir", "--save-dir", "--finetune-from-model")  # options that say where files are
+COMMANDS = "## Commands"  # exported folders repeat the card up to here
+KINDS = {"sentencepiece": "sentencepiece BPE", "moses": "Moses' tokens with subword-nmt's BPE"}
+SHOWN = 20  # named text files
+PATHS = ("--user-dir", "--save-dir", "--finetune-from-model")  # options with local paths
 
 
 def write_card(folder: Folder, model: Path, scores: Scores, base: Base | None, commands: Mapping[str, str]) -> None:
     """Write the card of a trained model.
 
     Args:
-        folder: its text.
+        folder: folder of its text.
         model: folder of its checkpoints.
         scores: its scores.
-        base: the model that it was adapted from.
-        commands: commands of a shell by what they are for.
+        base: base model of an adaptation.
+        commands: shell commands by their purpose.
     """
     with writing(model / CARD) as file:
         file.writelines(f"{line}\n" for line in _lines(folder, model, scores, base))
@@ -45,7 +45,7 @@ def write_card(folder: Folder, model: Path, scores: Scores, base: Base | None, c
 
 
 def card_of(checkpoint: Path) -> str:
-    """Return the card beside a checkpoint of own-data, without commands; nothing if there is none."""
+    """Return the card of a checkpoint of own-data without its commands, or an empty string."""
     card = checkpoint.parent / CARD
     if not is_trained(checkpoint.parent) or not card.is_file():
         return ""
@@ -62,7 +62,7 @@ def _lines(folder: Folder, model: Path, scores: Scores, base: Base | None) -> It
     yield "## Text"
     yield ""
     yield from _text(folder)
-    yield "- The licence of the text is not known to this program."
+    yield "- Licence of the text: unknown to this program"
     yield ""
     yield "## Model"
     yield ""
@@ -71,16 +71,16 @@ def _lines(folder: Folder, model: Path, scores: Scores, base: Base | None) -> It
         yield f"- Adapted from: `{base.checkpoint.name}` of the folder `{base.folder.path.resolve().name}`"
     yield from _training(model / LOG)
     words = sum(1 for _ in read_text(folder.binary / f"dict.{source}.txt", ""))
-    yield f"- Subwords: {KINDS[folder.tokenizer]}; {words} in the dictionary, which both languages share"
+    yield f"- Subwords: {KINDS[folder.tokenizer]}; {words} entries in the shared dictionary"
     yield ""
     yield "## Scores"
     yield ""
     held_out = scores.held_out
-    yield f"- {len(held_out.sentences)} lines of the {NAMES[held_out.part]} part, on which it was not trained" + (
-        "; training was stopped by them" if held_out.part == "valid" else ""
+    yield f"- Held-out lines of the {NAMES[held_out.part]} part: {len(held_out.sentences)}" + (
+        " (they also decided when to stop training)" if held_out.part == "valid" else ""
     )
     if held_out.left_out:
-        yield f"- {held_out.left_out} more lines were left out: they are too long for the model"
+        yield f"- Skipped lines, too long for the model: {held_out.left_out}"
     yield f"- BLEU {scores.bleu:.1f} (sacreBLEU `{scores.bleu_signature}`)"
     yield f"- chrF {scores.chrf:.1f} (sacreBLEU `{scores.chrf_signature}`)"
     yield "- `checkpoint_best.pt`, beam 5, untouched references"
@@ -89,7 +89,7 @@ def _lines(folder: Folder, model: Path, scores: Scores, base: Base | None) -> It
 def _text(folder: Folder) -> Iterator[str]:
     record, figures = folder.path / SETTINGS, folder.path / "text" / "figures.json"
     if not figures.exists():
-        yield "- An earlier version prepared the text; its files and sizes were not recorded."
+        yield "- Files and sizes: not recorded by the earlier version that prepared the text"
         return
     texts: dict[str, list[list[str]]] = json.loads(record.read_text(encoding="utf-8"))["texts"]
     for part, files in texts.items():
@@ -100,15 +100,15 @@ def _text(folder: Folder) -> Iterator[str]:
     left_out = {rule: number for rule in RULES if (number := numbers.get(rule, 0))}
     held_out = 0 if "valid" in texts else numbers["valid"]
     yield (
-        f"- Pairs: {numbers['train'] + held_out + sum(left_out.values())} read, {numbers['train']} to train on, "
-        f"{numbers['valid']} to validate{' (held out of those)' if held_out else ''}, {numbers['test']} to test"
+        f"- Pairs: {numbers['train'] + held_out + sum(left_out.values())} read, {numbers['train']} for training, "
+        f"{numbers['valid']} for validation{' (held out)' if held_out else ''}, {numbers['test']} for the test"
     )
     for rule, number in left_out.items():
-        yield f"- Left out: {number} pairs {RULES[rule]}"
+        yield f"- Removed {number}: {RULES[rule]}"
 
 
 def _training(log: Path) -> Iterator[str]:
-    """Read facts from what fairseq-train printed."""
+    """Read size, duration and options of the training from fairseq-train's log."""
     parameters, options, epochs, updates = "", "", 0, 0
     for line in log.open(encoding="utf-8", errors="replace") if log.exists() else ():
         if found := re.search(r"num\. (?:shared )?model params: ([\d,]+)", line):
@@ -121,12 +121,12 @@ def _training(log: Path) -> Iterator[str]:
     if parameters:
         yield f"- Parameters: {parameters}"
     if updates:
-        yield f"- Training: {updates} updates, to epoch {epochs}"
+        yield f"- Training: {updates} updates, {epochs} epochs"
     if options:
         yield f"- Options of `fairseq-train`: `{options}`"
 
 
 def _without_paths(words: list[str]) -> str:
-    """Return the options of a call of fairseq-train whose first word is the data, without the folders it names."""
+    """Return options of fairseq-train as text, without the data and other local paths."""
     places = {at for at, word in enumerate(words) if word in PATHS}
     return shlex.join(word for at, word in enumerate(words) if at and at not in places and at - 1 not in places)

@@ -1,6 +1,6 @@
-"""From parallel text to subwords: reading, tokens, cleaning, merges.
+"""Steps from parallel text to subwords: reading, tokenising, cleaning, BPE.
 
-Every file gets its name when it is whole, so that what was interrupted is repeated and what is finished is not.
+Each file gets its name when it is complete, so a resumed call repeats only unfinished steps.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fairseq_plugins.common.files import decoded, replacing
 from fairseq_plugins.common.subwords import segment, without_long_words
 
 _XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"  # TMX before 1.4 has another
-BLOCK = 100_000  # lines that are handed to the workers at a time
+BLOCK = 100_000  # lines in the queue of the workers
 
 Line = Callable[[str], str]
 Pair = tuple[str, str]
@@ -40,21 +40,20 @@ Pair = tuple[str, str]
 
 @contextmanager
 def writing(path: Path) -> Iterator[TextIO]:
-    """A text file to write to, which gets its name at the end."""
-    # Only \n ends a line, here and when reading: text may hold what else Python takes for an end.
+    """Open a text file for writing, which gets its name when it is complete."""
+    # Only \n ends a line: text may contain Python's other line separators.
     with replacing(path) as beside, beside.open("w", encoding="utf-8", newline="\n") as file:
         yield file
 
 
 def read_text(path: Path, language: str, errors: str = "strict") -> Iterator[str]:
-    """Read the sentences of a file, gzipped or not, in the format that its name tells.
+    """Read the sentences of a file, gzipped or not, in the format of its name.
 
-    ``.sgm`` and ``.xml`` have a sentence in each ``<seg>`` (one a line, as those of WMT and IWSLT), ``.tmx`` one of
-    each language in every ``<tu>``, ``train.tags.*`` (IWSLT) lines between others that say what the talk is.  All else
-    is one sentence a line.
+    ``.sgm`` and ``.xml`` (WMT, IWSLT) have one sentence per ``<seg>`` and line, ``.tmx`` one per language and ``<tu>``.
+    ``train.tags.*`` (IWSLT) mixes sentences with lines about the talk.  Other files have one sentence per line.
 
     Raises:
-        ValueError: the file is not UTF-8, or not what its name says.
+        ValueError: the file is not UTF-8, or violates its format.
     """
     name = path.name.lower().removesuffix(".gz")
     with gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb") as file:
@@ -65,7 +64,7 @@ def read_text(path: Path, language: str, errors: str = "strict") -> Iterator[str
             lines = (line.rstrip("\r\n") for line in decoded(file, path, errors))
             if name.endswith((".sgm", ".xml")):
                 for line in lines:
-                    # Searched for, a pattern would try each of many beginnings up to the end of the line.
+                    # A regular expression would need quadratic time for many unclosed <seg>.
                     text, end, _ = line.partition("<seg")[2].partition(">")[2].partition("</seg>")
                     if end:
                         yield " ".join(text.split())
@@ -80,9 +79,9 @@ def read_text(path: Path, language: str, errors: str = "strict") -> Iterator[str
 
 
 def _units(file: Any, path: Path, language: str) -> Iterator[str]:
-    """The sentences of a translation memory, in a language (``en``) or one of its regions (``en-US``).
+    """Yield the sentences of a translation memory in a language (``en``) or one of its regions (``en-US``).
 
-    A unit without one gives an empty one.  What is marked as code of a file's format is no text.
+    A unit without the language yields an empty sentence.  Inline codes are skipped.
     """
     language = language.lower().replace("_", "-")
     for element in _elements(file, path):
@@ -103,10 +102,10 @@ def _units(file: Any, path: Path, language: str) -> Iterator[str]:
 
 
 def _elements(file: Any, path: Path) -> Iterator[ElementTree.Element]:
-    """The elements of an XML file, each at its end.
+    """Yield each element of an XML file at its end.
 
     Raises:
-        ValueError: it is not XML, in no encoding of text, or refers to text that it does not hold.
+        ValueError: the file is not XML, has an unknown encoding, or refers to undefined entities.
     """
     try:
         for _, element in ElementTree.iterparse(file):
@@ -115,8 +114,8 @@ def _elements(file: Any, path: Path) -> Iterator[ElementTree.Element]:
         ElementTree.ParseError,
         LookupError,
         ValueError,
-    ) as error:  # the latter two from Python's codecs
-        raise ValueError(f"{path} is not readable as XML: {error}") from error
+    ) as error:  # LookupError and ValueError come from Python's codecs
+        raise ValueError(f"{path} is not valid XML: {error}; repair the file") from error
 
 
 class _Worker:
@@ -124,11 +123,11 @@ class _Worker:
 
 
 def _start(make: Callable[[], Line]) -> None:
-    # A stop is the business of the process that has started this one and ends it.
+    # The parent handles Ctrl-C and ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _Worker.function = make()
-    # Without it, one whose parent was killed would wait for work, and keep what it has inherited of it: a lock.
+    # A worker whose parent was killed would otherwise wait forever and keep the inherited lock.
     Thread(target=_end_with, args=(parent_process(),), daemon=True).start()
 
 
@@ -142,10 +141,10 @@ def _apply(line: str) -> str:
 
 
 def each_line(make: Callable[[], Line], lines: Iterable[str], workers: int) -> Iterator[str]:
-    """What the function that ``make`` makes gives for each line, in their order, by several processes.
+    """Apply the function returned by ``make`` to each line, in order, in several processes.
 
     Raises:
-        ValueError: one of them has been killed.
+        ValueError: a process was killed.
     """
     if workers <= 1:
         yield from map(make(), lines)
@@ -157,17 +156,18 @@ def each_line(make: Callable[[], Line], lines: Iterable[str], workers: int) -> I
                 yield from pool.map(_apply, block, chunksize=1000)
         except BrokenProcessPool:
             raise ValueError(
-                "a process that prepares text was killed; if memory had ended, take fewer --workers"
+                "--workers: a worker process was killed, perhaps for lack of memory; use fewer --workers"
             ) from None
 
 
 def moses(language: str, dashes: bool = True, normalise: bool = False, lowercase: bool = False) -> Line:
-    """Moses' tokeniser, as fairseq's ``--tokenizer moses`` runs it.
+    """Return Moses' tokenizer, configured like fairseq's ``--tokenizer moses``.
 
     Args:
-        dashes: separate dashes inside words, marked ``@-@``.
-        normalise: bring punctuation into one form first.
-        lowercase: afterwards.
+        language: language of the text.
+        dashes: split hyphenated words, marked ``@-@``.
+        normalise: normalise punctuation first.
+        lowercase: lowercase the tokens.
     """
     from sacremoses import MosesPunctNormalizer, MosesTokenizer  # noqa: PLC0415  (half a second)
 
@@ -183,29 +183,30 @@ def moses(language: str, dashes: bool = True, normalise: bool = False, lowercase
 
 
 def concatenate(paths: Iterable[Path], output: Path, language: str) -> None:
-    """The sentences of several files, one a line."""
+    """Write the sentences of several files to one file, one per line."""
     with writing(output) as file:
         for path in paths:
             file.writelines(line + "\n" for line in read_text(path, language))
 
 
 def read_pairs(source: Path, target: Path) -> Iterator[Pair]:
-    """The lines of two plain files.
+    """Yield the line pairs of two plain files.
 
     Raises:
-        ValueError: one has more lines.
+        ValueError: the files have different numbers of lines.
     """
     with source.open(encoding="utf-8", newline="\n") as first, target.open(encoding="utf-8", newline="\n") as second:
         for number, (left, right) in enumerate(zip_longest(first, second), start=1):
             if left is None or right is None:
                 raise ValueError(
-                    f"{source if left is None else target} ends before line {number} of the other language"
+                    f"{source if left is None else target} has no line {number}, but the other file has: give "
+                    "line-aligned files"
                 )
             yield left.rstrip("\n"), right.rstrip("\n")
 
 
 def clean(pairs: Iterable[Pair], max_words: int, max_ratio: float | None) -> Iterator[Pair]:
-    """The pairs of which neither side is empty or has more words, or ``max_ratio`` times as many as the other."""
+    """Yield pairs without an empty side, a side of more than ``max_words``, or a ratio of words above ``max_ratio``."""
     for source, target in pairs:
         short, long = sorted((len(source.split()), len(target.split())))
         if short and long <= max_words and (max_ratio is None or long <= max_ratio * short):
@@ -213,7 +214,7 @@ def clean(pairs: Iterable[Pair], max_words: int, max_ratio: float | None) -> Ite
 
 
 def split(pairs: Iterable[Pair], every: int | None, outputs: dict[str, tuple[Path, Path]]) -> None:
-    """Write every so many-th pair to ``outputs["valid"]``, and the others (all, if None) to ``outputs["train"]``."""
+    """Write every n-th pair (none without ``every``) to ``outputs["valid"]``, all others to ``outputs["train"]``."""
     with ExitStack() as stack:
         files = {part: [stack.enter_context(writing(path)) for path in paths] for part, paths in outputs.items()}
         for number, pair in enumerate(bar(pairs, desc="clean and split", unit=" pairs"), start=1):
@@ -223,35 +224,35 @@ def split(pairs: Iterable[Pair], every: int | None, outputs: dict[str, tuple[Pat
 
 
 def learn_codes(paths: Sequence[Path], merges: int, output: Path) -> None:
-    """One BPE (Sennrich et al. 2016) of all files together.
+    """Learn one BPE (Sennrich et al. 2016) of all files.
 
     Raises:
-        ValueError: no word of theirs has two letters.
+        ValueError: no word has two letters.
     """
     with ExitStack() as stack, writing(output) as file:
         texts = [stack.enter_context(path.open(encoding="utf-8", newline="\n")) for path in paths]
         lines = bar(chain(*texts), desc="count words", unit=" lines")
         try:
             learn_bpe((without_long_words(line) for line in lines), file, merges)
-        except ValueError as error:  # subword-nmt's, of the most frequent of no pairs
+        except ValueError as error:  # subword-nmt takes the maximum of no pairs
             names = " and ".join(map(str, paths))
-            raise ValueError(f"{names} have no word of two letters, so there is no BPE to learn") from error
+            raise ValueError(f"{names}: cannot learn BPE, because no word has two letters; give more text") from error
 
 
 def segmenter(codes: Path) -> Line:
-    """What segments a line of words by these codes.
+    """Return a function that segments a line of words by BPE codes.
 
     Raises:
-        ValueError: they are none of subword-nmt.
+        ValueError: the file has no codes of subword-nmt.
     """
     said = StringIO()
     with codes.open(encoding="utf-8") as file, redirect_stderr(said):
         try:
             bpe = BPE(file)
-            bpe.process_line("xy")  # which tells whether it knows their version
-        except (Exception, SystemExit) as error:  # subword-nmt prints a reason and ends the process
+            bpe.process_line("xy")  # fails for an unknown version of the codes
+        except (Exception, SystemExit) as error:  # subword-nmt prints a reason and exits
             reason = " ".join(said.getvalue().split()) or str(error) or type(error).__name__
-            raise ValueError(f"{codes} holds no BPE codes of subword-nmt: {reason[:300]}") from error
+            raise ValueError(f"{codes} has no BPE codes of subword-nmt: {reason[:300]}; give another file") from error
     return partial(segment, bpe)
 
 

@@ -1,7 +1,6 @@
-"""Subwords of sentencepiece that give every line of text back unchanged.
+"""Reversible sentencepiece subwords.
 
-Text is not normalised and its spaces are kept.  A character without a piece of its own becomes the bytes of its UTF-8,
-so no text has unknown words.
+Text is not normalised, and spaces are kept.  Characters without a piece become UTF-8 bytes, so no character is unknown.
 """
 
 from __future__ import annotations
@@ -20,28 +19,28 @@ from fairseq_plugins.cli.own_data.parallel_text import Line, writing
 from fairseq_plugins.common.files import replacing
 
 SAMPLE = 1_000_000  # lines to learn from
-DISTINCT = 8_000_000  # characters of different words to learn from, each of some 130 bytes of memory
-COVERAGE = 0.9995  # of the characters of the text; rarer ones are written in bytes
-SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")  # fairseq's; no text is one of them
-OTHER_SPACE = re.compile(r"[^\S ]+")  # white space, at which fairseq would take a piece apart, but for the space
-# sentencepiece writes a space as U+2581. A U+2581 of the text is written as two noncharacters of Unicode; so is the
-# first of these, that every text comes back.
+DISTINCT = 8_000_000  # characters in distinct words to learn from, about 130 bytes of memory each
+COVERAGE = 0.9995  # share of characters with a piece; rarer characters become bytes
+SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")  # fairseq's symbols, which no text produces
+OTHER_SPACE = re.compile(r"[^\S ]+")  # fairseq would split a piece at any whitespace
+# sentencepiece writes a space as U+2581. A U+2581 of the text becomes two Unicode noncharacters, and so does the first
+# noncharacter itself, so that decoding is unambiguous.
 ESCAPES = {"2581": "FDD0 FDD1", "FDD0": "FDD0 FDD2"}
-BLOCK = 10_000  # lines that are segmented together
+BLOCK = 10_000  # lines per call of sentencepiece
 
 
 def learn(paths: Sequence[Path], lines: int, merges: int, output: Path) -> None:
-    """Learn one byte pair encoding of all files (Sennrich et al. 2016, as sentencepiece's ``bpe``).
+    """Learn one BPE of all files (Sennrich et al. 2016, sentencepiece's ``bpe``).
 
     Args:
-        paths: text, a sentence a line.
-        lines: of all files together; every n-th is read if there are more than `SAMPLE`, or their different words have
-            more than `DISTINCT` characters, as whole lines do where words have no spaces between them.
-        merges: pieces besides single characters and bytes.
+        paths: text, one sentence per line.
+        lines: total number of lines.  Only every n-th line is read if there are more than `SAMPLE` lines, or more than
+            `DISTINCT` characters in distinct words, as in languages without spaces.
+        merges: number of pieces in addition to characters and bytes.
         output: file of the sentencepiece model.
 
     Raises:
-        ValueError: the text has no two characters to merge.
+        ValueError: the text has no pair of characters to merge.
     """
     every = -(-lines // SAMPLE)
     characters: Counter[str] = Counter()
@@ -88,7 +87,9 @@ def learn(paths: Sequence[Path], lines: int, merges: int, output: Path) -> None:
                 )
             except RuntimeError as error:
                 names = " and ".join(map(str, paths))
-                raise ValueError(f"{names}: no subwords can be learned: {str(error).splitlines()[0]}") from error
+                raise ValueError(
+                    f"{names}: cannot learn subwords, give more text: {str(error).splitlines()[0]}"
+                ) from error
 
 
 def _sample(paths: Sequence[Path], every: int) -> Iterator[str]:
@@ -98,14 +99,14 @@ def _sample(paths: Sequence[Path], every: int) -> Iterator[str]:
 
 
 def write_dictionary(model: Path, output: Path) -> None:
-    """Write all pieces of a model as a dictionary of fairseq, which puts its four special symbols before them."""
+    """Write the pieces of a model as a fairseq dictionary, without the special symbols that fairseq adds."""
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(model))
     with writing(output) as file:
         file.writelines(f"{pieces.id_to_piece(n)} 1\n" for n in range(len(SPECIAL), pieces.get_piece_size()))
 
 
 def segmenter(model: Path) -> Line:
-    """Return a function that turns a line of text into pieces, separated by spaces."""
+    """Return a function that splits a line of text into pieces, separated by spaces."""
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(model))
     return lambda line: " ".join(pieces.encode(line, out_type=str))
 

@@ -1,4 +1,4 @@
-"""How far a training is, out of what fairseq logs of it (``--log-format json``): a line for each validation."""
+"""Progress of a training, from fairseq's log (``--log-format json``): one line per validation."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 
 from fairseq_plugins.cli.plots.loss import records
 
-SILENCE = 60  # seconds, as far as fairseq logs anything
+SILENCE = 60  # seconds between messages
 
 
 class TrainingProgress:
-    """Tells of a training on stderr.
+    """Print the progress of a training on stderr.
 
     Args:
-        usual: epochs that such trainings have taken, until validation no longer improved; infinity where unknown.
-        patience: validations without improvement after which it ends; none if not positive, as fairseq's.
-        epochs: after which it ends in any case, and ...
-        updates: ... likewise; none if not positive.
-        metric: by which the best checkpoint is chosen.
-        larger: whether larger is better.
+        usual: usual number of epochs until validation stops improving; infinity if unknown.
+        patience: ``--patience``; no limit unless positive.
+        epochs: ``--max-epoch``; no limit unless positive.
+        updates: ``--max-update``; no limit unless positive.
+        metric: ``--best-checkpoint-metric``.
+        larger: whether larger values of the metric are better.
     """
 
     def __init__(
@@ -31,15 +31,15 @@ class TrainingProgress:
         self.metric, self.sign = metric, -1 if larger else 1
         self.usual, self.patience = usual, patience
         self.epochs, self.updates = (limit if limit > 0 else math.inf for limit in (epochs, updates))
-        self.per_epoch = self.seconds = math.nan  # updates of an epoch, seconds of an update
-        self.began: tuple[float, int] | None = None  # time and updates at the first record
-        self.best, self.stale = math.inf, 0  # the best validation's metric, times `sign`, and validations since then
+        self.per_epoch = self.seconds = math.nan  # updates per epoch, seconds per update
+        self.began: tuple[float, int] | None = None  # time and updates of the first record
+        self.best, self.stale = math.inf, 0  # best metric times `sign`, and validations since then
         self.told = 0.0
 
     def see(self, line: str) -> None:
         """Read a line of the log."""
         if too_long := re.search(r"(?<!\S)(\S+) samples have invalid sizes and will be skipped", line):
-            self.tell(f"{too_long[1]} sentence pairs are too long for the model and left out.")
+            self.tell(f"Skipped sentence pairs, too long for the model: {too_long[1]}.")
         for record in records(line):
             if {"update", "num_updates"} <= record.keys():  # counted in epochs, and by themselves
                 self.see_updates(int(record["num_updates"]), record)
@@ -47,8 +47,8 @@ class TrainingProgress:
                 self.see_validation(int(record["valid_num_updates"]), record)
 
     def see_updates(self, done: int, record: dict[str, Any]) -> None:
-        """Some updates of an epoch."""
-        epochs = float(record["update"])  # which is rounded
+        """Handle a record of training."""
+        epochs = float(record["update"])  # rounded
         if epochs < 0.01:
             return
         self.per_epoch = done / epochs
@@ -59,29 +59,29 @@ class TrainingProgress:
         self.measure(done)
         if first:
             took = span(self.per_epoch * self.seconds)
-            self.tell(f"An epoch has {self.per_epoch:.0f} updates and takes {took}{self.left(done)}.")
+            self.tell(f"One epoch has {self.per_epoch:.0f} updates and takes {took}{self.left(done)}.")
         elif time.monotonic() - self.told >= SILENCE:
             self.tell(f"epoch {record['epoch']}, update {done}{self.left(done)}")
 
     def see_validation(self, done: int, record: dict[str, Any]) -> None:
-        """A validation."""
+        """Handle a record of validation."""
         self.measure(done)
         loss, value = float(record["valid_loss"]), float(record[f"valid_{self.metric}"])
         best, before = float(record.get(f"valid_best_{self.metric}", value)), self.best
         self.best = min(self.best, self.sign * value, self.sign * best)
-        # To be as good as before costs patience, too.
+        # fairseq counts a validation that equals the best one as no improvement.
         self.stale = 0 if self.sign * value <= self.best < before else self.stale + 1
         found = f"{loss:.3f}" if self.metric == "loss" else f"{loss:.3f}, {self.metric} {value:.3f}"
         compared = f"the best is {self.sign * self.best:.3f}" if self.stale else "the best so far"
         self.tell(f"epoch {record['epoch']}, update {done}: validation loss {found}, {compared}{self.left(done)}")
 
     def measure(self, done: int) -> None:
-        """Seconds of an update, validation included."""
+        """Update the seconds per update, validation included."""
         if self.began and done > self.began[1]:
             self.seconds = (time.monotonic() - self.began[0]) / (done - self.began[1])
 
     def left(self, done: int) -> str:
-        """How long it takes from here: as it is usual, or until patience is lost where that has been passed."""
+        """Return the remaining time, by the usual number of epochs or, beyond it, by patience."""
         usual = max(self.usual - done / self.per_epoch, self.patience - self.stale) if self.patience > 0 else math.inf
         left = min(usual * self.per_epoch, self.epochs * self.per_epoch - done, self.updates - done) * self.seconds
         return f"; about {span(left)} left" if 0.5 < left < math.inf else ""
@@ -93,7 +93,7 @@ class TrainingProgress:
 
 
 def span(seconds: float) -> str:
-    """``40 s``, ``7 min``, ``3.5 hours``."""
+    """Format a time span, such as ``40 s``, ``7 min`` or ``3.5 hours``."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} hours"

@@ -1,4 +1,4 @@
-"""Errors of options with which ``own-data`` cannot train."""
+"""Errors of options that ``own-data`` cannot train with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq_plugins.common.model import TranslationModel
 from fairseq_plugins.common.options import flag
 
-# Packages of which an option needs one; without it fairseq only says so in its log, and trains.
+# Options and the packages that they need. fairseq only logs a missing package and trains without it.
 PACKAGES = {
     "tensorboard_logdir": ("tensorboard", "tensorboardX"),
     "wandb_project": ("wandb",),
@@ -22,21 +22,20 @@ PACKAGES = {
 
 
 def unknown_architecture(arch: str) -> ValueError:
-    """Return the error for an architecture that does not exist; it lists this plugin's, similar names first."""
+    """Return the error for an unknown architecture, which lists all architectures, similar names first."""
     ours = sorted(name for name, model in ARCH_MODEL_REGISTRY.items() if issubclass(model, TranslationModel))
     similar = get_close_matches(arch, ours, n=len(ours))
     names = ", ".join([*similar, *(name for name in ours if name not in similar)])
     return ValueError(
-        f"--arch {arch}: there is no such architecture; this plugin has {names}; --user-dir names a folder that "
-        "registers your own"
+        f"--arch {arch}: unknown architecture; choose one of {names}, or give --user-dir for your own architecture"
     )
 
 
 def refuse_missing_packages(options: Mapping[str, Any]) -> None:
-    """Refuse options of fairseq-train that need a package that is not installed.
+    """Refuse options of fairseq-train whose package is not installed.
 
     Raises:
-        ValueError: there is one.
+        ValueError: a package is missing.
     """
     for name, packages in PACKAGES.items():
         if options.get(name) and not any(map(find_spec, packages)):

@@ -1,4 +1,4 @@
-"""The files of parallel text that ``own-data`` is given: which belong together, in which languages, and their pairs."""
+"""Files of parallel text for ``own-data``: file pairs, languages and sentence pairs."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from fairseq_plugins.cli.own_data.catalogues import SUFFIX, language_of_catalogu
 from fairseq_plugins.cli.own_data.parallel_text import Pair, read_text
 
 FilePair = tuple[Path, Path]
-BOTH = (".tmx", ".tmx.gz", SUFFIX)  # formats that hold source and target in one file
-FORMATS = {"txt", "tsv", "sgm", "xml", "tmx", "po"}  # no languages at the end of a name
+BOTH = (".tmx", ".tmx.gz", SUFFIX)  # formats with source and target in one file
+FORMATS = {"txt", "tsv", "sgm", "xml", "tmx", "po"}  # endings that are not languages
 
 
 def pair_up(source: Path, target: Path, languages: tuple[str, str]) -> list[FilePair]:
     """Return the two files, or the files of two folders paired by their names without the language.
 
-    A folder given as both sides holds files of two languages each: gettext catalogues, in its subfolders too.
+    If both sides are the same folder, its files and those of its subfolders contain both languages.
 
     Raises:
-        ValueError: one is a folder and the other is not, a file has no partner, or two files have one name.
+        ValueError: only one side is a folder, a file has no partner, or two files have the same name.
     """
     if source.is_dir() != target.is_dir():
-        raise ValueError(f"{source} and {target}: expected two files or two folders")
+        raise ValueError(f"{source} and {target} are a file and a folder: give two files or two folders")
     if not source.is_dir():
         return [(source, target)]
     if source == target:
         files = sorted(path for path in source.rglob("*") if path.name.lower().endswith(BOTH) and path.is_file())
         if not files:
-            raise ValueError(f"{source} has no files of both languages (*{', *'.join(BOTH)})")
+            raise ValueError(f"{source} has no files with both languages (*{', *'.join(BOTH)}): give TARGET too")
         return [(path, path) for path in files]
     sides = [_by_name(folder, language) for folder, language in zip((source, target), languages, strict=True)]
     if odd := sorted(sides[0].keys() ^ sides[1].keys()):
-        raise ValueError(f"{(sides[0] | sides[1])[odd[0]]} has no partner of its name in the other folder")
+        raise ValueError(f"{(sides[0] | sides[1])[odd[0]]} has no partner in the other folder: add or remove a file")
     if not sides[0]:
-        raise ValueError(f"{source} has no files")
+        raise ValueError(f"{source} has no files: give a folder with text")
     return [(sides[0][name], sides[1][name]) for name in sorted(sides[0])]
 
 
 def _by_name(folder: Path, language: str) -> dict[str, Path]:
-    """``news.2013`` for ``news.2013.en.gz`` or ``news.2013.eng``; hidden files and folders are ignored."""
+    """Map names without the language to files: ``news.2013`` for ``news.2013.en.gz``; skip hidden files and folders."""
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         if path.is_file() and not path.name.startswith("."):
@@ -53,18 +53,20 @@ def _by_name(folder: Path, language: str) -> dict[str, Path]:
                 del words[-1]
             name = ".".join(words)
             if found.setdefault(name, path) is not path:
-                raise ValueError(f"{found[name]} and {path} have one name without their language: remove one of them")
+                raise ValueError(
+                    f"{found[name]} and {path} have the same name without the language: remove one of them"
+                )
     return found
 
 
 def languages_of(source: Path, target: Path, source_lang: str | None, target_lang: str | None) -> tuple[str, str]:
-    """Return source and target language: those given, else those that the files tell.
+    """Return the given source and target language, or else those of the files.
 
     Raises:
-        ValueError: one is missing or not a language's name, or they are equal.
+        ValueError: a language is missing or invalid, or both are equal.
     """
     if source == target and source_lang is None and _catalogues(source):
-        source_lang = "en"  # the custom of gettext
+        source_lang = "en"  # gettext's convention
     if source == target and target_lang is None and (catalogues := _catalogues(source)):
         target_lang = language_of_catalogue(catalogues[0])
     languages = (
@@ -73,7 +75,7 @@ def languages_of(source: Path, target: Path, source_lang: str | None, target_lan
     )
     for option, language in zip(("--source-lang", "--target-lang"), languages, strict=True):
         if not re.fullmatch(r"\w[\w-]*", language) or language == "reference":  # as in test.reference
-            raise ValueError(f"{option}: {language!r} is not a language's name, such as en or pt-BR")
+            raise ValueError(f"{option} {language}: not the name of a language; give a name such as en or pt-BR")
     if languages[0] == languages[1]:
         is_of_one = source == target and source.is_file() and not source.name.lower().endswith(BOTH)
         fix = "give TARGET too" if is_of_one else "give two languages"
@@ -87,20 +89,20 @@ def _catalogues(path: Path) -> list[Path]:
 
 
 def _language_of(path: Path, option: str) -> str:
-    """``de`` of ``train.de``, ``train.de.gz``, ``train.de.txt`` or a folder ``de``; ``pt-BR`` has a region."""
+    """Return ``de`` for ``train.de``, ``train.de.gz``, ``train.de.txt`` or a folder ``de``; regions as in ``pt-BR``."""
     words = path.name.removesuffix(".gz").split(".")
     if len(words) > 2 and words[-1] in FORMATS:
         words.pop()
     if not re.fullmatch("[a-z]{2,3}([-_]([A-Z]{2}|[A-Z][a-z]{3}))?", words[-1]) or words[-1] in FORMATS:
-        raise ValueError(f"{option}: {path.name} does not end in a language, such as .de; give {option}")
+        raise ValueError(f"{option}: the name {path.name} does not end in a language such as .de; give {option}")
     return words[-1]
 
 
 def read_pairs(files: Sequence[FilePair], languages: tuple[str, str]) -> Iterator[Pair]:
-    """Read the pairs of all files.  Bytes that are not UTF-8 become U+FFFD.
+    """Read the sentence pairs of all files.  Invalid UTF-8 becomes U+FFFD.
 
     Raises:
-        ValueError: two files have different numbers of lines, or a file cannot be read in its format.
+        ValueError: two files have different numbers of lines, or a file violates its format.
     """
     for source, target in files:
         if source.name.lower().endswith(SUFFIX) and source == target:
@@ -113,4 +115,4 @@ def read_pairs(files: Sequence[FilePair], languages: tuple[str, str]) -> Iterato
                     yield left, right
                 lines = [lines[0] + (left is not None), lines[1] + (right is not None)]
             if lines[0] != lines[1]:
-                raise ValueError(f"{source} has {lines[0]} lines and {target} {lines[1]}: line must match line")
+                raise ValueError(f"{source} has {lines[0]} lines and {target} has {lines[1]}: give line-aligned files")

@@ -1,4 +1,4 @@
-"""The trained models in a folder of ``own-data``."""
+"""Trained models in a folder of ``own-data``."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 from fairseq_plugins.cli.own_data.folder import BEST, Folder, open_folder
 
-FINISHED = "finished"  # beside the checkpoints, with the options of --train
-# Options that only say when a training ends: they may change when it goes on.
+FINISHED = "finished"  # file beside the checkpoints with the options of --train
+# Options that only end a training; they may change when it resumes.
 ENDS = ("--max-epoch", "--max-update", "--patience", "--stop-time-hours", "--stop-min-lr")
 
 
 def is_trained(model: Path) -> bool:
-    """Return whether a training has ended there, and its model is still there."""
+    """Return whether the folder has a finished training and its checkpoint."""
     return (model / FINISHED).exists() and (model / BEST).exists()
 
 
@@ -25,32 +25,32 @@ def trained_archs(output: Path) -> list[str]:
 
 
 def find_model(output: Path, arch: str | None) -> tuple[Folder, Path]:
-    """Return the folder of ``own-data`` with its text, and in it the folder of a trained model.
+    """Return a folder of ``own-data`` and the subfolder of a trained model.
 
     Args:
-        output: the folder of own-data.
-        arch: the model's architecture; None for the only one that has been trained.
+        output: folder of own-data.
+        arch: architecture of the model; None if only one was trained.
 
     Raises:
         ValueError: there is no such model, or there are several.
     """
     folder, archs = open_folder(output), trained_archs(output)
     if not archs:
-        raise ValueError(f"{output} has no trained model yet: call own-data again, which goes on with its training")
+        raise ValueError(f"{output} has no trained model yet: run own-data again to finish its training")
     if arch is None and len(archs) > 1:
-        raise ValueError(f"{output} has several trained models: choose by --arch {' or '.join(archs)}")
+        raise ValueError(f"{output} has several trained models: give --arch {' or '.join(archs)}")
     if arch is not None and arch not in archs:
-        raise ValueError(f"--arch {arch}: {output} has no such trained model; --arch {' or '.join(archs)} is there")
+        raise ValueError(f"--arch {arch}: {output} has no such trained model; give --arch {' or '.join(archs)}")
     return folder, output / (arch or archs[0])
 
 
 @dataclass(frozen=True)
 class Base:
-    """The model that a training starts from.
+    """The base model of an adaptation.
 
     Attributes:
-        folder: folder of own-data with its text.
-        checkpoint: in a folder that is named after its architecture.
+        folder: its folder of own-data.
+        checkpoint: its checkpoint, in a subfolder with the name of its architecture.
     """
 
     folder: Folder
@@ -58,21 +58,21 @@ class Base:
 
     @property
     def arch(self) -> str:
-        """Return its architecture."""
+        """Return the architecture."""
         return self.checkpoint.parent.name
 
     @property
     def wishes(self) -> list[str]:
-        """Return the options of fairseq-train with which it was trained besides own-data's."""
+        """Return the options of --train that it was trained with."""
         return shlex.split((self.checkpoint.parent / FINISHED).read_text(encoding="utf-8"))
 
 
 def find_base(path: Path, arch: str | None) -> Base:
-    """Return the model in a folder of own-data, or that of one of the checkpoints there.
+    """Return the base model for a folder of own-data or a checkpoint in it.
 
     Args:
-        path: the folder, or the checkpoint.
-        arch: the model's architecture; None for the only one that has been trained.
+        path: the folder or checkpoint.
+        arch: architecture of the model; None if only one was trained.
 
     Raises:
         ValueError: there is no such model, or there are several.
@@ -80,14 +80,14 @@ def find_base(path: Path, arch: str | None) -> Base:
     if path.is_file():
         folder, _ = find_model(path.parent.parent, path.parent.name)
         if arch not in (None, path.parent.name):
-            raise ValueError(f"--arch {arch}: {path} is a model of {path.parent.name}")
+            raise ValueError(f"--arch {arch}: {path} has the architecture {path.parent.name}; omit --arch")
         return Base(folder, path)
     folder, model = find_model(path, arch)
     return Base(folder, model / BEST)
 
 
 def without_ends(wishes: Sequence[str]) -> list[str]:
-    """Return options of fairseq-train without those that only say when it ends."""
+    """Return options of fairseq-train, except limits of the training."""
     kept: list[str] = []
     words = iter(wishes)
     for word in words:

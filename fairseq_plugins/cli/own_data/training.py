@@ -1,4 +1,4 @@
-"""How ``own-data`` trains: with options by the size of the text, and those of the user that win over them."""
+"""Training in ``own-data``: options by the size of the text, which the user's options override."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from fairseq_plugins.common.files import naming
 from fairseq_plugins.common.model import TranslationModel
 from fairseq_plugins.common.options import flag
 
-NOTHING_LEFT = "nothing is left to train"  # how fairseq-train says so, with repairs/resuming.py
+NOTHING_LEFT = "nothing is left to train"  # logged by repairs/resuming.py
 LONGEST_WARMUP = 4000  # updates
-PATIENCE = 5  # validations, of which there is one an epoch
-SAVE_EVERY = 90  # seconds of work that a stop may lose
+PATIENCE = 5  # validations, one per epoch
+SAVE_EVERY = 90  # seconds between checkpoints
 SAVE = f"from fairseq_plugins.repairs.saving import save_every; save_every({SAVE_EVERY})"
-TRIED = 3  # updates that are timed before a training, after one to warm up
+TRIED = 3  # updates that are timed for the estimate, after one for warm-up
 
 
 class Training:
@@ -50,12 +50,12 @@ class Training:
     Args:
         arch: architecture.
         save: folder of its checkpoints.
-        wishes: options of fairseq-train that win over those chosen here.
-        user_dir: what registers the architecture.
+        wishes: options of fairseq-train that override own-data's.
+        user_dir: folder that registers the architecture.
         base: trained model to start from.
 
     Raises:
-        ValueError: there is no such architecture or option, or translations could not be made with what would be saved.
+        ValueError: the architecture or an option is unknown, or the checkpoint could not be used for translation.
     """
 
     def __init__(
@@ -69,9 +69,7 @@ class Training:
         fairseq_plugins.install()
         import_user_dir(user_dir)
         if user_dir != USER_DIR and not brings_this_plugin(user_dir):
-            raise ValueError(
-                f"--user-dir {user_dir} must call fairseq_plugins.install(): it replaces the plugin's own folder"
-            )
+            raise ValueError(f"--user-dir {user_dir} does not load this plugin: call fairseq_plugins.install() in it")
         model = ARCH_MODEL_REGISTRY.get(arch)
         if model is None:
             raise unknown_architecture(arch)
@@ -82,7 +80,7 @@ class Training:
         self.base = base
         if base is not None:
             self.own += ["--finetune-from-model", str(base.checkpoint), *without_ends(base.wishes)]
-        self.wishes = [*wishes, "--log-format", "json"]  # what is told of the training, and its curve, come from there
+        self.wishes = [*wishes, "--log-format", "json"]  # for progress messages and plot-loss
         found = vars(parse(["DATA_BIN", *self.own, *self.settings(1, 1), *wishes]))
         refuse_missing_packages(found)
         needed: dict[str, Any] = {"arch": arch, "user_dir": str(user_dir), "save_dir": str(save)}
@@ -91,19 +89,17 @@ class Training:
         for name, value in needed.items():
             if found.get(name, value) != value:
                 option = flag(name)
-                instead = f"; give {option} to own-data itself" if name in ("arch", "user_dir") else ""
-                raise ValueError(
-                    f"--train: translations are made with {self.best}, so {option} cannot be given there{instead}"
-                )
-        # fairseq's default of --lr suits no schedule, and a family's own may need none.
+                instead = "give it to own-data itself" if name in ("arch", "user_dir") else "remove it"
+                raise ValueError(f"--train: {option} is not allowed, because own-data needs {self.best}; {instead}")
+        # fairseq's default --lr fits no schedule, and a family's own schedule may need no --lr.
         needs_rate = getattr(LR_SCHEDULER_REGISTRY[found["lr_scheduler"]], "needs_rate", True)
         if needs_rate and found["lr"] == OptimizationConfig().lr:
-            raise ValueError(f"--train: --lr-scheduler {found['lr_scheduler']} needs --lr")
+            raise ValueError(f"--train: --lr-scheduler {found['lr_scheduler']} needs a rate; add --lr")
 
     def settings(self, pairs: int, tokens: int) -> list[str]:
-        """Return `training_settings` without options that the criterion, optimizer and schedule of --train lack.
+        """Return `training_settings` without options unknown to the criterion, optimizer and schedule of --train.
 
-        A GPU trains in float16 unless --train has another precision; a training that goes on keeps its own.
+        A GPU trains in float16 unless --train gives a precision.  A resumed training keeps its precision.
         """
         chosen = training_settings(self.model, pairs, tokens, adapts=self.base is not None).split()
         wished, unknown = parse(["DATA_BIN", *self.own, *chosen, *self.wishes], parse_known=True)
@@ -118,43 +114,43 @@ class Training:
         return kept
 
     def precision(self, on_gpu: bool) -> str | None:
-        """Return fairseq-train's option for the precision of the training that is to go on, or of a new one."""
+        """Return fairseq-train's option for the precision of a resumed or new training."""
         for checkpoint in (self.last, self.best):
-            with suppress(OSError):  # there is none, or it is damaged, and fairseq-train goes on with another
+            with suppress(OSError):  # missing or damaged: fairseq-train resumes from another checkpoint
                 common = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))["cfg"]["common"]
                 return next((f"--{name}" for name in ("fp16", "bf16") if common[name]), None)
         return "--fp16" if torch.cuda.is_available() and on_gpu else None
 
     def run(self, binary: Path, training_part: Path, languages: Sequence[str]) -> None:
-        """Train, or go on.
+        """Train, or resume.
 
         Args:
-            binary: folder of the data.
-            training_part: the target side of the text.
-            languages: fairseq-train's options that tell them; by names of files it knows no ``pt-BR``.
+            binary: folder of binary data.
+            training_part: target side of the training text.
+            languages: options for the languages; fairseq-train cannot read ``pt-BR`` from file names.
 
         Raises:
-            ValueError: fairseq-train fails, or ends without a model to translate with.
+            ValueError: fairseq-train fails, or ends without a best checkpoint.
         """
         pairs, tokens = count(training_part)
         words = [str(binary), *self.own, *languages, *self.settings(pairs, tokens), *self.wishes]
         chosen = vars(parse(words))
         ends = {"patience": "validations in a row without improvement", "max_epoch": "epochs", "max_update": "updates"}
         when = " or ".join(f"{chosen[name]} {what}" for name, what in ends.items() if chosen[name] > 0)
-        print(f"\nTraining on {pairs} sentence pairs{f'; it ends after {when}' if when else ''}.", file=sys.stderr)
+        print(f"\nTraining on {pairs} sentence pairs{f'; it stops after {when}' if when else ''}.", file=sys.stderr)
         usual = self.model.usual_epochs(pairs)
         is_one_process = chosen["distributed_world_size"] == 1
-        # A GPU tells the time by its first updates.
+        # On a GPU the first updates of the training give the estimate soon enough.
         if is_one_process and not self.log.exists() and not torch.cuda.is_available():
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # fairseq uses its libraries in ways that they have come to warn of
+                warnings.simplefilter("ignore")  # deprecations in fairseq
                 epoch = seconds_of_epoch(words)
             epochs = min(usual, chosen["max_epoch"] or math.inf)
-            total = f", and about {span(epochs * epoch)} for the usual {epochs:.0f} epochs" if epochs < math.inf else ""
-            print(f"On this CPU it takes about {span(epoch)} for an epoch{total}.", file=sys.stderr)
+            total = f", about {span(epochs * epoch)} for the usual {epochs:.0f} epochs" if epochs < math.inf else ""
+            print(f"Estimate for this CPU: about {span(epoch)} per epoch{total}.", file=sys.stderr)
         print(
-            f"Stop it whenever you like: the same call goes on and repeats {SAVE_EVERY} s of work at most. fairseq's "
-            f"own messages are in {self.log}.",
+            f"You can stop at any time: the same command resumes, and repeats at most {SAVE_EVERY} s of work.\n"
+            f"fairseq's log is {self.log}.",
             file=sys.stderr,
         )
         limits = chosen["patience"], chosen["max_epoch"], chosen["max_update"]
@@ -162,7 +158,7 @@ class Training:
         progress = TrainingProgress(usual, *limits, *metric)
         self.log.parent.mkdir(exist_ok=True)
         lines = fairseq_lines("train", *words, before=SAVE)
-        # Line by line, so that a training that is killed leaves whole ones.
+        # Line buffering, so that a killed training leaves complete lines.
         with naming(self.log), closing(lines), self.log.open("a", encoding="utf-8", buffering=1) as log:
             log.write(f"$ {shlex.join(['fairseq-train', *words])}\n")  # for the model card
             for line in lines:
@@ -171,34 +167,36 @@ class Training:
                 if NOTHING_LEFT in line:
                     print(line.rpartition(" | ")[2], end="", file=sys.stderr)
         if not self.best.exists():
-            raise ValueError(f"training has ended without {self.best}: by --train, it has not validated or not saved")
+            raise ValueError(
+                f"--train: the training ended without {self.best}; use options that validate and save at least once"
+            )
 
 
 def is_exportable(arch: str, user_dir: Path) -> bool:
-    """Return whether the models of an architecture can leave fairseq."""
+    """Return whether models of an architecture can be exported."""
     fairseq_plugins.install()
     import_user_dir(user_dir)
     return "onnx_program" in vars(ARCH_MODEL_REGISTRY[arch])
 
 
 def brings_this_plugin(user_dir: Path) -> bool:
-    """Whether fairseq's commands have this plugin with it: they are processes of their own."""
+    """Return whether a user directory loads this plugin, tested in a separate process like fairseq's commands."""
     program = "import sys; from argparse import Namespace; from fairseq.utils import import_user_module as load\n"
     program += "load(Namespace(user_dir=sys.argv[1])); sys.exit('fairseq_plugins.repairs' not in sys.modules)"
     return not subprocess.run([sys.executable, "-c", program, user_dir], capture_output=True, check=False).returncode
 
 
 def parse(words: Sequence[str], **more: Any) -> Any:
-    """What fairseq-train takes its options for.
+    """Parse options of fairseq-train.
 
     Raises:
-        ValueError: one is wrong.
+        ValueError: an option is wrong.
     """
     parser = options.get_training_parser()
     vars(parser)["error"] = _refuse
     try:
         return options.parse_args_and_arch(parser, [*words], **more)
-    except SyntaxError as error:  # of a list, which fairseq reads as Python's
+    except SyntaxError as error:  # in a Python list
         raise ValueError(f"--train: {error.msg}: {error.text}") from error
 
 
@@ -207,7 +205,7 @@ def _refuse(message: str) -> None:
 
 
 def seconds_of_epoch(words: Sequence[str]) -> float:
-    """Return the time of an epoch on this CPU, by some updates of a training that is thrown away."""
+    """Estimate the time of one epoch on this CPU by a few updates of a throwaway training."""
     level = logging.root.manager.disable
     logging.disable()
     try:
@@ -223,7 +221,7 @@ def seconds_of_epoch(words: Sequence[str]) -> float:
             ignore_invalid_inputs=True,
             seed=cfg.common.seed,
         ).frozen_batches
-        if not len(batches):  # fairseq-train says why
+        if not len(batches):  # fairseq-train will report the error
             return 0.0
         took = []
         for place in range(TRIED + 1):
@@ -238,18 +236,18 @@ def seconds_of_epoch(words: Sequence[str]) -> float:
 
 
 def count(path: Path) -> tuple[int, int]:
-    """Lines and words."""
+    """Return the numbers of lines and words."""
     words = [line.count(" ") + 1 for line in parallel_text.read_text(path, "")]
     return len(words), sum(words)
 
 
 def training_settings(model: type[TranslationModel], pairs: int, tokens: int, adapts: bool = False) -> str:
-    """Return options of fairseq-train for so many sentence pairs and target tokens.
+    """Return options of fairseq-train for a number of sentence pairs and target tokens.
 
-    A model that is adapted keeps a low rate: the warm-up is so long that little text does not get beyond it.
+    An adaptation keeps a low learning rate: its warm-up is longer than a training on little text.
     """
     max_tokens = 1500 if pairs < 100_000 else 4000
-    epoch = tokens // max_tokens + 1  # updates
+    epoch = tokens // max_tokens + 1  # updates per epoch
     warmup = LONGEST_WARMUP if adapts else min(max(epoch // 4, model.shortest_warmup), LONGEST_WARMUP)
     settings = f"--max-tokens {max_tokens} --dropout {0.2 if pairs < 1_000_000 else 0.1} --clip-norm 1"
     settings += f" --label-smoothing 0.1 {model.training_options(warmup)}"

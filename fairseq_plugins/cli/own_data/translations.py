@@ -1,4 +1,4 @@
-"""Translations by a model of ``own-data``: of held-out lines, which are scored, and of the user's text."""
+"""Translations with a model of ``own-data``: held-out text with scores, and text of the user."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from fairseq_plugins.cli.processes import fairseq_lines
 from fairseq_plugins.cli.score import Scores, score_translations
 
 SAMPLES = 3
-MANY: list[object] = ["--buffer-size", 1000, "--max-tokens", 4000]  # sentences at once
+MANY: list[object] = ["--buffer-size", 1000, "--max-tokens", 4000]  # batches for files
 
 
 def score_held_out(folder: Folder, model: Path, options: list[object]) -> Scores:
-    """Translate the test part, or else the validation part, and print scores and the first translations.
+    """Translate the test or validation part, and print scores and the first translations.
 
     Args:
         folder: prepared text.
-        model: folder for what fairseq-generate writes.
-        options: its data, checkpoint and search.
+        model: folder for the output of fairseq-generate.
+        options: data, checkpoint and search options of fairseq-generate.
 
     Raises:
-        ValueError: it fails.
+        ValueError: fairseq-generate fails.
     """
     scores = scores_of(folder, model, options)
     print(f"\n{scores.describe()}", file=sys.stderr)
@@ -44,14 +44,14 @@ def score_held_out(folder: Folder, model: Path, options: list[object]) -> Scores
 
 
 def scores_of(folder: Folder, results: Path, options: list[object]) -> Scores:
-    """Translate the held-out part of a folder, and score that."""
+    """Translate and score the held-out part of a folder."""
     part = scored_part(folder)
     generate(results, part, options)
     return score_translations(read_held_out(folder, results, part))
 
 
 def compare_with_base(scores: Scores, folder: Folder, model: Path, base: Base, user_dir: Path) -> None:
-    """Print what a model has gained by its adaptation, and what it has lost on the text that its base was made for."""
+    """Print scores before and after the adaptation, on this text and on the text of the base model."""
     after = {"this text": scores}
     before: dict[str, Scores] = {}
     old = f"the text of {base.folder.path}"
@@ -66,32 +66,32 @@ def compare_with_base(scores: Scores, folder: Folder, model: Path, base: Base, u
     for name, then in before.items():
         now = after[name]
         print(
-            f"  {len(now.held_out.sentences)} lines of {name}: {then.bleu:.1f}, {then.chrf:.1f} before; "
+            f"  {name} ({len(now.held_out.sentences)} lines): {then.bleu:.1f}, {then.chrf:.1f} before; "
             f"{now.bleu:.1f}, {now.chrf:.1f} after",
             file=sys.stderr,
         )
 
 
 def translate(text: str, options: list[object]) -> None:
-    """Print the translation of each line of a text; of a gettext catalogue all of it, with empty entries filled."""
+    """Print the translation of each line of a text file, or a gettext catalogue with its empty entries filled."""
     if text.lower().endswith(catalogues.SUFFIX):
         fill_catalogue(Path(text), options)
         return
     if is_typed(text, sys.stdin):
-        print("Type a sentence and press return, as often as you like; Ctrl-D ends it.", file=sys.stderr)
+        print("Type a sentence and press Enter. Ctrl-D quits.", file=sys.stderr)
     for translation in translations([*options, *batches(text, sys.stdin), f"--input={text}"]):
         print(translation, flush=True)
 
 
 def fill_catalogue(path: Path, options: list[object]) -> None:
-    """Print a catalogue whose empty entries are translated, and tell which placeholders were lost.
+    """Print a catalogue with its empty entries translated, and report lost placeholders on stderr.
 
     Raises:
         ValueError: the file is not a gettext catalogue.
     """
     catalogue = catalogues.load(path)
     gaps = catalogues.gaps(catalogue)
-    places: dict[str, int] = {}  # where each line stands in the catalogue
+    places: dict[str, int] = {}  # line numbers in the catalogue
     for gap in gaps:
         for line in gap.lines():
             places.setdefault(line, gap.line)
@@ -110,15 +110,15 @@ def fill_catalogue(path: Path, options: list[object]) -> None:
 
 
 def translations(options: list[object], stdin: int | None = None, places: Sequence[int] = ()) -> Iterator[str]:
-    """Run ``fairseq-interactive``, and give each translation; what it warns of is printed.
+    """Run ``fairseq-interactive``, yield its translations and print its warnings.
 
     Args:
-        options: its data, checkpoint, search and input.
-        stdin: its standard input; None for that of this process.
-        places: line numbers to name in warnings, if they are not those of its input.
+        options: data, checkpoint, search and input options.
+        stdin: file descriptor for its standard input; None to inherit it.
+        places: line numbers for warnings, if they differ from those of the input.
 
     Raises:
-        ValueError: it fails.
+        ValueError: fairseq-interactive fails.
     """
     with closing(fairseq_lines("interactive", *options, stdin=stdin)) as lines:
         for line in lines:
@@ -131,10 +131,10 @@ def translations(options: list[object], stdin: int | None = None, places: Sequen
 
 
 def batches(text: str, stdin: TextIO) -> list[object]:
-    """What is typed is translated at once, and a file by many sentences."""
+    """Return batch options: single lines if the user types, large batches for files."""
     return ["--buffer-size", 1] if is_typed(text, stdin) else MANY
 
 
 def is_typed(text: str, stdin: TextIO) -> bool:
-    """Whether somebody waits for each translation."""
+    """Return whether the user types the text."""
     return text == "-" and stdin.isatty()

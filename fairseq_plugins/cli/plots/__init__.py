@@ -1,1 +1,1 @@
-"""``fairseq-plugins plot-attention``, ``plot-branches`` and ``plot-loss``."""
+"""The commands ``plot-attention``, ``plot-branches`` and ``plot-loss``."""

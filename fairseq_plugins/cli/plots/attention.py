@@ -1,6 +1,6 @@
-"""``fairseq-plugins plot-attention``: what each decoder layer attends to in a translation (ConvS2S, appendix C).
+"""Translate one sentence and draw the attention of each decoder layer (ConvS2S, appendix C).
 
-With own-data's folder OUT the model, its tokenizer and its subwords are found there, and the sentence is plain text.
+With own-data's folder as DATA, plot-attention finds the model, tokenizer and subwords there and reads plain text.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from fairseq_plugins.cli.plots.figure import add_picture, fonts_for, new_figure,
 if TYPE_CHECKING:
     from torch import Tensor
 
-LARGEST = 20  # inches of a picture, each of 150 dots
+LARGEST = 20  # inches
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "data",
         metavar="DATA",
-        help="own-data's folder, or a folder with the dictionaries that fairseq-preprocess wrote",
+        help="own-data's folder, or a folder with fairseq-preprocess's dictionaries",
     )
     parser.add_argument(
         "--path", type=Path, metavar="FILE", help="checkpoint of the model (default: the best one in own-data's folder)"
@@ -40,7 +40,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--input",
         required=True,
         metavar="TEXT",
-        help="source sentence, tokenised as for training; plain text with own-data's folder",
+        help="source sentence: plain text with own-data's folder, otherwise tokenised like the training text",
     )
     add_picture(parser)
     add_user_dir(parser)
@@ -48,12 +48,16 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--bpe-codes",
         type=Path,
         metavar="FILE",
-        help="subword-nmt codes to segment the sentence with (default: the file code beside DATA, where the model has "
-        "subwords and the sentence no @@)",
+        help="subword-nmt codes for the sentence (default: the file code beside DATA, for a model of subwords and a "
+        "sentence without @@)",
     )
     parser.add_argument("--beam", type=positive, default=5, metavar="N", help="beam size (default: %(default)s)")
     parser.add_argument(
-        "--layers", type=int, nargs="+", metavar="N", help="decoder layers to draw, from 1 (default: all that attend)"
+        "--layers",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="decoder layers to draw, from 1 (default: all with attention)",
     )
 
 
@@ -61,26 +65,26 @@ def run(args: Namespace) -> None:
     """Translate one sentence and draw its attention.
 
     Raises:
-        ValueError: a file is missing, the sentence is empty or too long, matplotlib is not installed, or the model
-            reports no attention, or none of a layer that is to be drawn.
+        ValueError: a file is missing, the sentence is empty or too long, matplotlib is not installed, or the model or a
+            chosen layer has no attention.
     """
     data, path, segment = args.data, args.path, None
     if (Path(data) / SETTINGS).exists():
         if args.bpe_codes is not None:
-            raise ValueError("--bpe-codes: own-data's folder has its own subwords; leave the option out")
+            raise ValueError("--bpe-codes: not allowed with own-data's folder, which has its own; remove the option")
         folder, model = find_model(Path(data), args.arch)
         data, path, segment = str(folder.binary), path or model / "checkpoint_best.pt", folder.segmenter()
     elif args.arch is not None:
-        raise ValueError(f"--arch: {data} is not a folder of own-data; give --path")
+        raise ValueError(f"--arch: {data} is not own-data's folder; use --path")
     for file in (path, args.bpe_codes):
         if file is not None and not file.is_file():
-            raise ValueError(f"there is no file {file}")
+            raise ValueError(f"{file}: file not found; give an existing one")
         if file is not None:
             refuse_input_as_output(args.output, [file])
     if not Path(data.split(os.pathsep)[0]).is_dir():
-        raise ValueError(f"there is no folder {data}")
+        raise ValueError(f"{data}: folder not found; give an existing one")
     if path is None:
-        raise ValueError(f"--path is missing: {data} is not a folder of own-data, so give the checkpoint of a model")
+        raise ValueError(f"--path: missing, and {data} is not own-data's folder; give a checkpoint")
     if args.bpe_codes is not None:
         segment = segmenter(args.bpe_codes)
     from fairseq_plugins.cli.plots.attended_translation import translate  # noqa: PLC0415  (with torch and fairseq: seconds)
@@ -95,21 +99,21 @@ def run(args: Namespace) -> None:
 
 
 def choose(layers: dict[str, Tensor], numbers: Sequence[int]) -> dict[str, Tensor]:
-    """The attention of the layers with such numbers.
+    """Return the attention of the chosen layers.
 
     Raises:
-        ValueError: there is none of one of them.
+        ValueError: a layer has no attention.
     """
     names = [f"layer {number}" for number in numbers]
     if unknown := [name for name in names if name not in layers]:
-        raise ValueError(f"cannot draw {', '.join(unknown)}: the model reports {', '.join(layers)}")
+        raise ValueError(f"--layers: {', '.join(unknown)} not found; choose from {', '.join(layers)}")
     return {name: layers[name] for name in names}
 
 
 def draw(source: Sequence[str], target: Sequence[str], layers: dict[str, Tensor], output: Path) -> None:
-    """A panel for each layer, source tokens downwards and target tokens from left to right, darker where it attends.
+    """Draw one panel per layer: source tokens downwards, target tokens to the right, darker for more attention.
 
-    Of sentences too long for a picture of a bearable size only every so many-th token is written.
+    Labels of tokens are skipped at regular distances if the picture would grow beyond `LARGEST`.
     """
     columns = math.ceil(math.sqrt(len(layers)))
     rows = math.ceil(len(layers) / columns)
@@ -126,7 +130,7 @@ def draw(source: Sequence[str], target: Sequence[str], layers: dict[str, Tensor]
         panel.set_title(name, fontsize="medium")
         panel.set_xticks(*across, rotation=90, fontsize="small", fontfamily=fonts, parse_math=False)
         panel.set_yticks(*down, fontsize="small", fontfamily=fonts, parse_math=False)
-        # Words stand at the left and at the bottom of the grid.
+        # Only the left and bottom panels have words.
         panel.tick_params(labelleft=number % columns == 0, labelbottom=number + columns >= len(layers))
     for panel in panels:
         panel.remove()

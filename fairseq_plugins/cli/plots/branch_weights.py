@@ -1,4 +1,4 @@
-"""κ and α of a Weighted Transformer's layers, out of checkpoints."""
+"""κ and α of a Weighted Transformer's layers, read from checkpoints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Vector(NamedTuple):
-    """The place of a κ or an α in the model."""
+    """Address of a κ or α vector in the model."""
 
     side: str
     layer: int
@@ -21,10 +21,10 @@ class Vector(NamedTuple):
 
 
 def read(files: Sequence[Path], layer: str | None) -> tuple[list[int], dict[Vector, Tensor]]:
-    """The updates of the checkpoints, in order, and κ and α of a layer or of all at each of them, (updates, M).
+    """Return the sorted updates of the checkpoints, and κ and α of one layer or all, (updates, M).
 
     Raises:
-        ValueError: a file has no such weights, or others than another of as many updates.
+        ValueError: a file has no such weights, or two files of the same update differ.
     """
     points: dict[int, dict[Vector, Tensor]] = {}
     for file in files:
@@ -36,18 +36,18 @@ def read(files: Sequence[Path], layer: str | None) -> tuple[list[int], dict[Vect
             if match and layer in (None, f"{match[1]}.{match[2]}"):
                 point = torch.softmax(value.float(), dim=0) if holds_logits(state) else value.float()
                 if point.dim() != 1 or not point.numel() or not point.isfinite().all():
-                    raise ValueError(f"{file}: {parameter} is not a vector of finite numbers")
+                    raise ValueError(f"{file}: {parameter} is not a vector of finite numbers; use another checkpoint")
                 found[Vector(match[1], int(match[2]), match[3])] = point
         if not found:
-            wanted = "" if layer is None else f" for layer {layer!r} (such as encoder.0 or decoder.5)"
-            raise ValueError(f"{file} has no branch weights{wanted}")
+            wanted = "" if layer is None else f" for --layer {layer}; use encoder.N or decoder.N"
+            raise ValueError(f"{file}: no branch weights{wanted}")
         before = points.setdefault(updates, found)
         if any(not torch.equal(value, before[vector]) for vector, value in found.items()):
-            raise ValueError(f"{file} has other weights than another file of {updates} updates: give one training's")
+            raise ValueError(f"{file}: differs from another checkpoint of update {updates}; give only one training's")
     order = sorted(points)
     return order, {vector: torch.stack([points[updates][vector] for updates in order]) for vector in points[order[0]]}
 
 
 def holds_logits(state: dict[str, Any]) -> bool:
-    """Whether κ and α are softmaxes of what is learned."""
+    """Return whether κ and α are softmaxes of the learned parameters."""
     return str(getattr(state["cfg"]["model"], "branch_constraint", "simplex")) == "softmax"

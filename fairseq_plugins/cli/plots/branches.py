@@ -1,4 +1,4 @@
-"""``fairseq-plugins plot-branches``: how κ and α of a Weighted Transformer's layers develop (the paper's Figure 3)."""
+"""Draw κ and α of a Weighted Transformer's layers over the training (the paper's figure 3)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import fairseq_plugins
-from fairseq_plugins.cli.files import blaming, refuse_input_as_output
+from fairseq_plugins.cli.files import naming_file_in_errors, refuse_input_as_output
 from fairseq_plugins.cli.plots.figure import add_picture, line_styles, new_figure, save
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         nargs="+",
         type=Path,
         metavar="CHECKPOINT",
-        help="checkpoints of one training, or the folder that holds them (--save-interval-updates makes them)",
+        help="checkpoints of one training, or their folder (fairseq-train --save-interval-updates writes them)",
     )
     parser.add_argument("--layer", metavar="SIDE.N", help="encoder.N or decoder.N, from 0 (default: all layers)")
     add_picture(parser)
@@ -35,32 +35,32 @@ def run(args: Namespace) -> None:
     """Draw both vectors over the updates.
 
     Raises:
-        ValueError: a checkpoint is missing, has no such layer, or matplotlib is not installed.
+        ValueError: a checkpoint is missing or has no such layer, or matplotlib is not installed.
     """
     files = list_files(args.checkpoints)
     refuse_input_as_output(args.output, files)
     from fairseq_plugins.cli.plots.branch_weights import read  # noqa: PLC0415  (with torch and fairseq: seconds)
 
     fairseq_plugins.install()
-    with blaming(files[0], "and those after it cannot be drawn"):
+    with naming_file_in_errors(files[0], "or a checkpoint after it cannot be drawn"):
         updates, vectors = read(files, args.layer)
         draw(updates, vectors, args.output)
     print(f"{len(updates)} checkpoints, updates {updates[0]} to {updates[-1]}\n{args.output}")
 
 
 def list_files(paths: Sequence[Path]) -> list[Path]:
-    """The files among ``paths``, and the checkpoints in its folders."""
+    """Return the files in ``paths`` and the checkpoints in its folders."""
     files: list[Path] = []
     for path in paths:
         found = sorted(path.glob("checkpoint*.pt")) if path.is_dir() else [path]
         if not found or not found[0].is_file():
-            raise ValueError(f"{path}: no checkpoint there")
+            raise ValueError(f"{path}: no checkpoint found; give a checkpoint or a folder with checkpoint*.pt")
         files += found
     return files
 
 
 def draw(updates: Sequence[int], vectors: dict[Vector, Tensor], output: Path) -> None:
-    """A row for each layer, a column for each side's κ and α, one line for each branch; dotted where all are equal."""
+    """Draw a row per layer, a column per side's κ and α, and a line per branch; a dotted line marks equal weights."""
     kinds = list(dict.fromkeys((vector.side, vector.name) for vector in vectors))
     layers = sorted({vector.layer for vector in vectors})
     figure = new_figure(0.5 + 2.5 * len(kinds), 0.9 + 1.8 * len(layers))

@@ -1,4 +1,4 @@
-"""matplotlib, which is an optional dependency."""
+"""Figures of matplotlib, which is an optional dependency."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from fairseq_plugins.common.files import replacing
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito's, which colour-blind readers can tell apart, but for yellow, too pale for a line.
+# Colours by Okabe and Ito for colour-blind readers, without yellow, which is too pale for lines.
 _COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000"]
 _DASHES = ["-", "--", ":", "-."]
 
 
 def add_picture(parser: ArgumentParser, default: str | None = None) -> None:
-    """The option that names what is drawn."""
+    """Add the option for the output file."""
     meaning = "picture to write: .png, .pdf, .svg" + ("" if default is None else " (default: %(default)s)")
     parser.add_argument(
         "--output", type=_picture, default=default, required=default is None, metavar="FILE", help=meaning
@@ -31,21 +31,21 @@ def add_picture(parser: ArgumentParser, default: str | None = None) -> None:
 
 def _picture(name: str) -> Path:
     path = Path(name)
-    if path.suffix.lower() not in {".png", ".pdf", ".svg"}:  # without one, matplotlib would write another file
-        raise ArgumentTypeError(f"{name} does not end in .png, .pdf or .svg")
+    if path.suffix.lower() not in {".png", ".pdf", ".svg"}:  # matplotlib would add a suffix
+        raise ArgumentTypeError(f"{name} must end in .png, .pdf or .svg")
     if path.is_dir():
-        raise ArgumentTypeError(f"{name} is a folder")
+        raise ArgumentTypeError(f"{name} is a folder; give a file")
     return path
 
 
 def line_styles(number: int) -> dict[str, str]:
-    """How the lines of a picture differ: by colour, and when those are used up by their dashes."""
+    """Return the colour and dashes of a line; dashes change after all colours are used."""
     rounds, colour = divmod(number, len(_COLOURS))
     return {"color": _COLOURS[colour], "linestyle": _DASHES[rounds % len(_DASHES)]}
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure that makes room for all that is written on it; sizes in inches.
+    """Return an empty figure that makes room for its labels; sizes are in inches.
 
     Raises:
         ValueError: matplotlib is not installed.
@@ -54,14 +54,14 @@ def new_figure(width: float, height: float) -> Figure:
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 (an optional dependency)
     except ImportError as error:
-        raise ValueError("plotting needs matplotlib: pip install matplotlib") from error
+        raise ValueError("matplotlib: not installed, but needed for plots; pip install matplotlib") from error
     return Figure(figsize=(width, height), dpi=150, layout="constrained")
 
 
 def fonts_for(text: str) -> list[str]:
-    """Return installed fonts that together have all letters of a text, matplotlib's own one first.
+    """Return installed fonts that together cover a text, matplotlib's default font first.
 
-    Letters that no font has are drawn as boxes; a warning names them.
+    Characters without a font are drawn as boxes, with a warning.
     """
     from matplotlib import font_manager, ft2font  # noqa: PLC0415 (an optional dependency)
 
@@ -76,7 +76,7 @@ def fonts_for(text: str) -> list[str]:
     if missing:
         for file in {*font_manager.findSystemFonts()} - {font.fname for font in manager.ttflist}:
             with suppress(RuntimeError, OSError, UnicodeError):
-                manager.addfont(file)  # installed since matplotlib made its list
+                manager.addfont(file)  # matplotlib's list may be older
         plain = (font for font in manager.ttflist if (font.style, font.weight) == ("normal", 400))
         found = {font.name: letters(font.fname) for font in plain if "Last Resort" not in font.name}
         while best := max(found, key=lambda name: len(found[name] & missing), default=None):
@@ -87,20 +87,20 @@ def fonts_for(text: str) -> list[str]:
     if missing:
         some = " ".join(sorted(missing)[:10])
         print(
-            f"warning: no installed font has {some}: boxes are drawn instead; install a font for this script, such as "
-            "Noto Sans CJK for Chinese, Japanese and Korean (apt install fonts-noto-cjk)",
+            f"warning: no installed font has {some}, which are drawn as boxes; install a font for this script, for "
+            "example Noto Sans CJK for Chinese, Japanese and Korean (apt install fonts-noto-cjk)",
             file=sys.stderr,
         )
     return fonts
 
 
 def save(figure: Figure, output: Path) -> None:
-    """Write a picture of the kind that its name tells.
+    """Write a picture in the format of its suffix.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
-    picture = BytesIO()  # of a full disk matplotlib tells other errors
+    picture = BytesIO()  # matplotlib hides the OSError of a full disk
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # see `fonts_for`
         figure.savefig(picture, format=output.suffix[1:])

@@ -1,8 +1,8 @@
-"""``fairseq-plugins plot-loss``: how the losses of trainings fall, out of fairseq's logs (``--log-format json``).
+"""Draw the losses in fairseq's logs (--log-format json).
 
-On the left validation loss and, paler, training loss over the updates; on the right the one over the other (Ahmed et
-al. 2017, figure 2).  Logs of one setting with several seeds are one line, their mean, within a band from the lowest to
-the highest.
+The left panel shows validation loss and, paler, training loss over the updates.  The right panel shows validation loss
+over training loss (Ahmed et al. 2017, figure 2).  Several seeds of one setting share a line, their mean, and a band
+from the lowest to the highest loss.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Any, NamedTuple
 from fairseq_plugins.cli.files import refuse_input_as_output, refuse_unreadable
 from fairseq_plugins.cli.plots.figure import add_picture, line_styles, new_figure, save
 
-LOG = "train.log"  # beside the checkpoints of own-data
-LARGEST = 1e30  # loss; with larger ones, means and axes overflow
+LOG = "train.log"  # own-data's log, beside its checkpoints
+LARGEST = 1e30  # loss; larger values overflow means and axes
 
 
 class Point(NamedTuple):
-    """What a validation has found, in bits per token as fairseq logs it, and the training since the one before."""
+    """A validation loss and the mean training loss since the previous validation, in bits per token."""
 
     updates: int
     validation: float
-    training: float  # nan where the log does not say
+    training: float  # nan if the log has none
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -38,7 +38,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         nargs="*",
         type=Path,
         metavar="LOG",
-        help="log of a training, which gets its own line; or own-data's folder, for those of all its trainings",
+        help="log of a training, drawn as one line; or own-data's folder, for all its trainings",
     )
     parser.add_argument(
         "--run",
@@ -46,7 +46,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="append",
         default=[],
         metavar=("NAME", "LOG"),
-        help="logs of one setting with several seeds, which get one line and a band; may be given again",
+        help="name and logs of one setting's seeds, drawn as one line with a band; repeatable",
         dest="runs",
     )
     add_picture(parser, default="loss.png")
@@ -56,8 +56,8 @@ def run(args: Namespace) -> None:
     """Draw the curves, and print the best validation of each run.
 
     Raises:
-        ValueError: there is no log, one has no validation, those of a run have none in common, or matplotlib is not
-            installed.
+        ValueError: there is no log, a log has no validation, the logs of a run have no update in common, or matplotlib
+            is not installed.
         OSError: a log cannot be read.
     """
     of_runs = [Path(log) for _, *logs in args.runs for log in logs]
@@ -68,12 +68,12 @@ def run(args: Namespace) -> None:
         runs |= curves_in(path) if path.is_dir() else {str(path): [read_curve(path)]}
     for name, *logs in args.runs:
         if not logs:
-            raise ValueError(f"--run {name}: give the run's logs behind its name")
+            raise ValueError(f"--run {name}: no logs; give the run's logs after its name")
         if name in runs:
-            raise ValueError(f"--run {name}: another run has that name")
+            raise ValueError(f"--run {name}: name used twice; rename one run")
         runs[name] = [read_curve(Path(log)) for log in logs]
     if not runs:
-        raise ValueError("there is no log to draw: give LOG ... or --run NAME LOG ...")
+        raise ValueError("LOG: no log to draw; give LOG ... or --run NAME LOG ...")
     draw(runs, args.output)
     for name, curves in runs.items():
         best = [min(curve, key=lambda point: (math.isnan(point.validation), point.validation)) for curve in curves]
@@ -82,10 +82,10 @@ def run(args: Namespace) -> None:
 
 
 def curves_in(folder: Path) -> dict[str, list[list[Point]]]:
-    """Those of the trainings that ``own-data`` has left in its folder or in the folder of one model, by their logs.
+    """Return the curves in own-data's folder or in the folder of one model, by the names of their logs.
 
     Raises:
-        ValueError: there is no log, or none with a validation.
+        ValueError: there is no log with a validation.
     """
     logs = sorted([*folder.glob(LOG), *folder.glob(f"*/{LOG}")])
     found = {}
@@ -95,13 +95,13 @@ def curves_in(folder: Path) -> dict[str, list[list[Point]]]:
         except ValueError as error:
             print(f"warning: {error}", file=sys.stderr)
     if not found:
-        reason = "was validated yet" if logs else f"is there; its log would be called {LOG}"
-        raise ValueError(f"{folder}: no training of own-data {reason}")
+        problem = "no validation yet; draw it later" if logs else f"no {LOG} found; give own-data's folder"
+        raise ValueError(f"{folder}: {problem}")
     return found
 
 
 def read_log(log: Path) -> list[dict[str, Any]]:
-    """What fairseq-train or fairseq-hydra-train has written with ``--log-format json``, line by line.
+    """Parse a log of fairseq-train or fairseq-hydra-train (``--log-format json``).
 
     Raises:
         OSError: the log cannot be read.
@@ -110,7 +110,7 @@ def read_log(log: Path) -> list[dict[str, Any]]:
 
 
 def records(text: str) -> list[dict[str, Any]]:
-    """Return the records of a log's lines, without lines that two processes have written into each other."""
+    """Parse the JSON lines of a log, without lines that two processes have mixed."""
     found = []
     for line in text.split("\n"):
         start = line.find('{"epoch"')
@@ -121,19 +121,19 @@ def records(text: str) -> list[dict[str, Any]]:
 
 
 def read_curve(log: Path) -> list[Point]:
-    """The validations in a log, of which the later ones count where a training was resumed.
+    """Return the validations in a log; a resumed training replaces earlier ones of the same update.
 
-    With ``--log-file`` fairseq writes each line once more with every epoch; it counts once.
+    fairseq repeats each line once per epoch with ``--log-file``; repetitions count once.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the log has no validation.
         OSError: the log cannot be read.
     """
-    training: dict[int, float] = {}  # losses by the number of updates
+    training: dict[int, float] = {}  # losses by number of updates
     curve: dict[int, Point] = {}
     lines = [numbers(line) for line in read_log(log)]
     names = (name.removesuffix("_num_updates") for line in lines for name in line if name.endswith("_num_updates"))
-    parts = [name for name in names if name != "train"]  # of --valid-subset
+    parts = [name for name in names if name != "train"]  # parts of --valid-subset
     part = "valid" if "valid" in parts or not parts else parts[0]
     for line in lines:
         if {f"{part}_loss", f"{part}_num_updates"} <= line.keys():
@@ -143,19 +143,19 @@ def read_curve(log: Path) -> list[Point]:
             curve[updates] = Point(updates, line[f"{part}_loss"], mean)
             training = {}
         elif {"train_loss", "train_num_updates"} <= line.keys():
-            # Of an epoch, behind its validation; for logs in which nothing else is.
+            # The epoch's mean follows its validation. It is used for logs without other training losses.
             last = curve.get(int(line["train_num_updates"]))
             if last is not None and math.isnan(last.training):
                 curve[last.updates] = last._replace(training=line["train_loss"])
         elif {"loss", "num_updates"} <= line.keys():
             training[int(line["num_updates"])] = line["loss"]
     if not curve:
-        raise ValueError(f"{log}: no validation there; fairseq-train writes them with --log-format json")
+        raise ValueError(f"{log}: no validation found; train with --log-format json")
     return [curve[updates] for updates in sorted(curve)]
 
 
 def numbers(line: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers in a line, nan for losses that are too large; numbers of updates are whole."""
+    """Return the numbers in a line; losses above `LARGEST` become nan, and numbers of updates are integers."""
     found: dict[str, float] = {}
     for name, value in line.items():
         with suppress(TypeError, ValueError, OverflowError):
@@ -165,21 +165,21 @@ def numbers(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def draw(runs: Mapping[str, Sequence[Sequence[Point]]], output: Path) -> None:
-    """Both pictures, of the curves of each run's seeds.
+    """Draw both panels.
 
     Raises:
-        ValueError: the seeds of a run were never validated after equally many updates, or no loss is a number.
+        ValueError: the seeds of a run have no validated update in common, or all losses are nan.
     """
     figure = new_figure(9, 3.8)
     left, right = figure.subplots(1, 2, sharey=True)
     labels = []
-    settled: list[Point] = []  # behind the first fifth, in which losses fall too far to show
+    settled: list[Point] = []  # without the first fifth of the updates, whose losses would hide the rest
     for number, (name, curves) in enumerate(runs.items()):
         style = line_styles(number)
         labels.append(name if len(curves) == 1 else f"{name}, {len(curves)} seeds")
         common = sorted(set.intersection(*({point.updates for point in curve} for curve in curves)))
         if not common:
-            raise ValueError(f"{name}: there is no update at which all of its trainings were validated")
+            raise ValueError(f"{name}: no update at which all its trainings were validated; give logs of one setting")
         by_update = [[point for curve in curves for point in curve if point.updates == updates] for updates in common]
         for kind, more in (("validation", {"label": str(number)}), ("training", {"alpha": 0.4, "linewidth": 1})):
             values = [[getattr(point, kind) for point in points] for points in by_update]
@@ -194,14 +194,14 @@ def draw(runs: Mapping[str, Sequence[Sequence[Point]]], output: Path) -> None:
             settled += [point for point in curve if point.updates >= curve[-1].updates / 5]
     losses = [loss for _, *both in settled for loss in both if math.isfinite(loss)]
     if not losses:
-        raise ValueError("no loss is a number: the trainings have diverged")
+        raise ValueError("LOG: no finite loss; the trainings have diverged")
     limits = (min(losses) - 0.05, max(losses) + 0.05)
     left.set(xlabel="updates", ylabel="validation loss (pale: training)", ylim=limits)
     right.set(xlabel="training loss", ylabel="validation loss", xlim=limits)
-    left.locator_params(axis="x", nbins=6)  # numbers of five digits need room
+    left.locator_params(axis="x", nbins=6)  # five-digit numbers need room
     for text, label in zip(left.legend(fontsize="small").get_texts(), labels, strict=True):
-        drawable = label.encode(errors="replace").decode()  # without the bytes of a name that are not UTF-8
-        text.set(text=drawable, parse_math=False)  # set here, a name may begin with _ and hold $
+        drawable = label.encode(errors="replace").decode()  # a file's name need not be UTF-8
+        text.set(text=drawable, parse_math=False)  # plot(label=...) would drop names with _ and parse $ as mathematics
     for panel in (left, right):
         panel.grid(alpha=0.3)
     save(figure, output)

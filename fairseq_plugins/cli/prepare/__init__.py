@@ -1,1 +1,1 @@
-"""``fairseq-plugins prepare``: the data of the papers' experiments."""
+"""The command ``prepare``: data of the papers' experiments."""

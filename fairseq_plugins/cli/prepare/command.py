@@ -1,6 +1,6 @@
-"""``fairseq-plugins prepare``: the data of an experiment of the papers, from download to fairseq's binary form.
+"""Prepare the data of a paper's experiment: download, tokenise, segment and binarise it.
 
-What was interrupted, downloads too, goes on with the next call.
+The same command resumes an interrupted call and its downloads.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fairseq_plugins.cli.arguments import positive
 from fairseq_plugins.cli.files import work_in
-from fairseq_plugins.cli.prepare.corpus import Corpus, prepare, unread
+from fairseq_plugins.cli.prepare.corpus import Corpus, needed_files, prepare
 from fairseq_plugins.cli.prepare.experiments import CORPORA
 from fairseq_plugins.common.files import replacing
 
@@ -22,41 +22,41 @@ LARGEST_MINIATURE_BPE = 30  # merges
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("experiment", choices=sorted(CORPORA), help="folder of examples/")
-    parser.add_argument("output", type=Path, metavar="OUT", help="folder for everything that is made")
+    parser.add_argument("experiment", choices=sorted(CORPORA), help="experiment, a folder of examples/")
+    parser.add_argument("output", type=Path, metavar="OUT", help="folder for all results")
     parser.add_argument(
-        "--orig", type=Path, metavar="DIR", help="the original files, as far as they are there (default: OUT/orig)"
+        "--orig", type=Path, metavar="DIR", help="folder of files that you have already (default: OUT/orig)"
     )
-    parser.add_argument("--words", action="store_true", help="make data-bin-words, of whole words")
+    parser.add_argument("--words", action="store_true", help="write data-bin-words, with whole words as tokens")
     parser.add_argument("--workers", type=positive, default=1, metavar="N", help="processes (default: %(default)s)")
-    parser.add_argument("--smoke", action="store_true", help="make up a miniature of the files, and download nothing")
+    parser.add_argument("--smoke", action="store_true", help="use small invented files instead of downloads")
 
 
 def run(args: Namespace) -> None:
     """Prepare one experiment.
 
     Raises:
-        ValueError: two options exclude each other, a file is missing or not the one that was expected, or another call
-            is at work.
-        OSError: the network fails.
+        ValueError: options contradict each other, a file is missing or has another content than expected, or another
+            process works in the folder.
+        OSError: a download fails.
     """
     corpus, orig = CORPORA[args.experiment], args.orig or args.output / "orig"
     if args.smoke and args.orig:
-        raise ValueError("--smoke makes files up, and --orig names real ones: take one of them")
-    # By a slip, and gigabytes would be downloaded into it; when all has been read, it may have gone.
-    if args.orig and not args.orig.is_dir() and unread(corpus, args.output, args.words):
-        raise ValueError(f"--orig: there is no folder {args.orig}")
+        raise ValueError(f"--smoke: invents its files, but --orig {args.orig} names real ones; remove one option")
+    # A mistyped folder would start a download of gigabytes. After everything has been read, the folder may be missing.
+    if args.orig and not args.orig.is_dir() and needed_files(corpus, args.output, args.words):
+        raise ValueError(f"--orig: {args.orig} is not a folder; create it, or remove the option")
     with work_in(args.output):
         if args.smoke:
             orig = args.output / "orig-miniature"
             write_miniature(corpus, orig)
             merges = corpus.merges and LARGEST_MINIATURE_BPE
-            corpus = replace(corpus, merges=merges, terms="made up")  # which tells it from the real one
+            corpus = replace(corpus, merges=merges, terms="made up")  # distinguishes the record from the real corpus's
         print(prepare(corpus, args.output, orig, words=args.words, workers=args.workers))
 
 
 def write_miniature(corpus: Corpus, orig: Path) -> None:
-    """Some sentences, translated by reversal, in each file's name and format."""
+    """Write a small version of each file, in its format, whose translations are reversed sentences."""
     generator = random.Random(1)
     for part, texts in corpus.parts().items():
         for source, target in texts:

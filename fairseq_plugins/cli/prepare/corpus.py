@@ -1,8 +1,8 @@
-"""A corpus from its files to fairseq's binary data, step by step.
+"""Preparation of a corpus, from downloaded files to fairseq's binary data.
 
-In the folder are, with the names of fairseq's ``prepare-*.sh``: ``orig`` (what was downloaded), ``tmp`` (tokens),
-``code`` (BPE), ``train``, ``valid``, ``test`` of both languages (subwords), and ``data-bin``; beside them the untouched
-targets of the test parts, ``test.reference``.
+The files in the folder have the names of fairseq's ``prepare-*.sh``: ``orig`` (downloads), ``tmp`` (tokens), ``code``
+(BPE codes), ``train``, ``valid`` and ``test`` of both languages (subwords), and ``data-bin``.  ``test.reference`` is
+the untokenised target of the test part.
 """
 
 from __future__ import annotations
@@ -16,25 +16,26 @@ from pathlib import Path
 
 from fairseq_plugins.cli.bar import bar
 from fairseq_plugins.cli.own_data import parallel_text
-from fairseq_plugins.cli.prepare.originals import File, Texts, fetch, sums
+from fairseq_plugins.cli.prepare.corpus_files import File, Texts, fetch, fingerprints
 from fairseq_plugins.cli.processes import fairseq
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """What to read and how to prepare it.
+    """Files of a corpus and their preparation, recorded in the folder's file ``settings``.
 
     Attributes:
-        tests: test parts, ``test``, ``test1``, ...
-        valid: the validation part; where there is none, every ``valid_every``-th pair of the training part.
-        max_words: longer sentences are left out of training and validation...
-        max_ratio: ... and so are pairs with so many times as many words on one side.
-        tokenise: None for text that is tokenised; else the options of ``parallel_text.moses``.
-        normalise: for training also normalise punctuation.
-        merges: of the joint BPE; None for words.
-        words: fairseq-preprocess's options for vocabularies of words.
-        terms: where to get what cannot be downloaded.
-        straight_apostrophes: in the tokens of test parts; not recorded, for folders were made before there was this.
+        tests: test parts, named ``test``, ``test1``, ...
+        valid: validation part; by default every ``valid_every``-th pair of the training part.
+        max_words: limit of a sentence's length in training and validation.
+        max_ratio: limit of the ratio of both lengths in training and validation.
+        tokenise: options of ``parallel_text.moses``; None for tokenised text.
+        normalise: also normalise the punctuation of training text.
+        merges: operations of the joint BPE; None for whole words.
+        words: options of fairseq-preprocess for vocabularies of words.
+        terms: instructions for files that cannot be downloaded.
+        straight_apostrophes: replace curly apostrophes in test parts; not recorded, because folders of earlier versions
+            have no such field.
     """
 
     source: str
@@ -57,46 +58,50 @@ class Corpus:
         return self.source, self.target
 
     def parts(self) -> dict[str, Texts]:
-        """All parts that have files, by fairseq's names."""
+        """Return all parts that have files, by fairseq's names."""
         tests = {f"test{number or ''}": texts for number, texts in enumerate(self.tests)}
         return {"train": self.train, **({"valid": self.valid} if self.valid else {}), **tests}
 
     def files(self) -> Iterator[File]:
-        """Of all parts."""
+        """Yield the files of all parts."""
         return (file for texts in self.parts().values() for pair in texts for file in pair)
 
 
 def prepare(corpus: Corpus, out: Path, orig: Path, *, words: bool = False, workers: int = 1) -> Path:
-    """Go on from where the folder is.
+    """Prepare a corpus, starting from the results in the folder.
 
     Args:
-        words: make ``data-bin-words``, of whole words, and not ``data-bin``.
+        corpus: the corpus.
+        out: folder of the results.
+        orig: folder of the downloads.
+        words: write ``data-bin-words``, with whole words as tokens, instead of ``data-bin``.
+        workers: number of processes.
 
     Returns:
         the folder of binary data.
 
     Raises:
-        ValueError, OSError: the texts cannot be had, or do not fit together; or the folder holds something else.
+        ValueError, OSError: a text is missing or wrong, or the folder has other contents.
     """
     words = words or corpus.merges is None
     binary = binary_of(corpus, out, words)
     record, settings = out / "settings", f"{corpus}\n"
     if not record.exists():
-        for path in made(corpus, out):
+        for path in output_paths(corpus, out):
             if path.exists():
-                raise ValueError(f"{path} is in the way of what is to be made under that name; choose another folder")
+                raise ValueError(f"{path} already exists and was not created by prepare; choose another folder")
         with parallel_text.writing(record) as file:
             file.write(settings)
-    elif not is_of(record, settings, sums(corpus.files(), orig)):
+    elif not matches_record(record, settings, fingerprints(corpus.files(), orig)):
         raise ValueError(
-            f"{out} holds other text, or text that was prepared otherwise (see {record}); choose another folder, or "
-            "the texts and options of the first call"
+            f"{out} has other text or other settings (see {record}); choose another folder, or repeat the texts and "
+            "options of the first call"
         )
     if binary.exists():
         return binary
     tmp = out / "tmp"
-    fetch([*corpus.files()], orig, unread(corpus, out, words), corpus.terms)
-    if not tmp.exists() and (found := sums(corpus.files(), orig)):
+    fetch([*corpus.files()], orig, needed_files(corpus, out, words), corpus.terms)
+    if not tmp.exists() and (found := fingerprints(corpus.files(), orig)):
         with parallel_text.writing(record) as file:
             file.write(f"{settings}{json.dumps(found)}\n")
     for part in corpus.parts():
@@ -112,10 +117,10 @@ def prepare(corpus: Corpus, out: Path, orig: Path, *, words: bool = False, worke
     return binary
 
 
-def is_of(record: Path, settings: str, found: dict[str, str]) -> bool:
-    """Whether a folder's record is of these settings and sums of texts.
+def matches_record(record: Path, settings: str, found: dict[str, str]) -> bool:
+    """Return whether a folder's record has these settings and fingerprints.
 
-    A text that has none there is taken for the right one: the record is of a former version.
+    A text without a fingerprint in the record, which an earlier version wrote, counts as equal.
     """
     text = record.read_text(encoding="utf-8")
     known = json.loads(text.removeprefix(settings) or "{}") if text.startswith(settings) else None
@@ -123,12 +128,12 @@ def is_of(record: Path, settings: str, found: dict[str, str]) -> bool:
 
 
 def binary_of(corpus: Corpus, out: Path, words: bool) -> Path:
-    """The folder of binary data: `data-bin-words` where there may be one of subwords, too."""
+    """Return the folder of binary data, named ``data-bin-words`` if the corpus can also have subwords."""
     return out / ("data-bin-words" if words and corpus.merges is not None else "data-bin")
 
 
-def unread(corpus: Corpus, out: Path, words: bool) -> list[File]:
-    """The files that something is still to be made of, for the binary data; none where that is there."""
+def needed_files(corpus: Corpus, out: Path, words: bool) -> list[File]:
+    """Return the files that the missing results need."""
     found: list[File] = []
     if binary_of(corpus, out, words).exists():
         return found
@@ -143,12 +148,12 @@ def unread(corpus: Corpus, out: Path, words: bool) -> list[File]:
 
 
 def tokens_of(tmp: Path, part: str, number: int, language: str) -> Path:
-    """The tokens of one text."""
+    """Return the path of a text's tokens."""
     return tmp / f"{part}.{number}.tok.{language}"
 
 
-def made(corpus: Corpus, out: Path) -> Iterator[Path]:
-    """All files and folders that `prepare` may write."""
+def output_paths(corpus: Corpus, out: Path) -> Iterator[Path]:
+    """Yield all paths that `prepare` may write."""
     for name in ("tmp", "code", "data-bin", "data-bin-words"):
         yield out / name
     for part in {**corpus.parts(), "valid": ()}:
@@ -157,7 +162,7 @@ def made(corpus: Corpus, out: Path) -> Iterator[Path]:
 
 
 def tokenise(corpus: Corpus, part: str, tmp: Path, orig: Path, workers: int) -> None:
-    """Each text by itself (``train.0.tok.en``), and those of a test part together (``test.en``)."""
+    """Tokenise each text (``train.0.tok.en``), and concatenate the texts of a test part (``test.en``)."""
     texts = corpus.parts()[part]
     for side, language in enumerate(corpus.languages):
         outputs = [tokens_of(tmp, part, number, language) for number in range(len(texts))]
@@ -176,10 +181,10 @@ def tokenise(corpus: Corpus, part: str, tmp: Path, orig: Path, workers: int) -> 
 
 
 def keep_targets(corpus: Corpus, part: str, out: Path, orig: Path) -> None:
-    """The untouched targets of a test part.
+    """Write the untokenised targets of a test part.
 
     Raises:
-        ValueError: its sides have different numbers of lines.
+        ValueError: the sides differ in their number of lines.
     """
     reference = out / f"{part}.reference"
     if not reference.exists():
@@ -196,15 +201,15 @@ def _line_function(corpus: Corpus, language: str, training: bool) -> parallel_te
 
 
 def clean_and_split(corpus: Corpus, part: str, tmp: Path) -> None:
-    """``train`` and ``valid``, or one of them where each has texts of its own.
+    """Write ``train`` and ``valid``, or only one of them if each has its own texts.
 
     Raises:
-        ValueError: nothing is left.
+        ValueError: no pair is left.
     """
     outputs = {name: tuple(tmp / f"{name}.{language}" for language in corpus.languages) for name in ("train", "valid")}
     every = None if corpus.valid else corpus.valid_every
-    wanted = outputs if every else {"train": outputs[part]}
-    if not all(path.exists() for paths in wanted.values() for path in paths):
+    needed = outputs if every else {"train": outputs[part]}
+    if not all(path.exists() for paths in needed.values() for path in paths):
         pairs = (
             pair
             for number in range(len(corpus.parts()[part]))
@@ -213,17 +218,18 @@ def clean_and_split(corpus: Corpus, part: str, tmp: Path) -> None:
             )
         )
         cleaned = parallel_text.clean(pairs, corpus.max_words, corpus.max_ratio)
-        parallel_text.split(cleaned, every, wanted)  # type: ignore[arg-type]
-    for paths in wanted.values():
+        parallel_text.split(cleaned, every, needed)  # type: ignore[arg-type]
+    for paths in needed.values():
         if paths[0].stat().st_size == 0:
             texts = ", ".join(file.path for pair in corpus.parts()[part] for file in pair)
             raise ValueError(
-                f"{paths[0]} is empty: too few pairs of {texts} have words on both sides, {corpus.max_words} at most"
+                f"{paths[0]} is empty: too few pairs of {texts} have 1 to {corpus.max_words} words on both sides; "
+                "check the texts"
             )
 
 
 def segment(corpus: Corpus, out: Path, workers: int) -> None:
-    """The joint BPE of the training part, applied everywhere."""
+    """Learn the joint BPE of the training part and apply it to all parts."""
     tmp, codes = out / "tmp", out / "code"
     if not codes.exists():
         training = [tmp / f"train.{language}" for language in corpus.languages]
@@ -236,9 +242,9 @@ def segment(corpus: Corpus, out: Path, workers: int) -> None:
 
 
 def binarise(corpus: Corpus, folder: Path, binary: Path, words: bool, workers: int) -> None:
-    """``fairseq-preprocess``; subwords share one dictionary, so that embeddings can be tied."""
+    """Run ``fairseq-preprocess``; subwords get a joint dictionary, so that embeddings can be tied."""
     unfinished = binary.with_name(binary.name + ".partial")
-    shutil.rmtree(unfinished, ignore_errors=True)  # fairseq refuses to write over dictionaries
+    shutil.rmtree(unfinished, ignore_errors=True)  # fairseq does not overwrite dictionaries
     tests = [str(folder / part) for part in corpus.parts() if part.startswith("test")]
     options = ["--source-lang", corpus.source, "--target-lang", corpus.target, "--destdir", unfinished]
     options += ["--trainpref", folder / "train", "--validpref", folder / "valid", "--workers", workers]

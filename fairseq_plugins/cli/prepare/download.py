@@ -1,4 +1,4 @@
-"""A file of the network: whole, checked, and continued where a stop left it."""
+"""Downloads that are resumed and verified."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from fairseq_plugins.cli.bar import bar
 from fairseq_plugins.common.files import refuse_pipe
 
 BLOCK = 1 << 20  # bytes
-TIMEOUT = 60  # seconds without an answer
+TIMEOUT = 60  # seconds
 
 
 def download(url: str, path: Path, checksum: str | None = None) -> None:
-    """Fetch ``url`` to ``path``, unless it is there: only a whole and right file gets that name.
+    """Download ``url`` to ``path``, unless the path exists; incomplete or wrong files never get this name.
 
     Args:
+        url: address.
+        path: file to write.
         checksum: ``sha256:`` or ``md5:`` and hexadecimal digits.
 
     Raises:
-        ValueError: the file is not the one that was expected or a pipe, or another process is downloading it.
-        OSError: the network fails; what has come is kept, and the next call goes on from there.
+        ValueError: the checksum is wrong, the path is a pipe, or another process is downloading the file.
+        OSError: the download fails; the next call resumes it.
     """
     refuse_pipe(path)
     if path.exists():
@@ -38,8 +40,8 @@ def download(url: str, path: Path, checksum: str | None = None) -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(f"another call is downloading {path}") from None
-        if path.exists():  # by now; what has been opened and locked is it
+            raise ValueError(f"{path}: another process is downloading it; wait until it ends") from None
+        if path.exists():  # another process has just renamed the locked file
             return
         try:
             total = _fetch(url, partial)
@@ -47,18 +49,20 @@ def download(url: str, path: Path, checksum: str | None = None) -> None:
             raise OSError(f"{url} to {path}: {error}") from error
         have = partial.stat().st_size
         if total is not None and have != total:
-            raise OSError(f"{url} broke off after {have} of {total} bytes; run this again to go on")
+            raise OSError(f"{url}: connection lost after {have} of {total} bytes; repeat the command to resume")
         if checksum is not None:
             algorithm, _, expected = checksum.partition(":")
             found = digest(partial, algorithm)
             if found != expected:
-                partial.unlink()  # else it would be continued, and never be right
-                raise ValueError(f"{url} has the {algorithm} sum {found}, and {expected} was expected")
+                partial.unlink()  # otherwise the next call would resume a wrong file
+                raise ValueError(
+                    f"{url}: {algorithm} sum {found}, expected {expected}; repeat the command to download it again"
+                )
         partial.replace(path)
 
 
 def _fetch(url: str, partial: Path) -> int | None:
-    """Go on with a file; gives the bytes that it should then have, as far as the server tells."""
+    """Resume a download; return the expected size of the file, if the server reports it."""
     have = partial.stat().st_size
     request = Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
@@ -67,12 +71,12 @@ def _fetch(url: str, partial: Path) -> int | None:
         if error.code != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not have:
             raise
         if error.headers.get("Content-Range") == f"bytes */{have}":
-            return have  # nothing is left to fetch
-        os.truncate(partial, 0)  # as long as the file is not, or perhaps not: it is another's
+            return have  # the file is complete
+        os.truncate(partial, 0)  # the partial file is longer, or the server does not say: start again
         return _fetch(url, partial)
     with answer as response:
         if response.status != HTTPStatus.PARTIAL_CONTENT:
-            have = 0  # the server knows no ranges, and sends all of it
+            have = 0  # the server ignored the range and sends the whole file
         length = response.headers.get("Content-Length")
         total = None if length is None else have + int(length)
         with (
@@ -86,13 +90,13 @@ def _fetch(url: str, partial: Path) -> int | None:
 
 
 def digest(path: Path, algorithm: str) -> str:
-    """The sum of a file, in hexadecimal digits."""
+    """Return the checksum of a file in hexadecimal digits."""
     with path.open("rb") as file:
         return digest_of(file, algorithm)
 
 
 def digest_of(file: Any, algorithm: str) -> str:
-    """The same of a file that is open for bytes."""
+    """Return the checksum of an open binary file in hexadecimal digits."""
     found = hashlib.new(algorithm)
     while block := file.read(BLOCK):
         found.update(block)

@@ -1,12 +1,12 @@
-"""The corpora of the papers' experiments: where they come from and how the papers prepare them.
+"""Corpora of the papers' experiments: sources and preparation.
 
-Checksums are those of sacreBLEU (test sets) and of TensorFlow Datasets; where nobody has published one there is none.
+Checksums come from sacreBLEU (test sets) and TensorFlow Datasets; files without a published checksum have none.
 """
 
 from __future__ import annotations
 
 from fairseq_plugins.cli.prepare.corpus import Corpus
-from fairseq_plugins.cli.prepare.originals import text
+from fairseq_plugins.cli.prepare.corpus_files import text
 
 STATMT, DATA = "https://www.statmt.org", "https://data.statmt.org"
 DE, FR, RO, IWSLT, SUMMARIES = ("en", "de"), ("en", "fr"), ("en", "ro"), ("de", "en"), ("article", "title")
@@ -33,8 +33,8 @@ _BACK_TRANSLATED = "corpus.bt.en-ro.{}.gz"
 _WORDS = ("--nwordssrc", "200000", "--nwordstgt", "80000")
 
 CORPORA = {
-    # ConvS2S section 4.1: the data of Sennrich et al. 2016, back-translations among it; vocabularies of both kinds.
-    # newsdev2016 is what Gehring et al. 2016 tune decoding on (section 4.4).
+    # ConvS2S section 4.1: data of Sennrich et al. 2016 with back-translations, as subwords and as words.
+    # Gehring et al. 2016 tune decoding on newsdev2016 (section 4.4).
     "wmt16_en_ro": Corpus(
         *RO,
         train=text(
@@ -58,8 +58,8 @@ CORPORA = {
         normalise=True,
         words=_WORDS,
     ),
-    # ConvS2S section 4.1; newstest2015 is what the length penalty is tuned on (section 4.3) and the test set of Gehring
-    # et al. 2016, newstest2013 that of the Weighted Transformer's table 2.
+    # ConvS2S section 4.1. newstest2015 tunes the length penalty (section 4.3) and is the test set of Gehring et al.
+    # 2016. newstest2013 is the test set of the Weighted Transformer's table 2.
     "wmt14_en_de": Corpus(
         *DE,
         train=text("training/europarl-v7.de-en.{}", DE, EUROPARL, EUROPARL_SUM)
@@ -74,7 +74,7 @@ CORPORA = {
         normalise=True,
         words=_WORDS,
     ),
-    # ConvS2S section 4.1: also without pairs of very different lengths.
+    # ConvS2S section 4.1: pairs of very different lengths are removed, too.
     "wmt14_en_fr": Corpus(
         *FR,
         train=text("training/europarl-v7.fr-en.{}", FR, EUROPARL, EUROPARL_SUM)
@@ -89,7 +89,7 @@ CORPORA = {
         normalise=True,
         words=("--nwordssrc", "200000", "--nwordstgt", "30000"),  # Gehring et al. 2016, section 4.1
     ),
-    # As fairseq's prepare-iwslt14.sh, which follows Ranzato et al. 2015 as Gehring et al. 2016 do.
+    # Like fairseq's prepare-iwslt14.sh, which follows Ranzato et al. 2015, as do Gehring et al. 2016.
     "iwslt14_de_en": Corpus(
         *IWSLT,
         train=text("de-en/train.tags.de-en.{}", IWSLT, _TED),

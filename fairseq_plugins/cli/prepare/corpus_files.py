@@ -1,4 +1,4 @@
-"""The files that a corpus is made of: what they are, where they come from, and how they come here."""
+"""Files of a corpus: their sources, downloads, archives and fingerprints."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fairseq_plugins.common.files import refuse_pipe, replacing
 
 @dataclass(frozen=True)
 class File:
-    """One file, and where it comes from.
+    """A file of a corpus.
 
     Attributes:
-        path: below the folder.
-        url: the file itself, or a tar archive that holds it under this path; None for what cannot be downloaded.
-        checksum: of what is downloaded, or of a text that may change, ``sha256:...`` or ``md5:...``.
-        folder: by default that of the originals; a project may move, so it is not recorded.
+        path: path in the folder.
+        url: address of the file, or of a tar archive that contains it under this path; None without a download.
+        checksum: ``sha256:...`` or ``md5:...`` of the download, or of a text that may change.
+        folder: parent of the path instead of the folder of downloads; not recorded, because projects may move.
     """
 
     path: str
@@ -32,40 +32,39 @@ class File:
     folder: str = field(default="", repr=False)
 
     def place(self, orig: Path = Path()) -> Path:
-        """Where it is, gzipped or not, under its own name or that without or with ``.gz``."""
+        """Return the path of the file, which may be gzipped or not, with or without the suffix ``.gz``."""
         own = orig / self.folder / self.path
         other = own.with_suffix("") if own.suffix == ".gz" else own.with_name(f"{own.name}.gz")
         return other if other.is_file() and not own.exists() else own
 
 
-Texts = tuple[tuple[File, File], ...]  # source and target of each
+Texts = tuple[tuple[File, File], ...]  # source and target
 
 
 def text(path: str, languages: tuple[str, str], url: str | None = None, checksum: str | None = None) -> Texts:
-    """A text whose two files differ in the language, ``{}`` in path and URL."""
+    """Return a text of two files, whose path and URL have the language for ``{}``."""
     source, target = (File(path.format(name), url and url.format(name), checksum) for name in languages)
     return ((source, target),)
 
 
-def fetch(files: Sequence[File], orig: Path, wanted: Container[File], terms: str = "") -> None:
-    """Download and unpack what is not in ``orig``.
+def fetch(files: Sequence[File], orig: Path, needed: Container[File], terms: str = "") -> None:
+    """Download and unpack the needed files that are missing in ``orig``.
 
     Args:
-        files: all of a corpus, by which archives have their names.
-        orig: the folder.
-        wanted: those that are needed.
-        terms: where to get what cannot be downloaded.
+        files: all files of a corpus, which determine the names of archives.
+        orig: folder of the downloads.
+        needed: files to fetch.
+        terms: instructions for files that cannot be downloaded.
 
     Raises:
-        ValueError: a file cannot be downloaded, is not the one that was expected, or is a pipe, or an archive does not
-            hold it.
-        OSError: the network fails.
+        ValueError: a file cannot be downloaded, has a wrong checksum, is a pipe, or is missing in its archive.
+        OSError: a download fails.
     """
     archives: dict[tuple[str, str | None], list[str]] = {}
     for file in files:
         place = file.place(orig)
         refuse_pipe(place)
-        if file not in wanted or place.exists():
+        if file not in needed or place.exists():
             continue
         if file.url is None:
             raise ValueError(f"{place} is missing. {terms}".rstrip())
@@ -80,19 +79,19 @@ def fetch(files: Sequence[File], orig: Path, wanted: Container[File], terms: str
 
 
 def archive_name(url: str, files: Sequence[File]) -> str:
-    """``test.tgz``; ``wmt15-test.tgz`` where another folder of the network has one too."""
+    """Return the name of an archive: ``test.tgz``, or ``wmt15-test.tgz`` if the corpus has two of that name."""
     name, folder = Path(url).name, Path(url).parent.name
     alike = {file.url for file in files if file.url is not None and Path(file.url).name == name}
     return f"{folder}-{name}" if len(alike) > 1 else name
 
 
 def unpack(archive: Path, folder: Path, paths: Iterable[str]) -> None:
-    """Take some files out of a tar archive.
+    """Extract files from a tar archive.
 
     Raises:
-        ValueError: it does not hold one, or is broken.
+        ValueError: a file is missing, or the archive is corrupt.
     """
-    missing = dict.fromkeys(paths)  # in their order
+    missing = dict.fromkeys(paths)  # an ordered set
     try:
         with tarfile.open(archive) as tar:
             for member in bar(tar, desc=f"unpack {archive.name}", unit=" files"):
@@ -103,15 +102,16 @@ def unpack(archive: Path, folder: Path, paths: Iterable[str]) -> None:
                         shutil.copyfileobj(content, file)
                     del missing[name]
     except (tarfile.TarError, EOFError) as error:
-        raise ValueError(f"{archive}: {error}; if it is something else, remove it to download it anew") from error
+        raise ValueError(f"{archive}: {error}; remove it to download it again") from error
     if missing:
-        raise ValueError(f"{archive} does not hold {', '.join(missing)}; remove it to download it anew")
+        raise ValueError(f"{archive}: {', '.join(missing)} not found; remove the archive to download it again")
 
 
-def sums(files: Iterable[File], orig: Path) -> dict[str, str]:
-    """What tells the texts that are there, gzipped or not, from others of these names, by path.
+def fingerprints(files: Iterable[File], orig: Path) -> dict[str, str]:
+    """Return fingerprints of the existing texts by path, the same for gzipped and plain files.
 
-    A sum where nobody has published one; of the others, which are many and large, the size.
+    A fingerprint is the SHA-256 sum of a file without a published checksum.  The other files are many and large, so
+    their fingerprint is the size.
     """
     found = {}
     for file in dict.fromkeys(files):
@@ -124,12 +124,12 @@ def sums(files: Iterable[File], orig: Path) -> dict[str, str]:
                 try:
                     found[file.path] = f"sha256:{digest_of(content, 'sha256')}"
                 except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-                    raise ValueError(f"{place}: {error}") from error
+                    raise ValueError(f"{place}: {error}; replace the file") from error
     return found
 
 
 def size_of_text(path: Path) -> int:
-    """Its bytes, modulo 2³²: so many the end of a gzipped file tells."""
+    """Return the uncompressed size modulo 2³², which a gzip file stores at its end."""
     size = path.stat().st_size
     if path.suffix != ".gz":
         return size % 2**32

@@ -1,0 +1,90 @@
+"""Docstrings, comments, messages and help are plain English: no idioms of other languages, and no headless nouns."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fairseq_plugins
+
+PACKAGE = Path(fairseq_plugins.__file__).parent
+# Packages whose texts are still to be rewritten.
+UNCLEAN = {
+    *(
+        "cpu",
+        "export",
+        "search",
+        "sequence_risk",
+        "vocabulary",
+    )
+}
+FILES = [*sorted(PACKAGE.rglob("*.py")), *sorted((PACKAGE.parent / "examples").rglob("*.py"))]
+CLEAN = [path for path in FILES if not UNCLEAN.intersection(path.relative_to(PACKAGE.parent).parts[1:2])]
+
+# A sentence, with what to write instead.
+FORBIDDEN = {
+    r"^(Of|With what|Where|Which|Whose|What|Who|Those|So)\b(?!.*\?$)": "begin with the subject or a verb",
+    r"\b(of whom|those (that|which)|what (is|are|has|have|stands|comes))\b": "name the thing",
+    r"(?<![Tt]here )\b(is|are|was|be) no\b(?! longer|-)": "is not",
+    r"\banew\b": "again",
+    r"\bin the place of\b": "instead of",
+    r"\bgoes? with\b": "belongs to",
+    r"\bwants? (a|an|the|to|no)\b": "needs",
+    r"\b(is|are|was) told\b": "name the thing that tells",
+    r"^(?!.*\bone \w+ at a time\b).*\bat a time\b": "once, or in turns",
+    r"\b(nobody|somebody)\b": "name the person or process",
+    r"\b(to be had|as of (a|the)|none of (its|their))\b": "say it directly",
+}
+
+
+def texts(source: str) -> Iterator[tuple[int, str]]:
+    """Yield line and text of all docstrings, comments and messages."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.JoinedStr):
+            parts = (part.value if isinstance(part, ast.Constant) else "X" for part in node.values)
+            yield node.lineno, "".join(map(str, parts))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            yield node.lineno, node.value
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string.lstrip("#: ")
+
+
+def faults(source: str) -> Iterator[str]:
+    """Yield the sentences with a forbidden idiom."""
+    for line, text in texts(source):
+        for sentence in re.split(r"(?<=[.:;])\s+", re.sub(r"`[^`]*`", "X", text)):
+            for pattern, instead in FORBIDDEN.items():
+                if found := re.search(pattern, sentence.strip()):
+                    yield f"line {line}: {found[0]!r} in {' '.join(sentence.split())!r}; write {instead!r}"
+
+
+def test_texts_are_plain_english() -> None:
+    assert [f"{path}, {fault}" for path in CLEAN for fault in faults(path.read_text(encoding="utf-8"))] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"""Of a linear map."""',
+        '"""Return the sizes.  What is in the file is read anew."""',
+        "x = 1  # those that are left",
+        'raise ValueError(f"{x} is no folder to write to")',
+        'print("two processes at a time")',
+    ],
+)
+def test_idioms_are_found(text: str) -> None:
+    assert list(faults(text))
+
+
+@pytest.mark.parametrize(
+    "text", ['"""Return the folder; there is no other one."""', "x = 1  # fairseq no longer reads it"]
+)
+def test_plain_english_is_accepted(text: str) -> None:
+    assert not list(faults(text))
