@@ -1,4 +1,4 @@
-"""Translation models for fairseq.  Importing this package registers and repairs nothing; call `install`."""
+"""Translation models for fairseq; `install` registers them, and applies repairs of fairseq."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_sequence_risk(data: Path, tmp_path: Path) -> None:
     sizes = ["--user-dir", ROOT / "user_dir", "--arch", "convs2s_tiny", "--optimizer", "adam"]
     sizes += ["--lr", 0.01, "--batch-size", 16]
     run("train", data, *sizes, "--max-epoch", 1, "--num-workers", 0, "--save-dir", tmp_path)
-    options = ["--batches", 1, "--max-tokens", 64, "--candidates", 3]
+    options = ["--batches", 1, "--max-tokens", 64, "--hypotheses", 3]
     shown = shown_by("sequence_risk.py", tmp_path / "checkpoint_last.pt", data, *options)
     forms = re.findall(r"^(\S+) +[0-9.]+ s, [0-9.]+ of cross-entropy's$", shown, re.MULTILINE)
     assert forms == ["cross-entropy", "sequence_risk", "plain"]

@@ -55,7 +55,7 @@ class BeamState:
         self.position = torch.zeros(1, dtype=torch.long, device=device)
         # For each step: words and previous rows of the k hypotheses that continue, and rows of the k that may end.
         self.back_pointers = torch.zeros(steps, sentences, 3 * beam, dtype=torch.long, device=device)
-        # For each step: scores of the hypotheses that continue, and of those that end (else minus infinity).
+        # For each step: scores of the k hypotheses that continue, and of the k that may end (minus infinity if not).
         self.scores = torch.full((steps, sentences, 2 * beam), -torch.inf, dtype=torch.float32, device=device)
         self.attention: Tensor | None = None
         if isinstance(decoding, StepwiseDecoding) and self.fixed and decoding.decoder.wants_attention:

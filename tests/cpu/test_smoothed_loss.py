@@ -40,7 +40,7 @@ def test_it_is_fairseqs(
     dtype: torch.dtype, epsilon: float, factor: float, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logits, target = case(40, dtype)
-    monkeypatch.setattr(smoothed_loss, "_NUMBERS", rows * 40 // torch.get_num_threads())
+    monkeypatch.setattr(smoothed_loss, "_CHUNK", rows * 40 // torch.get_num_threads())
 
     def fairseqs(logits: Tensor, target: Tensor, epsilon: float, ignored: int) -> tuple[Tensor, Tensor]:
         return plain(torch.log_softmax(logits, dim=-1, dtype=torch.float32), target, epsilon, ignored)
