@@ -180,7 +180,7 @@ def test_candidates_in_checkpoints_fit_the_dictionaries(dictionary, folder: Path
     state["candidates"] |= change
     shutil.rmtree(folder)
     (name,) = change
-    with pytest.raises(ValueError, match=f"--candidates .*{name}"):
+    with pytest.raises(ValueError, match=f"--candidates: .*{name}"):
         task_with(dictionary, folder).load_state_dict(state)
 
 
