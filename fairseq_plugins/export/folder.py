@@ -36,6 +36,7 @@ def write_folder(
     codes: Path | None,
     pieces: Path | None = None,
     languages: tuple[str, str] | None,
+    pair: tuple[str, str] | None = None,
     longest_source: int,
     int8: bool,
     candidates: Candidates | None,
@@ -51,6 +52,7 @@ def write_folder(
         codes: codes of subword-nmt, if the model has its subwords.
         pieces: model of sentencepiece, if the model has its pieces.
         languages: source and target, for Moses' tokeniser; None where text is tokenised.
+        pair: source and target, for those who offer translations; None if they are not known.
         longest_source: how many tokens of a source the task takes.
         int8: whether products are in int8.
         candidates: the words that a batch may need; None for all.
@@ -72,6 +74,7 @@ def write_folder(
         **{name: getattr(target, name)() for name in ("bos", "pad", "eos", "unk")},
         "source_words": len(source),
         "target_words": len(target),
+        "languages": pair,
         "source_language": source_language,
         "target_language": target_language,
         "bpe_separator": None if codes is None else "@@",

@@ -87,9 +87,10 @@ def sums_overflow() -> bool:
     return any((each != 64 * 255 * 127).any() for each in sums)
 
 
-def run(program: ort.InferenceSession, given: dict[str, Array]) -> dict[str, Array]:
-    """A program's outputs by name, of what it takes of these; nothing is copied on the way in or out."""
+def run(program: ort.InferenceSession, given: dict[str, Array], without: str = "") -> dict[str, Array]:
+    """A program's outputs by name but for one, of what it takes of these; nothing is copied on the way in or out."""
     takes, names = ([each.name for each in some] for some in (program.get_inputs(), program.get_outputs()))
+    names = [name for name in names if name != without]
     values = {name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(given[name])) for name in takes}
     return {name: value.numpy() for name, value in zip(names, program.run_with_ort_values(names, values), strict=True)}
 
@@ -97,8 +98,10 @@ def run(program: ort.InferenceSession, given: dict[str, Array]) -> dict[str, Arr
 class Decoding:
     """A batch of source words, (B, S), between steps. A row looks at its ancestors' keys and values, (B, h, P, v)."""
 
-    def __init__(self, model: Translator, source: Array, beam: int, candidates: Array) -> None:
+    def __init__(self, model: Translator, source: Array, beam: int, candidates: Array, attention: bool) -> None:
         self.model, self.beam, self.position = model, beam, 0
+        self.without = "" if attention else "attention"
+        self.attention: list[Array] = []  # of each step, (R, L, S), if it is asked for
         self.state = run(model.read, {"words": source, "candidates": candidates})
         for name, shape in model.inputs.items():
             if name.startswith(("state", "keys", "values")):
@@ -113,7 +116,9 @@ class Decoding:
         """One more word of each row, (B, k), which continues the row of the step before that ``order`` names, to scores
         and words, (R, n), of which unknown words and the end are the last, and the most attended source words, (R,)."""
         given = {"tokens": tokens.ravel(), "order": order.ravel(), "rules": rules, "past": self.look_back(order)}
-        found = run(self.model.step, {**self.state, **given, "position": np.array([self.position])})
+        found = run(self.model.step, {**self.state, **given, "position": np.array([self.position])}, self.without)
+        if not self.without:
+            self.attention.append(found["attention"].reshape(order.size, *found["attention"].shape[2:]))
         self.state |= {name.replace("next", "state"): found[name] for name in found if name.startswith("next")}
         at = slice(self.used, self.used + order.shape[1])
         for layer in range(len(self.past) // 2):  # keys and values, (R, 2·width), go beside the earlier ones
@@ -157,11 +162,11 @@ class Decoding:
 
 
 def search(decoding: Decoding, eos: int, o: Namespace, longest: int) -> list[Any]:
-    """Beam search: each sentence's nbest hypotheses: pairs of a word and what it attends to, and a score."""
+    """Beam search: each sentence's nbest: scores, and of each word what it attends to most and its row in its step."""
     sentences: Array = np.arange(len(decoding.seen))
     k, order = o.beam, sentences[:, None]  # at first one row of each, for all would be alike
     tokens, totals = np.full_like(order, eos), np.zeros_like(order, np.float32)
-    written: Array = np.zeros((len(order), 0, 2), np.int64)  # the pairs of each row
+    written: Array = np.zeros((len(order), 0, 3), np.int64)  # the triples of each row
     found: list[list[Any]] = [[] for _ in sentences]
     for step in range(longest + 1):
         rules = [o.word_penalty, o.word_penalty - o.unkpen, 0 if step >= o.min_len else -np.inf]
@@ -185,8 +190,8 @@ def search(decoding: Decoding, eos: int, o: Namespace, longest: int) -> list[Any
         places = np.array([place if place in kept else next(last) for place in range(len(stay))])
         decoding.keep(places)
         sentences, totals, tokens, order = (x[places] for x in (sentences, totals, tokens, order))
-        pairs = np.stack([tokens, attended[order]], axis=-1).reshape(-1, 1, 2)
-        written = np.concatenate([written[order.ravel()], pairs], axis=1)
+        triples = np.stack([tokens, attended[order], order], axis=-1).reshape(-1, 1, 3)
+        written = np.concatenate([written[order.ravel()], triples], axis=1)
     return [sorted(hypotheses, key=lambda each: -each[1])[: o.nbest] for hypotheses in found]
 
 
@@ -212,6 +217,7 @@ class Translator:
             self.read = ort.InferenceSession(folder / "source.onnx", options, providers=["CPUExecutionProvider"])
             self.step = ort.InferenceSession(folder / "step.onnx", options, providers=["CPUExecutionProvider"])
         self.inputs, sizes = {each.name: each.shape for each in self.step.get_inputs()}, (len(source), len(self.target))
+        self.has_attention = "attention" in [each.name for each in self.step.get_outputs()]
         with blaming(folder / "config.json"):
             self.config = c = json.loads((folder / "config.json").read_bytes())
             fits = all(type(c[name]) is int and 0 <= c[name] < 2**31 for name in NUMBERS) and c["format"] == 3
@@ -243,6 +249,13 @@ class Translator:
     def translate(self, lines: Iterable[str], replace_unk: dict[str, str] | None = None, **given: float) -> list[Any]:
         """A translation of each line; with nbest=2 and more a list of them and their scores. Options: `OPTIONS`, and
         replace_unk, which has words for the source words that unknown words attend to most, else they are copied."""
+        found = [line["translations"] for line in self.explain(lines, replace_unk, False, **given)]
+        if given.get("nbest", 1) == 1:
+            return [best["text"] for (best,) in found]
+        return [[(each["text"], each["score"]) for each in top] for top in found]
+
+    def options(self, replace_unk: dict[str, str] | None, attention: bool, **given: float) -> Namespace:
+        """All options of a search, or a ValueError."""
         o = Namespace(**{name: given.get(name, default) for name, (default, _) in OPTIONS.items()})
         for name, value in given.items():
             most = 10 if name == "lenpen" else 1e9  # powers of lengths have limits
@@ -250,39 +263,56 @@ class Translator:
                 raise ValueError(f"there is no such option, or not with this value: {name}={value!r}")
         if not (1 <= o.nbest <= o.beam and o.min_len >= 0 < o.max_tokens) or not hasattr(replace_unk or {}, "get"):
             raise ValueError("1 <= nbest <= beam, 0 <= min_len, 0 < max_tokens and a dictionary replace_unk are wanted")
+        if attention and not self.has_attention:
+            raise ValueError(f"attention: {self.folder} was exported by an earlier version: export the model again")
         if self.pieces is not None:
             o.unkpen = 1000  # no text has unknown words
+        o.attention, o.replace_unk = attention, replace_unk
+        return o
+
+    def explain(
+        self, lines: Iterable[str], replace_unk: dict[str, str] | None = None, attention: bool = False, **given: float
+    ) -> list[dict[str, Any]]:
+        """The words of each line, the places of unknown ones, and translations: text, score, words, places of unknown
+        words, and, if asked for, the attention of L layers, (L, words, source words and the end)."""
+        o = self.options(replace_unk, attention, **given)
         sources = [self.words(line) for line in ([lines] if isinstance(lines, str) else lines)]
-        results: dict[int, list[Any]] = {place: [("", 0.0)] * o.nbest for place in range(len(sources))}
+        none: dict[str, Any] = {"words": [], "unknown": []}
+        blank = {**none, "translations": [{**none, "text": "", "score": 0.0}] * o.nbest}
+        results = dict.fromkeys(range(len(sources)), blank)
         batches: list[list[int]] = []
         for place in sorted((at for at, words in enumerate(sources) if words), key=lambda at: len(sources[at])):
             if not batches or (len(batches[0]) + 1) * (len(sources[place]) + 1) > o.max_tokens:
                 batches.insert(0, [])  # the longest start first, so that at the end none is long to wait for
             batches[0].append(place)
         with ThreadPoolExecutor(self.batches) as pool:  # at an error map takes back the batches that have not begun
-            translated = pool.map(lambda places: self.batch([sources[at] for at in places], o, replace_unk), batches)
+            translated = pool.map(lambda places: self.batch([sources[at] for at in places], o), batches)
             for done, (places, found) in enumerate(zip(batches, translated, strict=True), 1):
                 results |= zip(places, found, strict=True)
                 print(f"\rbatch {done} of {len(batches)} " * self.progress, end="", file=sys.stderr, flush=True)
-        return [found if o.nbest > 1 else found[0][0] for found in results.values()]
+        return [*results.values()]
 
     def words(self, line: str) -> list[str]:
         """Return a line in the model's words, none of a blank line, and without the end of one that is too long."""
-        if not line.strip():
-            return []
-        if self.tokenizer is not None:
-            line = self.tokenizer.tokenize(line.strip(), aggressive_dash_splits=True, return_str=True)
-        longest = self.config["source_positions"] - 1
-        words = line.split() if self.pieces is None else self.pieces.encode(line, out_type=str)
-        if self.bpe is not None:
-            cut = ([word[at : at + 500] for at in range(0, len(word), 500)] for word in words)  # or it may take minutes
-            words = " ".join(f"{self.bpe.separator} ".join(map(self.bpe.process_line, each)) for each in cut).split()
+        words, longest = self.segment(line), self.config["source_positions"] - 1
         if len(words) > longest:
             print(f"line truncated from {len(words)} to {longest} tokens", file=sys.stderr)
         return words[:longest]
 
-    def batch(self, sources: list[list[str]], o: Namespace, replace_unk: dict[str, str] | None) -> list[Any]:
-        """The nbest translations of each source, of which the last is the longest."""
+    def segment(self, line: str) -> list[str]:
+        """Return a line in the model's words, none of a blank line."""
+        if not line.strip():
+            return []
+        if self.tokenizer is not None:
+            line = self.tokenizer.tokenize(line.strip(), aggressive_dash_splits=True, return_str=True)
+        words = line.split() if self.pieces is None else self.pieces.encode(line, out_type=str)
+        if self.bpe is not None:
+            cut = ([word[at : at + 500] for at in range(0, len(word), 500)] for word in words)  # or it may take minutes
+            words = " ".join(f"{self.bpe.separator} ".join(map(self.bpe.process_line, each)) for each in cut).split()
+        return words
+
+    def batch(self, sources: list[list[str]], o: Namespace) -> list[dict[str, Any]]:
+        """What `explain` tells of each source, of which the last is the longest."""
         c, length = self.config, len(sources[-1]) + 1
         numbers = [[*(self.numbers.get(word, c["unk"]) for word in words), c["eos"]] for words in sources]
         source = np.array([each + [c["pad"]] * (length - len(each)) for each in numbers])
@@ -291,16 +321,31 @@ class Translator:
         if o.min_len > longest or o.beam >= len(candidates):
             raise ValueError(f"of {o.min_len} to {longest} words, and a beam of {o.beam}, there is no translation")
         with blaming(self.folder / "step.onnx"):
-            found = search(Decoding(self, source, o.beam, candidates), c["eos"], o, longest)
+            decoding = Decoding(self, source, o.beam, candidates, o.attention)
+            found = search(decoding, c["eos"], o, longest)
             if not all(found):
                 raise ValueError("a sentence has no translation: its scores are not numbers")
-            return [[self.text(x, words, replace_unk) for x in top] for words, top in zip(sources, found, strict=True)]
+            results: list[Any] = []
+            for words, top in zip(sources, found, strict=True):
+                unknown = [place for place, word in enumerate(words) if word not in self.numbers]
+                results.append({"words": words, "unknown": unknown, "translations": []})
+                for x in top:
+                    text, score = self.text(x, words, o.replace_unk)
+                    told = {"text": text, "score": score, "words": [self.target[n] for n, *_ in x[0]]}
+                    told["unknown"] = [place for place, (n, *_) in enumerate(x[0]) if n == c["unk"]]
+                    if o.attention:
+                        rows = [
+                            decoding.attention[step][row, :, : len(words) + 1] for step, (*_, row) in enumerate(x[0])
+                        ]
+                        told["attention"] = np.stack(rows, axis=1) if rows else decoding.attention[0][:0]
+                    results[-1]["translations"].append(told)
+            return results
 
     def text(self, hypothesis: Any, source: list[str], replace_unk: dict[str, str] | None) -> tuple[str, float]:
         """A translation as one reads it, and its score."""
         copies = [(replace_unk or {}).get(word, word) for word in source]
         bos, unk = self.config["bos"], None if replace_unk is None else self.config["unk"]
-        words = [copies[at] if n == unk else self.target[n] for n, at in hypothesis[0] if n != bos]
+        words = [copies[at] if n == unk else self.target[n] for n, at, *_ in hypothesis[0] if n != bos]
         if self.pieces is not None:
             return self.pieces.decode(words).replace("\n", " "), hypothesis[1]
         line = " ".join(words)

@@ -324,6 +324,20 @@ def test_programs_of_other_names(name: str, output: str, full_folder: Path, tmp_
         translate.Translator(place, 1).translate(["w1 w2"])
 
 
+def test_a_folder_without_attention(folder: Path, tmp_path: Path) -> None:
+    """As earlier versions exported it: it translates, and says that it has no attention."""
+    old = shutil.copytree(folder, tmp_path / "out")
+    graph = onnx.load(old / "step.onnx", load_external_data=False)
+    graph.graph.output.remove(next(each for each in graph.graph.output if each.name == "attention"))
+    (old / "step.onnx").write_bytes(graph.SerializeToString())
+    add_up(old)
+    now, before = translate.Translator(folder, 1), translate.Translator(old, 1)
+    assert now.translate(["w1 w2"]) == before.translate(["w1 w2"])
+    assert now.explain(["w1 w2"], attention=True)[0]["translations"][0]["attention"].shape[2] == 3
+    with pytest.raises(ValueError, match=r"attention: .*export the model again"):
+        before.explain(["w1 w2"], attention=True)
+
+
 @pytest.mark.parametrize(
     "content", ["[" * 100_000, "[1]", "", '{"format": ' + "9" * 5000 + "}", '{"format": NaN}'], ids=range(5)
 )
