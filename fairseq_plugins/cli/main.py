@@ -21,6 +21,7 @@ COMMANDS = {
     "prepare": ("prepare.command", "prepare the data of an experiment of the papers"),
     "own-data": ("own_data.command", "prepare, train and translate: from two text files to translations"),
     "export": ("export", "write a folder that translates without fairseq and torch"),
+    "serve": ("serve.command", "translate over HTTP with exported folders, and on a page"),
     "average": ("average", "write the mean of several checkpoints of a training"),
     "lexicon": ("lexicon", "find the translations of each source word in a parallel text"),
     "plot-attention": ("plots.attention", "draw the attention of a translation"),

@@ -1,0 +1,74 @@
+"""The server: uvicorn, with an end that loses no request."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from fairseq_plugins.cli.serve.app import Limits, make_app
+from fairseq_plugins.cli.serve.batches import Batches, Threads
+from fairseq_plugins.cli.serve.models import Pair
+from fairseq_plugins.cli.serve.parameters import SLOW
+
+if TYPE_CHECKING:
+    from fairseq_plugins.export.translate import Translator
+
+CONNECTIONS = 500
+GRACE = 0.2  # seconds in which the server reads what was sent to it before its end
+
+
+class Protocol(H11Protocol):
+    """A connection that ends if no request comes."""
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin to wait for a request."""
+        super().connection_made(transport)
+        self.loop.call_later(SLOW, lambda: transport.close() if self.cycle is None else None)
+
+
+class Server(uvicorn.Server):
+    """A server that reads what has been sent before it ends, and then answers all of it."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept nobody new, read for a moment what is on its way, and answer."""
+        for server in self.servers:
+            server.close()
+        await asyncio.sleep(GRACE)
+        await super().shutdown(sockets)
+
+
+async def serve(
+    models: Mapping[Pair, Translator], limits: Limits, listening: socket.socket, threads: int, beam: int, most: int
+) -> None:
+    """Serve until a signal.
+
+    Args:
+        models: by their languages.
+        limits: limits of a request.
+        listening: the socket.
+        threads: batches at a time.
+        beam: hypotheses of a sentence.
+        most: sentences that may wait for one model.
+    """
+    pool = Threads(threads)
+    queues = {pair: Batches(translator, pool, beam, most) for pair, translator in models.items()}
+    config = uvicorn.Config(
+        make_app(queues, limits),
+        http=Protocol,
+        ws="none",
+        lifespan="on",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        limit_concurrency=CONNECTIONS,
+        timeout_keep_alive=SLOW,
+    )
+    host, port = listening.getsockname()[:2]
+    pairs = ", ".join(f"{source} to {target}" for source, target in models)
+    print(f"{pairs}: http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
+    await Server(config).serve([listening])
