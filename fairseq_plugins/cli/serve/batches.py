@@ -7,6 +7,7 @@ import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 
 PATIENCE = 0.002  # seconds to wait for more sentences, as long as some come, but only so often:
 ROUNDS = 5
+SHARE = 0.03  # of the time of a batch, added to the patience: then others wait to be answered
+WIDER = 2  # sentences of callers differ in length more than those of a sorted text: batches may have more padding
+SHORT = 1000  # letters that are segmented at once, without another thread
 BURST = 16  # sentences of a long text that wait no longer than one sentence of another caller
 
 
@@ -29,19 +33,9 @@ class Threads:
     """
 
     def __init__(self, number: int) -> None:
+        self.number = number
         self.pool = ThreadPoolExecutor(number)
-        self.free = number
-        self._slots = asyncio.Semaphore(number)
-
-    async def acquire(self) -> None:
-        """Wait for a free thread and keep it."""
-        await self._slots.acquire()
-        self.free -= 1
-
-    def release(self) -> None:
-        """Give a thread back."""
-        self.free += 1
-        self._slots.release()
+        self.free = asyncio.Semaphore(number)
 
 
 @dataclass(eq=False)
@@ -76,12 +70,13 @@ class Batches:
     def __init__(self, translator: Translator, threads: Threads, beam: int, most: int) -> None:
         self.translator, self.beam, self.most = translator, beam, most
         self._options = partial(translator.options, None, beam=beam)
-        self._max_tokens = self._options(False).max_tokens
+        self._max_tokens = WIDER * self._options(False).max_tokens
         self._threads = threads
-        self._segmenting = ThreadPoolExecutor(1)  # subword-nmt and sacremoses are not made for several threads
+        self._segmenting = ThreadPoolExecutor(1)  # of long texts
         self._waiting: list[Waiting] = []
         self._arrived = asyncio.Event()
         self._accepted = self._taken = 0  # sentences that are not answered yet; batches so far
+        self._seconds = 0.0  # that the last batch took, 1 at most
 
     async def translate(self, sentences: list[str], nbest: int, attention: bool) -> list[dict[str, Any]]:
         """Return what `Translator.explain` tells of each sentence, and how many words were cut off.
@@ -97,7 +92,10 @@ class Batches:
         waiting: list[Waiting] = []
         try:
             loop, longest = asyncio.get_running_loop(), self.translator.config["source_positions"] - 1
-            segmented = await loop.run_in_executor(self._segmenting, self._segment, sentences)
+            if sum(map(len, sentences)) < SHORT:
+                segmented = self._segment(sentences)
+            else:
+                segmented = await loop.run_in_executor(self._segmenting, self._segment, sentences)
             for rank, words in enumerate(segmented):
                 waiting.append(Waiting(words[:longest], nbest, attention, self._taken + rank / BURST))
             for each in waiting:
@@ -121,12 +119,12 @@ class Batches:
         loop = asyncio.get_running_loop()
         while True:
             await self._arrived.wait()
-            await self._threads.acquire()
+            await self._threads.free.acquire()
             await self._settle()
             batch = self._take()
             if not batch:
                 self._arrived.clear()
-                self._threads.release()
+                self._threads.free.release()
                 continue
             translated = loop.run_in_executor(self._threads.pool, self._translate, batch)
             translated.add_done_callback(partial(self._answer, batch))
@@ -135,17 +133,17 @@ class Batches:
         """Wait a moment for more sentences."""
         for _ in range(ROUNDS):
             before = len(self._waiting)
-            await asyncio.sleep(PATIENCE)
+            await asyncio.sleep(PATIENCE + SHARE * self._seconds)
             if len(self._waiting) == before:
                 return
 
     def _take(self) -> list[Waiting]:
         """Take a batch out of the queue: the sentence that is due, and others of its length or nearly so.
 
-        Other free threads get their share.
+        It is no more than a thread's share of all accepted sentences, so that none waits for the others' callers.
         """
         queue = sorted((each for each in self._waiting if not each.answer.done()), key=lambda each: len(each.words))
-        most = math.ceil(len(queue) / (1 + self._threads.free))
+        most = math.ceil(self._accepted / self._threads.number)
         low = min(range(len(queue)), key=lambda at: queue[at].due, default=0)
         high = min(low + 1, len(queue))
         while high - low < most:
@@ -162,10 +160,13 @@ class Batches:
 
     def _translate(self, batch: list[Waiting]) -> list[dict[str, Any]]:
         options = self._options(any(each.attention for each in batch), nbest=max(each.nbest for each in batch))
-        return self.translator.batch([each.words for each in batch], options)
+        began = perf_counter()
+        told = self.translator.batch([each.words for each in batch], options)
+        self._seconds = min(1, perf_counter() - began)
+        return told
 
     def _answer(self, batch: list[Waiting], translated: asyncio.Future[list[dict[str, Any]]]) -> None:
-        self._threads.release()
+        self._threads.free.release()
         for place, each in enumerate(batch):
             if each.answer.done():  # its caller has left
                 continue

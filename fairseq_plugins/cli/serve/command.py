@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fairseq_plugins.cli.arguments import positive
 
-PACKAGES = ("onnxruntime", "starlette", "uvicorn", "python_multipart")
+PACKAGES = ("httptools", "onnxruntime", "python_multipart", "starlette", "uvicorn")
 
 
 def add_arguments(parser: ArgumentParser) -> None:

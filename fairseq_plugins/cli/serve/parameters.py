@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
+import anyio
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -26,19 +27,17 @@ async def read_body(request: Request, most: int) -> bytes:
         HTTPException: it is too long or too slow.
     """
 
-    async def read() -> bytes:
-        body, size = bytearray(), 0
-        async for chunk in request.stream():
-            size += len(chunk)
-            body += chunk if size <= most else b""
-        if size > most:
-            raise HTTPException(413, f"Invalid request: request ({size} bytes) exceeds text limit ({most})")
-        return bytes(body)
-
+    body, size = bytearray(), 0
     try:
-        return await asyncio.wait_for(read(), SLOW)
-    except asyncio.TimeoutError:
+        with anyio.fail_after(SLOW):
+            async for chunk in request.stream():
+                size += len(chunk)
+                body += chunk if size <= most else b""
+    except TimeoutError:
         raise HTTPException(408, "Invalid request: it came too slowly") from None
+    if size > most:
+        raise HTTPException(413, f"Invalid request: request ({size} bytes) exceeds text limit ({most})")
+    return bytes(body)
 
 
 async def read_parameters(request: Request, most: int) -> dict[str, Any]:
@@ -60,10 +59,11 @@ async def read_parameters(request: Request, most: int) -> dict[str, Any]:
             form = await parser.parse()
             fields = {name: form.getlist(name) for name in form}
         elif kind.endswith("json"):
-            fields = json.loads(body)
+            fields = json.loads(text := body.decode())
             if not isinstance(fields, dict):
                 raise ValueError("an object is expected")
-            json.dumps(fields, ensure_ascii=False).encode()  # half a surrogate pair is no text
+            if "\\u" in text:
+                json.dumps(fields, ensure_ascii=False).encode()  # half a surrogate pair is no text
             return fields
         else:
             fields = parse_qs(body.decode(), keep_blank_values=True, max_num_fields=FEW)
@@ -84,13 +84,14 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T], se
             pass
 
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(wait_for_the_end())
+    timer = asyncio.get_running_loop().call_later(seconds, task.cancel)
+    gone.add_done_callback(lambda _: task.cancel())
     try:
-        await asyncio.wait({task, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise HTTPException(503, f"Translation error: no answer within {seconds:g} seconds, try again later")
+        return await task
+    except asyncio.CancelledError:
+        raise HTTPException(503, f"Translation error: no answer within {seconds:g} seconds, try again later") from None
     finally:
-        task.cancel()
+        timer.cancel()
         gone.cancel()
 
 

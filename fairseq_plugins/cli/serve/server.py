@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fairseq_plugins.cli.serve.app import Limits, make_app
 from fairseq_plugins.cli.serve.batches import Batches, Threads
@@ -19,16 +19,42 @@ if TYPE_CHECKING:
     from fairseq_plugins.export.translate import Translator
 
 CONNECTIONS = 500
+HEAD = 65536  # bytes of the head of a request
 GRACE = 0.2  # seconds in which the server reads what was sent to it before its end
 
 
-class Protocol(H11Protocol):
-    """A connection that ends if no request comes."""
+class Protocol(HttpToolsProtocol):
+    """A connection that ends where the head of a request is too long or does not come."""
 
     def connection_made(self, transport: Any) -> None:
-        """Begin to wait for a request."""
+        """Wait for the first head."""
         super().connection_made(transport)
-        self.loop.call_later(SLOW, lambda: transport.close() if self.cycle is None else None)
+        self._in_head, self._size = True, 0
+        self._timer = self.loop.call_later(SLOW, self._close)
+
+    def _close(self) -> None:
+        if self._in_head and (self._size or self.cycle is None):  # else it is idle, which uvicorn ends in its time
+            self.transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        """Read a part of a request."""
+        if self._in_head and not self._size:
+            self._timer.cancel()
+            self._timer = self.loop.call_later(SLOW, self._close)
+        self._size += len(data)
+        super().data_received(data)
+        if self._in_head and self._size > HEAD:
+            self.transport.close()
+
+    def on_headers_complete(self) -> None:
+        """Stop waiting."""
+        self._in_head = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Wait for the next head."""
+        super().on_message_complete()
+        self._in_head, self._size = True, 0
 
 
 class Server(uvicorn.Server):
