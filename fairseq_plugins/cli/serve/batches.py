@@ -143,7 +143,7 @@ class Batches:
         It is no more than a thread's share of all accepted sentences, so that none waits for the others' callers.
         """
         queue = sorted((each for each in self._waiting if not each.answer.done()), key=lambda each: len(each.words))
-        most = math.ceil(self._accepted / self._threads.number)
+        most = min(len(queue), math.ceil(self._accepted / self._threads.number))
         low = min(range(len(queue)), key=lambda at: queue[at].due, default=0)
         high = min(low + 1, len(queue))
         while high - low < most:
