@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fairseq_plugins.export.translate import Translator
 
-PATIENCE = 0.002  # seconds to wait for more sentences, as long as some come, but only so often:
-ROUNDS = 5
-SHARE = 0.03  # of the time of a batch, added to the patience: then others wait to be answered
+PATIENCE = 0.005  # seconds to wait for a thread's share of sentences,
+SHARE = 0.1  # and the part of the time of the last batch that is added: its callers may come back with more
 WIDER = 2  # sentences of callers differ in length more than those of a sorted text: batches may have more padding
 SHORT = 1000  # letters that are segmented at once, without another thread
 BURST = 16  # sentences of a long text that wait no longer than one sentence of another caller
@@ -76,6 +75,7 @@ class Batches:
         self._waiting: list[Waiting] = []
         self._arrived = asyncio.Event()
         self._accepted = self._taken = 0  # sentences that are not answered yet; batches so far
+        self._before = 0  # accepted when the last batch was taken
         self._seconds = 0.0  # that the last batch took, 1 at most
 
     async def translate(self, sentences: list[str], nbest: int, attention: bool) -> list[dict[str, Any]]:
@@ -131,19 +131,18 @@ class Batches:
 
     async def _settle(self) -> None:
         """Wait a moment for more sentences."""
-        for _ in range(ROUNDS):
-            before = len(self._waiting)
-            await asyncio.sleep(PATIENCE + SHARE * self._seconds)
-            if len(self._waiting) == before:
-                return
+        end = perf_counter() + PATIENCE + SHARE * self._seconds
+        while len(self._waiting) < self._share() and perf_counter() < end:
+            await asyncio.sleep(0.001)
+
+    def _share(self) -> int:
+        """Return a thread's share of all accepted sentences: more in a batch would wait for the others' callers."""
+        return math.ceil(max(self._accepted, self._before) / self._threads.number)
 
     def _take(self) -> list[Waiting]:
-        """Take a batch out of the queue: the sentence that is due, and others of its length or nearly so.
-
-        It is no more than a thread's share of all accepted sentences, so that none waits for the others' callers.
-        """
+        """Take a batch out of the queue: the sentence that is due, and others of its length or nearly so."""
         queue = sorted((each for each in self._waiting if not each.answer.done()), key=lambda each: len(each.words))
-        most = min(len(queue), math.ceil(self._accepted / self._threads.number))
+        most = min(len(queue), self._share())
         low = min(range(len(queue)), key=lambda at: queue[at].due, default=0)
         high = min(low + 1, len(queue))
         while high - low < most:
@@ -155,7 +154,7 @@ class Batches:
                 break
             low, high = a, b
         self._waiting = queue[:low] + queue[high:]
-        self._taken += 1
+        self._taken, self._before = self._taken + 1, self._accepted
         return queue[low:high]
 
     def _translate(self, batch: list[Waiting]) -> list[dict[str, Any]]:
