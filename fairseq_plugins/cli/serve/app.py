@@ -167,14 +167,15 @@ class Api:
         try:
             sentences = await asyncio.to_thread(document.sentences)
             translations: dict[str, str] = {}
-            for start in range(0, len(sentences), CHUNK):
+            size = min(CHUNK, batches.most)
+            for start in range(0, len(sentences), size):
                 yield {"done": start, "total": len(sentences)}
-                chunk = sentences[start : start + CHUNK]
+                chunk = sentences[start : start + size]
                 found = await asyncio.wait_for(self.patiently(batches, chunk), self.limits.seconds)
                 translations |= zip(chunk, (each["translations"][0]["text"] for each in found), strict=True)
             content, report = await asyncio.to_thread(document.translated, translations)
-            stem, dot, suffix = document.name.rpartition(".")
-            key = self.results.add(f"{stem}.{target}{dot}{suffix}", content)
+            path = Path(document.name)
+            key = self.results.add(f"{path.stem}.{target}{path.suffix}", content)
             yield {"translatedFileUrl": f"{base}download_file/{quote(key)}", "report": report}
         except asyncio.TimeoutError:
             yield {"error": f"Translation error: no answer within {self.limits.seconds:g} seconds, try again later"}
