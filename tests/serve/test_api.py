@@ -136,7 +136,7 @@ def test_bodies_that_cannot_be_read(server: Server, kind: str, body: bytes) -> N
 
 
 def test_other_errors(server: Server) -> None:
-    assert server.ask("/translate")[:2] == (405, {"error": "Method Not Allowed"})
+    assert server.ask("/translate")[:2] == (404, {"error": "Not Found"})
     assert server.ask("/nope")[:2] == (404, {"error": "Not Found"})
     assert server.ask("/download_file/nope")[0] == 404
     assert server.ask("/download_file/..%2f..%2fetc%2fpasswd")[0] == 404
@@ -177,7 +177,7 @@ def test_key(folder: Path, tmp_path: Path) -> None:
 def test_headers(server: Server, folder: Path, tmp_path: Path) -> None:
     """Other pages may call the server only if it was told so, and its own page runs nothing from elsewhere."""
     origin = {"origin": "https://a.example"}
-    for path in ("/", "/languages", "/docs", "/nope"):
+    for path in ("/", "/languages", "/docs.html", "/nope"):
         headers = server.ask(path, headers=origin)[2]
         assert "access-control-allow-origin" not in headers
         assert "default-src 'none'" in headers["content-security-policy"]

@@ -133,7 +133,10 @@ def hostile(kind: str, chance: random.Random) -> tuple[bytes, set[int]]:
             {200},
         ),
         "empty": (message(""), {400}),
-        "100 KB": (message("w1 w2 w3.\n" * 10_000, source="en"), {200, 413, 429, 503}),
+        "100 KB": (
+            message(chance.choice(["w1 w2 w3.\n" * 10_000, ("w1 w2 " * 30 + "\n") * 500])),
+            {200, 413, 429, 503},
+        ),
         "longer": (message("w" * 200_000), {413}),
         "bad JSON": (message(text)[:-2] + b"[{", {400}),
         "wrong language": (message(text, target="xx"), {400}),

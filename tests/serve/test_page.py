@@ -208,7 +208,7 @@ def test_key_and_a_folder_without_attention(browser: Any, folder: Path, tmp_path
 
 def test_the_page_of_the_api(browser: Any, server: Server) -> None:
     page = browser.new_page()
-    page.goto(f"{server.url}/docs")
+    page.goto(f"{server.url}/docs.html")
     page.wait_for_selector("h2")
     paths = [*server.ask("/openapi.json")[1]["paths"]]
     assert [text.split()[1] for text in page.locator("h2").all_inner_texts()] == paths

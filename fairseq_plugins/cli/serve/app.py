@@ -17,9 +17,9 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from fairseq_plugins.cli.own_data.catalogues import placeholders
 from fairseq_plugins.cli.serve.batches import Batches, QueueFullError
@@ -35,16 +35,9 @@ from fairseq_plugins.cli.serve.parameters import (
 )
 from fairseq_plugins.cli.serve.sentences import Sentence, split
 
-PAGE = Path(__file__).with_name("page")
 FILE_FACTOR = 10  # files may have so many times the letters of a text
 FILES = 4  # files in translation
 CHUNK = 128  # sentences of a file in the queue
-HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
-}
 
 
 @dataclass(frozen=True)
@@ -122,7 +115,7 @@ class Api:
         if attention and not batches.translator.has_attention:
             raise HTTPException(400, "attention: an earlier version exported this model; export it again")
         work = translate_texts(batches, texts, alternatives + 1, attention)
-        told = await unless_disconnected(request, refusing(work), self.limits.seconds)
+        told = await unless_disconnected(request, work, self.limits.seconds)
         best = [[join(text, 0)] for text in told]
         for text, found in zip(told, best, strict=True):
             found += dict.fromkeys(join(text, rank) for rank in range(1, alternatives + 1))
@@ -245,14 +238,6 @@ def name(code: str) -> str:
     return NAMES.get(code, code)
 
 
-async def refusing(work: Any) -> Any:
-    """Turn a full queue into an answer."""
-    try:
-        return await work
-    except QueueFullError:
-        raise HTTPException(429, "Slowdown: too many sentences wait, try again later") from None
-
-
 Told = tuple[Sentence, dict[str, Any]]
 
 
@@ -291,28 +276,12 @@ def described(each: Told) -> dict[str, Any]:
     return {**sentence._asdict(), **told, "translations": translations}
 
 
-class Hardened:
-    """Add `HEADERS` to each answer."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-
-        async def send_more(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                more = [(field.encode(), value.encode()) for field, value in HEADERS.items()]
-                message = {**message, "headers": [*message["headers"], *more]}
-            await send(message)
-
-        await self.app(scope, receive, send_more)
-
-
 async def refuse(request: Request, error: Exception) -> Response:
     """Answer with an error as LibreTranslate does."""
     if isinstance(error, HTTPException):
         return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+    if isinstance(error, QueueFullError):
+        return JSONResponse({"error": "Slowdown: too many sentences wait, try again later"}, 429)
     if isinstance(error, ClientDisconnect):
         return Response(status_code=400)
     return JSONResponse({"error": "Translation error: see the server's messages"}, 500)
@@ -329,12 +298,6 @@ def make_app(models: Mapping[Pair, Batches], limits: Limits) -> Starlette:
         for task in running:
             task.cancel()
 
-    def asset(file: str) -> Any:
-        async def serve(_: Request) -> Response:
-            return FileResponse(PAGE / file, headers={"cache-control": "no-cache"})
-
-        return serve
-
     routes = [
         Route("/translate", api.translate, methods=["POST"]),
         Route("/translate_file", api.translate_file, methods=["POST"]),
@@ -343,12 +306,9 @@ def make_app(models: Mapping[Pair, Batches], limits: Limits) -> Starlette:
         Route("/languages", api.languages),
         Route("/health", api.health),
         Route("/frontend/settings", api.settings),
-        Route("/", asset("index.html")),
-        Route("/docs", asset("docs.html")),
-        *(Route(f"/{file}", asset(file)) for file in ("page.js", "page.css", "docs.js", "openapi.json")),
+        Mount("/", StaticFiles(directory=Path(__file__).with_name("page"), html=True)),
     ]
-    middleware = [Middleware(Hardened)]
-    if limits.origins:
-        middleware.append(Middleware(CORSMiddleware, allow_origins=limits.origins, allow_headers=["content-type"]))
-    handlers: Any = dict.fromkeys((HTTPException, ClientDisconnect, Exception), refuse)
+    cors = Middleware(CORSMiddleware, allow_origins=limits.origins, allow_headers=["content-type"])
+    middleware = [cors] if limits.origins else []
+    handlers: Any = dict.fromkeys((HTTPException, QueueFullError, ClientDisconnect, Exception), refuse)
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)

@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from fairseq_plugins.export.translate import Translator
 
 CONNECTIONS = 500
+HEADERS = {  # of each answer
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "cache-control": "no-cache",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
 HEAD = 65536  # bytes of the head of a request
 GRACE = 0.2  # seconds in which the server reads what was sent to it before its end
 
@@ -91,6 +98,7 @@ async def serve(
         log_level="warning",
         access_log=False,
         server_header=False,
+        headers=[*HEADERS.items()],
         limit_concurrency=CONNECTIONS,
         timeout_keep_alive=SLOW,
     )
