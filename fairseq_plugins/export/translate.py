@@ -287,8 +287,8 @@ class Translator:
     def explain(
         self, lines: Iterable[str], replace_unk: dict[str, str] | None = None, attention: bool = False, **given: float
     ) -> list[dict[str, Any]]:
-        """Return each line's words, positions of unknown words, and translations: text, score, words, positions of unknown
-        words and, if requested, the attention of L layers, (L, words, source words and the end)."""
+        """Return each line's words, positions of unknown words, and translations: text, score, words, positions of
+        unknown words and, if requested, the attention of L layers, (L, words, source words and the end)."""
         o = self.options(replace_unk, attention, **given)
         sources = [self.words(line) for line in ([lines] if isinstance(lines, str) else lines)]
         none: dict[str, Any] = {"words": [], "unknown": []}

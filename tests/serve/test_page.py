@@ -140,7 +140,7 @@ def test_a_file_is_dropped(page: Any, translator: Translator, name: str, text: s
         assert found == f"{one}\n\n{two}\n"
     else:
         assert f'#, fuzzy\nmsgid "w1 %s"\nmsgstr "{translator.translate(["w1 %s"])[0]}"' in found
-        assert "1 empty entries" in page.inner_text("#report")
+        assert "marked as fuzzy: 1" in page.inner_text("#report")
 
 
 def test_errors_are_shown(page: Any) -> None:

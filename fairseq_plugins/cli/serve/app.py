@@ -1,4 +1,4 @@
-"""The HTTP API, which is LibreTranslate's with more in its answers, and the page."""
+"""The HTTP API, LibreTranslate's with additional fields, and the web page."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ from fairseq_plugins.cli.serve.parameters import (
 )
 from fairseq_plugins.cli.serve.sentences import Sentence, split
 
-FILE_FACTOR = 10  # files may have so many times the letters of a text
+FILE_FACTOR = 10  # ratio of the limits of files and texts
 FILES = 4  # files in translation
 CHUNK = 128  # sentences of a file in the queue
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a caller may ask for.
+    """Limits of requests.
 
     Attributes:
-        key: what he must know; None for nothing.
-        letters: of the texts of a request.
-        seconds: until an answer.
-        origins: of other pages that may call the server.
+        key: API key; None without a key.
+        letters: characters of the texts in a request.
+        seconds: time limit of an answer.
+        origins: origins whose pages may call the server.
     """
 
     key: str | None
@@ -61,7 +61,7 @@ class Api:
     """Endpoints.
 
     Args:
-        models: queues by their languages.
+        models: queues of the models by languages.
         limits: limits of all callers.
     """
 
@@ -70,17 +70,17 @@ class Api:
         self.results, self.files = Results(), 0
 
     async def languages(self, request: Request) -> Response:
-        """List the languages that can be translated, and those that are only targets, as LibreTranslate does."""
+        """List all languages with their targets, like LibreTranslate."""
         codes = dict.fromkeys(code for pair in self.models for code in pair)
         targets = {code: [target for source, target in self.models if source == code] for code in codes}
         return JSONResponse([{"code": code, "name": name(code), "targets": targets[code]} for code in codes])
 
     async def health(self, request: Request) -> Response:
-        """Answer as long as the server lives."""
+        """Report that the server is alive."""
         return JSONResponse({"status": "ok"})
 
     async def settings(self, request: Request) -> Response:
-        """Tell pages of the limits, as LibreTranslate does, and which models have attention."""
+        """Return limits and default languages, like LibreTranslate, and the models that have attention."""
         source, target = next(iter(self.models))
         answer = {
             "charLimit": self.limits.letters,
@@ -94,7 +94,7 @@ class Api:
         return JSONResponse(answer)
 
     async def detect(self, request: Request) -> Response:
-        """Return the only source language; nothing looks at the text."""
+        """Return the only source language; the text is not inspected."""
         parameters = await self.allowed(request)
         text_of(parameters, "q")
         return JSONResponse([self.detected(self.source_for(None))])
@@ -113,7 +113,7 @@ class Api:
         alternatives = number_of(parameters, "alternatives", batches.beam - 1)
         attention = is_set(parameters, "attention")
         if attention and not batches.translator.has_attention:
-            raise HTTPException(400, "attention: an earlier version exported this model; export it again")
+            raise HTTPException(400, "attention: this model was exported by an earlier version; export it again")
         work = translate_texts(batches, texts, alternatives + 1, attention)
         told = await unless_disconnected(request, work, self.limits.seconds)
         best = [[join(text, 0)] for text in told]
@@ -129,7 +129,7 @@ class Api:
         return JSONResponse(answer if isinstance(q, list) else {field: value[0] for field, value in answer.items()})
 
     async def translate_file(self, request: Request) -> Response:
-        """Translate a file, and tell where to fetch it; with ``progress`` line by line how far it is."""
+        """Translate a file, and return its URL; with ``progress``, stream one line of JSON per step."""
         most = FILE_FACTOR * self.limits.letters
         parameters = await self.allowed(request, FILE_FACTOR)
         filename, content = await file_of(parameters)
@@ -155,7 +155,7 @@ class Api:
     async def steps(
         self, batches: Batches, document: Document, target: str, base: str
     ) -> AsyncIterator[dict[str, Any]]:
-        """Translate a file in parts: how far it is, and at last where the translation is, or an error."""
+        """Translate a file in parts, and yield the progress, and finally its URL or an error."""
         self.files += 1
         try:
             sentences = await asyncio.to_thread(document.sentences)
@@ -176,7 +176,7 @@ class Api:
             self.files -= 1
 
     async def patiently(self, batches: Batches, sentences: list[str]) -> list[dict[str, Any]]:
-        """Translate when there is room in the queue."""
+        """Translate as soon as the queue has room."""
         while True:
             try:
                 return await batches.translate(sentences, 1, False)
@@ -192,8 +192,8 @@ class Api:
         return Response(content, media_type="application/octet-stream", headers={"content-disposition": shown})
 
     async def allowed(self, request: Request, factor: int = 1) -> dict[str, Any]:
-        """Return the parameters of a caller who knows the key."""
-        # A letter has up to nine bytes in a form, as %e3%81%82, and up to four in a file.
+        """Check the API key, and return the parameters of a request."""
+        # A character takes up to nine bytes in a form, such as %e3%81%82, and up to four in a file.
         parameters = await read_parameters(request, (9 if factor == 1 else 4) * factor * self.limits.letters + 10_000)
         key = parameters.get("api_key")
         if self.limits.key is not None and not hmac.compare_digest(str(key or "").encode(), self.limits.key.encode()):
@@ -229,12 +229,12 @@ class Api:
         return sources[0]
 
     def detected(self, language: str) -> dict[str, Any]:
-        """Return a language of which the text told nothing."""
+        """Return a language in the format of ``/detect``, with confidence 0."""
         return {"confidence": 0.0, "language": language}
 
 
 def name(code: str) -> str:
-    """Return a language's English name, if it is known."""
+    """Return the English name of a language, or its code if unknown."""
     return NAMES.get(code, code)
 
 
@@ -242,7 +242,7 @@ Told = tuple[Sentence, dict[str, Any]]
 
 
 async def translate_texts(batches: Batches, texts: list[str], nbest: int, attention: bool) -> list[list[Told]]:
-    """Return the sentences of each text, and what the model tells of each."""
+    """Return the sentences of each text, each with its result of `Translator.explain`."""
     sentences = [split(text) for text in texts]
     flat = [each.text for text in sentences for each in text if each.text]
     if len(flat) > batches.most:
@@ -252,7 +252,7 @@ async def translate_texts(batches: Batches, texts: list[str], nbest: int, attent
 
 
 def join(text: list[Told], rank: int) -> str:
-    """Return the translation of a text, of which each sentence has the translation of this rank or its last one."""
+    """Return the translation of a text from the translations of its sentences at a rank, or their last ones."""
 
     def parts() -> Iterator[str]:
         for sentence, told in text:
@@ -264,7 +264,7 @@ def join(text: list[Told], rank: int) -> str:
 
 
 def described(each: Told) -> dict[str, Any]:
-    """Return what the answer tells of a sentence."""
+    """Return the details of a sentence for an answer."""
     sentence, told = each
     wanted = placeholders(sentence.text)
     translations = []
@@ -277,7 +277,7 @@ def described(each: Told) -> dict[str, Any]:
 
 
 async def refuse(request: Request, error: Exception) -> Response:
-    """Answer with an error as LibreTranslate does."""
+    """Return an error in LibreTranslate's format."""
     if isinstance(error, HTTPException):
         return JSONResponse({"error": error.detail}, error.status_code, error.headers)
     if isinstance(error, QueueFullError):
@@ -288,7 +288,7 @@ async def refuse(request: Request, error: Exception) -> Response:
 
 
 def make_app(models: Mapping[Pair, Batches], limits: Limits) -> Starlette:
-    """Return the application, whose queues run as long as it does."""
+    """Return the application, which runs the queues during its lifespan."""
     api = Api(models, limits)
 
     @asynccontextmanager

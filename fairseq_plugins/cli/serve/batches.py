@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fairseq_plugins.export.translate import Translator
 
-PATIENCE = 0.005  # seconds to wait for a thread's share of sentences,
-SHARE = 0.1  # and the part of the time of the last batch that is added: its callers may come back with more
-WIDER = 2  # sentences of callers differ in length more than those of a sorted text: batches may have more padding
-SHORT = 1000  # letters that are segmented at once, without another thread
-BURST = 16  # sentences of a long text that wait no longer than one sentence of another caller
+PATIENCE = 0.005  # seconds to wait for a thread's share of sentences...
+SHARE = 0.1  # ... plus this part of the last batch's time, in which its callers may send more
+WIDER = 2  # factor of the padded size, since sentences of callers differ more in length than those of a sorted text
+SHORT = 1000  # characters that are segmented without another thread
+BURST = 16  # sentences of a long text with the priority of one sentence of another caller
 
 
 class QueueFullError(Exception):
-    """More sentences wait than may wait."""
+    """The queue has no room."""
 
 
 class Threads:
-    """The threads that translate, one batch each; all models share them.
+    """The translating threads, one batch each, shared by all models.
 
     Args:
-        number: how many batches are translated at a time.
+        number: number of threads.
     """
 
     def __init__(self, number: int) -> None:
@@ -39,14 +39,14 @@ class Threads:
 
 @dataclass(eq=False)
 class Waiting:
-    """A sentence that waits.
+    """A waiting sentence.
 
     Attributes:
-        words: the sentence in the model's words, at least one.
+        words: the model's words, at least one.
         nbest: number of translations.
-        attention: whether the attention is asked for.
-        due: its place in the queue.
-        answer: what `Translator.explain` tells of it.
+        attention: whether attention is requested.
+        due: position in the queue.
+        answer: result of `Translator.explain`.
     """
 
     words: list[str]
@@ -57,13 +57,13 @@ class Waiting:
 
 
 class Batches:
-    """The queue of one model, whose sentences are sorted by length and translated together.
+    """The queue of one model, which translates sentences of similar lengths together.
 
     Args:
         translator: the model.
-        threads: threads that translate.
-        beam: hypotheses of each sentence.
-        most: sentences that may be in the queue or in translation.
+        threads: translating threads.
+        beam: beam size.
+        most: largest number of sentences in the queue and in translation.
     """
 
     def __init__(self, translator: Translator, threads: Threads, beam: int, most: int) -> None:
@@ -71,20 +71,20 @@ class Batches:
         self._options = partial(translator.options, None, beam=beam)
         self._max_tokens = WIDER * self._options(False).max_tokens
         self._threads = threads
-        self._segmenting = ThreadPoolExecutor(1)  # of long texts
+        self._segmenting = ThreadPoolExecutor(1)  # for long texts
         self._waiting: list[Waiting] = []
         self._arrived = asyncio.Event()
-        self._accepted = self._taken = 0  # sentences that are not answered yet; batches so far
-        self._before = 0  # accepted when the last batch was taken
-        self._seconds = 0.0  # that the last batch took, 1 at most
+        self._accepted = self._taken = 0  # unanswered sentences; batches so far
+        self._before = 0  # unanswered sentences when the last batch was taken
+        self._seconds = 0.0  # time of the last batch, at most 1
 
     async def translate(self, sentences: list[str], nbest: int, attention: bool) -> list[dict[str, Any]]:
-        """Return what `Translator.explain` tells of each sentence, and how many words were cut off.
+        """Return the result of `Translator.explain` for each sentence, with the number of words that were cut.
 
-        A caller that is cancelled withdraws the sentences that are not being translated.
+        Cancelling the call withdraws sentences that are not yet in translation.
 
         Raises:
-            QueueFullError: too many sentences wait.
+            QueueFullError: the queue has no room.
         """
         if self._accepted + len(sentences) > self.most:
             raise QueueFullError
@@ -99,7 +99,7 @@ class Batches:
             for rank, words in enumerate(segmented):
                 waiting.append(Waiting(words[:longest], nbest, attention, self._taken + rank / BURST))
             for each in waiting:
-                if not each.words:  # as of zero-width characters
+                if not each.words:  # for example only zero-width characters
                     each.answer.set_result({"words": [], "unknown": [], "translations": [_BLANK]})
             self._waiting += (each for each in waiting if each.words)
             self._arrived.set()
@@ -107,7 +107,7 @@ class Batches:
         finally:
             self._accepted -= len(sentences)
             for each in waiting:
-                each.answer.cancel()  # those of the others, where one has failed
+                each.answer.cancel()  # also after the failure of another sentence
         cut = (max(0, len(words) - longest) for words in segmented)
         return [{**answer, "cut": number} for answer, number in zip(answers, cut, strict=True)]
 
@@ -115,7 +115,7 @@ class Batches:
         return [self.translator.segment(sentence) for sentence in sentences]
 
     async def run(self) -> None:
-        """Translate what comes, without an end."""
+        """Translate batches of the queue until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await self._arrived.wait()
@@ -130,17 +130,17 @@ class Batches:
             translated.add_done_callback(partial(self._answer, batch))
 
     async def _settle(self) -> None:
-        """Wait a moment for more sentences."""
+        """Wait briefly for more sentences."""
         end = perf_counter() + PATIENCE + SHARE * self._seconds
         while len(self._waiting) < self._share() and perf_counter() < end:
             await asyncio.sleep(0.001)
 
     def _share(self) -> int:
-        """Return a thread's share of all accepted sentences: more in a batch would wait for the others' callers."""
+        """Return a thread's share of all unanswered sentences, the size of a batch."""
         return math.ceil(max(self._accepted, self._before) / self._threads.number)
 
     def _take(self) -> list[Waiting]:
-        """Take a batch out of the queue: the sentence that is due, and others of its length or nearly so."""
+        """Take a batch from the queue: the sentence that is due, and others of similar length."""
         queue = sorted((each for each in self._waiting if not each.answer.done()), key=lambda each: len(each.words))
         most = min(len(queue), self._share())
         low = min(range(len(queue)), key=lambda at: queue[at].due, default=0)
@@ -167,7 +167,7 @@ class Batches:
     def _answer(self, batch: list[Waiting], translated: asyncio.Future[list[dict[str, Any]]]) -> None:
         self._threads.free.release()
         for place, each in enumerate(batch):
-            if each.answer.done():  # its caller has left
+            if each.answer.done():  # withdrawn by its caller
                 continue
             if error := translated.exception():
                 each.answer.set_exception(error)

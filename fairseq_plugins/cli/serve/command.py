@@ -1,7 +1,6 @@
-"""``fairseq-plugins serve``: translate over HTTP, for programs and on a page, with exported folders.
+"""Serve exported folders over HTTP, with LibreTranslate's API and a web page.
 
-The API is LibreTranslate's. Sentences of all callers are translated together. SIGTERM and Ctrl-C end the server when
-it has answered all requests that it has accepted.
+Sentences of all callers share batches.  On SIGTERM and Ctrl-C the server answers all accepted requests and exits.
 """
 
 from __future__ import annotations
@@ -26,32 +25,36 @@ def add_arguments(parser: ArgumentParser) -> None:
         "folders",
         nargs="+",
         metavar="OUT",
-        help="exported folder, or folder of own-data that holds one; en:de=OUT if it does not name its languages",
+        help="exported folder, or own-data's folder with one; en:de=OUT for a folder without languages",
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: %(default)s)")
-    parser.add_argument("--port", type=_port, default=8000, metavar="N", help="0 for any (default: %(default)s)")
-    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="file of the key that callers must give")
+    parser.add_argument("--host", default="127.0.0.1", help="address to bind (default: %(default)s)")
+    parser.add_argument("--port", type=_port, default=8000, metavar="N", help="port, 0 for any (default: %(default)s)")
+    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="file with the API key of callers")
     parser.add_argument(
-        "--cors", nargs="+", default=[], metavar="ORIGIN", help="other pages that may call it, * for all"
+        "--cors", nargs="+", default=[], metavar="ORIGIN", help="origins whose pages may call the server, * for all"
     )
     parser.add_argument(
-        "--threads", type=positive, default=cores, metavar="N", help="batches at a time (default: %(default)s)"
+        "--threads", type=positive, default=cores, metavar="N", help="parallel batches (default: %(default)s)"
     )
-    parser.add_argument("--beam", type=positive, default=5, metavar="N", help="hypotheses (default: %(default)s)")
+    parser.add_argument("--beam", type=positive, default=5, metavar="N", help="beam size (default: %(default)s)")
     parser.add_argument(
-        "--max-letters", type=positive, default=100_000, metavar="N", help="letters of a request (default: %(default)s)"
+        "--max-letters",
+        type=positive,
+        default=100_000,
+        metavar="N",
+        help="characters per request (default: %(default)s)",
     )
     parser.add_argument(
         "--max-waiting", type=positive, default=2000, metavar="N", help="sentences in the queue (default: %(default)s)"
     )
     parser.add_argument(
-        "--timeout", type=positive, default=60, metavar="SECONDS", help="for an answer (default: %(default)s)"
+        "--timeout", type=positive, default=60, metavar="SECONDS", help="time limit of an answer (default: %(default)s)"
     )
 
 
 def _port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
-        raise ArgumentTypeError(f"expected a number from 0 to 65535, got {text!r}")
+        raise ArgumentTypeError(f"must be 0 to 65535, got {text!r}")
     return int(text)
 
 
@@ -59,19 +62,19 @@ def run(args: Namespace) -> None:
     """Serve until a signal.
 
     Raises:
-        ValueError: a folder cannot be used, or a package is missing.
-        OSError: a file cannot be read, or the address is not free.
+        ValueError: a folder is not usable, or a package is missing.
+        OSError: a file cannot be read, or the address is in use.
     """
     for place in args.folders:
         folder = Path(place if Path(place).exists() else place.partition("=")[2] or place)
         if not folder.is_dir():
-            raise ValueError(f"there is no folder {folder}")
+            raise ValueError(f"{folder} is not a folder: give an exported folder")
     key = None
     if args.api_key_file is not None and not (key := args.api_key_file.read_text(encoding="utf-8").strip()):
-        raise ValueError(f"--api-key-file: {args.api_key_file} is empty: write the key into it")
+        raise ValueError(f"--api-key-file {args.api_key_file}: the file is empty; write the key to it")
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
-        raise ValueError(f"this needs {', '.join(missing)}: pip install 'fairseq_plugins[serve]'")
-    from fairseq_plugins.cli.serve.app import Limits  # noqa: PLC0415  (of packages that may be missing)
+        raise ValueError(f"serve needs {', '.join(missing)}: pip install 'fairseq_plugins[serve]'")
+    from fairseq_plugins.cli.serve.app import Limits  # noqa: PLC0415  (imports optional packages)
     from fairseq_plugins.cli.serve.models import open_models  # noqa: PLC0415
     from fairseq_plugins.cli.serve.server import serve  # noqa: PLC0415
 
@@ -84,5 +87,5 @@ def run(args: Namespace) -> None:
             error.errno or errno.EADDRINUSE, f"--host {args.host} --port {args.port}: {error.strerror}"
         ) from None
     limits = Limits(key, args.max_letters, args.timeout, args.cors)
-    sys.setswitchinterval(0.0005)  # so that threads that translate do not hold up the one that answers
+    sys.setswitchinterval(0.0005)  # translating threads must not delay the answering thread
     asyncio.run(serve(models, limits, listening, args.threads, args.beam, args.max_waiting))

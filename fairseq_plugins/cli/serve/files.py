@@ -1,4 +1,4 @@
-"""Files to translate, plain text and gettext catalogues, and translated ones until they are fetched."""
+"""Uploaded files, plain text and gettext catalogues, and translated files for download."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Document:
     """A file to translate.
 
     Attributes:
-        name: its name, without a folder.
-        texts: its different texts.
-        fill: makes the translated file from the translations of the texts, and a report that may be empty.
+        name: name without a folder.
+        texts: distinct texts of the file.
+        fill: function from translations of the texts to the translated file and a report, which may be empty.
     """
 
     name: str
@@ -30,11 +30,11 @@ class Document:
     fill: Callable[[Mapping[str, str]], tuple[bytes, str]]
 
     def sentences(self) -> list[str]:
-        """Return the different sentences of all texts."""
+        """Return the distinct sentences of all texts."""
         return [*dict.fromkeys(each.text for text in self.texts for each in split(text) if each.text)]
 
     def translated(self, translations: Mapping[str, str]) -> tuple[bytes, str]:
-        """Return the translated file and a report, from translations of all `sentences`."""
+        """Return the translated file and a report for translations of all `sentences`."""
         translations = {**translations, "": ""}
         joined = (
             "".join(each.before + translations[each.text] + each.after for each in split(text)) for text in self.texts
@@ -43,10 +43,10 @@ class Document:
 
 
 def read_document(name: str, content: bytes) -> Document:
-    """Read a file that somebody has sent.
+    """Read an uploaded file.
 
     Raises:
-        ValueError: it is neither text in UTF-8 nor a gettext catalogue.
+        ValueError: the file is neither text in UTF-8 nor a gettext catalogue.
     """
     if name.lower().endswith(catalogues.SUFFIX):
         return _read_catalogue(name, content)
@@ -60,7 +60,7 @@ def read_document(name: str, content: bytes) -> Document:
 
 
 def _read_catalogue(name: str, content: bytes) -> Document:
-    with TemporaryDirectory() as folder:  # polib takes the name of a file for that file, wherever it is
+    with TemporaryDirectory() as folder:  # polib would read a string that is a path as this file
         path = Path(folder, "catalogue.po")
         path.write_bytes(content)
         try:
@@ -84,7 +84,7 @@ class Results:
         self._files: dict[str, bytes] = {}
 
     def add(self, name: str, content: bytes) -> str:
-        """Keep a file, and return the name to fetch it by, which nobody can guess."""
+        """Keep a file, and return an unguessable name for its download."""
         key = f"{secrets.token_urlsafe(16)}.{name}"
         self._files[key] = content
         while sum(map(len, self._files.values())) > KEPT and len(self._files) > 1:
@@ -92,5 +92,5 @@ class Results:
         return key
 
     def get(self, key: str) -> bytes | None:
-        """Return a file, if it is still there."""
+        """Return a file, or None if it is gone."""
         return self._files.get(key)

@@ -1,4 +1,4 @@
-"""Exported folders, and the languages that they translate."""
+"""Exported folders and their languages."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ NAMES = dict(
 
 
 def open_models(places: Iterable[str]) -> dict[Pair, Translator]:
-    """Load the models of folders by their languages.
+    """Load the models of folders by languages.
 
     Args:
-        places: folders, each perhaps behind its languages, as in ``en:de=OUT``.
+        places: folders, optionally with languages, as in ``en:de=OUT``.
 
     Raises:
-        ValueError: one is not an exported folder, its languages are not known, or two have the same ones.
+        ValueError: a folder is not an exported one, its languages are unknown, or two folders have the same languages.
     """
-    from fairseq_plugins.export.translate import Translator  # noqa: PLC0415  (it sets up its process for onnxruntime)
+    from fairseq_plugins.export.translate import Translator  # noqa: PLC0415  (sets up the process for onnxruntime)
 
     models: dict[Pair, Translator] = {}
     for place in places:
@@ -46,7 +46,7 @@ def open_models(places: Iterable[str]) -> dict[Pair, Translator]:
         translator = Translator(folder, threads=1)
         pair = (given[1], given[2]) if given else languages_of(folder)
         if pair is None:
-            raise ValueError(f"{folder} does not name its languages: give them before it, as en:de={folder}")
+            raise ValueError(f"{folder} has no languages: give them, as in en:de={folder}")
         if pair in models:
             raise ValueError(
                 f"{folder} and {models[pair].folder} both translate {pair[0]} to {pair[1]}: give one of them"
@@ -56,28 +56,28 @@ def open_models(places: Iterable[str]) -> dict[Pair, Translator]:
 
 
 def find_exported(folder: Path) -> Path:
-    """Return an exported folder: this one, or the one within a folder of own-data.
+    """Return the exported folder: this one, or the one in own-data's folder.
 
     Raises:
-        ValueError: there is none, or there are several.
+        ValueError: there is no exported folder, or there are several.
     """
     if not (folder / SETTINGS).is_file():
         if not (folder / "SHA256SUMS").exists():
-            raise ValueError(f"{folder} is not an exported folder: fairseq-plugins export writes one")
+            raise ValueError(f"{folder} is not an exported folder: create one with fairseq-plugins export")
         return folder
     found = sorted(path.parent for path in folder.glob("*/SHA256SUMS"))
     if not found:
         command = f"fairseq-plugins export {folder}/ARCH/checkpoint_best.pt {folder}/ARCH.exported"
         raise ValueError(
-            f"{folder} holds no exported folder: export its model by the command that own-data printed, {command} ..."
+            f"{folder} has no exported folder: export its model with the command that own-data printed, {command} ..."
         )
     if len(found) > 1:
-        raise ValueError(f"{folder} holds several exported folders: give one of {', '.join(map(str, found))}")
+        raise ValueError(f"{folder} has several exported folders: give one of {', '.join(map(str, found))}")
     return found[0]
 
 
 def languages_of(folder: Path) -> Pair | None:
-    """Return the languages that a folder names, those of earlier versions for Moses' tokeniser or in a model card."""
+    """Return the languages of a folder; earlier versions name them for Moses' tokenizer or in a model card."""
     config = json.loads((folder / "config.json").read_bytes())
     card = (
         (folder / "README.md").read_text(encoding="utf-8", errors="replace") if (folder / "README.md").is_file() else ""

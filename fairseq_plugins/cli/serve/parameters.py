@@ -1,4 +1,4 @@
-"""Read requests: bodies of limited size and time, and the parameters in JSON or forms."""
+"""Parameters of requests, in JSON or forms, with limits of size and time."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ T = TypeVar("T")
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """Read a body; what is too long is read to its end and forgotten, so that the client sees the answer.
+    """Read a body; a body that is too long is read to its end and dropped, so that the client gets the error.
 
     Raises:
-        HTTPException: it is too long or too slow.
+        HTTPException: the body is too long or too slow.
     """
-
     body, size = bytearray(), 0
     try:
         with anyio.fail_after(SLOW):
@@ -34,17 +33,17 @@ async def read_body(request: Request, most: int) -> bytes:
                 size += len(chunk)
                 body += chunk if size <= most else b""
     except TimeoutError:
-        raise HTTPException(408, "Invalid request: it came too slowly") from None
+        raise HTTPException(408, "Invalid request: it arrived too slowly") from None
     if size > most:
         raise HTTPException(413, f"Invalid request: request ({size} bytes) exceeds text limit ({most})")
     return bytes(body)
 
 
 async def read_parameters(request: Request, most: int) -> dict[str, Any]:
-    """Read JSON or a form; a field that a form repeats is a list.
+    """Parse JSON or a form; a repeated field of a form becomes a list.
 
     Raises:
-        HTTPException: they cannot be read.
+        HTTPException: the body is malformed.
     """
     body = await read_body(request, most)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -63,7 +62,7 @@ async def read_parameters(request: Request, most: int) -> dict[str, Any]:
             if not isinstance(fields, dict):
                 raise ValueError("an object is expected")
             if "\\u" in text:
-                json.dumps(fields, ensure_ascii=False).encode()  # half a surrogate pair is no text
+                json.dumps(fields, ensure_ascii=False).encode()  # refuse unpaired surrogates
             return fields
         else:
             fields = parse_qs(body.decode(), keep_blank_values=True, max_num_fields=FEW)
@@ -73,10 +72,10 @@ async def read_parameters(request: Request, most: int) -> dict[str, Any]:
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T], seconds: float) -> T:
-    """Return the result of work, which is cancelled when the client leaves or its time is over.
+    """Return the result of a coroutine, which is cancelled if the client disconnects or after a time limit.
 
     Raises:
-        HTTPException: it is.
+        HTTPException: the coroutine was cancelled.
     """
 
     async def wait_for_the_end() -> None:
@@ -96,10 +95,10 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T], se
 
 
 def text_of(parameters: dict[str, Any], name: str) -> str:
-    """Return a parameter that must be there.
+    """Return a required text parameter.
 
     Raises:
-        HTTPException: it is missing or of another kind.
+        HTTPException: the parameter is missing or not a text.
     """
     value = parameters.get(name)
     if not value:
@@ -110,10 +109,10 @@ def text_of(parameters: dict[str, Any], name: str) -> str:
 
 
 def number_of(parameters: dict[str, Any], name: str, most: int) -> int:
-    """Return a whole number from 0 on, 0 if it is missing.
+    """Return an integer parameter, at least 0 (default: 0).
 
     Raises:
-        HTTPException: it is none, or too large.
+        HTTPException: the parameter is not an integer, or too large.
     """
     try:
         value = max(0, int(parameters.get(name) or 0))
@@ -125,15 +124,15 @@ def number_of(parameters: dict[str, Any], name: str, most: int) -> int:
 
 
 def is_set(parameters: dict[str, Any], name: str) -> bool:
-    """Return whether a parameter is true, in JSON or as a word of a form."""
+    """Return whether a parameter is true, in JSON or in a form."""
     return parameters.get(name) not in (None, False, 0, "", "0", "false")
 
 
 async def file_of(parameters: dict[str, Any]) -> tuple[str, bytes]:
-    """Return the name and the content of the uploaded file.
+    """Return name and content of the uploaded file.
 
     Raises:
-        HTTPException: there is none.
+        HTTPException: there is no file.
     """
     file = parameters.get("file")
     if not isinstance(file, UploadFile):

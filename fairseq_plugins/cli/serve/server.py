@@ -1,4 +1,4 @@
-"""The server: uvicorn, with an end that loses no request."""
+"""The server: uvicorn with a shutdown that loses no request."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from fairseq_plugins.export.translate import Translator
 
 CONNECTIONS = 500
-HEADERS = {  # of each answer
+HEADERS = {  # for all answers
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "cache-control": "no-cache",
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
-HEAD = 65536  # bytes of the head of a request
-GRACE = 0.2  # seconds in which the server reads what was sent to it before its end
+HEAD = 65536  # bytes of a request's head
+GRACE = 0.2  # seconds for reading requests that were sent before the shutdown
 
 
 class Protocol(HttpToolsProtocol):
-    """A connection that ends where the head of a request is too long or does not come."""
+    """A connection that closes if the head of a request is too long or too slow."""
 
     def connection_made(self, transport: Any) -> None:
         """Wait for the first head."""
@@ -40,7 +40,7 @@ class Protocol(HttpToolsProtocol):
         self._timer = self.loop.call_later(SLOW, self._close)
 
     def _close(self) -> None:
-        if self._in_head and (self._size or self.cycle is None):  # else it is idle, which uvicorn ends in its time
+        if self._in_head and (self._size or self.cycle is None):  # uvicorn closes idle connections itself
             self.transport.close()
 
     def data_received(self, data: bytes) -> None:
@@ -65,10 +65,10 @@ class Protocol(HttpToolsProtocol):
 
 
 class Server(uvicorn.Server):
-    """A server that reads what has been sent before it ends, and then answers all of it."""
+    """A server that reads and answers all requests that were sent before its shutdown."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept nobody new, read for a moment what is on its way, and answer."""
+        """Refuse new connections, read requests in transit, and answer them."""
         for server in self.servers:
             server.close()
         await asyncio.sleep(GRACE)
@@ -81,12 +81,12 @@ async def serve(
     """Serve until a signal.
 
     Args:
-        models: by their languages.
+        models: models by languages.
         limits: limits of a request.
-        listening: the socket.
-        threads: batches at a time.
-        beam: hypotheses of a sentence.
-        most: sentences that may wait for one model.
+        listening: bound socket.
+        threads: number of translating threads.
+        beam: beam size.
+        most: largest number of sentences in the queue of a model.
     """
     pool = Threads(threads)
     queues = {pair: Batches(translator, pool, beam, most) for pair, translator in models.items()}
