@@ -45,14 +45,14 @@ SIZES = (
 def parse_options(
     description: str | None, options: Iterable[tuple[str, int | str | bool, str]], program: str = "fairseq-generate"
 ) -> Namespace:
-    """Options with defaults, which give them their types, and help; sets torch's threads and seed.
+    """Parse options with defaults and help; set torch's threads and seed.
 
-    Those that are false by default take no value.
+    The defaults determine the types of options; options with the default False take no value.
 
     Args:
-        description: of the script.
-        options: name, default and help of each.
-        program: the command of fairseq whose memory settings the process gets.
+        description: description of the script.
+        options: name, default and help of each option.
+        program: fairseq command whose memory settings the process uses.
     """
     with replaced(sys, "argv", [program]):
         fairseq_plugins.install(command=True)
@@ -77,7 +77,7 @@ def parse_options(
 
 
 def make_dictionary(size: int) -> Dictionary:
-    """A dictionary of so many words."""
+    """Return a dictionary of this size."""
     dictionary = Dictionary()
     for index in range(size - len(dictionary)):
         dictionary.add_symbol(f"w{index}")
@@ -87,7 +87,7 @@ def make_dictionary(size: int) -> Dictionary:
 def build(
     architecture: str, source: Dictionary, target: Dictionary | None = None, **sizes: object
 ) -> tuple[Namespace, BaseFairseqModel]:
-    """A random model of a registered architecture, and its options; both sides may have the same words."""
+    """Build a random model of an architecture, and return its options and the model; both sides may share words."""
     options = Namespace(**{"arch": architecture, "max_source_positions": 1024, "max_target_positions": 1024, **sizes})
     ARCH_CONFIG_REGISTRY[architecture](options)
     task = SimpleNamespace(source_dictionary=source, target_dictionary=target or source)
@@ -95,7 +95,7 @@ def build(
 
 
 def fconv_and_convs2s(architecture: str, dictionary: Dictionary, **sizes: object) -> tuple[FConvModel, ConvS2SModel]:
-    """A random fconv, and a convs2s with the same weights."""
+    """Build a random fconv, and a convs2s with the same weights."""
     options, theirs = build(architecture, dictionary, **sizes)
     parameters = theirs.state_dict()
     task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
@@ -105,7 +105,7 @@ def fconv_and_convs2s(architecture: str, dictionary: Dictionary, **sizes: object
 
 
 def prepare(model: BaseFairseqModel, beam: int) -> None:
-    """What fairseq-generate does to a model before it translates."""
+    """Prepare a model for translation as fairseq-generate does."""
     model.make_generation_fast_(beamable_mm_beam_size=beam, need_attn=False)
     model.eval()
 
@@ -113,7 +113,7 @@ def prepare(model: BaseFairseqModel, beam: int) -> None:
 def random_sentences(
     dictionary: Dictionary, sentences: int, length: int, device: str = "cpu"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A batch of three quarters to the whole of the length, ended and padded on the right, and the lengths."""
+    """Return a padded batch of sentences with 3/4 to 4/4 of this length, and their lengths."""
     tokens = torch.randint(dictionary.nspecial, len(dictionary), (sentences, length))
     lengths = torch.randint(length * 3 // 4, length + 1, (sentences,))
     for sentence, end in zip(tokens, lengths, strict=True):
@@ -125,13 +125,13 @@ def random_sentences(
 def take_turns(
     contestants: Mapping[str, Callable[[], Any]], rounds: int, warm_up: int = 1, pause: float = 0
 ) -> tuple[dict[str, list[float]], dict[str, Any]]:
-    """Seconds of each contestant in each round, after rounds of warming up, and what it returned last.
+    """Time contestants in turns; return the seconds of each in each round, and its last result.
 
     Args:
-        contestants: what is timed, by name.
-        rounds: how often.
-        warm_up: rounds before.
-        pause: seconds between two turns.
+        contestants: calls to time, by name.
+        rounds: timed rounds.
+        warm_up: rounds before timing.
+        pause: seconds before each turn.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     results = {}
@@ -148,26 +148,26 @@ def take_turns(
 
 
 def ratio(theirs: list[float], ours: list[float]) -> float:
-    """How many times as fast we are: the median over the rounds."""
+    """Return our speed relative to theirs, the median over the rounds."""
     return statistics.median(their / our for their, our in zip(theirs, ours, strict=True))
 
 
 def compare(ours: Any, theirs: Any) -> tuple[int, int, float]:
-    """Of two generations how many hypotheses are equal, how many there are, and the largest difference of scores."""
+    """Return the number of equal hypotheses, the number of all, and the largest difference of scores."""
     pairs = list(zip(chain(*ours), chain(*theirs), strict=True))
     equal = sum(torch.equal(mine["tokens"], other["tokens"]) for mine, other in pairs)
     return equal, len(pairs), max(abs(float(mine["score"]) - float(other["score"])) for mine, other in pairs)
 
 
 def multiply_adds(run: Callable[[], Any]) -> int:
-    """Of all matrix products and convolutions that a call makes."""
+    """Count the multiply-adds of all matrix products and convolutions in a call."""
     with _Products() as products:
         run()
     return products.multiply_adds
 
 
 class _Products(TorchDispatchMode):
-    """Counts: each output of a product is a sum over the last dimension of its first matrix."""
+    """Counts multiply-adds: each output of a product is a sum over the last dimension of its first matrix."""
 
     multiply_adds = 0
 
@@ -184,7 +184,7 @@ class _Products(TorchDispatchMode):
 
 
 def product_rate(rows: int, device: str) -> float:
-    """Floating-point operations in a second of such rows with a packed matrix of 1536 x 1024."""
+    """Return the floating-point operations per second of products of rows with a packed 1536 x 1024 matrix."""
     weight, x = torch.randn(1024, 1536, device=device), torch.randn(rows, 1536, device=device)
     with torch.no_grad():
         product = prepare_linear(weight, None, rows)
@@ -194,13 +194,13 @@ def product_rate(rows: int, device: str) -> float:
 
 
 def without_state(model: BaseFairseqModel) -> Callable[..., Any]:
-    """The decoder's forward, each prefix decoded from its start."""
+    """Return a forward of the decoder that ignores state and decodes each prefix from its start."""
     forward = model.decoder.forward
     return lambda tokens, encoder_out, incremental_state=None: forward(tokens, encoder_out)
 
 
 def convert_for_ctranslate2(checkpoint: Path, dictionaries: Path, output: Path) -> None:
-    """A checkpoint of fairseq's transformer in the format of CTranslate2, which must be installed."""
+    """Convert a checkpoint of fairseq's transformer to the format of CTranslate2, which must be installed."""
     command = [sys.executable, "-m", "ctranslate2.converters.fairseq", "--unsafe_deserialization"]
     command += ["--model_path", str(checkpoint), "--data_dir", str(dictionaries), "--output_dir", str(output)]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -209,7 +209,7 @@ def convert_for_ctranslate2(checkpoint: Path, dictionaries: Path, output: Path) 
 
 
 def describe_sizes(args: Namespace) -> str:
-    """What the options of `SIZES` say."""
+    """Describe the options of `SIZES`."""
     return (
         f"convs2s and fconv: {args.layers}+{args.layers} layers of {args.width}, kernel {args.kernel}; Transformers: "
         f"{args.transformer_layers}+{args.transformer_layers} layers of 512/2048; vocabulary {args.vocabulary}"
@@ -217,7 +217,7 @@ def describe_sizes(args: Namespace) -> str:
 
 
 def machine(args: Namespace) -> str:
-    """What a figure must be read with."""
+    """Describe the machine, the versions and the number of turns."""
     return (
         f"{_gpu(args)}{_processor()} ({torch.backends.cpu.get_cpu_capability()}), "
         f"{args.threads} threads, torch {torch.__version__}, fairseq {fairseq.__version__}; "
@@ -230,7 +230,7 @@ def _gpu(args: Namespace) -> str:
 
 
 def _processor() -> str:
-    """Its name, with family and model where the system tells: AMD's Zen 4 and Zen 5 have one name."""
+    """Return the CPU's name with family and model if the system has them; Zen 4 and Zen 5 share a name."""
     information = Path("/proc/cpuinfo")
     text = information.read_text(encoding="utf-8", errors="replace") if information.exists() else ""
     fields = dict(re.findall(r"^(model name|cpu family|model)\s*: *(.*)$", text, flags=re.MULTILINE))
@@ -241,7 +241,7 @@ def _processor() -> str:
 
 
 def write_json(args: Namespace, rows: list[dict[str, Any]]) -> None:
-    """The rows of a table, options and machine to the file of ``--json``, if there is one."""
+    """Write rows of a table, options and machine to the file of ``--json``, if there is one."""
     if args.json:
         system = {
             "processor": _gpu(args) + _processor(),

@@ -79,7 +79,7 @@ def _output_sources(program: SourceProgram, sources: list[tuple[str, Sizes]]) ->
 
 
 def _step(program: StepProgram, decoder: IncrementalDecoder, family: ModuleType) -> tuple[str, str]:
-    """Make a step, see `Decoding.step`: features, (R, width), and the most attended source word of each row, (R,)."""
+    """Return the features of a step, (R, width), and the most attended source word of each row, (R,)."""
     after = program.Add(program.position, [1])
     g = _embed(program, decoder.embedding, program.tokens, program.position, after)
     features, attention = family.step(program, decoder, g)
