@@ -52,7 +52,7 @@ def parse_options(
     Args:
         description: description of the script.
         options: name, default and help of each option.
-        program: command of fairseq whose memory settings the process gets.
+        program: fairseq command whose memory settings the process uses.
     """
     with replaced(sys, "argv", [program]):
         fairseq_plugins.install(command=True)  # set up the process like fairseq's commands
@@ -230,7 +230,7 @@ def _gpu(args: Namespace) -> str:
 
 
 def _processor() -> str:
-    """Return the CPU's name with family and model, if available: AMD's Zen 4 and Zen 5 have the same name."""
+    """Return the CPU's name with family and model if the system has them; Zen 4 and Zen 5 share a name."""
     information = Path("/proc/cpuinfo")
     text = information.read_text(encoding="utf-8", errors="replace") if information.exists() else ""
     fields = dict(re.findall(r"^(model name|cpu family|model)\s*: *(.*)$", text, flags=re.MULTILINE))

@@ -158,7 +158,7 @@ def cached(packing: BatchPacking | None, compute: Callable[..., _Tensors], *weig
 
 
 def _fingerprint(weight: Tensor) -> object:
-    """Return the bytes of a matrix's product with a fixed random vector, or of a vector itself; in the memory layout.
+    """Return a fingerprint: the bytes of a vector, or of a matrix's product with a fixed random vector.
 
     Sums of rows would be slightly faster, but hardly change if columns are swapped.
     """

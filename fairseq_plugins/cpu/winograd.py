@@ -30,7 +30,7 @@ NARROWEST = 512
 
 
 def pays(like: Tensor, kernel: int, dim: int, packing: BatchPacking | None) -> bool:
-    """Return whether `packed_products` make translation faster; lower precisions do not gain from fewer products.
+    """Return whether translation should use `packed_products`; lower precisions do not gain from fewer products.
 
     The answer does not depend on the batch size, since otherwise the next batch might have to pack again.
 

@@ -333,7 +333,9 @@ class Translator:
         candidates = np.union1d(self.candidates[0][source], self.candidates[1]).astype(np.int64)
         longest = min(int(o.max_len_a * length + o.max_len_b), c["target_positions"] - 1)
         if o.min_len > longest or o.beam >= len(candidates):
-            raise ValueError(f"no translation of {o.min_len} to {longest} words with beam {o.beam}: change the options")
+            raise ValueError(
+                f"no translation of {o.min_len} to {longest} words is possible with beam {o.beam}: change the options"
+            )
         with naming_file_in_errors(self.folder / "step.onnx"):
             decoding = Decoding(self, source, o.beam, candidates, o.attention)
             found = search(decoding, c["eos"], o, longest)

@@ -47,7 +47,7 @@ class BeamState:
         (steps, sentences), device, beam = rules.forced.shape, rules.forced.device, rules.beam
         self.sentences = torch.arange(sentences, device=device)
         self.tokens = torch.full((sentences * rows,), rules.bos, device=device)  # last word of each row
-        self.order = torch.arange(0, sentences * beam, beam // rows, device=device)  # row that each row continues
+        self.order = torch.arange(0, sentences * beam, beam // rows, device=device)  # previous row of each row
         # The rows of a sentence are equal at first, so only the first one gets a probability.
         self.totals = torch.full((sentences, rows), -torch.inf, dtype=torch.float32, device=device)
         self.totals[:, 0] = 0
@@ -255,7 +255,7 @@ class TokenRules(NamedTuple):
         longest = min(int(generator.max_len_a * source.size(1) + generator.max_len_b), generator.max_len - 1)
         assert generator.min_len <= longest, (
             "min_len cannot be larger than max_len, please adjust these!"
-        )  # fairseq's text
+        )  # the message is fairseq's
         device, steps, first = source.device, longest + 1, 0
         forced, last_steps = torch.full((steps, len(source)), -1, device=device), generator.last_steps(source, longest)
         if prefix is not None:

@@ -221,7 +221,7 @@ class FastBeamSearch(SequenceGenerator):
                 generator.token_indices_to_suppress = candidate_indices(self.token_indices_to_suppress, words)
             if prefix is not None:
                 prefix = candidate_indices(prefix, words)
-            if constraints is not None:  # a count, then constraints that end with 0, which has index 0
+            if constraints is not None:  # the first column is a count; 0 ends a constraint and keeps its index
                 constraints = torch.cat([constraints[:, :1], candidate_indices(constraints[:, 1:], words)], dim=1)
             if bos is not None:
                 bos = int(candidate_indices(torch.tensor(bos), words))
@@ -239,8 +239,8 @@ class FastBeamSearch(SequenceGenerator):
         first = torch.tensor(self.eos if bos is None else bos)
         constrained = None if constraints is None else constraints[:, 1:]
         words = self.candidates.words(source, first, prefix, constrained, self.token_indices_to_suppress)
-        # Our search needs a word per hypothesis.  fairseq's searches need two, and sampling its k best words.  None can
-        # use padding.
+        # This search needs one word per hypothesis, fairseq's searches need two, and sampling needs its k best words.
+        # Padding is never chosen, so one more is needed.
         needed = self.beam_size + 1
         if not self._is_plain_beam_search():
             needed = max(2 * self.beam_size + 1, getattr(self.search, "sampling_topk", 0))

@@ -212,7 +212,7 @@ def compile_with_torch(step: Step) -> Step:
 def _pad(source: Tensor, rules: TokenRules, encoder: Any) -> tuple[Tensor, TokenRules]:
     """Pad a batch to rounded sizes: a power of two sentences, and multiples of lengths, steps and candidates.
 
-    Added sentences consist of their end.
+    Added sentences contain only the end symbol.
     """
     sentences, length = source.shape
     more = (1 << (sentences - 1).bit_length()) - sentences

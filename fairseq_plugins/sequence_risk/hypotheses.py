@@ -37,7 +37,7 @@ class HypothesisGenerator:
         self._packing = PackedWeightCache(str(getattr(getattr(task, "cfg", None), "cpu_dtype", "float32")))
 
     def generate(self, model: FairseqEncoderDecoderModel, sample: dict[str, Any]) -> list[list[list[int]]]:
-        """Return the hypotheses of each sentence as tokens with the end, best first; sampling may repeat some.
+        """Return the hypotheses of each sentence as tokens with the end, best first; samples may repeat.
 
         Dropout is off, as in the paper.  The model's state and modes are unchanged afterwards.
         """

@@ -22,7 +22,7 @@ MAX_SHOWN = 100  # characters of a line in an error
 
 
 class SourceWords(list[Any]):
-    """The alignment of a hypothesis that fairseq prints, with the aligned source word of each target token.
+    """The printed alignment of a hypothesis, and the aligned source word of each target token.
 
     Args:
         printed: fairseq's alignment; empty without ``--print-alignment``.

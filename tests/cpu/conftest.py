@@ -1,4 +1,4 @@
-"""Which of the two libraries multiplies."""
+"""Choice of the matrix library."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fairseq_plugins.cpu.linear import onednn_is_faster
 
 @pytest.fixture
 def prefer_onednn(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None]]:
-    """``prefer_onednn(True)``: as on a processor where oneDNN is faster than MKL, or is not."""
+    """Return a function that chooses oneDNN, ``prefer_onednn(True)``, or MKL."""
 
-    def prefer(wish: bool) -> None:
-        monkeypatch.setenv("FAIRSEQ_PLUGINS_ONEDNN", str(int(wish)))
+    def prefer(choice: bool) -> None:
+        monkeypatch.setenv("FAIRSEQ_PLUGINS_ONEDNN", str(int(choice)))
         onednn_is_faster.cache_clear()
 
     yield prefer

@@ -1,4 +1,4 @@
-"""In-place products of blocks against the batched product."""
+"""In-place block-diagonal products against the batched product."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutions by each of their forms against torch's own, in float64."""
+"""Each form of the convolutions against torch's in float64."""
 
 from __future__ import annotations
 

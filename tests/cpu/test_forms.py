@@ -1,4 +1,4 @@
-"""Whole models through the fast forms against the same models in float64, which have none."""
+"""Models with fast forms against the same models in float64, which has no fast forms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fairseq_plugins.cpu.packing import PackedWeightCache, with_packing
 from fairseq_plugins.cpu.products import has_onednn
 from fairseq_plugins.search.generator import FastBeamSearch
 
-# Wide and long enough that each fast form has its turn.
+# Sizes and lengths that use every fast form.
 SIZES = {
     "convs2s_tiny": {"encoder_layers": "[(512, 3)] * 2", "decoder_layers": "[(512, 3)] * 2"},
     "weighted_transformer_tiny": {},
@@ -54,8 +54,8 @@ def test_translations(build, architecture: str, sentences, dictionary, beam: int
 
 @pytest.mark.skipif(not has_onednn(), reason="this torch cannot pack")
 @torch.no_grad()
-def test_a_twin_is_packed_and_the_model_is_not(build, architecture: str, sentences) -> None:
-    """In int8 their outputs differ, so the model would show if a twin had changed it."""
+def test_packing_does_not_change_the_model(build, architecture: str, sentences) -> None:
+    """In int8, outputs of the model and its packed copy differ, so a changed model would show."""
     model, source = build(architecture, **SIZES[architecture]), sentences([10] * 64)
     before = copy.deepcopy(model.encoder(source))
     with PackedWeightCache("int8").for_batch() as batch:

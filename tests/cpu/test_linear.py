@@ -1,4 +1,4 @@
-"""Products through oneDNN against torch's own, in value and gradient."""
+"""Products by oneDNN against torch's, in values and gradients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ onednn = pytest.mark.skipif(not has_onednn(), reason="this torch has no oneDNN")
 
 @pytest.fixture
 def products(prefer_onednn: Callable[[bool], None]) -> Iterator[Callable[[], int]]:
-    """As on a processor where oneDNN is faster; ``products()``: how many it has multiplied."""
+    """Choose oneDNN, and return a function that counts its products."""
     prefer_onednn(True)
     with Operators() as operators:
         yield lambda: operators.count("mkldnn._linear_pointwise")
@@ -44,8 +44,8 @@ def test_it_is_a_linear_map(products: Callable[[], int], shape: tuple[int, ...],
         torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-4)
 
 
-def test_where_torchs_own_products_stay(products: Callable[[], int]) -> None:
-    """Very small ones, other precisions, and autocast."""
+def test_products_that_torch_computes(products: Callable[[], int]) -> None:
+    """Small products, other precisions, and autocast."""
     w = torch.randn(128, 96)
     linear(torch.randn(2, 96), w)
     linear(torch.randn(256, 96).double(), w.double())
@@ -77,7 +77,7 @@ def cpuinfo(maker: str, family: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("wish", "processor", "chosen"),
+    ("choice", "processor", "chosen"),
     [
         ("", cpuinfo("AuthenticAMD", 26), True),
         ("", cpuinfo("AuthenticAMD", 25), False),
@@ -87,14 +87,14 @@ def cpuinfo(maker: str, family: int) -> str:
         ("1", "", True),
     ],
 )
-def test_which_library_is_no_matter_of_chance(monkeypatch, wish: str, processor: str, chosen: bool) -> None:
-    """The two round in other ways: what is resumed on the same machine computes as before."""
-    monkeypatch.setenv("FAIRSEQ_PLUGINS_ONEDNN", wish)
+def test_the_choice_of_the_library(monkeypatch, choice: str, processor: str, chosen: bool) -> None:
+    """It depends on the CPU only, because the libraries round differently and a resumed training must not change."""
+    monkeypatch.setenv("FAIRSEQ_PLUGINS_ONEDNN", choice)
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: processor)
     assert onednn_is_faster.__wrapped__() is chosen
 
 
-def test_a_wish_that_is_none(monkeypatch) -> None:
+def test_an_invalid_choice(monkeypatch) -> None:
     monkeypatch.setenv("FAIRSEQ_PLUGINS_ONEDNN", "yes")
     with pytest.raises(ValueError, match="FAIRSEQ_PLUGINS_ONEDNN"):
         onednn_is_faster.__wrapped__()

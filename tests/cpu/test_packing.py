@@ -1,4 +1,4 @@
-"""Packed products against float64, and that no packed weight outlives a change of its parameter."""
+"""Packed products against float64, and packing of changed weights."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def layer(seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("rows", [1, 7, 80])
 @torch.no_grad()
 def test_errors_are_those_of_the_precision(precision: str, rows: int) -> None:
-    """Half a unit in the last place of weights, inputs and output; of int8 half a step of weights and inputs."""
+    """Bounds: half a unit in the last place of weights, inputs and outputs; in int8 half a step of both factors."""
     if precision not in SUPPORTED:
         pytest.skip(f"this processor has no {precision}")
     weight, bias = layer()
     x = torch.randn(rows, 64)
     exact = F.linear(x.double(), weight.double(), bias.double())
-    products = F.linear(x.abs(), weight.abs(), bias.abs())  # what relative errors are relative to
+    products = F.linear(x.abs(), weight.abs(), bias.abs())  # reference of relative errors
     step = (x.max() - x.min()) / (255 if torch.cpu._is_vnni_supported() else 127)
     steps = F.linear(torch.ones(rows, 64), weight.abs()) * step
     steps += F.linear(x.abs() + step, weight.abs().amax(1, keepdim=True).expand(-1, 64)) / 127
@@ -45,11 +45,11 @@ def test_errors_are_those_of_the_precision(precision: str, rows: int) -> None:
     assert y.dtype == torch.float32
     assert ((y - exact).abs() <= bound).all()
     if precision != "float32":
-        assert (y - exact).abs().max() > products.max() * 64 * 2**-23  # it is not float32
+        assert (y - exact).abs().max() > products.max() * 64 * 2**-23  # the product is not float32
 
 
-def test_a_row_of_zeros_has_steps_of_some_size() -> None:
-    """Without one they would be 0/0, which is no whole number."""
+def test_a_row_of_zeros_has_a_step_size() -> None:
+    """A step of size zero would give 0/0."""
     steps, scale = quantised(torch.tensor([[0.0, 0.0], [1.0, -127.0]]))
     assert steps.tolist() == [[0, 0], [1, -127]]
     assert scale[0] > 0
@@ -59,7 +59,7 @@ def test_a_row_of_zeros_has_steps_of_some_size() -> None:
 @pytest.mark.parametrize("rows", [1, 7, 80])
 @torch.no_grad()
 def test_sums_of_int8_do_not_overflow(rows: int) -> None:
-    """Where a processor adds up two products in 16 bits, the two largest are too large."""
+    """A CPU that adds two products in 16 bits overflows for the largest numbers."""
     if "int8" not in SUPPORTED:
         pytest.skip("this processor has no int8")
     packed = PackedLinear(torch.ones(96, 64), None, "int8")
@@ -67,7 +67,7 @@ def test_sums_of_int8_do_not_overflow(rows: int) -> None:
 
 
 def swapped(weight: torch.Tensor) -> torch.Tensor:
-    """Columns that are so far apart meet early in a sum over a row, which then stays the same to the last bit."""
+    """Swap two columns that a sum over a row adds early, so that the sum stays bitwise equal."""
     columns = torch.arange(64)
     columns[[0, 32]] = columns[[32, 0]]
     return weight[:, columns]
@@ -75,12 +75,12 @@ def swapped(weight: torch.Tensor) -> torch.Tensor:
 
 CHANGES: dict[str, Callable[[torch.nn.Linear], object]] = {
     "in place": lambda module: module.weight.mul_(1.01),
-    "of one number, behind torch's back": lambda module: module.weight.data[3, 5].add_(1),
+    "of one number, without version counter": lambda module: module.weight.data[3, 5].add_(1),
     "of the data": lambda module: module.weight.data.copy_(layer(2)[0]),
     "of the bias": lambda module: module.bias.data.add_(0.01),
     "of the order of its rows": lambda module: module.weight.data.copy_(module.weight.data.flip(0)),
     "of the order of its columns": lambda module: module.weight.data.copy_(module.weight.data.flip(1)),
-    "of the places of two columns": lambda module: module.weight.data.copy_(swapped(module.weight.data)),
+    "of two swapped columns": lambda module: module.weight.data.copy_(swapped(module.weight.data)),
     "of the whole": lambda module: module.load_state_dict(dict(zip(("weight", "bias"), layer(2), strict=True))),
 }
 
@@ -98,13 +98,13 @@ def test_a_weight_that_changes_is_packed_again(precision: str, change: str) -> N
     with packing.for_batch() as batch:
         after = prepare_linear(module.weight, module.bias, 5, batch)(x)
     with PackedWeightCache(precision).for_batch() as batch:
-        anew = prepare_linear(module.weight, module.bias, 5, batch)(x)
-    assert torch.equal(after, anew)
+        expected = prepare_linear(module.weight, module.bias, 5, batch)(x)
+    assert torch.equal(after, expected)
     assert not torch.equal(after, before)
 
 
 @torch.no_grad()
-def test_what_is_packed_is_kept_as_long_as_it_is_used() -> None:
+def test_entries_are_kept_while_batches_use_them() -> None:
     packing, (weight, bias), (other, _) = PackedWeightCache(), layer(1), layer(2)
     made: list[torch.Tensor] = []
 
@@ -125,7 +125,7 @@ def test_what_is_packed_is_kept_as_long_as_it_is_used() -> None:
 
 @pytest.mark.parametrize("change", [None, *CHANGES])
 @torch.no_grad()
-def test_what_is_computed_of_weights_is_kept_until_they_change(change: str | None) -> None:
+def test_cached_values_are_kept_until_weights_change(change: str | None) -> None:
     module, x, packing, calls = torch.nn.Linear(64, 96), torch.randn(5, 64), PackedWeightCache(), []
 
     def double(weight: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -157,7 +157,7 @@ def test_a_weight_may_be_packed_in_several_ways(again: str) -> None:
 
 
 @torch.no_grad()
-def test_a_weight_and_its_transpose_are_two() -> None:
+def test_a_weight_and_its_transpose_are_two_entries() -> None:
     weight, x, packing = torch.randn(64, 64), torch.randn(5, 64), PackedWeightCache()
     with packing.for_batch() as batch:
         for each in (weight, weight.t(), weight.t().contiguous()):
@@ -165,7 +165,7 @@ def test_a_weight_and_its_transpose_are_two() -> None:
 
 
 @torch.no_grad()
-def test_to_look_at_a_weight_draws_no_random_numbers() -> None:
+def test_fingerprints_do_not_change_the_random_state() -> None:
     weight, before = torch.randn(96, 67), torch.get_rng_state()
     with PackedWeightCache().for_batch() as batch:
         prepare_linear(weight, None, 5, batch)
@@ -182,7 +182,7 @@ def test_gradients_are_never_lost() -> None:
 
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
 @torch.no_grad()
-def test_without_the_instructions_it_is_float32(precision: str, monkeypatch, caplog) -> None:
+def test_unsupported_precisions_fall_back_to_float32(precision: str, monkeypatch, caplog) -> None:
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
     monkeypatch.setattr(torch.cpu, "_is_avx2_supported", lambda: False)
     with caplog.at_level(logging.WARNING):
@@ -194,7 +194,7 @@ def test_without_the_instructions_it_is_float32(precision: str, monkeypatch, cap
 
 
 @pytest.mark.parametrize("precision", SUPPORTED)
-def test_a_precision_that_changes_nothing_is_told_once(precision: str, caplog) -> None:
+def test_a_useless_precision_is_reported_once(precision: str, caplog) -> None:
     packing = PackedWeightCache(precision)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
@@ -218,8 +218,8 @@ def test_a_copy_packs_the_same(precision: str, copied: Callable[[PackedWeightCac
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("precision", SUPPORTED)
 @torch.no_grad()
-def test_what_is_not_finite_is_seen_and_stays_where_it_is(precision: str, broken: float) -> None:
-    """As in float32: a row of the input spoils its own outputs, a row of the weight its own."""
+def test_numbers_that_are_not_finite(precision: str, broken: float) -> None:
+    """They affect only the outputs of their own row, of the input or of the weight, as in float32."""
     generator = torch.Generator().manual_seed(1)
     x, weight = torch.randn(2, 5, 64, generator=generator), torch.rand(96, 64, generator=generator) + 0.5
     weight[::2] *= -1
@@ -236,8 +236,8 @@ def test_what_is_not_finite_is_seen_and_stays_where_it_is(precision: str, broken
     assert torch.equal(of_weight.isfinite(), F.linear(x, spoilt_weight).isfinite())
 
 
-def test_a_packed_map_keeps_the_bias_of_its_time() -> None:
-    """Which its owner may overwrite while the map is used."""
+def test_a_packed_map_copies_the_bias() -> None:
+    """The owner may modify the bias while the map is in use."""
     weight, bias, x = torch.randn(8, 4), torch.randn(8), torch.randn(3, 4)
     packed = PackedLinear(weight, bias)
     before = packed(x)

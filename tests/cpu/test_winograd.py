@@ -1,4 +1,4 @@
-"""Convolutions in pairs of outputs against torch's own, all positions at once and step by step."""
+"""Convolutions in pairs of outputs against torch's, for all positions and step by step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def convolution(width: int, kernel: int = 3, causal: bool = True) -> GatedConvol
 @pytest.mark.parametrize("length", [1, 2, 9])
 @torch.no_grad()
 def test_all_positions(length: int, causal: bool) -> None:
-    """Also after a change of the weights."""
+    """Convolve before and after a change of the weights."""
     made, packing, x = convolution(512, causal=causal), PackedWeightCache(), torch.randn(length, 3, 512)
     for _ in range(2):
         with packing.for_batch() as batch:

@@ -1,4 +1,4 @@
-"""What is exported is so from a checkpoint, on a processor."""
+"""Exports start from a checkpoint, on a CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models as folders, what translates with these, and what it is to give."""
+"""Export of models for tests, and comparison with `translation_fast`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TIE = 1e-4  # in nats: closer scores may be rounded either way
 
 
 def export(model: Any, folder: Path, dictionary: Dictionary, **options: Any) -> Path:
-    """Export a model of this one dictionary."""
+    """Export a model with the same dictionary for source and target."""
     folder.mkdir()
     model.make_generation_fast_(need_attn=True)
     given = {"codes": None, "languages": None, "longest_source": 64, "int8": False, "candidates": None, **options}
@@ -33,14 +33,14 @@ def lines_of(lengths: list[int], words: int, seed: int = 3) -> list[str]:
 
 
 def collated(lines: list[str], dictionary: Dictionary) -> Tensor:
-    """A batch as fairseq makes it, padded on the left."""
+    """Return a batch as in fairseq, padded on the left."""
     tokens = [dictionary.encode_line(line, add_if_not_exist=False).long() for line in lines]
     batch: Tensor = data_utils.collate_tokens(tokens, dictionary.pad(), left_pad=True)
     return batch
 
 
 def search(model: Any, dictionary: Dictionary, lines: list[str], **options: Any) -> list[list[dict[str, Any]]]:
-    """What `translation_fast` finds."""
+    """Return the hypotheses of `translation_fast`."""
     generator = FastBeamSearch([model], dictionary, **options)
     source = collated(lines, dictionary)
     lengths = source.ne(dictionary.pad()).sum(dim=1)
@@ -51,7 +51,7 @@ def search(model: Any, dictionary: Dictionary, lines: list[str], **options: Any)
 
 
 def assert_same(actual: list[Any], expected: list[list[dict[str, Any]]], dictionary: Dictionary) -> None:
-    """The same lists of translations, where scores are further from each other than rounding brings them."""
+    """Compare lists of translations, allowing another order of scores that differ only by rounding."""
     for mine, theirs in zip(actual, expected, strict=True):
         scores = [float(each["score"]) for each in theirs]
         assert len(mine) == len(theirs)

@@ -1,4 +1,4 @@
-"""Exported programs and their search, against `translation_fast` with the model that they are of."""
+"""Exported programs and their search against `translation_fast` with the same model."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 SEARCHES: dict[str, dict[str, Any]] = {
     "beam 4": {"beam": 4, "max_len_b": 12},
     "greedy": {"beam": 1},
-    "longer than the first room": {"beam": 3, "min_len": 20, "max_len_b": 40},
+    "more steps than the first memory holds": {"beam": 3, "min_len": 20, "max_len_b": 40},
     "by the source's length": {"beam": 5, "max_len_a": 0.5, "max_len_b": 1},
     "rules": {"beam": 3, "min_len": 3, "lenpen": 0.4, "unkpen": -3.0, "word_penalty": 0.3, "max_len_b": 15},
     "no words": {"beam": 2, "min_len": 0, "max_len_b": 0},
 }
 WIDE = {"embed_dim": 512, "ffn_embed_dim": 2048}
-NAMES = {"beam": "beam_size", "lenpen": "len_penalty", "unkpen": "unk_penalty"}  # as the generator calls them
+NAMES = {"beam": "beam_size", "lenpen": "len_penalty", "unkpen": "unk_penalty"}  # names in the generator
 
 with_vnni = pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="a CPU without VNNI")
 
@@ -97,7 +97,7 @@ def test_all_models(variant: str, build: Callable[..., Any], dictionary: Diction
 
 @pytest.mark.parametrize("part", ["encoder", "decoder"])
 def test_a_derived_part_is_refused(part, build, architecture, dictionary, tmp_path) -> None:
-    """It may compute something else than what a program is written for."""
+    """It may compute something else than the program of its base class."""
     model = build(architecture)
     module = getattr(model, part)
     module.__class__ = type("Derived", (type(module),), {})
@@ -127,7 +127,7 @@ def test_all_presets(preset: str, build: Callable[..., Any], dictionary: Diction
 
 @pytest.mark.parametrize("int8", [False, True])
 def test_candidates(build, architecture, int8, dictionary, tmp_path) -> None:
-    """The same search among the same words; in int8 none but these words comes out."""
+    """The search equals that of `translation_fast` with the same candidates; in int8 it finds only candidates."""
     model = build(architecture)
     always = torch.zeros(len(dictionary), dtype=torch.bool)
     always[[*range(dictionary.nspecial), *range(10, 22)]] = True
@@ -144,7 +144,7 @@ def test_candidates(build, architecture, int8, dictionary, tmp_path) -> None:
 
 
 def test_positions_are_those_of_the_model_and_of_the_task(build, dictionary, tmp_path) -> None:
-    """The fewer of the two."""
+    """The smaller number applies."""
     for longest, expected in ((20, 20), (1000, 64)):
         folder = export(build("convs2s_tiny"), tmp_path / str(longest), dictionary, longest_source=longest)
         assert json.loads((folder / "config.json").read_text())["source_positions"] == expected
@@ -152,7 +152,7 @@ def test_positions_are_those_of_the_model_and_of_the_task(build, dictionary, tmp
 
 @pytest.mark.parametrize("words", [5, 6, 7, 9, 10, 11])
 def test_as_few_candidates_as_a_beam_needs(words, build, dictionary, tmp_path) -> None:
-    """A beam of 4 among 5 words; from 11 words on a step gives the best 2k + 3 of them."""
+    """A beam of 4 needs 5 words; with at least 11 words, a step returns the best 2k + 3."""
     always = torch.arange(len(dictionary)) < words
     candidates = Candidates(torch.zeros(len(dictionary), 1, dtype=torch.int64), always)
     model = build("weighted_transformer_tiny")
@@ -161,7 +161,7 @@ def test_as_few_candidates_as_a_beam_needs(words, build, dictionary, tmp_path) -
 
 
 def test_int8_is_near(build: Callable[..., Any], architecture: str, dictionary: Dictionary, tmp_path: Path) -> None:
-    """Of the words that both find, with weights a quarter as large."""
+    """Compare the scores of words that both find; weights have a quarter of their size."""
     model = build(architecture)
     exact, rounded = (export(model, tmp_path / name, dictionary, int8=name == "int8") for name in ("float32", "int8"))
     lines = lines_of(LENGTHS, WORDS)
@@ -178,10 +178,10 @@ def test_int8_is_near(build: Callable[..., Any], architecture: str, dictionary: 
 def test_sums_of_int8_do_not_overflow(
     build: Callable[..., Any], dictionary: Dictionary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sums that do not fit into 16 bits are exact, with VNNI and with the unsigned weights that other CPUs need.
+    """Sums beyond 16 bits are exact with VNNI, and with the unsigned weights that other CPUs need.
 
-    All inputs of an output are large, and all its weights alike.  Layers have the same matrices, of which each product
-    has its own none the less.
+    All inputs of an output are large, and all its weights are equal.  Layers have equal matrices, which are stored
+    separately nevertheless.
     """
     model = build("weighted_transformer_tiny", branch_weights="uniform")
     numbers = torch.randn_like(model.encoder.layers[0].branches.second.weight[:, :1]) / 64
@@ -195,12 +195,12 @@ def test_sums_of_int8_do_not_overflow(
     for folder, hidden in ((folders[0], ""), (folders[1], ""), (folders[1], "1")):
         monkeypatch.setenv("TRANSLATE_WITHOUT_VNNI", hidden)
         found = translate.Translator(folder, 1).translate(lines_of(LENGTHS, WORDS), beam=2, nbest=2, max_len_b=1)
-        scores.append(torch.tensor([score for ((_, score), *_) in found]))  # of the best word
+        scores.append(torch.tensor([score for ((_, score), *_) in found]))  # score of the best word
     torch.testing.assert_close(scores[1], scores[0], rtol=0, atol=0.05)
     assert torch.equal(scores[1], scores[2])
 
 
-def test_the_product_that_is_tried_is_of_unsigned_and_signed_bytes() -> None:
+def test_the_tested_product_has_unsigned_and_signed_bytes() -> None:
     kinds = (("a", onnx.TensorProto.UINT8), ("b", onnx.TensorProto.INT8), ("c", onnx.TensorProto.INT32))
     a, b, c = (onnx.helper.make_tensor_value_info(name, kind, None) for name, kind in kinds)
     graph = onnx.helper.make_graph([onnx.helper.make_node("MatMulInteger", ["a", "b"], ["c"])], "g", [a, b], [c])
@@ -216,7 +216,7 @@ def test_no_sum_overflows_with_vnni() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64" or not shutil.which("valgrind"), reason="needs valgrind on x86")
 def test_sums_overflow_without_vnni() -> None:
-    """valgrind runs programs as on a CPU with AVX2, and neither AVX-512 nor VNNI."""
+    """valgrind emulates a CPU with AVX2, but without AVX-512 and VNNI."""
     code = "from translate import sums_overflow; print(sums_overflow())"
     command = ["valgrind", "--tool=none", "--log-file=/dev/null", sys.executable, "-c", code]
     folder = Path(translate.__file__).parent
@@ -226,7 +226,7 @@ def test_sums_overflow_without_vnni() -> None:
 
 @with_vnni
 def test_int8_is_faster(build: Callable[..., Any], dictionary: Dictionary, tmp_path: Path) -> None:
-    """Than float32, in processor time.  Without VNNI's instructions it is not clearly so."""
+    """int8 takes less CPU time than float32; without VNNI it may not."""
     sizes = {f"{side}_{size}": width for side in ("encoder", "decoder") for size, width in WIDE.items()}
     model = build("weighted_transformer_tiny", **sizes)
     lines = lines_of([20] * 40, WORDS)
@@ -246,7 +246,7 @@ def test_int8_is_faster(build: Callable[..., Any], dictionary: Dictionary, tmp_p
 
 
 def test_the_attended_word(build, architecture, dictionary, tmp_path) -> None:
-    """Each unknown word becomes the source word that the model attends to most, or what that is in the dictionary."""
+    """An unknown word becomes the most attended source word, or its entry in the dictionary."""
     model = build(architecture)
     lines = lines_of([7, 4], WORDS)
     translator = translate.Translator(export(model, tmp_path / "out", dictionary), 1)

@@ -1,4 +1,4 @@
-"""The folder in use: text of any kind, the command line, and files that are not as they were written."""
+"""Exported folders in use: text of any kind, the command line, and damaged files."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, dictionary: Dictionary) -> 
 
 @pytest.fixture(scope="module")
 def full_folder(tmp_path_factory: pytest.TempPathFactory, dictionary: Dictionary) -> Path:
-    """With codes and candidates, and steps that look back."""
+    """Export a model with codes and candidates, whose steps attend to earlier ones."""
     path = tmp_path_factory.mktemp("exported")
     (path / "codes").write_text("#version: 0.2\nw 1</w>\n")
     tables = torch.arange(len(dictionary)).unsqueeze(1)
@@ -74,7 +74,7 @@ def run(
 
 
 def test_a_line_for_each_line(folder: Path) -> None:
-    """Whatever is in it; the same from the standard input, from a file read two lines at a time, and from Python."""
+    """Any line gets one; the standard input, a file, small buffers and Python give the same translations."""
     text = "\n".join(LINES).encode() + b"\nw1\xff w2"
     result = run(folder, stdin=text)
     assert result.returncode == 0, result.stderr.decode()
@@ -90,8 +90,8 @@ def test_a_line_for_each_line(folder: Path) -> None:
     assert translated == translations
 
 
-def test_only_the_first_line_that_is_not_utf_8_is_told_of(folder: Path) -> None:
-    """By its number in the text, which is read two lines at a time."""
+def test_one_warning_names_the_first_line_that_is_not_utf_8(folder: Path) -> None:
+    """The number counts lines of the text, not of a buffer."""
     result = run(folder, "--buffer", 2, stdin="\ufeffw1\n\ufffd\nw2\n".encode() + b"w3\xe9\nw4\xe9\n")
     assert (result.returncode, result.stdout.count(b"\n")) == (0, 5)
     assert re.findall(r"line (\d+) is not UTF-8", result.stderr.decode()) == ["4"]
@@ -102,14 +102,14 @@ def test_only_the_first_line_that_is_not_utf_8_is_told_of(folder: Path) -> None:
     [gzip.compress(b"w1\n"), codecs.BOM_UTF16_LE + b"w\0", codecs.BOM_UTF16_BE + b"\0w"],
     ids=["gzip", "le", "be"],
 )
-def test_what_is_no_text(text: bytes, folder: Path) -> None:
+def test_input_that_is_not_utf_8_text(text: bytes, folder: Path) -> None:
     result = run(folder, stdin=text)
     assert (result.returncode, result.stdout) == (1, b"")
     assert re.fullmatch(rb"translate\.py: error: .*UTF-8\n", result.stderr)
 
 
 def test_nothing_is_left_in_the_home_folder(folder: Path, tmp_path: Path) -> None:
-    """onnxruntime would put a number of the machine there, and what it means to send."""
+    """onnxruntime's telemetry would write a machine id and queued reports there."""
     result = run(folder, stdin=b"w1\n", env={**os.environ, "HOME": str(tmp_path)})
     assert (result.returncode, result.stderr, list(tmp_path.iterdir())) == (0, b"", [])
 
@@ -119,7 +119,7 @@ def test_nothing_is_left_in_the_home_folder(folder: Path, tmp_path: Path) -> Non
     [("<&-", rb"closed"), (">&-", rb"closed"), (">/dev/full", rb"No space left"), ("2>&-", rb"")],
 )
 def test_closed_and_full_streams(streams: str, error: bytes, folder: Path) -> None:
-    """One line says so; without a stderr the translation comes all the same, be there something to tell or not."""
+    """The error is one line; without stderr, the text is translated with or without warnings."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     command = ["sh", "-c", f'exec "$0" -I "$1" {streams}', sys.executable, folder / "translate.py"]
     for text in (b"w1\n", b"\xe9\n"):
@@ -132,7 +132,7 @@ def test_closed_and_full_streams(streams: str, error: bytes, folder: Path) -> No
 
 
 def test_too_little_memory(folder: Path) -> None:
-    """It is told so, and no file is at fault."""
+    """The error names options, not a file."""
     (folder.parent / "many").write_text("w1 w2 w3 w4 w5 w6 w7 w8 w9\n" * 9000)
     command = ["sh", "-c", 'ulimit -v 800000; exec "$0" "$@"', sys.executable, "-I", folder / "translate.py"]
     options = ["--threads", "1", "--max-tokens", "1000000", "--beam", "30", "--buffer", "9000"]
@@ -148,14 +148,14 @@ def test_too_little_memory(folder: Path) -> None:
 
 
 def test_subwords_without_their_package(full_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Are no fault of the codes."""
+    """The error names the package, not the file of codes."""
     monkeypatch.setitem(sys.modules, "subword_nmt.apply_bpe", None)
     with pytest.raises(ModuleNotFoundError, match="subword_nmt"):
         translate.Translator(full_folder, 1)
 
 
 def test_an_error_in_one_of_several_batches(folder: Path) -> None:
-    """Is one sentence and an ordinary end, whatever the others are doing."""
+    """The error is one line, and the process exits normally while other batches run."""
     words = ["--max-len-a", -1, "--max-len-b", 8, "--max-tokens", 30, "--threads", 4]
     result = run(folder, *words, stdin=b"w1 w2\n" * 40 + b"w1 w2 w3 w4 w5 w6 w7 w8 w9\n")
     assert (result.returncode, result.stdout) == (1, b"")
@@ -165,7 +165,7 @@ def test_an_error_in_one_of_several_batches(folder: Path) -> None:
 
 
 def test_an_interrupt_in_one_of_several_batches(folder: Path) -> None:
-    """Ends it at once, whatever the others are doing."""
+    """The process exits at once while other batches run."""
     command = [sys.executable, folder / "translate.py", "--buffer", "60", "--threads", "4", "--max-tokens", "30"]
     text = folder.parent / "long"
     text.write_text("w1 w2 w3 w4 w5\n" * 60 + "w1 w2 w3 w4\n" * 30_000)
@@ -177,7 +177,7 @@ def test_an_interrupt_in_one_of_several_batches(folder: Path) -> None:
 
 
 def test_a_reader_that_leaves(folder: Path) -> None:
-    """As `| head -1` does: an end without a word."""
+    """With `| head -1` the process exits silently."""
     (folder.parent / "many").write_text("w1 w2\n" * 1000)
     command = [sys.executable, folder / "translate.py", "--input", folder.parent / "many", "--buffer", "1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -214,7 +214,7 @@ assert not {{"torch", "fairseq", "fairseq_plugins", "onnx", "subword_nmt", "sacr
     [{"beam": 0}, {"beam": 2, "nbest": 3}, {"beams": 5}, {"beam": 2.5}, {"lenpen": float("nan")}, {"max_tokens": 0},
      {"lenpen": 400.0}, {"lenpen": -11.0}, {"min_len": 70}, {"beam": 100}],
 )  # fmt: skip
-def test_options_that_cannot_be(options: dict[str, Any], folder: Path) -> None:
+def test_invalid_options(options: dict[str, Any], folder: Path) -> None:
     with pytest.raises(ValueError, match="|".join([*options, "no translation", "must be"])):
         translate.Translator(folder, 1).translate(["w1"], **options)
 
@@ -226,7 +226,7 @@ def test_unknown_words_are_replaced_by_a_dictionary(folder: Path) -> None:
 
 
 def test_subwords_and_tokens(tmp_path: Path) -> None:
-    """Moses' tokens and subwords on the way in and out, as fairseq makes them; of a very long word in time."""
+    """Moses' tokens and subwords equal fairseq's in both directions; a very long word takes little time."""
     codes = tmp_path / "codes"
     codes.write_text("#version: 0.2\nt h\nth e</w>\n")
     words = Dictionary()
@@ -245,7 +245,7 @@ def test_subwords_and_tokens(tmp_path: Path) -> None:
 
 
 def spoil(path: Path, chance: random.Random) -> str:
-    """Change a file in a way of those that happen, or are meant; says which."""
+    """Damage a file by accident or malice, and describe the damage."""
     content, kind = (
         bytearray(path.read_bytes()),
         chance.choice(["bit", "cut", "grow", "zeros", "gone", "other", "folder"]),
@@ -274,16 +274,16 @@ def check_spoiled(number: int, whole: Path, place: Path) -> None:
     """A folder with a spoiled file, half of the time with matching checksums, translates or raises a clear error."""
     chance = random.Random(number)
     shutil.copytree(whole, place)
-    what = spoil(chance.choice(parts(place)), chance)
+    damage = spoil(chance.choice(parts(place)), chance)
     hidden = chance.random() < 0.5
     if hidden:
         add_up(place)
-    said = None
+    message = None
     try:
         translate.Translator(place, 1).translate(["w1 w2", "w3"], max_len_b=5)
     except ValueError as error:
-        said = str(error)
-    assert hidden if said is None else re.fullmatch(r"[^\n]*\S[^\n]*", said), (what, said)
+        message = str(error)
+    assert hidden if message is None else re.fullmatch(r"[^\n]*\S[^\n]*", message), (damage, message)
     shutil.rmtree(place)
 
 
@@ -301,8 +301,8 @@ def test_a_thousand_spoiled_files(folder: Path, full_folder: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("name", "output"), [("source.onnx", "source0"), ("step.onnx", "scores"), ("step.onnx", "new0")]
 )
-def test_programs_of_other_names(name: str, output: str, full_folder: Path, tmp_path: Path) -> None:
-    """They do not fit together, though all sums do."""
+def test_programs_with_other_output_names(name: str, output: str, full_folder: Path, tmp_path: Path) -> None:
+    """The programs are incompatible, although all checksums match."""
     place = shutil.copytree(full_folder, tmp_path / "out")
     graph = onnx.load(place / name, load_external_data=False)
     next(each for each in graph.graph.output if each.name == output).name = "other"
@@ -346,20 +346,20 @@ def test_wrong_config(name: str, value: object, folder: Path, tmp_path: Path) ->
 
 
 def check_config(content: str, folder: Path, tmp_path: Path) -> None:
-    """It says in one line what is wrong, also where the sums have been made to fit."""
+    """The error is one line, with and without matching checksums."""
     out = shutil.copytree(folder, tmp_path / "out")
     sums = out / "SHA256SUMS"
     before = hashlib.sha256((out / "config.json").read_bytes()).hexdigest()
     (out / "config.json").write_text(content)
-    for fits in (False, True):
-        if fits:
+    for matches in (False, True):
+        if matches:
             sums.write_text(sums.read_text().replace(before, hashlib.sha256(content.encode()).hexdigest()))
         with pytest.raises(ValueError, match=r"\A[^\n]+\Z"):
             translate.Translator(out, 1).translate(["w1"])
 
 
 @pytest.mark.parametrize("name", ["SHA256SUMS", "config.json"])
-def test_a_pipe_in_a_folder_is_not_waited_for(folder: Path, tmp_path: Path, name: str) -> None:
+def test_a_pipe_in_a_folder_does_not_block(folder: Path, tmp_path: Path, name: str) -> None:
     out = shutil.copytree(folder, tmp_path / "out")
     (out / name).unlink()
     os.mkfifo(out / name)

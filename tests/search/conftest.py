@@ -1,4 +1,4 @@
-"""Models to search with, and candidates."""
+"""Models and candidates for tests of searches."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests.search.searching import Model
 
 @pytest.fixture(params=[*ARCHITECTURES, *FAIRSEQ_MODELS])
 def model(request: pytest.FixtureRequest, build: Model, task: SimpleNamespace, device: torch.device) -> Model:
-    """``model(seed=1)``: the same random model at each call, in double precision, so that searches can be compared.
+    """Return a function that builds the same random model at each call, in double precision, so that results compare.
 
-    Scores are in single precision all the same.
+    Scores are in single precision nevertheless.
     """
     if request.param in FAIRSEQ_MODELS:
         return lambda seed=1: fairseq_model(request.param, task, seed).to(device).double()
@@ -28,7 +28,7 @@ def model(request: pytest.FixtureRequest, build: Model, task: SimpleNamespace, d
 
 @pytest.fixture(params=["one by one", "in pairs"])
 def steps_of_convolutions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in narrow layers, and as in those of 512: with a kernel of three, two steps in four products."""
+    """Compute steps of convolutions as in narrow layers, and in pairs as in layers of 512 with kernel three."""
     if request.param == "in pairs":
         monkeypatch.setattr(winograd, "NARROWEST", 0)
 
@@ -41,7 +41,7 @@ def everything(dictionary: Dictionary) -> Candidates:
 
 @pytest.fixture
 def some(dictionary: Dictionary) -> Candidates:
-    """Of 44 words the special ones, 8 frequent ones, and one for each source word: some 25 for a batch."""
+    """Return candidates: special symbols, 8 frequent words, and one per source word, about 25 of 44 per batch."""
     always = torch.zeros(len(dictionary), dtype=torch.bool)
     always[: dictionary.nspecial] = True
     generator = torch.Generator().manual_seed(1)

@@ -1,4 +1,4 @@
-"""Ways to search, the search itself, and what it is to give."""
+"""Modes of search, the search itself, and comparison of its hypotheses."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torch import Tensor
 from fairseq_plugins.search.generator import copy_to_host_async
 from tests.common import test_generation
 
-LENGTHS = [9, 6, 3, 1]  # fairseq's lstm wants them to fall
-PREFIX = torch.tensor([[7, 8, 9], [10, 1, 1], [12, 2, 1], [1, 1, 1]])  # one is a whole sentence
+LENGTHS = [9, 6, 3, 1]  # fairseq's lstm needs descending lengths
+PREFIX = torch.tensor([[7, 8, 9], [10, 1, 1], [12, 2, 1], [1, 1, 1]])  # the third one is a whole sentence
 OTHER_MODES = {
     "prefix with an end": {"prefix_tokens": PREFIX},
     "prefix longer than outputs": {"prefix_tokens": PREFIX, "max_len_b": 1, "min_len": 0},
@@ -45,17 +45,17 @@ Model = Callable[..., BaseFairseqModel]
 
 
 def read_copy_later(numbers: Tensor) -> Callable[[], Any]:
-    """A pretended GPU's: the numbers of its own moment, though they are read later."""
+    """Copy numbers now and read them later, like a GPU."""
     return copy_to_host_async(numbers.clone())
 
 
 def generate(kind: type, *given: Any, **options: Any) -> Any:
-    """`test_generation.generate` with a generator of any kind."""
+    """Call `test_generation.generate` with a generator of any kind."""
     return test_generation.generate(*given, kind=kind, **options)
 
 
 def assert_same(actual: Any, expected: Any, tolerance: float) -> None:
-    """Where a prefix ends a sentence fairseq has copies, all but one of them with the attention of some other row."""
+    """Compare hypotheses; if a prefix ends a sentence, fairseq's copies may have the attention of another row."""
     assert [[beam["tokens"].tolist() for beam in beams] for beams in actual] == [
         [beam["tokens"].tolist() for beam in beams] for beams in expected
     ]

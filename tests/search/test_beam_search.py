@@ -1,4 +1,4 @@
-"""The fast search against fairseq's own."""
+"""This plugin's beam search against fairseq's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.conftest import ARCHITECTURES
 from tests.search.fairseq_models import fairseq_model
 from tests.search.searching import LENGTHS, MODES, Model, assert_same, generate, read_copy_later
 
-# Each hypothesis brings twice as many words as there are hypotheses: of 44.
+# A beam of k uses the best 2k of 44 words of each hypothesis.
 MODES = {**MODES, "wide as half of the words": {"beam_size": 21}, "wider than half of the words": {"beam_size": 23}}
 MODES["wide as all words"] = {"beam_size": 60, "max_len_b": 4}
 
@@ -40,7 +40,7 @@ def test_the_fast_search(model: Model, dictionary, sentences, mode: str) -> None
 @pytest.mark.usefixtures("steps_of_convolutions")
 @pytest.mark.parametrize("beam", [1, 4])
 def test_in_single_precision(model: Model, dictionary, sentences, beam: int) -> None:
-    """With packed products, also of a second batch, and rounding that depends on the number of rows."""
+    """Packed products in two batches; rounding depends on the number of rows."""
     source, options = sentences(LENGTHS, left_pad=True), {"beam_size": beam, "packing": PackedWeightCache()}
     for _ in range(2):
         actual = generate(FastBeamSearch, [model().float()], dictionary, source, **options)
@@ -49,7 +49,7 @@ def test_in_single_precision(model: Model, dictionary, sentences, beam: int) -> 
 
 
 class Rewarding(EnsembleModel):
-    """fairseq's, with a constant for each word but the end (Gehring et al. 2016, section 4.4)."""
+    """fairseq's ensemble plus a constant for each word except the end (Gehring et al. 2016, section 4.4)."""
 
     penalty: float
 
@@ -61,7 +61,7 @@ class Rewarding(EnsembleModel):
 
 @pytest.mark.parametrize("penalty", [1.0, -1.0])
 @pytest.mark.parametrize("mode", ["length from the source", "prefix"])
-def test_a_penalty_of_words(build, dictionary, sentences, mode: str, penalty: float) -> None:
+def test_word_penalty(build, dictionary, sentences, mode: str, penalty: float) -> None:
     source, options = sentences(LENGTHS), {**MODES[mode], "len_penalty": 0.7}
     reference = Rewarding([build(ARCHITECTURES[0]).double()])
     reference.penalty = penalty
@@ -80,8 +80,8 @@ PLAIN += [mode for mode in MODES if mode.startswith(("wide", "prefix"))]
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_is_left_to_fairseq(build, dictionary, sentences, monkeypatch, mode: str) -> None:
-    """Or the test above would have compared fairseq with itself."""
+def test_which_modes_fairseq_searches(build, dictionary, sentences, monkeypatch, mode: str) -> None:
+    """Otherwise `test_the_fast_search` would compare fairseq with itself."""
     left = []
     monkeypatch.setattr(SequenceGenerator, "_generate", lambda *_: left.append(mode) or [])
     generate(FastBeamSearch, [build(ARCHITECTURES[0])], dictionary, sentences(LENGTHS), **MODES[mode])
@@ -89,7 +89,7 @@ def test_what_is_left_to_fairseq(build, dictionary, sentences, monkeypatch, mode
 
 
 class LaterWords(FairseqDecoder):
-    """A language model that looks at no word: of the dictionary the later ones are more probable."""
+    """A language model that ignores its input, and gives later words of the dictionary higher probabilities."""
 
     def forward(self, prev_output_tokens: Tensor, *_: Any) -> Any:
         scores = torch.linspace(0, 5, len(self.dictionary), device=prev_output_tokens.device)
@@ -97,8 +97,8 @@ class LaterWords(FairseqDecoder):
 
 
 @pytest.mark.parametrize("but_for", ["length of the source", "language model", "no state", "adaptive softmax"])
-def test_what_is_plain_but_for_one_thing(build, task, dictionary, sentences, but_for: str) -> None:
-    """Which none of the ways to search shows by itself."""
+def test_searches_that_are_plain_except_for_one_thing(build, task, dictionary, sentences, but_for: str) -> None:
+    """Exceptions that are not among the modes."""
     models, source, options = [build(ARCHITECTURES[0]).double()], sentences(LENGTHS), {}
     match but_for:
         case "length of the source":
@@ -139,13 +139,13 @@ def test_forms_in_which_decoders_return_their_attention(task, device, dictionary
 
 
 def test_a_model_in_half_precision(build, dictionary, sentences) -> None:
-    """The softmax is in single precision, as fairseq's."""
+    """The softmax is in single precision, as in fairseq."""
     model, source = build(ARCHITECTURES[0]).half(), sentences(LENGTHS)
     actual = generate(FastBeamSearch, [model], dictionary, source, len_penalty=0.7)
     assert_same(actual, generate(SequenceGenerator, [model], dictionary, source, len_penalty=0.7), tolerance=2e-6)
 
 
-def test_a_length_that_cannot_be(build, dictionary, sentences) -> None:
+def test_an_impossible_length(build, dictionary, sentences) -> None:
     words = []
     for kind in (FastBeamSearch, SequenceGenerator):
         with pytest.raises(AssertionError) as error:
@@ -154,10 +154,10 @@ def test_a_length_that_cannot_be(build, dictionary, sentences) -> None:
     assert words[0] == words[1]
 
 
-def test_a_gpu_is_looked_at_now_and_then(build, architecture: str, dictionary, sentences, monkeypatch) -> None:
-    """Here a pretended one: after every fourth step, and it is read a step later.
+def test_a_gpu_is_read_every_fourth_step(build, architecture: str, dictionary, sentences, monkeypatch) -> None:
+    """The CPU stands for a GPU, whose numbers are read one step late.
 
-    What ends after k have finished is not a sentence's any more.
+    Ends of a sentence after its k-th hypothesis are ignored.
     """
     assert [generator.steps_between_reads(torch.device(kind)) for kind in ("cpu", "cuda")] == [1, 4]
     monkeypatch.setattr(generator, "copy_to_host_async", read_copy_later)
@@ -175,7 +175,7 @@ def test_the_last_sentences_fill_the_gaps(stay: list[int], places: list[int]) ->
 
 
 class OneDevice(TorchDispatchMode):
-    """Refuses what a GPU would: numbers of a processor among its own."""
+    """Refuses operations on tensors of two devices, like a GPU."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tensors = [part for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor) and part.dim()]
@@ -184,33 +184,32 @@ class OneDevice(TorchDispatchMode):
 
 
 @torch.no_grad()
-def test_a_step_looks_at_no_number(build, architecture: str, dictionary) -> None:
-    """With tensors without numbers, at which nobody can look.  All is where the source is, also where half leave."""
+def test_a_step_does_not_synchronise(build, architecture: str, dictionary) -> None:
+    """Meta tensors have no values to read.  All tensors stay on the device of the source, even after a drop."""
     model, source = build(architecture).to("meta"), torch.empty(4, 5, dtype=torch.long, device="meta")
     search = FastBeamSearch([model], dictionary, beam_size=2, word_penalty=1.0, max_len_b=5)
     prefix = torch.empty(4, 2, dtype=torch.long, device="meta")
     with OneDevice():
-        beams = search.begin({"src_tokens": source}, TokenRules.from_generator(search, source, prefix))
+        state = search.begin({"src_tokens": source}, TokenRules.from_generator(search, source, prefix))
         for step in range(4):
-            beams.prepare_and_step()
+            state.prepare_and_step()
             if step == 1:
-                beams.keep(torch.empty(2, dtype=torch.long, device="meta"))
-    assert {part.device.type for part in (beams.finished, beams.back_pointers, beams.attention)} == {"meta"}
-    assert beams.finished.shape == (2,)
+                state.keep(torch.empty(2, dtype=torch.long, device="meta"))
+    assert {part.device.type for part in (state.finished, state.back_pointers, state.attention)} == {"meta"}
+    assert state.finished.shape == (2,)
 
 
 @pytest.mark.parametrize("kind", [FastBeamSearch, FastBeamSearchWithAlignment])
 @pytest.mark.parametrize("mode", ["beam", "no words", "many ordered constraints", "no repetition"])
-def test_no_sentences(model: Model, dictionary, kind: type, mode: str) -> None:
-    """In whichever search."""
+def test_an_empty_batch(model: Model, dictionary, kind: type, mode: str) -> None:
     options = {**MODES[mode], "constraints": None}
     assert generate(kind, [model()], dictionary, torch.empty(0, 4, dtype=torch.long), **options) == []
 
 
-@pytest.mark.parametrize("among", [False, True])
-def test_a_source_of_short_integers(model: Model, dictionary, some, sentences, among: bool) -> None:
+@pytest.mark.parametrize("with_candidates", [False, True])
+def test_a_source_of_short_integers(model: Model, dictionary, some, sentences, with_candidates: bool) -> None:
     source, options = sentences(LENGTHS), {"prefix_tokens": torch.tensor([[7], [8], [9], [10]])}
-    options["candidates"] = some if among else None
+    options["candidates"] = some if with_candidates else None
     expected = generate(FastBeamSearch, [model()], dictionary, source, **options)
     options["prefix_tokens"] = options["prefix_tokens"].int()
     actual = generate(FastBeamSearch, [model()], dictionary, source.int(), **options)
@@ -220,7 +219,7 @@ def test_a_source_of_short_integers(model: Model, dictionary, some, sentences, a
 
 @pytest.mark.parametrize("min_len", [0, 1, 3])
 def test_fewer_possible_words_than_hypotheses(model: Model, dictionary, sentences, min_len: int) -> None:
-    """What is forbidden is no hypothesis, not even a bad one."""
+    """Excluded words never appear, even if fewer than k hypotheses remain."""
     possible = {2, 9, 21}
     names = [dictionary[word] for word in range(len(dictionary)) if word not in possible and word != dictionary.unk()]
     options = {"tokens_to_suppress": names, "unk_penalty": math.inf, "min_len": min_len, "beam_size": 4}
@@ -232,8 +231,8 @@ def test_fewer_possible_words_than_hypotheses(model: Model, dictionary, sentence
     assert [len(beams) for beams in actual] == [len(beams) for beams in expected]
 
 
-def test_an_ensemble_that_fairseq_has_made(build, dictionary, sentences) -> None:
-    """fairseq's generator takes one in the place of a list of models; by itself too."""
+def test_an_ensemble_built_by_fairseq(build, dictionary, sentences) -> None:
+    """fairseq's generator accepts an ensemble instead of a list of models, and can be called like a module."""
     models, source = [build(ARCHITECTURES[0]).double()], sentences(LENGTHS)
     sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(dictionary.pad()).sum(dim=1)}}
     made = FastBeamSearch(EnsembleModel(models), dictionary, beam_size=4, max_len_b=12)
@@ -252,7 +251,7 @@ def test_an_ensemble_called_by_keywords(build, architecture: str, dictionary, se
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
 
 
-def test_a_model_with_probabilities_of_its_own(build, architecture: str, dictionary, sentences) -> None:
+def test_a_model_that_changes_its_probabilities(build, architecture: str, dictionary, sentences) -> None:
     def own() -> Any:
         model = build(architecture).double()
 

@@ -1,4 +1,4 @@
-"""The best words of each row against torch's search of the whole row."""
+"""`best_words` against `torch.topk`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fairseq_plugins.search.beam_search import best_words
 @pytest.mark.parametrize("count", [1, 2, 10])
 @pytest.mark.parametrize("size", [11, 64, 640, 1280, 1281, 1343, 1344, 5000])
 def test_equals_topk(count: int, size: int) -> None:
-    """With whole blocks of words alone and with a rest, the best anywhere: in one block, in the rest, impossible."""
+    """Sizes with and without a remainder; best words in one block, in the remainder, or with minus infinity."""
     torch.manual_seed(size)
     scores = torch.randn(7, size)
     scores[1, -10:] += 10

@@ -1,4 +1,4 @@
-"""The search among candidates against fairseq's own: all words the same, some as if the others had no probability."""
+"""Search with candidates against fairseq's search over all words, or with the other words masked."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.conftest import ARCHITECTURES
 from tests.search.searching import LENGTHS, MODES, Model, assert_same, generate
 
 
-def as_if_impossible(model: Any, mask: Tensor) -> Any:
-    """The model, in whose eyes words outside the mask cannot be."""
+def with_masked_output(model: Any, mask: Tensor) -> Any:
+    """Give words outside the mask probability zero."""
     forward = model.decoder.forward
 
     def masked(*args: Any, **kwargs: Any) -> Any:
@@ -39,7 +39,7 @@ def forced_words(options: dict[str, Any]) -> list[int]:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_all_words(model: Model, everything: Candidates, dictionary, sentences, mode: str) -> None:
-    """Sampled words too.  The scores are the same numbers where a product is, whose memory lies elsewhere."""
+    """All words as candidates, also with sampling."""
     source = sentences(LENGTHS, left_pad=True)
     actual = generate(FastBeamSearch, [model()], dictionary, source, candidates=everything, **MODES[mode])
     assert_same(actual, generate(SequenceGenerator, [model()], dictionary, source, **MODES[mode]), tolerance=2e-6)
@@ -53,22 +53,22 @@ def test_some_words(model: Model, some: Candidates, dictionary, sentences, devic
     mask[forced] = True
     assert 20 <= int(mask.sum()) <= 35
     actual = generate(FastBeamSearch, [model()], dictionary, source, candidates=some, **MODES[mode])
-    expected = generate(SequenceGenerator, [as_if_impossible(model(), mask)], dictionary, source, **MODES[mode])
+    expected = generate(SequenceGenerator, [with_masked_output(model(), mask)], dictionary, source, **MODES[mode])
     assert_same(actual, expected, tolerance=2e-5)
 
 
 def test_another_first_word_in_a_search_of_fairseq(model: Model, some: Candidates, dictionary, sentences) -> None:
-    """It has another number among the candidates."""
+    """Its index among the candidates differs from its index in the dictionary."""
     source, options = sentences(LENGTHS, left_pad=True), {**MODES["no repetition"], "bos_token": 40}
     mask = some.mask(source).index_fill_(0, torch.tensor(40, device=source.device), True)
     actual = generate(FastBeamSearch, [model()], dictionary, source, candidates=some, **options)
-    expected = generate(SequenceGenerator, [as_if_impossible(model(), mask)], dictionary, source, **options)
+    expected = generate(SequenceGenerator, [with_masked_output(model(), mask)], dictionary, source, **options)
     assert_same(actual, expected, tolerance=2e-5)
 
 
 @torch.no_grad()
-def test_sampling_among_some_words(model: Model, some: Candidates, dictionary, sentences) -> None:
-    """Other random numbers than over the whole vocabulary; each with the score that it then has."""
+def test_sampling_some_words(model: Model, some: Candidates, dictionary, sentences) -> None:
+    """Random numbers differ from sampling over all words, so compare scores of the sampled words."""
     source = sentences([5])
     words = some.mask(source).nonzero().squeeze(1)
     ((beam, *_),) = generate(
@@ -76,7 +76,7 @@ def test_sampling_among_some_words(model: Model, some: Candidates, dictionary, s
     )
     assert set(beam["tokens"].tolist()) <= set(words.tolist())
     previous = torch.cat([words.new_tensor([dictionary.eos()]), beam["tokens"][:-1]])
-    scored = as_if_impossible(model(), some.mask(source))
+    scored = with_masked_output(model(), some.mask(source))
     encoded = scored.encoder.forward_torchscript({"src_tokens": source, "src_lengths": torch.tensor([5])})
     logits = scored.decoder.forward(previous.unsqueeze(0), encoded)[0][0]
     expected = logits[4:].log_softmax(dim=-1).gather(1, beam["tokens"][4:].unsqueeze(1)).squeeze(1)
@@ -87,14 +87,14 @@ def test_sampling_among_some_words(model: Model, some: Candidates, dictionary, s
 def test_ensemble(model: Model, dictionary, sentences, kind: str, request: pytest.FixtureRequest) -> None:
     candidates, source = request.getfixturevalue(kind), sentences(LENGTHS)
     actual = generate(FastBeamSearch, [model(1), model(2)], dictionary, source, candidates=candidates)
-    plain = [as_if_impossible(model(seed), candidates.mask(source)) for seed in (1, 2)]
+    plain = [with_masked_output(model(seed), candidates.mask(source)) for seed in (1, 2)]
     assert_same(actual, generate(SequenceGenerator, plain, dictionary, source), tolerance=2e-5)
 
 
 @pytest.mark.parametrize("kind", ["everything", "some"])
 def test_prepared_for_inference(model: Model, dictionary, sentences, kind: str, request) -> None:
     candidates, source = request.getfixturevalue(kind), sentences(LENGTHS)
-    models = [model(), as_if_impossible(model(), candidates.mask(source))]
+    models = [model(), with_masked_output(model(), candidates.mask(source))]
     for each in models:
         each.make_generation_fast_(beamable_mm_beam_size=4, need_attn=True)
     actual = generate(FastBeamSearch, models[:1], dictionary, source, candidates=candidates)
@@ -104,9 +104,9 @@ def test_prepared_for_inference(model: Model, dictionary, sentences, kind: str, 
 @pytest.mark.parametrize("alignment", ["hard", "soft"])
 @pytest.mark.parametrize("full_context", [False, True])
 def test_alignment(model: Model, some: Candidates, dictionary, sentences, alignment: str, full_context: bool) -> None:
-    """Computed in a second pass over the hypotheses where the model says so: that one reads the dictionary's words."""
+    """With full_context_alignment, a second pass reads the hypotheses as words of the dictionary."""
     source = sentences(LENGTHS, left_pad=True)
-    ours, theirs = model(), as_if_impossible(model(), some.mask(source))
+    ours, theirs = model(), with_masked_output(model(), some.mask(source))
     if full_context:
         if not isinstance(ours(source, source.ne(1).sum(1), source)[1], dict):
             pytest.skip("fairseq cannot: this model does not name its attention")
@@ -120,7 +120,7 @@ def test_alignment(model: Model, some: Candidates, dictionary, sentences, alignm
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_leaves_everything_as_it_was(model: Model, some: Candidates, dictionary, sentences, fails: bool) -> None:
+def test_model_and_generator_are_unchanged(model: Model, some: Candidates, dictionary, sentences, fails: bool) -> None:
     class Failing(search.BeamSearch):
         def step(self, step: int, *args: Any, **kwargs: Any) -> Any:
             if fails and step == 1:
@@ -151,7 +151,7 @@ def test_leaves_everything_as_it_was(model: Model, some: Candidates, dictionary,
         assert all(module is modules[name] for name, module in each.named_modules(remove_duplicate=False))
         assert list(each.state_dict()) == list(before)
         for name, value in each.state_dict().items():
-            # fairseq 0.12.2's positions have a buffer that nothing is written to, by chance not a number.
+            # fairseq 0.12.2's positions have an uninitialised buffer, which may contain NaN.
             torch.testing.assert_close(value, before[name], rtol=0, atol=0, equal_nan=True)
 
 
@@ -176,14 +176,14 @@ def test_too_few_candidates(build, dictionary, sentences, options: dict[str, Any
 
 @pytest.mark.parametrize("beam", [23, 43, 60])
 def test_all_words_and_many_hypotheses(build, everything: Candidates, dictionary, sentences, beam: int) -> None:
-    """More than half of the words, and more than all: fairseq takes as many as there are."""
+    """Beams of more than half of the words, and of more than all words, which fairseq reduces."""
     source, options = sentences(LENGTHS), {"beam_size": beam, "max_len_b": 4}
     models = [build(ARCHITECTURES[0]).double()]
     actual = generate(FastBeamSearch, models, dictionary, source, candidates=everything, **options)
     assert_same(actual, generate(SequenceGenerator, models, dictionary, source, **options), tolerance=2e-6)
 
 
-def test_what_needs_the_whole_vocabulary(build, dictionary, some: Candidates) -> None:
+def test_options_that_need_the_whole_vocabulary(build, dictionary, some: Candidates) -> None:
     models = [build(ARCHITECTURES[0])]
     with pytest.raises(ValueError, match="--lm-path"):
         FastBeamSearch(models, dictionary, candidates=some, lm_model=models[0])

@@ -1,4 +1,4 @@
-"""What only a GPU can show: steps are replayed graphs, ask nothing of the device, and may be in half precision."""
+"""Tests that need a GPU: replayed CUDA graphs, no synchronisation, and half precision."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _needs_a_gpu(device: torch.device) -> None:
 
 
 def launches(step: Any) -> tuple[int, int]:
-    """How many graphs and how many single kernels a call launches."""
+    """Return the number of graphs and of single kernels that a call launches."""
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         step()
@@ -38,7 +38,7 @@ def launches(step: Any) -> tuple[int, int]:
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_forced_words(build, architecture, sentences, dictionary, dtype: torch.dtype) -> None:
-    """Replays round about as much as other steps; but for a shape's first batch, which makes its graphs, none waits."""
+    """Replays round like other steps, and do not synchronise, except for the first batch of a shape."""
     model = build(architecture).to(dtype)
     model.make_generation_fast_(need_attn=True)
     exact = copy.deepcopy(model).double()
@@ -64,14 +64,14 @@ def test_forced_words(build, architecture, sentences, dictionary, dtype: torch.d
                 for _ in range(STEPS):
                     beams.prepare_and_step()
                 found = beams.scores, beams.attention
-            # Of the first hypothesis of each sentence, whose words are forced.
+            # Only the first hypothesis of each sentence takes the forced words.
             scores, attention = (part[:STEPS].double() for part in found)
             first = attention[:, : len(lengths) * BEAM : BEAM, : source.size(1)]
             results.append([scores[:, : len(lengths), :1].diff(dim=0), first])
         for mine, theirs, expected in zip(*results, strict=True):
             mine, theirs = ((each - expected).norm(dim=-1) for each in (mine, theirs))
             least = 1e-7 * expected.norm()
-            # Where attention is the difference of large numbers, either may round ten times as much as the other.
+            # Attention may be a difference of large numbers, so rounding errors may differ by a factor of ten.
             assert mine.norm() <= (16 if dtype == torch.float32 else 4) * theirs.norm() + 10 * least
             assert ((mine + least) / (theirs + least)).log().clamp(min=-1).mean() <= math.log(4)
     with graphs.search(model, search.begin, source, rules) as (_, step):
@@ -80,12 +80,12 @@ def test_forced_words(build, architecture, sentences, dictionary, dtype: torch.d
 
 
 def scored(exact: Any, source: torch.Tensor, found: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """In double precision: the score of each sentence's best translation, and how far words' own are from theirs."""
+    """Return the score of each best hypothesis in double precision, and the largest error of its words' scores."""
     scores, differences = [], []
     for sentence, beams in zip(source, found, strict=True):
         for beam in beams:
             words = beam["tokens"].unsqueeze(0)
-            logits, _ = exact(sentence.unsqueeze(0), None, words.roll(1, dims=1))  # the end stands in front, too
+            logits, _ = exact(sentence.unsqueeze(0), None, words.roll(1, dims=1))  # the end is also the first input
             expected = logits.log_softmax(dim=-1).gather(2, words.unsqueeze(2)).flatten()
             differences.append(beam["positional_scores"] - expected)
             if beam is beams[0]:
@@ -97,7 +97,7 @@ def scored(exact: Any, source: torch.Tensor, found: Any) -> tuple[torch.Tensor, 
 @pytest.mark.parametrize("compiles", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_searches_in_half_precision(build, architecture, sentences, dictionary, dtype, compiles: bool) -> None:
-    """They round about as much as fairseq's, which may find other words, but hardly better ones."""
+    """Rounding errors are similar to fairseq's, which may find other words, but hardly better ones."""
     model, source = build(architecture).to(dtype), sentences([9, 3, 6, 1])
     exact = copy.deepcopy(model).double()
     model.make_generation_fast_()
@@ -111,15 +111,15 @@ def test_searches_in_half_precision(build, architecture, sentences, dictionary, 
 
 
 @pytest.mark.parametrize("compiles", [False, True])
-def test_a_search_is_looked_at_now_and_then(build, architecture, sentences, dictionary, compiles: bool) -> None:
-    """Here at nine steps, twice; a look waits for an event, which torch does not tell; and the end is read."""
+def test_a_search_is_read_every_fourth_step(build, architecture, sentences, dictionary, compiles: bool) -> None:
+    """Nine steps are read twice, by waiting for an event, which torch does not count; then the results are read."""
     model, source = build(architecture).double(), sentences([9, 3, 6, 1])
     model.make_generation_fast_()
     sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(1).sum(dim=1)}}
     options = {"beam_size": BEAM, "min_len": 8, "max_len_b": 8}
     expected = SequenceGenerator([model], dictionary, **options).generate([model], sample)
     search = FastBeamSearch([model], dictionary, graphs=GraphCache() if compiles else None, **options)
-    search.generate([model], sample)  # which compiles
+    search.generate([model], sample)  # compiles
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as caught:
@@ -129,5 +129,5 @@ def test_a_search_is_looked_at_now_and_then(build, architecture, sentences, dict
         torch.cuda.set_sync_debug_mode("default")
     assert_same(actual, expected, 1e-5)
     looks = [each for each in caught if "synchronizing" in str(each.message)]
-    # Back-pointers and their scores, rules that the host makes, and words and scores that go back.
+    # Back-pointers and scores to the host, token rules to the device, and words and scores back to the device.
     assert len(looks) <= 10, [f"{each.filename}:{each.lineno}" for each in looks]

@@ -1,4 +1,4 @@
-"""The search with weights packed in each precision: through which products, never stale, and copied."""
+"""Search with packed weights in each precision: the products used, changed weights, and copies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.search.searching import LENGTHS, assert_same, generate
 
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
 def test_lower_precision(build, architecture: str, dictionary, sentences, device, precision: str) -> None:
-    """Its scores are rounded in another way than those in float32."""
+    """Scores differ from float32 by rounding."""
     if device.type != "cpu":
         pytest.skip("for processors")
     if not PRECISIONS[precision][1]():
@@ -33,8 +33,8 @@ def test_lower_precision(build, architecture: str, dictionary, sentences, device
 
 @pytest.mark.usefixtures("steps_of_convolutions")
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_weights_that_change_in_the_middle_of_training(build, architecture, dictionary, sentences, precision) -> None:
-    """Behind torch's back, as optimizers in half precision and averages of weights change them."""
+def test_weights_that_change_during_training(build, architecture, dictionary, sentences, precision) -> None:
+    """Changes through `.data`, as by half-precision optimizers and averages of weights."""
     source = sentences(LENGTHS)
     sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(dictionary.pad()).sum(dim=1)}}
     trained, other = build(architecture, 1), build(architecture, 2)
@@ -57,8 +57,8 @@ WEIGHTED = {
 
 @pytest.mark.parametrize("weights", WEIGHTED)
 @torch.no_grad()
-def test_weights_that_are_folded(build, dictionary, sentences, weights: str) -> None:
-    """Of a model that is trained, and of its copy, which is not, with one packing: each of them is what it is."""
+def test_folded_weights(build, dictionary, sentences, weights: str) -> None:
+    """A model in training and its unchanged copy share a cache, and each uses its own weights."""
     options = {"encoder_layers": 1, "decoder_layers": 1, **WEIGHTED[weights]}
     trained, other = (build("weighted_transformer_tiny", seed, **options) for seed in (1, 2))
     kept, packing = copy.deepcopy(trained), PackedWeightCache()
@@ -67,7 +67,7 @@ def test_weights_that_are_folded(build, dictionary, sentences, weights: str) -> 
     first = search([kept], packing=PackedWeightCache())
     for name in [name for name, _ in trained.named_parameters() if "branches" in name]:
         trained.get_parameter(name).data.copy_(other.get_parameter(name).data)
-        # The copy first, which finds what its original has left.
+        # The copy comes first, and finds the entries of its original.
         assert_same(search([kept], packing=packing), first, tolerance=0)
         assert_same(search([trained], packing=packing), search([trained], packing=PackedWeightCache()), tolerance=0)
 

@@ -1,4 +1,4 @@
-"""A search by programs is the search: one program for a shape, no number baked in or looked at, and little else."""
+"""Compiled and captured searches: one per shape, without synchronisation or constants from the first batch."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from tests.search.searching import assert_same, generate
 
 BEAM = 3
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler: g++")
-# Of up to four sentences of up to 32 words.
+# These batches are padded to the same shape: up to four sentences, up to 32 words.
 SHAPES = [[9, 6, 3, 1], [4, 4, 2], [32, 32, 5, 4]]
 PREFIX = torch.tensor([[7, 8], [10, 1], [12, 2]])
 
 
-def as_it_is(step: Any) -> Any:
-    return step
+def unchanged(function: Any) -> Any:
+    return function
 
 
-def recorded(run: Run) -> Run:
-    """The operators of one run, which are repeated in the same memory: as a CUDA graph does."""
+def record(run: Run) -> Run:
+    """Record the operators of a run, and repeat them in the same memory, like a CUDA graph."""
     graph: Run = make_fx(run)()
     return graph
 
 
 def check(model: Any, dictionary: Any, made: GraphCache, batches: list[Tensor], **options: Any) -> None:
-    """Searches in double precision, so fairseq's, with rules that change from batch to batch."""
+    """Compare batches with fairseq's search in double precision, with token rules that differ between batches."""
     for number, source in enumerate(batches):
         own = {"beam_size": BEAM, "max_len_b": 20 - number, "min_len": number, "unk_penalty": number, **options}
         if len(source) == len(PREFIX):
@@ -52,7 +52,7 @@ def check(model: Any, dictionary: Any, made: GraphCache, batches: list[Tensor], 
 
 @needs_compiler
 def test_compiled_searches(build, architecture, sentences, dictionary) -> None:
-    """Batches, weights and generators share a program."""
+    """Batches, weights and generators share compiled code."""
     model, made = build(architecture).double(), GraphCache()
     model.make_generation_fast_(need_attn=True)
     batches = [sentences(lengths) for lengths in SHAPES]
@@ -66,14 +66,14 @@ def test_compiled_searches(build, architecture, sentences, dictionary) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("precision", ["float32", pytest.param("int8", marks=pytest.mark.slow)])
-def test_compiled_searches_among_candidates(build, sentences, dictionary, precision: str) -> None:
-    """Of each batch its own, greedily, with packed weights; nobody looks at the attention."""
+def test_compiled_searches_with_candidates(build, sentences, dictionary, precision: str) -> None:
+    """Greedy search with candidates per batch and packed weights, without attention."""
     model = build("convs2s_tiny")
     model.make_generation_fast_()
     words = Candidates(torch.randint(20, 44, (len(dictionary), 1)), torch.arange(len(dictionary)) < 20)
     options = {"candidates": words, "beam_size": 1, "max_len_b": 20}
     made, packing = GraphCache(), PackedWeightCache(precision)
-    # In int8 the rounding of inputs depends on all of a batch, and so on the words that are added to it.
+    # In int8, the rounding of inputs depends on the whole batch, and therefore on its padding.
     batches = [sentences([length]) for length in ((9, 9, 32, 3) if precision == "float32" else (32, 32, 32, 32))]
     for number, source in enumerate(batches):
         with torch._dynamo.config.patch(error_on_recompile=number > 0):
@@ -87,16 +87,16 @@ def test_compiled_searches_among_candidates(build, sentences, dictionary, precis
 @needs_compiler
 @pytest.mark.slow
 def test_long_compiled_searches(build, architecture, sentences, dictionary) -> None:
-    """Where state grows."""
+    """The state grows."""
     model = build(architecture, max_target_positions=500).double()
     model.make_generation_fast_(need_attn=True)
     check(model, dictionary, GraphCache(), [sentences([9, 6]), sentences([30, 25])], min_len=200, max_len_b=300)
 
 
-@pytest.mark.parametrize("capture", [recorded, as_it_is])
-def test_searches_in_the_memory_of_others(build, architecture, sentences, dictionary, capture) -> None:
-    """What was recorded of the first batch's set-up and step makes the others: nothing that changes is baked in."""
-    model, made = build(architecture).double(), GraphCache(capture, as_it_is)
+@pytest.mark.parametrize("capture", [record, unchanged])
+def test_captured_searches(build, architecture, sentences, dictionary, capture) -> None:
+    """Set-up and step of the first batch repeat for other batches, so they contain no constants of the first one."""
+    model, made = build(architecture).double(), GraphCache(capture, unchanged)
     model.make_generation_fast_(need_attn=True)
     batches = [sentences(lengths) for lengths in SHAPES]
     check(model, dictionary, made, batches, max_len_b=7)
@@ -112,9 +112,9 @@ def test_searches_in_the_memory_of_others(build, architecture, sentences, dictio
     assert len(made.entries) == 2
 
 
-def test_one_table_of_memory(build, sentences, dictionary, monkeypatch) -> None:
-    """Of models, shapes and modes, the least recently used going first; one that comes again is not made again."""
-    made, captured = GraphCache(lambda run: captured.append(run) or run, as_it_is), []
+def test_the_cache_of_captured_searches(build, sentences, dictionary, monkeypatch) -> None:
+    """It has one entry for each model, shape and mode, and drops the least recently used one."""
+    made, captured = GraphCache(lambda run: captured.append(run) or run, unchanged), []
     models = [build("convs2s_tiny", seed) for seed in (1, 2)]
     for model in models:
         model.make_generation_fast_(need_attn=True)
@@ -122,7 +122,7 @@ def test_one_table_of_memory(build, sentences, dictionary, monkeypatch) -> None:
     def search(model: Any, length: int = 5, **options: Any) -> int:
         before = len(captured)
         generate(FastBeamSearch, [model], dictionary, sentences([length]), graphs=made, max_len_b=4, **options)
-        return (len(captured) - before) // 2  # its set-up and its step
+        return (len(captured) - before) // 2  # set-up and step
 
     assert [search(model) for model in (*models, *models)] == [1, 1, 0, 0]
     assert [search(models[0], beam_size=beam) for beam in (1, 2, 1, 2)] == [1, 1, 0, 0]
@@ -130,16 +130,20 @@ def test_one_table_of_memory(build, sentences, dictionary, monkeypatch) -> None:
     models[0].decoder.need_attn = False
     assert search(models[0]) == 1
     models[0].decoder.to_embedding.weight.data = models[0].decoder.to_embedding.weight * 2
-    assert search(models[0]) == 1, "a weight lies elsewhere"
+    assert search(models[0]) == 1, "a weight has another address"
     monkeypatch.setattr(graphs, "MAX_ENTRIES", 3)
     assert [search(models[1], beam_size=beam) for beam in (1, 2, 3, 1, 4, 1, 2)] == [1, 1, 1, 0, 1, 0, 1]
     assert len(made.entries) == 3
     assert copy.deepcopy(made).entries == {}
 
 
-def test_a_weight_that_lies_elsewhere(build, sentences, dictionary) -> None:
-    """What was its memory may be somebody else's by now."""
-    model, made, source = build("weighted_transformer_tiny").double(), GraphCache(as_it_is, as_it_is), sentences([5, 3])
+def test_a_weight_with_a_new_address(build, sentences, dictionary) -> None:
+    """Captured searches must not use the old memory, which may belong to another tensor."""
+    model, made, source = (
+        build("weighted_transformer_tiny").double(),
+        GraphCache(unchanged, unchanged),
+        sentences([5, 3]),
+    )
     check(model, dictionary, made, [source])
     before = [(each, each.data, each.clone()) for each in model.parameters()]
     for parameter, *_ in before:
@@ -148,9 +152,9 @@ def test_a_weight_that_lies_elsewhere(build, sentences, dictionary) -> None:
     assert all(torch.equal(old, value) for _, old, value in before)
 
 
-def test_what_is_not_searched_by_programs(build, sentences, dictionary, caplog) -> None:
-    """In the middle of training, and sources beyond the model's positions, of which the host has to count the words."""
-    made = GraphCache(as_it_is, as_it_is)
+def test_searches_that_are_not_compiled(build, sentences, dictionary, caplog) -> None:
+    """Models in training, and sources beyond the model's positions, which need a count of their tokens on the host."""
+    made = GraphCache(unchanged, unchanged)
     model = build("convs2s_tiny")
     check(model.double(), dictionary, made, [sentences([9, 6])])
     model.make_generation_fast_(need_attn=True)
@@ -165,9 +169,9 @@ def test_what_is_not_searched_by_programs(build, sentences, dictionary, caplog) 
 
 
 @needs_compiler
-def test_no_compiler_sees_how_rows_move(build, architecture, sentences, dictionary) -> None:
-    """It might read moved rows of a state where it has written the next ones: torch 2.6 to 2.9 do."""
-    seen: list[Any] = []  # what is left where compilers have taken apart what they know
+def test_the_compiler_does_not_see_reordering(build, architecture, sentences, dictionary) -> None:
+    """torch 2.6 to 2.9 may read moved rows of a state after overwriting them."""
+    seen: list[Any] = []  # operators after decomposition
 
     def look(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
         return aot_autograd(fw_compiler=look_again)(graph, inputs)
@@ -187,16 +191,16 @@ def test_no_compiler_sees_how_rows_move(build, architecture, sentences, dictiona
 
 
 @torch.no_grad()
-def test_programs_look_at_no_number(build, architecture, dictionary) -> None:
-    """Neither set-up nor step: tensors without numbers raise where one is asked for, or where they meet others."""
+def test_set_up_and_step_do_not_synchronise(build, architecture, dictionary) -> None:
+    """Meta tensors raise if a value is read, or if they meet tensors of another device."""
     model = build(architecture).to("meta")
     model.make_generation_fast_(need_attn=True)
     search = FastBeamSearch([model], dictionary, beam_size=BEAM, max_len_b=9)
     source = torch.zeros(2, 5, dtype=torch.long, device="meta")
     for words in (None, torch.zeros(40, dtype=torch.long, device="meta")):
         rules = TokenRules.from_generator(search, source, source[:, :2])._replace(words=words)
-        beams, new = (search.begin({"src_tokens": source}, rules, capacity=32) for _ in range(2))
-        copy_tensors_(new, beams)
+        state, new = (search.begin({"src_tokens": source}, rules, capacity=32) for _ in range(2))
+        copy_tensors_(new, state)
         for _ in range(2):
-            beams.step()
-        assert {part.device.type for part in tensors_of(beams)} == {"meta"}
+            state.step()
+        assert {part.device.type for part in tensors_of(state)} == {"meta"}

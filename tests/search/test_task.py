@@ -1,4 +1,4 @@
-"""The generators of the task translation_fast."""
+"""Generators and candidates of the task translation_fast."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.search.fairseq_models import fairseq_model
 
 
 class Own(SequenceGenerator):
-    """A caller's generator."""
+    """A generator class given by the caller."""
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_generator_of_the_task(build, dictionary, some, with_candidates, args, k
 
 
 def test_words_that_the_caller_allows(build, dictionary) -> None:
-    """Through the Python interface; as fairseq's task takes them."""
+    """Python passes prefix_allowed_tokens_fn to the task, as in fairseq."""
     kinds = set()
     for kind, config in ((TranslationFastTask, TranslationFastConfig()), (TranslationTask, TranslationConfig())):
         task = kind(config, dictionary, dictionary)
@@ -76,8 +76,8 @@ def test_words_that_the_caller_allows(build, dictionary) -> None:
     assert kinds == {PrefixConstrainedBeamSearch}
 
 
-def test_generators_of_a_task_share_what_takes_long_to_make(build, dictionary, caplog) -> None:
-    """fairseq's Python interface makes a generator for each call."""
+def test_generators_of_a_task_share_caches(build, dictionary, caplog) -> None:
+    """fairseq's Python interface builds a generator for each call."""
     task = TranslationFastTask(TranslationFastConfig(compile_steps=True), dictionary, dictionary)
     model = build(ARCHITECTURES[0])
     one, other = (task.build_generator([model], Namespace(beam=3)) for _ in range(2))
@@ -95,7 +95,7 @@ def test_steps_of_other_models_are_not_compiled(task, dictionary, caplog) -> Non
 
 
 def test_a_nucleus_of_penalised_words_is_refused(build, dictionary) -> None:
-    """Their probabilities do not sum to one; the words that are drawn from would be others."""
+    """Penalised probabilities do not sum to one, so the nucleus would contain other words."""
     task = TranslationFastTask(TranslationFastConfig(word_penalty=-4), dictionary, dictionary)
     models = [build(ARCHITECTURES[0])]
     with pytest.raises(ValueError, match=r"^--word-penalty with --sampling-topp"):
@@ -126,13 +126,13 @@ def task_with(dictionary: Dictionary, folder: Path, **options: Any) -> Translati
 
 
 def words(task: TranslationFastTask, dictionary: Dictionary) -> list[str]:
-    """What a batch with w1 may need, but the special symbols."""
+    """Return the candidates of a batch with w1, without special symbols."""
     mask = task.candidates.mask(torch.tensor([[dictionary.index("w1"), dictionary.eos()]]))
     return [dictionary[index] for index in mask.nonzero().flatten().tolist()[dictionary.nspecial :]]
 
 
 def test_candidates_in_checkpoints(dictionary, folder: Path) -> None:
-    """Where the folder is gone, and for the very options; the rest of the state is as fairseq leaves it."""
+    """They are used with the same options if the folder is missing; the rest of the state is fairseq's."""
     task = task_with(dictionary, folder)
     assert words(task, dictionary) == ["w5", "w11", "w12"]
     task.state.add_factory("more", lambda: [7])
@@ -141,7 +141,7 @@ def test_candidates_in_checkpoints(dictionary, folder: Path) -> None:
     assert set(state) == {"more", "candidates"}
     shutil.rmtree(folder)
 
-    for _ in range(2):  # what was read from a checkpoint goes into the next one
+    for _ in range(2):  # candidates from a checkpoint are saved to the next one
         alone = task_with(dictionary, folder)
         alone.load_state_dict(state)
         assert set(state) == {"more", "candidates"}
@@ -174,13 +174,13 @@ def test_candidates_in_checkpoints(dictionary, folder: Path) -> None:
     ids=str,
 )
 def test_candidates_in_checkpoints_fit_the_dictionaries(dictionary, folder: Path, change: dict[str, Any]) -> None:
-    """A table that is too short would translate among a few words, and one that is too long fail inside of torch."""
+    """A table of the wrong size would lose words or fail inside torch."""
     state = task_with(dictionary, folder).state_dict()
     assert state["candidates"]["always"].shape == (44,)
     state["candidates"] |= change
     shutil.rmtree(folder)
     (name,) = change
-    with pytest.raises(ValueError, match=f"--candidates: .*{name}"):
+    with pytest.raises(ValueError, match=f"^--candidates: .*{name}"):
         task_with(dictionary, folder).load_state_dict(state)
 
 
@@ -199,7 +199,7 @@ def test_candidates_of_the_folder_come_first(dictionary, folder: Path) -> None:
 
 
 def test_a_state_without_candidates(dictionary, folder: Path) -> None:
-    """As fairseq's task writes it."""
+    """fairseq's task saves such states."""
     (folder / "frequent.txt").rename(folder.parent / "frequent.txt")
     folder.rename(folder.parent / "moved")
     task = task_with(dictionary, folder)
@@ -208,7 +208,7 @@ def test_a_state_without_candidates(dictionary, folder: Path) -> None:
         task.candidates  # noqa: B018  (reads them)
 
 
-def test_what_a_task_refuses_at_the_start(dictionary, folder: Path) -> None:
+def test_options_that_a_task_refuses_at_the_start(dictionary, folder: Path) -> None:
     with pytest.raises(ValueError, match=r"^--word-penalty"):
         task_with(dictionary, folder, word_penalty=math.inf).build_generator([], Namespace())
     (folder / "candidates.txt").write_text("w1 w11\n")

@@ -1,4 +1,4 @@
-"""Threads that share a model, with and without candidates: each finds what it finds alone, and nothing is changed."""
+"""Threads that share a model, with and without candidates, get the same results as alone and change nothing."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ MODES = ["float32", "int8", "graphs", "fairseq's model", "fairseq's search"]
 
 
 def check(model: Any, dictionary: Any, sources: list[Tensor], mode: str, translations: int) -> None:
-    """Half of the threads have candidates, each its own."""
+    """Half of the threads use candidates, each thread its own."""
     precision = mode if mode in PRECISIONS else "float32"
     if not PRECISIONS[precision][1]():
         pytest.skip(f"this processor has no {precision}")
     graphs = None
-    if mode == "graphs":  # which work in the memory of earlier batches only where weights are not packed
+    if mode == "graphs":  # double precision is not packed, so batches reuse memory
         model, graphs = model.double(), GraphCache(lambda run: run, lambda step: step)
     options: dict[str, Any] = {"beam_size": 3, "max_len_b": 6, "graphs": graphs}
     if mode == "fairseq's search":
@@ -45,7 +45,7 @@ def check(model: Any, dictionary: Any, sources: list[Tensor], mode: str, transla
         packing = packing or shared
         return generate(FastBeamSearch, [model], dictionary, source, candidates=words, packing=packing, **options)
 
-    distinct = THREADS * len(sources)  # their lengths have no common divisor
+    distinct = THREADS * len(sources)  # the two lengths have no common divisor
     expected = [translate(number, PackedWeightCache(precision)) for number in range(distinct)]
     parts = {name: id(part) for name, part in model.named_modules(remove_duplicate=False)}
     with ThreadPoolExecutor(THREADS) as pool:
@@ -70,8 +70,8 @@ def test_two_thousand_translations(build, task, device, sentences, dictionary, a
     check(model, dictionary, sources, mode, 2000)
 
 
-def test_the_quantised_engine_stays_what_it_was() -> None:
-    """It is one for all threads; wide layers have another one while they are packed."""
+def test_the_quantisation_engine_is_restored() -> None:
+    """All threads share it, and packing wide layers changes it."""
     if not PRECISIONS["int8"][1]():
         pytest.skip("this processor has no int8")
     before = torch.backends.quantized.engine
@@ -84,8 +84,8 @@ def test_the_quantised_engine_stays_what_it_was() -> None:
     assert torch.backends.quantized.engine == before
 
 
-def test_threads_warn_of_what_is_useless_alone(build, sentences, dictionary, caplog) -> None:
-    """Not because another thread has just ended its batch."""
+def test_threads_do_not_warn_for_each_other(build, sentences, dictionary, caplog) -> None:
+    """A thread must not warn about --cpu-dtype because another thread has just ended its batch."""
     if not PRECISIONS["int8"][1]():
         pytest.skip("this processor has no int8")
     model, packing, source = build("convs2s_tiny"), PackedWeightCache("int8"), sentences([5, 3])

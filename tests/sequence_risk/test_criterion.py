@@ -288,13 +288,11 @@ def test_a_tree_has_dropout_where_rows_have_it(build, sample, dictionary, double
     model = build(name, dropout=0.5, attention_dropout=0.0, relu_dropout=0.0).double()
     rows, _ = criterion(dictionary).hypothesis_sets(sample, searched(model, sample, dictionary, 4))
     model.train()
-    with_dropout = dropout.dropout
     monkeypatch.setattr(dropout, "dropout", lambda x, p: x * (1 + p))
     tree = score_rows(model, sample["net_input"], rows, PAD)
     monkeypatch.delattr(type(model.decoder), "features_of_prefixes")
     in_rows = score_rows(model, sample["net_input"], rows, PAD)
     torch.testing.assert_close(tree.tokens, in_rows.tokens)
     torch.testing.assert_close(tree.sums, in_rows.sums)
-    monkeypatch.setattr(dropout, "dropout", with_dropout)
     model.eval()
     assert not torch.allclose(score_rows(model, sample["net_input"], rows, PAD).tokens, in_rows.tokens)
