@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import signal
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -71,17 +69,12 @@ def test_callers_share_batches(folder: Path, translator: Translator, tmp_path: P
     seconds = []
     with serving(tmp_path / "log", folder, "--threads", 2) as server:
         for callers in (32, 1):
-            before, found = cpu_seconds(server.process), {}
+            before, found = server.cpu_seconds(), {}
             asyncio.run(call(server, lines, callers, found))
-            seconds.append(cpu_seconds(server.process) - before)
+            seconds.append(server.cpu_seconds() - before)
             assert found == expected
     print(seconds)
     assert seconds[0] < 0.8 * seconds[1]
-
-
-def cpu_seconds(process: subprocess.Popen[str]) -> float:
-    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 def test_a_short_text_does_not_wait_for_a_long_one(folder: Path, tmp_path: Path) -> None:
