@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,6 +47,17 @@ class Server:
         status, answer, _ = self.ask("/translate", {"q": q, "source": "en", "target": "de", **more})
         assert status == 200, answer
         return answer
+
+    def cpu_seconds(self) -> float:
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+    def is_idle(self) -> bool:
+        """Whether it translates nothing, a second after the last batch could begin."""
+        time.sleep(1)
+        before = self.cpu_seconds()
+        time.sleep(1)
+        return self.cpu_seconds() - before < 0.2
 
     def memory(self) -> int:
         """Resident bytes."""
