@@ -31,7 +31,7 @@ $(STAMP): setup.py
 	@echo "Installing fairseq and other packages. Compiling fairseq, if it has no wheel, takes two to five minutes."
 	@echo
 	$(BIN)/python -m pip install --no-deps 'fairseq==0.12.2; python_version < "3.11"'
-	$(BIN)/python -m pip install --no-build-isolation --editable '.[demo,dev,docs,export,plots,rouge]'
+	$(BIN)/python -m pip install --no-build-isolation --editable '.[demo,dev,docs,export,plots,rouge,serve]'
 	$(BIN)/python -m pip install --no-build-isolation eflomal || echo "Only fairseq-plugins lexicon needs eflomal."
 	@touch $@
 

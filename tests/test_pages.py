@@ -144,6 +144,7 @@ ELSEWHERE = {
     "python examples/benchmarks/training.py": "tests/test_benchmarks.py",
     "python examples/multi30k/prepare.py TEXT out-joined": "tests/test_multi30k.py and tests/test_ablations.py",
     "torchrun": "tests/repairs/test_distributed.py",
+    "fairseq-plugins serve": "tests/serve",
     "fairseq-plugins import-fconv IN.pt": "tests/cli/test_export.py",
     "fairseq-plugins plot-branches CHECKPOINTS": "tests/cli/test_plot_branches.py",
     "fairseq-plugins plot-loss": "tests/cli/test_plot_loss.py",

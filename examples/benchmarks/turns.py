@@ -1,4 +1,4 @@
-"""Shared parts of the benchmarks: random words, contestants that take turns, comparison of hypotheses."""
+"""Shared code of the benchmarks: random words, contestants that take turns, and comparison of their hypotheses."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from fairseq_plugins.convs2s.fconv import convert_options, convert_parameters
 from fairseq_plugins.convs2s.model import ConvS2SModel
 from fairseq_plugins.cpu.packing import prepare_linear
 
-DEVICE = ("device", "cpu", "where the models are: cpu or cuda")
+DEVICE = ("device", "cpu", "device: cpu or cuda")
 JSON = ("json", "", "also write all figures, machine and options to this file")
 SIZES = (
     ("layers", 20, "convolutional layers in encoder and decoder"),
-    ("width", 512, "units of each"),
+    ("width", 512, "units of each layer"),
     ("kernel", 3, "kernel width"),
-    ("transformer-layers", 6, "layers of 512/2048 in encoder and decoder of both Transformers"),
+    ("transformer-layers", 6, "layers of 512/2048 in encoder and decoder of the Transformers"),
     ("vocabulary", 40000, "words"),
 )
 
@@ -52,14 +52,14 @@ def parse_options(
     Args:
         description: description of the script.
         options: name, default and help of each option.
-        program: fairseq command whose memory settings the process uses.
+        program: command of fairseq whose memory settings the process gets.
     """
     with replaced(sys, "argv", [program]):
-        fairseq_plugins.install(command=True)
+        fairseq_plugins.install(command=True)  # set up the process like fairseq's commands
     parser = ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
     common = (
         ("threads", 2, "processor threads"),
-        ("rounds", 5, "how often each contestant is timed"),
+        ("rounds", 5, "timed turns of each contestant"),
         ("seed", 1, "random seed"),
     )
     for option, default, text in chain(options, common):
@@ -70,7 +70,7 @@ def parse_options(
     args = parser.parse_args()
     devices = ["cpu", *["cuda"] * torch.cuda.is_available()]
     if vars(args).get("device", "cpu") not in devices:
-        parser.error(f"--device {args.device}: torch finds {' and '.join(devices)} here")
+        parser.error(f"--device {args.device}: not available; use {' or '.join(devices)}")
     torch.manual_seed(args.seed)
     torch.set_num_threads(args.threads)
     return args
@@ -188,7 +188,7 @@ def product_rate(rows: int, device: str) -> float:
     weight, x = torch.randn(1024, 1536, device=device), torch.randn(rows, 1536, device=device)
     with torch.no_grad():
         product = prepare_linear(weight, None, rows)
-        each = 1 if device == "cpu" else 100  # the start of one product would take longer than itself
+        each = 1 if device == "cpu" else 100  # a single product on a GPU is shorter than its launch
         seconds, _ = take_turns({"": lambda: [product(x) for _ in range(each)]}, rounds=50)
     return 2 * weight.numel() * rows * each / statistics.median(seconds[""])
 
@@ -230,7 +230,7 @@ def _gpu(args: Namespace) -> str:
 
 
 def _processor() -> str:
-    """Return the CPU's name with family and model if the system has them; Zen 4 and Zen 5 share a name."""
+    """Return the CPU's name with family and model, if available: AMD's Zen 4 and Zen 5 have the same name."""
     information = Path("/proc/cpuinfo")
     text = information.read_text(encoding="utf-8", errors="replace") if information.exists() else ""
     fields = dict(re.findall(r"^(model name|cpu family|model)\s*: *(.*)$", text, flags=re.MULTILINE))

@@ -107,7 +107,7 @@ def set_up(program: SourceProgram, decoder: LSTMDecoder, keys: str, values: str)
     ]
 
 
-def step(program: StepProgram, decoder: LSTMDecoder, g: str) -> tuple[str, str]:
+def step(program: StepProgram, decoder: LSTMDecoder, g: str) -> tuple[str, list[str]]:
     """Add one step: embeddings, (R, f), to features, (R, f), and attention, (B, k, S)."""
     attentive = decoder.attentive
     f, hidden = attentive.query.out_features, attentive.query.in_features
@@ -141,4 +141,4 @@ def step(program: StepProgram, decoder: LSTMDecoder, g: str) -> tuple[str, str]:
         weight_input, weight_state, *biases = lstm.all_weights[0]
         h = cell(h, (weight_input, weight_state), biases[0] + biases[1], None)
     features = program.linear(h, decoder.to_embedding.weight, decoder.to_embedding.bias)
-    return features, attention[0]
+    return features, attention

@@ -63,8 +63,8 @@ def set_up(program: SourceProgram, decoder: ConvS2SDecoder, keys: str, values: s
     return sources
 
 
-def step(program: StepProgram, decoder: ConvS2SDecoder, g: str) -> tuple[str, str]:
-    """Add one step: embeddings, (R, f), to features, (R, width), and the summed attention of all layers, (B, k, S)."""
+def step(program: StepProgram, decoder: ConvS2SDecoder, g: str) -> tuple[str, list[str]]:
+    """Add one step: embeddings, (R, f), to features, (R, width), and the attention of each layer, (B, k, S)."""
     h = program.linear(g, decoder.from_embedding.weight, decoder.from_embedding.bias)
     z, bias, biases, *projected = program.sources
     by_sentence = program.by_sentence(g, decoder.embedding.words.embedding_dim)
@@ -85,7 +85,7 @@ def step(program: StepProgram, decoder: ConvS2SDecoder, g: str) -> tuple[str, st
         h = _shortcut(program, shortcut, h, outputs)
         outputs.append(h)
     features = program.linear(h, decoder.to_embedding.weight, decoder.to_embedding.bias)
-    return features, program.Sum(*attentions)
+    return features, attentions
 
 
 def _shortcut(program: Program, module: Shortcut, x: str, outputs: list[str]) -> str:

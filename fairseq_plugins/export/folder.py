@@ -36,6 +36,7 @@ def write_folder(
     codes: Path | None,
     pieces: Path | None = None,
     languages: tuple[str, str] | None,
+    pair: tuple[str, str] | None = None,
     longest_source: int,
     int8: bool,
     candidates: Candidates | None,
@@ -51,6 +52,7 @@ def write_folder(
         codes: codes of subword-nmt, if the model uses its subwords.
         pieces: model of sentencepiece, if the model uses its pieces.
         languages: source and target language, for Moses' tokeniser; None for tokenised text.
+        pair: source and target language of the model, if known.
         longest_source: longest source that the task allows, in tokens.
         int8: whether to compute products in int8.
         candidates: table of candidate words; None for all words.
@@ -72,6 +74,7 @@ def write_folder(
         **{name: getattr(target, name)() for name in ("bos", "pad", "eos", "unk")},
         "source_words": len(source),
         "target_words": len(target),
+        "languages": pair,
         "source_language": source_language,
         "target_language": target_language,
         "bpe_separator": None if codes is None else "@@",

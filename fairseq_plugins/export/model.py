@@ -43,9 +43,12 @@ def write_programs(model: Any, folder: Path, *, int8: bool, with_candidates: boo
         source.write(folder / "source.onnx")
 
         program = StepProgram(weights, sizes)
-        features, attended = _step(program, decoder, family)
+        features, attentions = _step(program, decoder, family)
         _output_best_words(program, decoder, features, with_candidates)
-        program.output("attended", attended, np.int64, ["R"])
+        attended = program.ArgMax(program.Add(program.Sum(*attentions), program.only_words), axis=2, keepdims=0)
+        program.output("attended", program.Reshape(attended, [-1]), np.int64, ["R"])
+        layers = program.Concat(*(program.Unsqueeze(a, [2]) for a in attentions), axis=2)
+        program.output("attention", layers, np.float32, ["B", "k", len(attentions), "S"])
         program.write(folder / "step.onnx")
     return {
         "inputs": program.inputs(),
@@ -78,13 +81,11 @@ def _output_sources(program: SourceProgram, sources: list[tuple[str, Sizes]]) ->
     return [sizes for _, sizes in sources]
 
 
-def _step(program: StepProgram, decoder: IncrementalDecoder, family: ModuleType) -> tuple[str, str]:
-    """Return the features of a step, (R, width), and the most attended source word of each row, (R,)."""
+def _step(program: StepProgram, decoder: IncrementalDecoder, family: ModuleType) -> tuple[str, list[str]]:
+    """Return the features of a step, (R, width), and the attention of each layer, (B, k, S)."""
     after = program.Add(program.position, [1])
     g = _embed(program, decoder.embedding, program.tokens, program.position, after)
-    features, attention = family.step(program, decoder, g)
-    attended = program.ArgMax(program.Add(attention, program.only_words), axis=2, keepdims=0)
-    return features, program.Reshape(attended, [-1])
+    return family.step(program, decoder, g)
 
 
 def _embed(program: Program, embedding: InputEmbedding, words: str, first: Any, end: Any) -> str:

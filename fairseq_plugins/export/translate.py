@@ -87,9 +87,10 @@ def sums_overflow() -> bool:
     return any((each != 64 * 255 * 127).any() for each in sums)
 
 
-def run(program: ort.InferenceSession, given: dict[str, Array]) -> dict[str, Array]:
-    """Return a program's outputs by name; it reads the inputs it needs.  Inputs and outputs are not copied."""
+def run(program: ort.InferenceSession, given: dict[str, Array], without: str = "") -> dict[str, Array]:
+    """Return a program's outputs by name, except one; it reads the inputs it needs.  Nothing is copied."""
     inputs, names = ([each.name for each in some] for some in (program.get_inputs(), program.get_outputs()))
+    names = [name for name in names if name != without]
     values = {name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(given[name])) for name in inputs}
     return {name: value.numpy() for name, value in zip(names, program.run_with_ort_values(names, values), strict=True)}
 
@@ -98,8 +99,10 @@ class Decoding:
     """Decode-time state of a batch of source words, (B, S).  A row attends to keys and values of its ancestors, stored
     in P slots per sentence, (B, h, P, v)."""
 
-    def __init__(self, model: Translator, source: Array, beam: int, candidates: Array) -> None:
+    def __init__(self, model: Translator, source: Array, beam: int, candidates: Array, attention: bool) -> None:
         self.model, self.beam, self.position = model, beam, 0
+        self.without = "" if attention else "attention"
+        self.attention: list[Array] = []  # of each step, (R, L, S), if it is asked for
         self.state = run(model.read, {"words": source, "candidates": candidates})
         for name, shape in model.inputs.items():
             if name.startswith(("state", "keys", "values")):
@@ -116,7 +119,9 @@ class Decoding:
         """Decode one word per row, (B, k); ``order`` names the previous row that each row continues.  Return scores and
         words, (R, n), with the unknown word and the end last, and the most attended source words, (R,)."""
         given = {"tokens": tokens.ravel(), "order": order.ravel(), "rules": rules, "past": self.look_back(order)}
-        found = run(self.model.step, {**self.state, **given, "position": np.array([self.position])})
+        found = run(self.model.step, {**self.state, **given, "position": np.array([self.position])}, self.without)
+        if not self.without:
+            self.attention.append(found["attention"].reshape(order.size, *found["attention"].shape[2:]))
         self.state |= {name.replace("next", "state"): found[name] for name in found if name.startswith("next")}
         at = slice(self.used, self.used + order.shape[1])
         for layer in range(len(self.past) // 2):  # store new keys and values, (R, 2·width)
@@ -162,11 +167,11 @@ class Decoding:
 
 
 def search(decoding: Decoding, eos: int, o: Namespace, longest: int) -> list[Any]:
-    """Return the nbest hypotheses of each sentence: pairs of word and attended source word, and a score."""
+    """Return the nbest hypotheses of each sentence: triples of word, most attended source word and row, and a score."""
     sentences: Array = np.arange(len(decoding.seen))
     k, order = o.beam, sentences[:, None]  # one row per sentence at first, since all would be equal
     tokens, totals = np.full_like(order, eos), np.zeros_like(order, np.float32)
-    written: Array = np.zeros((len(order), 0, 2), np.int64)  # pairs of each row
+    written: Array = np.zeros((len(order), 0, 3), np.int64)  # triples of each row
     found: list[list[Any]] = [[] for _ in sentences]
     for step in range(longest + 1):
         rules = [o.word_penalty, o.word_penalty - o.unkpen, 0 if step >= o.min_len else -np.inf]
@@ -190,8 +195,8 @@ def search(decoding: Decoding, eos: int, o: Namespace, longest: int) -> list[Any
         places = np.array([place if place in kept else next(last) for place in range(len(stay))])
         decoding.keep(places)
         sentences, totals, tokens, order = (x[places] for x in (sentences, totals, tokens, order))
-        pairs = np.stack([tokens, attended[order]], axis=-1).reshape(-1, 1, 2)
-        written = np.concatenate([written[order.ravel()], pairs], axis=1)
+        triples = np.stack([tokens, attended[order], order], axis=-1).reshape(-1, 1, 3)
+        written = np.concatenate([written[order.ravel()], triples], axis=1)
     return [sorted(hypotheses, key=lambda each: -each[1])[: o.nbest] for hypotheses in found]
 
 
@@ -217,6 +222,7 @@ class Translator:
             self.read = ort.InferenceSession(folder / "source.onnx", options, providers=["CPUExecutionProvider"])
             self.step = ort.InferenceSession(folder / "step.onnx", options, providers=["CPUExecutionProvider"])
         self.inputs, sizes = {each.name: each.shape for each in self.step.get_inputs()}, (len(source), len(self.target))
+        self.has_attention = "attention" in [each.name for each in self.step.get_outputs()]
         with naming_file_in_errors(folder / "config.json"):
             self.config = c = json.loads((folder / "config.json").read_bytes())
             valid = all(type(c[name]) is int and 0 <= c[name] < 2**31 for name in NUMBERS) and c["format"] == 3
@@ -255,6 +261,13 @@ class Translator:
     def translate(self, lines: Iterable[str], replace_unk: dict[str, str] | None = None, **given: float) -> list[Any]:
         """Return a translation per line, or with nbest above 1 a list of translations with scores; options: `OPTIONS`.
         Unknown words become the entry of replace_unk for the most attended source word, or a copy of this word."""
+        found = [line["translations"] for line in self.explain(lines, replace_unk, False, **given)]
+        if given.get("nbest", 1) == 1:
+            return [best["text"] for (best,) in found]
+        return [[(each["text"], each["score"]) for each in top] for top in found]
+
+    def options(self, replace_unk: dict[str, str] | None, attention: bool, **given: float) -> Namespace:
+        """Validate and return all options of a search."""
         o = Namespace(**{name: given.get(name, default) for name, (default, _) in OPTIONS.items()})
         for name, value in given.items():
             most = 10 if name == "lenpen" else 1e9  # larger exponents overflow
@@ -264,41 +277,56 @@ class Translator:
             raise ValueError(
                 "nbest must be 1 to beam, min_len at least 0, max_tokens above 0, and replace_unk a dictionary"
             )
+        if attention and not self.has_attention:
+            raise ValueError(f"attention: {self.folder} was exported by an earlier version: export the model again")
         if self.pieces is not None:
             o.unkpen = 1000  # pieces cover all text, so <unk> is never correct
+        o.attention, o.replace_unk = attention, replace_unk
+        return o
+
+    def explain(
+        self, lines: Iterable[str], replace_unk: dict[str, str] | None = None, attention: bool = False, **given: float
+    ) -> list[dict[str, Any]]:
+        """Return each line's words, positions of unknown words, and translations: text, score, words, positions of
+        unknown words and, if requested, the attention of L layers, (L, words, source words and the end)."""
+        o = self.options(replace_unk, attention, **given)
         sources = [self.words(line) for line in ([lines] if isinstance(lines, str) else lines)]
-        results: dict[int, list[Any]] = {place: [("", 0.0)] * o.nbest for place in range(len(sources))}
+        none: dict[str, Any] = {"words": [], "unknown": []}
+        blank = {**none, "translations": [{**none, "text": "", "score": 0.0}] * o.nbest}
+        results = dict.fromkeys(range(len(sources)), blank)
         batches: list[list[int]] = []
         for place in sorted((at for at, words in enumerate(sources) if words), key=lambda at: len(sources[at])):
             if not batches or (len(batches[0]) + 1) * (len(sources[place]) + 1) > o.max_tokens:
                 batches.insert(0, [])  # longest first, so that no long batch runs last alone
             batches[0].append(place)
         with ThreadPoolExecutor(self.batches) as pool:  # after an error, map cancels batches that have not started
-            translated = pool.map(lambda places: self.batch([sources[at] for at in places], o, replace_unk), batches)
+            translated = pool.map(lambda places: self.batch([sources[at] for at in places], o), batches)
             for done, (places, found) in enumerate(zip(batches, translated, strict=True), 1):
                 results |= zip(places, found, strict=True)
                 print(f"\rbatch {done} of {len(batches)} " * self.progress, end="", file=sys.stderr, flush=True)
-        return [found if o.nbest > 1 else found[0][0] for found in results.values()]
+        return [*results.values()]
 
     def words(self, line: str) -> list[str]:
         """Return the model's words of a line, truncated to the longest source; none for a blank line."""
-        if not line.strip():
-            return []
-        if self.tokenizer is not None:
-            line = self.tokenizer.tokenize(line.strip(), aggressive_dash_splits=True, return_str=True)
-        longest = self.config["source_positions"] - 1
-        words = line.split() if self.pieces is None else self.pieces.encode(line, out_type=str)
-        if self.bpe is not None:
-            cut = (
-                [word[at : at + 500] for at in range(0, len(word), 500)] for word in words
-            )  # long words would take minutes
-            words = " ".join(f"{self.bpe.separator} ".join(map(self.bpe.process_line, each)) for each in cut).split()
+        words, longest = self.segment(line), self.config["source_positions"] - 1
         if len(words) > longest:
             print(f"line truncated from {len(words)} to {longest} tokens", file=sys.stderr)
         return words[:longest]
 
-    def batch(self, sources: list[list[str]], o: Namespace, replace_unk: dict[str, str] | None) -> list[Any]:
-        """Return the nbest translations of each source; the last source is the longest."""
+    def segment(self, line: str) -> list[str]:
+        """Return the model's words of a line; none for a blank line."""
+        if not line.strip():
+            return []
+        if self.tokenizer is not None:
+            line = self.tokenizer.tokenize(line.strip(), aggressive_dash_splits=True, return_str=True)
+        words = line.split() if self.pieces is None else self.pieces.encode(line, out_type=str)
+        if self.bpe is not None:  # long words, which would take minutes, are split first
+            cut = ([word[at : at + 500] for at in range(0, len(word), 500)] for word in words)
+            words = " ".join(f"{self.bpe.separator} ".join(map(self.bpe.process_line, each)) for each in cut).split()
+        return words
+
+    def batch(self, sources: list[list[str]], o: Namespace) -> list[dict[str, Any]]:
+        """Return the result of `explain` for each source; the last source is the longest."""
         c, length = self.config, len(sources[-1]) + 1
         numbers = [[*(self.numbers.get(word, c["unk"]) for word in words), c["eos"]] for words in sources]
         source = np.array([each + [c["pad"]] * (length - len(each)) for each in numbers])
@@ -309,16 +337,31 @@ class Translator:
                 f"no translation of {o.min_len} to {longest} words is possible with beam {o.beam}: change the options"
             )
         with naming_file_in_errors(self.folder / "step.onnx"):
-            found = search(Decoding(self, source, o.beam, candidates), c["eos"], o, longest)
+            decoding = Decoding(self, source, o.beam, candidates, o.attention)
+            found = search(decoding, c["eos"], o, longest)
             if not all(found):
                 raise ValueError("a sentence has no translation, because its scores are NaN")
-            return [[self.text(x, words, replace_unk) for x in top] for words, top in zip(sources, found, strict=True)]
+            results: list[Any] = []
+            for words, top in zip(sources, found, strict=True):
+                unknown = [place for place, word in enumerate(words) if word not in self.numbers]
+                results.append({"words": words, "unknown": unknown, "translations": []})
+                for x in top:
+                    text, score = self.text(x, words, o.replace_unk)
+                    shown = {"text": text, "score": score, "words": [self.target[n] for n, *_ in x[0]]}
+                    shown["unknown"] = [place for place, (n, *_) in enumerate(x[0]) if n == c["unk"]]
+                    if o.attention:
+                        rows = [
+                            decoding.attention[step][row, :, : len(words) + 1] for step, (*_, row) in enumerate(x[0])
+                        ]
+                        shown["attention"] = np.stack(rows, axis=1) if rows else decoding.attention[0][:0]
+                    results[-1]["translations"].append(shown)
+            return results
 
     def text(self, hypothesis: Any, source: list[str], replace_unk: dict[str, str] | None) -> tuple[str, float]:
         """Return a hypothesis as plain text, and its score."""
         copies = [(replace_unk or {}).get(word, word) for word in source]
         bos, unk = self.config["bos"], None if replace_unk is None else self.config["unk"]
-        words = [copies[at] if n == unk else self.target[n] for n, at in hypothesis[0] if n != bos]
+        words = [copies[at] if n == unk else self.target[n] for n, at, *_ in hypothesis[0] if n != bos]
         if self.pieces is not None:
             return self.pieces.decode(words).replace("\n", " "), hypothesis[1]
         line = " ".join(words)

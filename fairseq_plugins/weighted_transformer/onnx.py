@@ -49,7 +49,7 @@ def set_up(
     return sources
 
 
-def step(program: StepProgram, decoder: WeightedTransformerDecoder, x: str) -> tuple[str, str]:
+def step(program: StepProgram, decoder: WeightedTransformerDecoder, x: str) -> tuple[str, list[str]]:
     """Add one step: embeddings, (R, d), to features, (R, d), and the attention of the last layer, (B, k, S)."""
     dim = decoder.embedding.words.embedding_dim
     bias, *sources = program.sources
@@ -69,7 +69,7 @@ def step(program: StepProgram, decoder: WeightedTransformerDecoder, x: str) -> t
         q = program.heads(program.linear(x, other.query.weight * scale, other.query.bias * scale), heads, width)
         a = program.Softmax(program.Add(program.MatMul(q, keys), bias), axis=-1)
         x = _branched_block(program, layer.branches, x, program.MatMul(a, values))
-    return x, program.ReduceMean(a, [1], keepdims=0)
+    return x, [program.ReduceMean(a, [1], keepdims=0)]
 
 
 def _keys_values(program: SourceProgram, attention: Any, x: str) -> tuple[str, str]:

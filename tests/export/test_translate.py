@@ -25,7 +25,7 @@ from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE, SubwordNMTBPECo
 
 from fairseq_plugins.export import translate
 from fairseq_plugins.vocabulary.candidates import Candidates
-from tests.export.exporting import export
+from tests.export.exporting import export, forget_attention, parts, update_checksums
 from tests.searches import model
 
 LINES = [
@@ -244,19 +244,6 @@ def test_subwords_and_tokens(tmp_path: Path) -> None:
     assert translator.text(([[number, 0] for number in numbers], -1.5), [], None) == (text, -1.5)
 
 
-def parts(folder: Path) -> list[Path]:
-    """Return the files that the program reads."""
-    return [path for path in sorted(folder.iterdir()) if path.name not in ("translate.py", "README.md", "__pycache__")]
-
-
-def update_checksums(folder: Path) -> None:
-    """Write SHA256SUMS for the current files."""
-    paths = [path for path in parts(folder) if path.is_file() and path.name != "SHA256SUMS"]
-    sums = "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in paths)
-    shutil.rmtree(folder / "SHA256SUMS", ignore_errors=True)
-    (folder / "SHA256SUMS").write_text(sums)
-
-
 def spoil(path: Path, chance: random.Random) -> str:
     """Damage a file by accident or malice, and describe the damage."""
     content, kind = (
@@ -324,6 +311,17 @@ def test_programs_with_other_output_names(name: str, output: str, full_folder: P
     update_checksums(place)
     with pytest.raises(ValueError, match=r"step\.onnx: "):
         translate.Translator(place, 1).translate(["w1 w2"])
+
+
+def test_a_folder_without_attention(folder: Path, tmp_path: Path) -> None:
+    """As earlier versions exported it: it translates, and says that it has no attention."""
+    old = shutil.copytree(folder, tmp_path / "out")
+    forget_attention(old)
+    now, before = translate.Translator(folder, 1), translate.Translator(old, 1)
+    assert now.translate(["w1 w2"]) == before.translate(["w1 w2"])
+    assert now.explain(["w1 w2"], attention=True)[0]["translations"][0]["attention"].shape[2] == 3
+    with pytest.raises(ValueError, match=r"attention: .*export the model again"):
+        before.explain(["w1 w2"], attention=True)
 
 
 @pytest.mark.parametrize(
