@@ -23,7 +23,7 @@ from fairseq_plugins.cli.files import refuse_unreadable
 from fairseq_plugins.cli.generated import Hypothesis, lines_of, read_generated
 from fairseq_plugins.cli.own_data.held_out import HeldOut, generated, is_complete, read_held_out, scored_part
 from fairseq_plugins.cli.own_data.trained import find_model
-from fairseq_plugins.common.rouge import rouge_scorer, can_score
+from fairseq_plugins.common.rouge import can_score, rouge_scorer
 
 OF_OUT = {"command", "run", "output", "arch"}  # what score takes with OUT
 ROUGE = ("rouge1", "rouge2", "rougeL")
