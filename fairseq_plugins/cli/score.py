@@ -23,7 +23,7 @@ from fairseq_plugins.cli.files import refuse_unreadable
 from fairseq_plugins.cli.generated import Hypothesis, lines_of, read_generated
 from fairseq_plugins.cli.own_data.held_out import HeldOut, generated, is_complete, read_held_out, scored_part
 from fairseq_plugins.cli.own_data.trained import find_model
-from fairseq_plugins.common.rouge import rouge_scorer, sees
+from fairseq_plugins.common.rouge import can_score, rouge_scorer
 
 OF_OUT = {"command", "run", "output", "arch"}  # what score takes with OUT
 ROUGE = ("rouge1", "rouge2", "rougeL")
@@ -206,7 +206,7 @@ def rouge(texts: Sequence[str], references: Sequence[Sequence[str]], limit: int 
     Raises:
         ValueError: rouge-score is not installed, or cannot score the language.
     """
-    if not sees([word for each in references for line in each for word in line.split()]):
+    if not can_score([word for each in references for line in each for word in line.split()]):
         raise ValueError("--rouge compares only the letters a to z and digits, and the references have few: use BLEU")
     scorer = rouge_scorer(ROUGE)
     results = [

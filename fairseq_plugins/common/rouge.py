@@ -20,6 +20,6 @@ def rouge_scorer(names: Sequence[str]) -> Any:
     return RougeScorer(names, use_stemmer=True)
 
 
-def sees(words: Collection[str]) -> bool:
-    """Return whether rouge-score, which reads only a to z and digits, can read at least a tenth of the words."""
+def can_score(words: Collection[str]) -> bool:
+    """Return whether rouge-score can score text of these words: at least a tenth contain a letter a to z or a digit."""
     return sum(bool(re.search("[a-z0-9]", word.lower())) for word in words) >= len(words) / 10

@@ -48,7 +48,7 @@ class PackedWeightCache:
             logger.warning(f"--cpu-dtype {precision}: this CPU or torch does not support it, using float32")
             precision = "float32"
         self.precision = precision
-        self._entries: dict[object, object] = {}  # of the last batch; replaced, never modified, for other threads
+        self._entries: dict[object, object] = {}  # of the last batch; replaced, never modified, since threads share it
         self._has_warned = False
 
     def __reduce__(self) -> tuple[type[PackedWeightCache], tuple[str]]:

@@ -82,7 +82,7 @@ def _output_sources(program: SourceProgram, sources: list[tuple[str, Sizes]]) ->
 
 
 def _step(program: StepProgram, decoder: IncrementalDecoder, family: ModuleType) -> tuple[str, list[str]]:
-    """Make a step, see `Decoding.step`: features, (R, width), and the attention of each layer, (B, k, S)."""
+    """Return the features of a step, (R, width), and the attention of each layer, (B, k, S)."""
     after = program.Add(program.position, [1])
     g = _embed(program, decoder.embedding, program.tokens, program.position, after)
     return family.step(program, decoder, g)

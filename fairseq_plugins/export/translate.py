@@ -260,7 +260,7 @@ class Translator:
 
     def translate(self, lines: Iterable[str], replace_unk: dict[str, str] | None = None, **given: float) -> list[Any]:
         """Return a translation per line, or with nbest above 1 a list of translations with scores; options: `OPTIONS`.
-        Unknown words become the entry of replace_unk for the most attended source word, or a copy of this word."""
+        replace_unk has translations of source words; they, or copies, replace unknown words by attention."""
         found = [line["translations"] for line in self.explain(lines, replace_unk, False, **given)]
         if given.get("nbest", 1) == 1:
             return [best["text"] for (best,) in found]

@@ -28,7 +28,7 @@ from torch.nn.utils.rnn import pad_sequence
 from fairseq_plugins.common.options import check_ranges
 from fairseq_plugins.common.output_layer import candidate_output
 from fairseq_plugins.common.replaced import replaced
-from fairseq_plugins.common.rouge import sees
+from fairseq_plugins.common.rouge import can_score
 from fairseq_plugins.common.subwords import bpe_symbol
 from fairseq_plugins.sequence_risk.config import SENTENCE_SCORES, SequenceRiskConfig
 from fairseq_plugins.sequence_risk.hypotheses import HypothesisGenerator
@@ -81,7 +81,7 @@ class SequenceRisk(FairseqCriterion):
         words = self.dictionary.symbols[self.dictionary.nspecial :]
         cost = str(cfg.risk_cost)
         is_rouge = "rouge" in cost
-        if is_rouge and not sees(words):
+        if is_rouge and not can_score(words):
             raise ValueError(f"--risk-cost {cost} reads only the letters a to z and digits: use chrf or bleu")
         self.bpe_symbol = bpe_symbol(words)
         # Replacements for unknown words of references and hypotheses never match: private characters, as many as in a

@@ -62,12 +62,12 @@ def assert_same(actual: list[Any], expected: list[list[dict[str, Any]]], diction
 
 
 def parts(folder: Path) -> list[Path]:
-    """All that the program reads."""
+    """Return the files that the program reads."""
     return [path for path in sorted(folder.iterdir()) if path.name not in ("translate.py", "README.md", "__pycache__")]
 
 
-def add_up(folder: Path) -> None:
-    """Sums that fit what there is."""
+def update_checksums(folder: Path) -> None:
+    """Write SHA256SUMS for the current files."""
     paths = [path for path in parts(folder) if path.is_file() and path.name != "SHA256SUMS"]
     sums = "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in paths)
     shutil.rmtree(folder / "SHA256SUMS", ignore_errors=True)
@@ -75,8 +75,8 @@ def add_up(folder: Path) -> None:
 
 
 def forget_attention(folder: Path) -> None:
-    """Make a folder as earlier versions exported it, which gave no attention."""
+    """Remove the output of attention, which earlier versions did not export."""
     graph = onnx.load(folder / "step.onnx", load_external_data=False)
     graph.graph.output.remove(next(each for each in graph.graph.output if each.name == "attention"))
     (folder / "step.onnx").write_bytes(graph.SerializeToString())
-    add_up(folder)
+    update_checksums(folder)

@@ -25,7 +25,7 @@ from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE, SubwordNMTBPECo
 
 from fairseq_plugins.export import translate
 from fairseq_plugins.vocabulary.candidates import Candidates
-from tests.export.exporting import add_up, export, forget_attention, parts
+from tests.export.exporting import export, forget_attention, parts, update_checksums
 from tests.searches import model
 
 LINES = [
