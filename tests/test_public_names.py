@@ -1,4 +1,4 @@
-"""The names that users type: a change of one must be meant."""
+"""Names that users type are frozen, so that changes are deliberate."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_sequence_risk() -> None:
     assert options(SequenceRiskConfig) == ["--label-smoothing", *(f"--risk-{name}" for name in names)]
     page = (ROOT / "docs" / "sequence_risk.md").read_text(encoding="utf-8")
     told = dict(re.findall(r"^\|[^|]*\| `--risk-(\w+) (\S+)` \|", page, flags=re.MULTILINE))
-    told |= {"reference": "False", "sampling": "False"}  # which are asked for
+    told |= {"reference": "False", "sampling": "False"}  # required options
     assert {name: f"{getattr(SequenceRiskConfig, f'risk_{name}')}".removesuffix(".0") for name in names} == told
 
 
