@@ -143,7 +143,7 @@ def name_bad_lines_of_dictionaries() -> None:
                 fault = "line 1 begins with a byte order mark, which would become part of the word"
         except OSError:
             raise
-        except Exception as error:  # fairseq raises three kinds
+        except Exception as error:  # fairseq raises three kinds of errors
             fault = first_fault(f) or str(error)
         if fault is not None:
             raise ValueError(f"{f}: {fault}; restore the training's dictionary, or make one with fairseq-preprocess")
