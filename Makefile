@@ -12,7 +12,7 @@ STAMP := $(VENV)/.installed
 # Scripts in examples/ call fairseq's commands by name.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup demo test test-matrix coverage mutants faults fuzz searches check lint types format bench site clean
+.PHONY: help setup demo test test-matrix coverage mutants faults fuzz searches check lint types format bench figures site clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,7 +31,7 @@ $(STAMP): setup.py
 	@echo "Installing fairseq and other packages. Compiling fairseq, if it has no wheel, takes two to five minutes."
 	@echo
 	$(BIN)/python -m pip install --no-deps 'fairseq==0.12.2; python_version < "3.11"'
-	$(BIN)/python -m pip install --no-build-isolation --editable '.[demo,dev,docs,export,plots,rouge]'
+	$(BIN)/python -m pip install --no-build-isolation --editable '.[demo,dev,docs,export,plots,rouge,serve]'
 	$(BIN)/python -m pip install --no-build-isolation eflomal || echo "Only fairseq-plugins lexicon needs eflomal."
 	@touch $@
 
@@ -86,6 +86,11 @@ bench: setup  ## time training and decoding against fairseq, and the encoders of
 	$(BIN)/python examples/benchmarks/generation.py
 	$(BIN)/python examples/benchmarks/training.py
 	$(BIN)/python examples/benchmarks/conv_encoder.py
+
+# NEWSTEST=test.en.gz for machines without network.
+figures: setup  ## measure the ratios on the pages (20 minutes), and compare with the last ones of such a machine
+	-$(BIN)/python -m pip install --quiet ctranslate2
+	$(BIN)/python examples/benchmarks/figures.py $(if $(NEWSTEST),--input $(NEWSTEST))
 
 # Each build starts from scratch, because a change of the navigation changes every page.
 site: setup  ## build the pages as a site with search, build/site/index.html; a broken link is an error

@@ -19,7 +19,7 @@ setup(
     python_requires=">=3.10",
     packages=[*find_packages(include=["fairseq_plugins", "fairseq_plugins.*"]), "fairseq_plugins_user_dir"],
     package_dir={"fairseq_plugins_user_dir": "user_dir"},  # a unique name
-    package_data={"fairseq_plugins": ["py.typed"]},
+    package_data={"fairseq_plugins": ["py.typed", "cli/serve/page/*"]},
     entry_points={"console_scripts": ["fairseq-plugins = fairseq_plugins.cli.main:main"]},
     install_requires=[
         # fairseq's last release needs Python < 3.11; fairseq-fixed is its later main branch with repairs.
@@ -39,14 +39,17 @@ setup(
         "demo": ["babel", "num2words"],
         "docs": ["furo", "myst-parser", "sphinx"],
         "export": ["onnx", "onnxruntime"],
+        "serve": ["httptools", "onnxruntime", "python-multipart", "starlette", "uvicorn"],
         "rouge": ["rouge-score"],
         "alignment": ["eflomal"],
         "dev": [
             "coverage>=7.10",
             "hypothesis",
+            "libretranslatepy",
             "mutmut>=3.8",
             "mypy",
             "nox",
+            "playwright",
             "pytest",
             "pytest-cov",
             "pytest-xdist",

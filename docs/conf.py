@@ -1,6 +1,7 @@
 """The pages as a site, ``make site``: Sphinx reads them where they lie, from the repository's root.
 
-Links work as on GitHub: between pages as they are, those to other files fetch them, those to folders become text.
+Links work as on GitHub: between pages as they are, those to other files fetch them. Links to folders and logs become
+text.
 Another page needs a place in `NAVIGATION`; without one the build fails, as it does where a link is broken.
 """
 
@@ -25,17 +26,16 @@ highlight_language = "none"  # equations, trees and commands look alike to a hig
 
 root_doc = "README"
 include_patterns = ["*.md", "docs/**.md", "examples/**.md"]
-exclude_patterns = ["examples/*/out", "examples/*/data"]
+# Logs of measurements stay in the repository.
+exclude_patterns = ["examples/*/out", "examples/*/data", "examples/benchmarks/*.md", "examples/*/findings.md"]
 
-# What stands at the side of each page.
+# The sidebar of every page.
 NAVIGATION = {
-    "Start": "docs/installation examples/quickstart/README docs/python docs/tools docs/troubleshooting",
-    "Use": "docs/make_it_fast docs/vocabulary docs/sequence_risk docs/export",
-    "Models": "docs/convs2s docs/weighted_transformer docs/conv_encoder docs/decoding docs/decisions docs/variance "
-    "docs/architecture docs/extending docs/README",
-    "Speed": "docs/performance docs/cpu docs/performance_log",
-    "Examples": "examples/README examples/experiments examples/*/README examples/*/findings",
-    "Trust": "docs/reliability docs/repairs docs/security SECURITY CHANGELOG CONTRIBUTING docs/citing",
+    "Use": "docs/install docs/quickstart docs/command_line docs/python docs/export docs/performance docs/vocabulary "
+    "docs/whole_sentences",
+    "Models": "docs/convs2s docs/weighted_transformer docs/conv_encoder",
+    "Examples": "examples/README examples/experiments examples/*/README",
+    "Project": "docs/internals docs/glossary docs/reliability SECURITY CHANGELOG CONTRIBUTING",
 }
 
 
@@ -47,10 +47,12 @@ def add_navigation(app: Sphinx, page: str, source: list[str]) -> None:
             source[0] += "\n" + "\n".join(lines) + "\n"
 
 
-def leave_folders(app: Sphinx, page: nodes.document) -> None:
-    """A link to a folder of the repository, which a site has nothing to show of, becomes text."""
+def unlink_files_outside_the_site(app: Sphinx, page: nodes.document) -> None:
+    """Turn links to folders and to excluded pages of the repository into text."""
     for link in list(page.findall(pending_xref)):
-        if (Path(page["source"]).parent / link["reftarget"]).is_dir():
+        target = link["reftarget"]
+        is_page = (Path(app.srcdir) / f"{target}.md").is_file()
+        if (is_page and target not in app.env.found_docs) or (Path(page["source"]).parent / target).is_dir():
             link.replace_self(link.children)
 
 
@@ -62,5 +64,5 @@ def add_index(app: Sphinx, error: Exception | None) -> None:
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("source-read", add_navigation)
-    app.connect("doctree-read", leave_folders)
+    app.connect("doctree-read", unlink_files_outside_the_site)
     app.connect("build-finished", add_index)

@@ -1,4 +1,4 @@
-"""Translation models for fairseq.  Importing registers names with fairseq, and repairs nothing; see `install`."""
+"""Translation models for fairseq; `install` registers them, and applies repairs of fairseq."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import importlib
 import logging
 import pkgutil
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
-# These rooms register no names with fairseq.
+# Packages that register no names with fairseq.
 _UNREGISTERED = {"cli", "export", "repairs"}
 
-# fairseq's text_to_speech asks for tensorboardX when fairseq is imported, by whomever.
+# Importing fairseq logs that its text_to_speech lacks tensorboardX, which this plugin does not need.
 logging.getLogger("fairseq.tasks.text_to_speech").addFilter(lambda record: "tensorboardX" not in record.getMessage())
 
 
 def install(command: bool = False) -> None:
     """Repair fairseq, and register all models, criterions, optimizers, schedules and the task.
 
-    ``--user-dir`` calls this, and so do ``from_pretrained`` of our models and the commands of ``fairseq-plugins``.
-    Later calls do nothing.
+    ``--user-dir``, ``from_pretrained`` of this plugin's models, and the commands of ``fairseq-plugins`` call this
+    function.  Later calls are no-ops.
 
     Args:
-        command: also set up a process of one of fairseq's commands: memory, and errors of options without a traceback,
-            and no warnings that its users can do nothing about.
+        command: also set up the process of a fairseq command: memory settings, option errors without traceback, and
+            suppression of warnings that users cannot act on.
     """
     _repair_and_register()
     if command:
@@ -39,6 +39,6 @@ def _set_up_command() -> None:
 @functools.cache
 def _repair_and_register() -> None:
     importlib.import_module("fairseq_plugins.repairs").repair_fairseq()
-    for room in pkgutil.iter_modules(__path__):
-        if room.ispkg and room.name not in _UNREGISTERED:
-            importlib.import_module(f"{__name__}.{room.name}")
+    for package in pkgutil.iter_modules(__path__):
+        if package.ispkg and package.name not in _UNREGISTERED:
+            importlib.import_module(f"{__name__}.{package.name}")

@@ -70,8 +70,8 @@ def model(architecture: str, seed: int, prepared: bool) -> Any:
 
 
 @cache
-def programs() -> GraphCache:
-    """Return a graph cache that keeps states in fixed memory, as on a GPU, without capturing graphs."""
+def graphs() -> GraphCache:
+    """Fixed states in the memory of earlier batches, as on a GPU, without the graphs."""
     return GraphCache(capture=lambda run: run, compile_step=lambda step: step)
 
 
@@ -136,13 +136,13 @@ def check(number: int) -> tuple[bool, int]:
         dictionary(),
         candidates=candidates,
         word_penalty=reference.word_penalty,
-        programs=programs() if runs_programs else None,
+        graphs=graphs() if runs_programs else None,
         **options,
     )
     every = pick([1, 1, 3, 4, 8])
     with torch.inference_mode(pick([True, False])), pytest.MonkeyPatch.context() as pretended:
         pretended.setattr(generator, "copy_to_host_async", read_copy_later)
-        pretended.setattr(generator, "steps_between_looks", lambda device: every)
+        pretended.setattr(generator, "steps_between_reads", lambda device: every)
         actual = search.generate([searched], sample, **call)
     assert_same(actual, expected, tolerance=2e-5)  # sums in single precision
     return runs_programs and prepared and architecture in ARCHITECTURES, sum(map(len, actual))

@@ -84,7 +84,7 @@ def test_words_in_another_order_are_refused(data: Path, alone: Path, tmp_path: P
     state = torch.load(alone)
     del state["extra_state"]["words"]
     torch.save(state, tmp_path / "older.pt")
-    error = f"{alone} was trained with other target words"
+    error = f"{alone}: the target words differ"
     with pytest.raises(ValueError, match=re.escape(error)):
         checkpoint_utils.load_model_ensemble([str(tmp_path / "older.pt"), str(alone)], {"data": str(shuffled)})
     with pytest.raises(ValueError, match=re.escape(error)):

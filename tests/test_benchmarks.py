@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import random
 import re
+import runpy
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fairseq_plugins.cpu.products import PRECISIONS
 from tests.commands import ROOT, python, run
 
 BENCHMARKS = ROOT / "examples" / "benchmarks"
@@ -67,7 +69,7 @@ def test_sequence_risk(data: Path, tmp_path: Path) -> None:
     sizes = ["--user-dir", ROOT / "user_dir", "--arch", "convs2s_tiny", "--optimizer", "adam"]
     sizes += ["--lr", 0.01, "--batch-size", 16]
     run("train", data, *sizes, "--max-epoch", 1, "--num-workers", 0, "--save-dir", tmp_path)
-    options = ["--batches", 1, "--max-tokens", 64, "--candidates", 3]
+    options = ["--batches", 1, "--max-tokens", 64, "--hypotheses", 3]
     shown = shown_by("sequence_risk.py", tmp_path / "checkpoint_last.pt", data, *options)
     forms = re.findall(r"^(\S+) +[0-9.]+ s, [0-9.]+ of cross-entropy's$", shown, re.MULTILINE)
     assert forms == ["cross-entropy", "sequence_risk", "plain"]
@@ -76,7 +78,9 @@ def test_sequence_risk(data: Path, tmp_path: Path) -> None:
 @pytest.mark.slow  # for models of the papers' sizes
 def test_training() -> None:
     shown = shown_by("training.py", "--vocabulary", 50, "--sentences", 2, "--length", 4, "--rounds", 1)
-    assert len(re.findall(r"^\| .+ \| \d+ \| \d+ \| [\d.]+ \| [\de.+-]+ \|$", shown, flags=re.MULTILINE)) == 4
+    low = r"\d+ \| [\d.]+" if PRECISIONS["bfloat16"][1]() else r" \| "
+    row = rf"^\| .+ \| \d+ \| \d+ \| [\d.]+ \| {low} \| [\de.+-]+ \|$"
+    assert len(re.findall(row, shown, flags=re.MULTILINE)) == 4
 
 
 @pytest.mark.slow
@@ -101,3 +105,42 @@ def test_newstest(tmp_path: Path) -> None:
         assert (row["beam"], row["sentences"], row["tokens"]) == (2, len(lengths), expected)
         assert row["processor seconds"] > 0
         assert 0.01 < row["peak GB"] < 2 or row["contestant"].startswith("CTranslate2")
+
+
+def test_ratios_that_moved() -> None:
+    """A table of figures, read again, says the same; what differs by more than a tenth is listed."""
+    script = runpy.run_path(str(BENCHMARKS / "figures.py"))
+    rows = {
+        "16 sentences": [
+            {"contestant": "transformer", "seconds": [4.0, 9.0, 2.0]},
+            {"contestant": "weighted_transformer_small, translation_fast, int8", "seconds": [2.0, 3.0, 2.0]},
+        ],
+        "one sentence": [],
+        "an update": [{"model": "fconv_iwslt_de_en", "seconds": {"fairseq": [3.0], "bfloat16": [1.0]}}],
+        "whole commands": [
+            {"beam": beam, "contestant": name, "seconds": [seconds]}
+            for beam in (1, 5)
+            for name, seconds in (("CTranslate2, int8", 1.0), ("weighted_transformer_small, exported, int8", beam))
+        ],
+    }
+    ratios = script["ratios_of"]({run: script["seconds_of"](each) for run, each in rows.items()})
+    assert list(ratios.values()) == [2.0, 3.0, 1.0, 0.2]
+    assert script["read_ratios"](script["table"]("A machine; today", ratios)) == ratios
+    names = list(ratios)
+    now = dict(zip(names, [2.15, 2.6, 1.0], strict=False)) | {"another": 1.0}
+    assert script["moved"](ratios, ratios) == []
+    assert script["moved"](ratios, now) == [
+        f"{names[1]}: 3.00 before, 2.60 now",
+        f"{names[3]}: not measured",
+        "another: new",
+    ]
+
+
+def test_figures_compare_contestants_that_there_are() -> None:
+    """Each is a row of the script that measures it, where the processor has the precision and CTranslate2 is there."""
+    script = runpy.run_path(str(BENCHMARKS / "figures.py"))
+    sources = {name: (BENCHMARKS / options[0]).read_text() for name, options in script["RUNS"].items()}
+    for measured, *contestants in script["comparisons"]():
+        for contestant in contestants:
+            name = re.sub(r", (translation_fast|exported|fairseq|float32|bfloat16|int8|beam \d)\b.*$", "", contestant)
+            assert f'"{name}' in sources[measured] or f"{name}," in sources[measured], contestant

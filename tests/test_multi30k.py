@@ -74,7 +74,7 @@ def test_other_captions_and_a_second_call(tmp_path: Path) -> None:
     assert prepare(tmp_path / "a", out, *options).returncode == 0
     assert "has other text" in prepare(tmp_path / "b", out, *options).stderr
     with work_in(out):
-        assert prepare(tmp_path / "a", out, *options).stderr.endswith(f"is at work in {out}\n")
+        assert prepare(tmp_path / "a", out, *options).stderr.startswith(f"prepare.py: error: {out} is in use")
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ WRONG = [
     (ConvS2SConfig, {"decoder_out_embed_dim": 0}, "--decoder-out-embed-dim"),
     (ConvS2SConfig, {"decoder_embed_dim": 8}, "--encoder-embed-dim and --decoder-embed-dim"),
     (ConvS2SConfig, {"share_input_output_embed": True, "decoder_out_embed_dim": 8}, "--share-input-output-embed"),
-    (ConvS2SConfig, {"encoder_embed_path": "nowhere.txt"}, "--encoder-embed-path: nowhere.txt"),
+    (ConvS2SConfig, {"encoder_embed_path": "nowhere.txt"}, "--encoder-embed-path nowhere.txt"),
     (ConvS2SConfig, {"dropout": 1.5}, "--dropout"),
     (ConvEncoderConfig, {"pooling_width": 4, "encoder_type": "pooling"}, "--pooling-width"),
     (ConvEncoderConfig, {"encoder_layers": "6"}, "--encoder-layers"),
@@ -114,9 +114,9 @@ WRONG = [
     (WeightedInverseSqrtConfig, {"branch_warmup_updates": 0}, "--branch-warmup-updates"),
     (AnnealAfterPlateauConfig, {"lr_shrink": 0.0}, "--lr-shrink"),
     (AnnealAfterPlateauConfig, {"lr_shrink": 10.0}, "--lr-shrink"),
-    (SequenceRiskConfig, {"risk_candidates": 0}, "--risk-candidates"),
-    (SequenceRiskConfig, {"risk_candidates": 1}, "--risk-candidates"),
-    (SequenceRiskConfig, {"risk_candidates": 10**6}, "--risk-candidates"),
+    (SequenceRiskConfig, {"risk_hypotheses": 0}, "--risk-hypotheses"),
+    (SequenceRiskConfig, {"risk_hypotheses": 1}, "--risk-hypotheses"),
+    (SequenceRiskConfig, {"risk_hypotheses": 10**6}, "--risk-hypotheses"),
 ]
 
 
@@ -156,8 +156,8 @@ def test_ends_of_ranges(allowed: Range, inside: list[Any], outside: list[Any]) -
     assert not any(value in allowed for value in outside)
 
 
-def test_most_candidates(dictionary: Any) -> None:
-    """As many as the widest beam of fairseq's search, which never writes padding."""
-    MADE[SequenceRiskConfig](dictionary, {"risk_candidates": len(dictionary) - 1})
-    with pytest.raises(ValueError, match=r"^--risk-candidates .* 44 words"):
-        MADE[SequenceRiskConfig](dictionary, {"risk_candidates": len(dictionary)})
+def test_the_largest_number_of_hypotheses(dictionary: Any) -> None:
+    """It is the widest beam of fairseq's search, which never predicts padding."""
+    MADE[SequenceRiskConfig](dictionary, {"risk_hypotheses": len(dictionary) - 1})
+    with pytest.raises(ValueError, match=r"^--risk-hypotheses .* 44 words"):
+        MADE[SequenceRiskConfig](dictionary, {"risk_hypotheses": len(dictionary)})

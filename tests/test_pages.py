@@ -43,14 +43,15 @@ PREPARE = "python examples/multi30k/prepare.py TEXT PREPARED --merges 50; ln -s 
 WALKS = {
     "front page, Python": [
         Step("README.md", "fairseq-plugins own-data", "ln -s TEXT/train.?? ."),
+        Step("docs/quickstart.md", "fairseq-plugins own-data"),
         Step("docs/python.md", "from fairseq_plugins", after="python script.py"),
-        Step("docs/extending.md", "import fairseq_plugins", "ln -s OUT/data-bin DATA_BIN",
+        Step("docs/internals.md", "import fairseq_plugins", "ln -s OUT/data-bin DATA_BIN",
              after="mkdir mine; mv script.py mine/__init__.py; fairseq-train DATA_BIN --user-dir mine "
              "--arch convs2s_my_corpus --optimizer adam --max-tokens 500"),
         Step("docs/python.md", "from concurrent", after="python script.py"),
     ],
     "families": [
-        Step("README.md", "fairseq-train DATA_BIN", PREPARE),
+        Step("docs/command_line.md", "fairseq-train DATA_BIN", PREPARE),
         Step("docs/weighted_transformer.md", "fairseq-train DATA_BIN"),
         Step("docs/conv_encoder.md", "fairseq-train DATA_BIN"),
     ],
@@ -83,6 +84,12 @@ WALKS = {
         Step("examples/multi30k/README.md", "python examples/multi30k/prepare.py TEXT out-2000",
              words={"--tokenizer moses": "--tokenizer moses --rates 1 --attention-dropouts 0 --seeds 1 "
                     "--grid-updates 3 -- --max-update 3"}),
+    ],
+    "documentation": [
+        Step("examples/documentation/README.md", "python examples/documentation/split.py",
+             "python -c \"import polib; [(file := polib.POFile(), setattr(file, 'metadata', {'Language': 'es'}), "
+             "file.extend(polib.POEntry(msgid=f'Dog {n} of {m}.', msgstr=f'Perro {n} de {m}.') for m in range(9)), "
+             "file.save(f'{n}.po')) for n in range(200)]\"; mkdir -p python-docs-es; mv *.po python-docs-es"),
     ],
     "quickstart": [
         Step("examples/quickstart/README.md", "make demo", "export OUT=$PWD/demo",
@@ -127,6 +134,7 @@ ELSEWHERE = {
     "make setup": "what starts the tests, and the demo is the quickstart",
     "make demo       #": "the quickstart, above",
     "pip install": "tests/test_installation.py, from a wheel; for Python 3.10 the Makefile",
+    "python docs/repairs.py": "tests/test_documentation.py",
     "python examples/architectures": "tests/test_architectures.py",
     "python examples/variance": "tests/test_variance.py",
     "python examples/ablations": "tests/test_ablations.py",
@@ -136,6 +144,7 @@ ELSEWHERE = {
     "python examples/benchmarks/training.py": "tests/test_benchmarks.py",
     "python examples/multi30k/prepare.py TEXT out-joined": "tests/test_multi30k.py and tests/test_ablations.py",
     "torchrun": "tests/repairs/test_distributed.py",
+    "fairseq-plugins serve": "tests/serve",
     "fairseq-plugins import-fconv IN.pt": "tests/cli/test_export.py",
     "fairseq-plugins plot-branches CHECKPOINTS": "tests/cli/test_plot_branches.py",
     "fairseq-plugins plot-loss": "tests/cli/test_plot_loss.py",

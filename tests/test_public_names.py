@@ -79,11 +79,12 @@ def test_training() -> None:
 
 def test_sequence_risk() -> None:
     assert CRITERION_DATACLASS_REGISTRY["sequence_risk"] is SequenceRiskConfig
-    names = ["alpha", "candidates", "cost", "reference", "sampling", "scale"]
-    assert options(SequenceRiskConfig) == ["--label-smoothing", *(f"--risk-{name}" for name in names)]
-    page = (ROOT / "docs" / "sequence_risk.md").read_text(encoding="utf-8")
+    names = ["alpha", "cost", "hypotheses", "reference", "sampling", "scale"]
+    former = ["candidates"]
+    assert options(SequenceRiskConfig) == ["--label-smoothing", *sorted(f"--risk-{name}" for name in names + former)]
+    page = (ROOT / "docs" / "whole_sentences.md").read_text(encoding="utf-8")
     told = dict(re.findall(r"^\|[^|]*\| `--risk-(\w+) (\S+)` \|", page, flags=re.MULTILINE))
-    told |= {"reference": "False", "sampling": "False"}  # required options
+    told |= {"reference": "False", "sampling": "False"}  # flags
     assert {name: f"{getattr(SequenceRiskConfig, f'risk_{name}')}".removesuffix(".0") for name in names} == told
 
 
@@ -100,6 +101,16 @@ def test_tools(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--help"])
     shown = capsys.readouterr().out
-    tools = ["user-dir", "import-fconv", "prepare", "own-data", "export", "average", "lexicon", "plot-attention"]
+    tools = [
+        "user-dir",
+        "import-fconv",
+        "prepare",
+        "own-data",
+        "export",
+        "serve",
+        "average",
+        "lexicon",
+        "plot-attention",
+    ]
     tools += ["plot-branches", "plot-loss", "score", "tune-length"]
     assert [name for name in tools if f"\n    {name}" not in shown] == []

@@ -9,7 +9,7 @@ import pytest
 
 from tests.commands import MODEL, QUIET, SIZES, TRAINING, USER_DIR, run, shown, train_two_processes_as_one
 
-CRITERION = ["--criterion", "sequence_risk", "--label-smoothing", 0.1, "--risk-candidates", 4]
+CRITERION = ["--criterion", "sequence_risk", "--label-smoothing", 0.1, "--risk-hypotheses", 4]
 LOGGED = ("loss", "nll_loss", "ppl", "risk", "best", "oracle", "translations", "search", "scoring")
 
 

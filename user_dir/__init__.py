@@ -1,4 +1,4 @@
-"""fairseq's commands import this folder with ``--user-dir``."""
+"""The folder for ``--user-dir`` of fairseq's commands."""
 
 import fairseq_plugins
 

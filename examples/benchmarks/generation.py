@@ -51,7 +51,7 @@ from turns import (
     write_json,
 )
 
-from fairseq_plugins.cpu.packing import Packing
+from fairseq_plugins.cpu.packing import PackedWeightCache
 from fairseq_plugins.cpu.products import PRECISIONS
 from fairseq_plugins.search.generator import FastBeamSearch
 from fairseq_plugins.search.graphs import GraphCache
@@ -127,11 +127,11 @@ def searches(
     if args.device != "cpu":  # packed weights exist only on CPUs
         precisions = {"": "float32"}
     for suffix, precision in precisions.items():
-        search = partial(FastBeamSearch, [model], dictionary, packing=Packing(precision), **options)
+        search = partial(FastBeamSearch, [model], dictionary, packing=PackedWeightCache(precision), **options)
         ours = f"{name}, translation_fast{suffix}"
         runs[ours] = partial(search().generate, None, sample)
         if args.compile_steps:
-            runs[ours + COMPILED] = partial(search(programs=GraphCache()).generate, None, sample)
+            runs[ours + COMPILED] = partial(search(graphs=GraphCache()).generate, None, sample)
     return runs
 
 

@@ -80,7 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", help="checkpoint of a trained model")
     parser.add_argument("data", help="folder of its binary data")
-    parser.add_argument("--candidates", type=int, default=8, help="hypotheses per sentence (default: %(default)s)")
+    parser.add_argument("--hypotheses", type=int, default=8, help="hypotheses per sentence (default: %(default)s)")
     parser.add_argument(
         "--risk-cost", choices=METRICS, default="bleu", help="cost of a hypothesis (default: %(default)s)"
     )
@@ -100,11 +100,11 @@ def main() -> None:
 
     tokens = LabelSmoothedCrossEntropyCriterion(task, sentence_avg=False, label_smoothing=EPSILON)
     options = {"risk_alpha": ALPHA, "risk_scale": SCALE, "label_smoothing": EPSILON, "risk_cost": args.risk_cost}
-    risk = SequenceRisk(task, SequenceRiskConfig(risk_candidates=args.candidates, **options))
+    risk = SequenceRisk(task, SequenceRiskConfig(risk_hypotheses=args.hypotheses, **options))
     forms: dict[str, Callable[[dict[str, Any]], Tensor]] = {
         "cross-entropy": lambda sample: tokens(model, sample)[0],
         "sequence_risk": lambda sample: risk(model, sample)[0],
-        "plain": lambda sample: plain(task, args.risk_cost, args.candidates, model, sample),
+        "plain": lambda sample: plain(task, args.risk_cost, args.hypotheses, model, sample),
     }
     model.eval()
     with torch.no_grad():

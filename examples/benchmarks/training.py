@@ -1,24 +1,37 @@
 #!/usr/bin/env python3
-"""Time training of ConvS2S and the Weighted Transformer against fairseq's fconv and transformer of the same sizes.
+"""Time updates of our models against fairseq's models of the same sizes, in float32 and in bfloat16.
 
-The contestants of a row take turns in one process, with random weights.  convs2s computes the function of fconv, so the
-losses without dropout are compared.  The Weighted Transformer is not a Transformer, so its folded branches are
-compared with the paper's unfolded equations.
+An update is what fairseq-train makes of a batch: loss, gradients, their norm, Adam.  fairseq's models are trained as
+without this plugin, where --bf16 does not run on a CPU; ours with its dropout, loss and Adam.  The contestants of a row
+take turns in one process, with random weights and the memory settings of a training.
+
+Each row has a check of our model's loss without dropout.  convs2s computes fconv's function, so their losses are
+compared; the others are other models than fairseq's, so the Weighted Transformer's folded branches are compared with
+the paper's equations as they are written, and the LSTM's loop over all positions with decoding step by step.
 """
 
 from __future__ import annotations
 
+import copy
+import inspect
 import statistics
 import sys
+from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import torch
-from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
+from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
+from fairseq.data import Dictionary
+from fairseq.dataclass.configs import FairseqConfig
 from fairseq.models import BaseFairseqModel
+from fairseq.optim import FairseqOptimizer, FP16Optimizer, build_optimizer
 from fairseq.optim.adam import Adam
-from torch import Tensor
+from omegaconf import OmegaConf
 from turns import (
     DEVICE,
+    JSON,
     build,
     fconv_and_convs2s,
     machine,
@@ -27,8 +40,10 @@ from turns import (
     random_sentences,
     ratio,
     take_turns,
+    write_json,
 )
 
+from fairseq_plugins.cpu.products import PRECISIONS
 from fairseq_plugins.weighted_transformer.branches import BranchedBlock
 
 OPTIONS = (
@@ -36,90 +51,143 @@ OPTIONS = (
     ("sentences", 64, "sentences in a batch"),
     ("length", 25, "longest sentence, in tokens"),
     DEVICE,
+    JSON,
 )
-Batch = tuple[Tensor, Tensor, Tensor]
+ADAM = {"_name": "adam", "adam_betas": "(0.9, 0.98)", "adam_eps": 1e-8, "weight_decay": 0.0, "lr": [1e-4], "tpu": False}
+Sample = dict[str, Any]
 
 
-def loss_of(model: BaseFairseqModel, batch: Batch) -> Tensor:
-    """Return the label-smoothed cross-entropy."""
-    source, lengths, target = batch
-    log_probabilities = model.get_normalized_probs(model(source, lengths, target.roll(1, dims=1)), log_probs=True)
-    return label_smoothed_nll_loss(log_probabilities.flatten(0, 1), target.flatten(), 0.1, ignore_index=1)[0]
+class PlainAdam(Adam):
+    """fairseq's Adam without this plugin."""
+
+    step = inspect.unwrap(Adam.step)
 
 
-def update(model: BaseFairseqModel, optimizer: Adam, batch: Batch) -> None:
-    """Make a complete update."""
-    optimizer.zero_grad()
-    loss_of(model, batch).backward()
-    optimizer.step()
+class PlainCriterion(LabelSmoothedCrossEntropyCriterion):
+    """fairseq's loss without this plugin."""
+
+    compute_loss = inspect.unwrap(LabelSmoothedCrossEntropyCriterion.compute_loss)
 
 
-def through_the_layers(model: BaseFairseqModel, _: Adam, batch: Batch) -> None:
-    """Run forward and backward without the output layer and Adam, whose work is half for the embeddings."""
-    model.zero_grad()
-    source, lengths, target = batch
-    encoded = model.encoder(source, src_lengths=lengths)
-    model.decoder.extract_features(target.roll(1, dims=1), encoder_out=encoded)[0].square().sum().backward()
+def training_of(model: BaseFairseqModel, criterion: LabelSmoothedCrossEntropyCriterion, bfloat16: bool) -> Callable:
+    """Return the update of a model, which takes a sample, as fairseq's trainer makes it."""
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    optimizer: FairseqOptimizer
+    if bfloat16:
+        cfg = OmegaConf.structured(FairseqConfig)
+        cfg.common.bf16 = True
+        cfg.optimizer = OmegaConf.create(ADAM)
+        optimizer = FP16Optimizer.build_optimizer(cfg, list(model.bfloat16().parameters()))
+    else:
+        optimizer = build_optimizer(OmegaConf.create(ADAM), parameters)
+    if isinstance(criterion, PlainCriterion):
+        optimizer._optimizer = PlainAdam(parameters, **optimizer.optimizer_config)
+
+    def update(sample: Sample) -> None:
+        optimizer.zero_grad()
+        optimizer.backward(criterion(model, sample)[0])
+        optimizer.multiply_grads(1 / sample["ntokens"])
+        optimizer.clip_grad_norm(1.0)
+        optimizer.step()
+
+    return update
 
 
 @torch.no_grad()
-def evaluate(model: BaseFairseqModel, batch: Batch) -> float:
+def evaluate(model: BaseFairseqModel, criterion: LabelSmoothedCrossEntropyCriterion, sample: Sample) -> float:
     """Return the loss without dropout."""
     model.eval()
-    loss = float(loss_of(model, batch))
+    loss = float(criterion(model, sample)[0])
     model.train()
     return loss
 
 
-def evaluate_plainly(model: BaseFairseqModel, batch: Batch) -> float:
-    """Return the loss without dropout by the paper's unfolded equations."""
+def evaluate_plainly(model: BaseFairseqModel, criterion: LabelSmoothedCrossEntropyCriterion, sample: Sample) -> float:
+    """Return the loss without dropout, of the Weighted Transformer's equations as they are written."""
     forward = BranchedBlock.forward
     BranchedBlock.forward = BranchedBlock.plain  # type: ignore[method-assign]
     try:
-        return evaluate(model, batch)
+        return evaluate(model, criterion, sample)
     finally:
         BranchedBlock.forward = forward  # type: ignore[method-assign]
 
 
+def evaluate_in_steps(model: BaseFairseqModel, criterion: LabelSmoothedCrossEntropyCriterion, sample: Sample) -> float:
+    """Return the loss without dropout, decoded step by step."""
+    forward = model.decoder.forward
+    model.decoder.forward = partial(forward, incremental_state={})
+    try:
+        return evaluate(model, criterion, sample)
+    finally:
+        model.decoder.forward = forward
+
+
+def pairs(dictionary: Dictionary) -> dict[str, tuple[Callable[[], tuple[BaseFairseqModel, ...]], Callable | None]]:
+    """Return for each row fairseq's model and ours, and how ours is checked; None against fairseq's."""
+    shared = {"share_all_embeddings": True, "attention_dropout": 0.1}
+    sizes = {f"{side}_embed_dim": 256 for side in ("encoder", "decoder")}
+    sizes |= {f"{side}_hidden_size": 512 for side in ("encoder", "decoder")}
+    lstm = {"criterion": "", "encoder_bidirectional": True, "decoder_out_embed_dim": 256, "dropout": 0.2, **sizes}
+    return {
+        "fconv_iwslt_de_en": (lambda: fconv_and_convs2s("fconv_iwslt_de_en", dictionary), None),
+        "fconv_wmt_en_ro (20+20 layers of 512)": (lambda: fconv_and_convs2s("fconv_wmt_en_ro", dictionary), None),
+        "transformer (6+6 layers of 512/2048)": (
+            lambda: tuple(
+                build(name, dictionary, **shared)[1] for name in ("transformer", "weighted_transformer_small")
+            ),
+            evaluate_plainly,
+        ),
+        "lstm (bidirectional, 512 units) and conv_encoder_bilstm": (
+            lambda: (build("lstm", dictionary, **lstm)[1], build("conv_encoder_bilstm", dictionary)[1]),
+            evaluate_in_steps,
+        ),
+    }
+
+
 def main() -> None:
-    args = parse_options(__doc__, OPTIONS)
+    args = parse_options(__doc__, OPTIONS, program="fairseq-train")
     dictionary = make_dictionary(args.vocabulary)
     source, lengths = random_sentences(dictionary, args.sentences, args.length, args.device)
-    batch = (source, lengths, random_sentences(dictionary, args.sentences, args.length, args.device)[0])
-    print(f"{args.sentences} pairs of up to {args.length} tokens, vocabulary {args.vocabulary}, Adam")
+    order = lengths.argsort(descending=True)  # as fairseq's batches, and as its lstm needs them
+    source, lengths = source[order], lengths[order]
+    target = random_sentences(dictionary, args.sentences, args.length, args.device)[0]
+    inputs = {"src_tokens": source, "src_lengths": lengths, "prev_output_tokens": target.roll(1, dims=1)}
+    sample = {"net_input": inputs, "target": target, "ntokens": int(target.ne(dictionary.pad()).sum())}
+    task = SimpleNamespace(target_dictionary=dictionary)
+    ours_loss, theirs_loss = (
+        kind(task, sentence_avg=False, label_smoothing=0.1)
+        for kind in (LabelSmoothedCrossEntropyCriterion, PlainCriterion)
+    )
+    print(f"an update of {args.sentences} pairs of up to {args.length} tokens, vocabulary {args.vocabulary}, Adam")
     print(f"{machine(args)}\n")
-    print("| | fairseq, ms | ours, ms | faster | losses differ by |")
-    print("|---|---|---|---|---|", flush=True)
-    wrong = False
-    shared = {"share_all_embeddings": True, "attention_dropout": 0.1}
-    for name, pair in {
-        "fconv_iwslt_de_en, an update": lambda: fconv_and_convs2s("fconv_iwslt_de_en", dictionary),
-        "fconv_wmt_en_ro (20+20 layers of 512), an update": lambda: fconv_and_convs2s("fconv_wmt_en_ro", dictionary),
-        "transformer (6+6 layers of 512/2048), an update": lambda: (
-            build("transformer", dictionary, **shared)[1],
-            build("weighted_transformer_small", dictionary, **shared)[1],
-        ),
-        "the same, its layers alone": None,
-    }.items():
-        what = update if pair else through_the_layers
-        if pair:
-            theirs, ours = (model.to(args.device).train() for model in pair())
-            expected = evaluate_plainly(ours, batch) if "transformer" in name else evaluate(theirs, batch)
-            error = abs(evaluate(ours, batch) - expected) / expected
-            wrong = wrong or error > 1e-5
+    print("| fairseq's model and ours | fairseq, ms | ours, ms | faster | bfloat16, ms | faster | losses differ by |")
+    print("|---|---|---|---|---|---|---|", flush=True)
+    rows, wrong = [], False
+    for name, (make, check) in pairs(dictionary).items():
+        theirs, ours = (model.to(args.device).train() for model in make())
+        expected = check(ours, theirs_loss, sample) if check else evaluate(theirs, theirs_loss, sample)
+        error = abs(evaluate(ours, ours_loss, sample) - expected) / expected
+        wrong = wrong or error > 1e-5
         runs = {
-            side: partial(what, model, Adam(model.parameters(), lr=1e-4), batch)
-            for side, model in (("theirs", theirs), ("ours", ours))
+            "fairseq": partial(training_of(theirs, theirs_loss, False), sample),
+            "float32": partial(training_of(ours, ours_loss, False), sample),
         }
+        if args.device != "cpu" or PRECISIONS["bfloat16"][1]():
+            runs["bfloat16"] = partial(training_of(copy.deepcopy(ours), ours_loss, True), sample)
         seconds, _ = take_turns(runs, args.rounds)
-        print(
-            f"| {name} | {1000 * statistics.median(seconds['theirs']):.0f} | "
-            f"{1000 * statistics.median(seconds['ours']):.0f} | {ratio(seconds['theirs'], seconds['ours']):.2f} | "
-            f"{error:.0e} |",
-            flush=True,
-        )
+        cells = [f"{1000 * statistics.median(seconds['fairseq']):.0f}"]
+        row = {"model": name, "losses differ by": error, "seconds": seconds}
+        for precision in ("float32", "bfloat16"):
+            if precision not in seconds:
+                cells += ["", ""]
+                continue
+            row[f"faster, {precision}"] = ratio(seconds["fairseq"], seconds[precision])
+            cells += [f"{1000 * statistics.median(seconds[precision]):.0f}", f"{row[f'faster, {precision}']:.2f}"]
+        print(f"| {name} | {' | '.join(cells)} | {error:.0e} |", flush=True)
+        rows.append(row)
+    write_json(args, rows)
     if wrong:
-        sys.exit("the losses differ, so the speeds above mean nothing")
+        sys.exit("results differ: the speeds above mean nothing")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
 
 import fairseq_plugins
+from fairseq_plugins.common.replaced import replaced
 from fairseq_plugins.convs2s.fconv import convert_options, convert_parameters
 from fairseq_plugins.convs2s.model import ConvS2SModel
 from fairseq_plugins.cpu.packing import prepare_linear
@@ -40,12 +42,20 @@ SIZES = (
 )
 
 
-def parse_options(description: str | None, options: Iterable[tuple[str, int | str | bool, str]]) -> Namespace:
-    """Parse options with defaults and help; set torch's threads and seed, and keep freed memory.
+def parse_options(
+    description: str | None, options: Iterable[tuple[str, int | str | bool, str]], program: str = "fairseq-generate"
+) -> Namespace:
+    """Parse options with defaults and help; set torch's threads and seed.
 
     The defaults determine the types of options; options with the default False take no value.
+
+    Args:
+        description: description of the script.
+        options: name, default and help of each option.
+        program: command of fairseq whose memory settings the process gets.
     """
-    fairseq_plugins.install(command=True)  # set up the process like fairseq's commands
+    with replaced(sys, "argv", [program]):
+        fairseq_plugins.install(command=True)  # set up the process like fairseq's commands
     parser = ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
     common = (
         ("threads", 2, "processor threads"),
@@ -220,13 +230,14 @@ def _gpu(args: Namespace) -> str:
 
 
 def _processor() -> str:
-    """Return the CPU's name if the system has it."""
+    """Return the CPU's name with family and model, if available: AMD's Zen 4 and Zen 5 have the same name."""
     information = Path("/proc/cpuinfo")
-    if information.exists():
-        for line in information.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    text = information.read_text(encoding="utf-8", errors="replace") if information.exists() else ""
+    fields = dict(re.findall(r"^(model name|cpu family|model)\s*: *(.*)$", text, flags=re.MULTILINE))
+    if "model name" not in fields:
+        return platform.processor() or platform.machine()
+    numbers = [f"{field.removeprefix('cpu ')} {fields[field]}" for field in ("cpu family", "model") if field in fields]
+    return ", ".join([fields["model name"].strip(), *numbers])
 
 
 def write_json(args: Namespace, rows: list[dict[str, Any]]) -> None:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draw the training curve of the demo: ``curve.py LOG docs/demo_training.png``.
+"""Draw the training curve of the demo: ``curve.py LOG examples/quickstart/demo_training.png``.
 
 LOG is the output of ``run.sh --log-format json --validate-interval-updates 50``.
 """

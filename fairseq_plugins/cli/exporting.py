@@ -41,7 +41,7 @@ def export(args: Namespace) -> None:
         defaults = TranslationFastConfig.candidates_per_word, TranslationFastConfig.frequent_candidates
         numbers = (default if number is None else number for number, default in zip(given, defaults, strict=True))
         candidates = Candidates.read(args.candidates, source, target, *numbers)
-    languages = (task.cfg.source_lang, task.cfg.target_lang) if args.tokenizer else None
+    pair = (task.cfg.source_lang, task.cfg.target_lang)
     args.output.parent.mkdir(parents=True, exist_ok=True)
     with naming(args.output), beside(args.output) as unfinished:
         unfinished.mkdir()
@@ -52,7 +52,8 @@ def export(args: Namespace) -> None:
             target,
             codes=args.bpe_codes,
             pieces=args.sentencepiece_model,
-            languages=languages,
+            languages=pair if args.tokenizer else None,
+            pair=pair,
             longest_source=task.max_positions()[0],
             int8=args.int8,
             candidates=candidates,

@@ -21,6 +21,7 @@ COMMANDS = {
     "prepare": ("prepare.command", "prepare the data of a paper's experiment"),
     "own-data": ("own_data.command", "train a model on your own parallel text, and translate with it"),
     "export": ("export", "write a folder that translates without fairseq and PyTorch"),
+    "serve": ("serve.command", "translate over HTTP and on a web page, with exported folders"),
     "average": ("average", "average the checkpoints of a training"),
     "lexicon": ("lexicon", "extract a bilingual lexicon from parallel text"),
     "plot-attention": ("plots.attention", "draw the attention of a translation"),

@@ -1,1 +1,1 @@
-"""What all families share: base classes, decode-time state, embeddings, options; the equations' plain torch."""
+"""Shared by all families: base classes, decode-time state, embeddings, options; the equations' plain torch."""

@@ -1,14 +1,15 @@
-"""Decode-time state: one object per batch, which makes the steps, and the bookkeeping of its rows.
+"""Decode-time state: one object per batch that computes the steps, and the order of its rows.
 
-B sentences, k hypotheses (rows) for each, R = B·k rows, T target positions, S source positions, V vocabulary.
+B sentences, k hypotheses (rows) per sentence, R = B·k rows, T target positions, S source positions, V vocabulary.
 
-A *row* is one hypothesis; a *sentence* has k of them, next to each other.  Between two steps a beam search tells each
-row which earlier row it continues, and drops sentences that have finished.  fairseq announces that by an index; no row
-is moved until the next step, which gathers its rows and shifts its windows in one go.
+A *row* is one hypothesis.  The k rows of a sentence are adjacent.  Between two steps a beam search assigns to each row
+the previous row that it continues, and drops finished sentences.  fairseq passes an index for this; rows move in the
+next step only, which gathers rows and shifts windows in one copy.
 
-The contract, which fairseq's searches keep: a re-order moves rows only within their sentence, and sentences stay where
-they are.  If some leave, the others may move into the gaps, all rows of a sentence together.  The device checks it, so
-that the host need not wait: a GPU stops with an assertion of its own, at some later call.
+The contract, which fairseq's searches respect: rows move only within their sentence, and sentences keep their
+places.  If sentences are dropped, others may fill the gaps, with all their rows together.  The device checks this
+without
+synchronisation: on a GPU a violation raises an assertion at a later call.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from fairseq_plugins.cpu.packing import BatchPacking, prepare_linear
 if TYPE_CHECKING:
     from fairseq_plugins.common.model import IncrementalDecoder
 
-_FIRST_CAPACITY = 16  # steps to have memory for, if no number is given; at least so many are added when it is full
-_BROKEN = "rows may change places only within their sentence, and sentences only when others leave"
+_FIRST_CAPACITY = 16  # steps; initial capacity by default, and the least growth
+_BROKEN = "rows may move only within their sentence, and sentences only if others are dropped"
 
 _OPERATORS = torch.library.Library("fairseq_plugins", "FRAGMENT")
 _OPERATORS.define("reorder_rows(Tensor state, Tensor order) -> Tensor")
@@ -39,54 +40,53 @@ _OPERATORS.impl("reorder_rows", lambda state, order: state.index_select(0, order
 
 
 class Decoding(Protocol):
-    """The state of a batch between steps, as a search sees it, of this plugin's decoders or of fairseq's.
+    """The interface of a batch's decode-time state, implemented for this plugin's decoders and for fairseq's.
 
     Attributes:
-        fixed: whether all tensors of the state keep their shapes and places in memory; then no row may leave.
+        fixed: whether all tensors of the state keep their shapes and addresses; then no row may be dropped.
     """
 
     fixed: bool
 
     def make_room(self) -> None:
-        """The host's part before each step: check the position, and allocate memory if the state is full."""
+        """Check the position, and allocate memory if the state is full; called on the host before each step."""
 
     def step(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Make one step, without a look at any number on the device.
+        """Compute one step without synchronisation.
 
         Args:
-            tokens: one for each row, (R,): the k rows of a sentence, or in the first step one for each sentence.
-            order: the row of the step before that each row continues, of the same shape; None when no row moved.
+            tokens: one token per row, (R,); in the first step, alternatively, one per sentence.
+            order: previous row that each row continues, of the same shape; None if no row moved.
 
         Returns:
-            features (R, width) and the reported attention, (R, S) or None.
+            Features (R, width) and the reported attention, (R, S) or None.
         """
 
     def output_layer(self, features: Tensor) -> Tensor:
         """Return the logits of features: (..., width) -> (..., V)."""
 
     def keep(self, kept: KeptSentences) -> None:
-        """Drop all sentences but these; the order of the next step is of them."""
+        """Drop all other sentences; the order of the next step refers to the kept ones."""
 
 
 class StepwiseDecoding:
-    """The `Decoding` of a decoder of this plugin.
+    """The base class of `Decoding` for this plugin's decoders.
 
-    It lives as long as the batch, so no part of it outlasts a change of the model's weights.  This plugin's search
-    calls the methods of `Decoding`; under fairseq's own search a decoder's ``forward`` does (`decode`).  A family
-    implements `set_up`, `compute` and, where its state grows, `grow`.
+    An object lives for one batch, so it never survives a change of the model's weights.  This plugin's search calls the
+    methods of `Decoding`; fairseq's search calls the decoder's ``forward``, which calls `decode`.  A family implements
+    `set_up`, `compute` and, if its state grows, `grow`.
 
     Args:
-        decoder: the family's.
-        source: the encoder's result, one entry for each of B sentences.
-        beam: k, rows of each sentence.
-        capacity: steps to have memory for.  If given, the state is `fixed`, until there have been so many steps and
-            `grow` has to be called.
-        words: the words to predict among, see `selected_rows`; None for all.
+        decoder: decoder of the family.
+        source: encoder output, one entry per sentence.
+        beam: k, rows per sentence.
+        capacity: number of steps to allocate.  If given, the state is `fixed` until this many steps were made.
+        words: candidate words to predict, see `selected_rows`; None for all.
         packing: packed weights of the batch.
 
     Attributes:
-        steps: how many the host knows of.
-        position: how many the device knows of, (1,).
+        steps: number of steps so far, on the host.
+        position: number of steps so far, on the device, (1,).
     """
 
     @torch.no_grad()
@@ -117,27 +117,27 @@ class StepwiseDecoding:
 
     @abstractmethod
     def set_up(self) -> None:
-        """Compute, once per batch, what steps need of plain weights and of the source, and the first state."""
+        """Prepare weights, project the source, and create the initial state, once per batch."""
 
     @abstractmethod
     def compute(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Compute one step, as `Decoding.step`, at `position`."""
+        """Compute one step at `position`; see `Decoding.step`."""
 
     def prepare(self, weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-        """Return the map ``x -> x Wᵀ + b`` for all steps, with the weight, (O, K), as it is now."""
+        """Return the map ``x -> x Wᵀ + b`` for all steps, with the current weight, (O, K)."""
         return prepare_linear(weight, bias, self.order.rows, self.packing)
 
     def step(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """As `Decoding.step`."""
+        """Compute one step; see `Decoding.step`."""
         result = self.compute(tokens, order)
         self.position.add_(1)
         return result
 
     def make_room(self) -> None:
-        """As `Decoding.make_room`.
+        """Prepare the next step; see `Decoding.make_room`.
 
         Raises:
-            ValueError: the step lies beyond the model's positions.
+            ValueError: the step exceeds the model's positions.
         """
         self.decoder.embedding.check_length(self.steps + 1)
         if self.steps == self.capacity:
@@ -145,35 +145,38 @@ class StepwiseDecoding:
         self.steps += 1
 
     def grow(self, steps: int) -> None:
-        """Allocate memory for so many more steps."""
+        """Allocate memory for more steps."""
         self.capacity += steps
 
     def keep(self, kept: KeptSentences) -> None:
-        """As `Decoding.keep`."""
+        """Drop all other sentences; see `Decoding.keep`."""
         self.source = self.source.select(kept.sentences)
 
     @torch.no_grad()
     def decode(self, prev_output_tokens: Tensor) -> tuple[Tensor, dict[str, list[Tensor | None]]]:
-        """Decode the tokens that have not been decoded yet, for fairseq's search.
+        """Decode all new tokens, for fairseq's search.
 
         Args:
-            prev_output_tokens: (R, T), all tokens so far.
+            prev_output_tokens: all tokens so far, (R, T).
 
         Returns:
-            logits (R, n, V) for the n new tokens and, as ``"attn"``, their attention (R, n, S) or None.
+            Logits (R, n, V) for the n new tokens and, as ``"attn"``, their attention (R, n, S) or None.
 
         Raises:
-            ValueError: there is no new token, a token lies beyond the model's positions, or the number of rows does not
-                fit the encoder's result.
+            ValueError: there is no new token, a token exceeds the model's positions, or the number of rows does not
+            match
+                the encoder output.
         """
         length = prev_output_tokens.size(1)
         if length <= self.steps:
             raise ValueError(
-                f"{self.steps} tokens of each row have been decoded and {length} are given; pass all tokens so far"
+                f"prev_output_tokens has {length} tokens, and {self.steps} are already decoded: pass all tokens so far"
             )
         rows, left, k = len(prev_output_tokens), self.order.left, self.order.beam
         if rows != left:
-            raise ValueError(f"{rows} target rows for an encoder's output of {left // k} x {k} rows")
+            raise ValueError(
+                f"prev_output_tokens has {rows} rows, and the encoder output {left // k} x {k}: pass one for each"
+            )
         features, attention = [], []
         for position in range(self.steps, length):
             self.make_room()
@@ -187,15 +190,15 @@ class StepwiseDecoding:
         return logits, {"attn": [None if a is None else torch.stack(attention, dim=1)]}  # type: ignore[arg-type]
 
     def by_sentence(self, x: Tensor) -> Tensor:
-        """(R, ...) -> (B, k, ...), without a copy."""
+        """Return a view of rows by sentence: (R, ...) -> (B, k, ...)."""
         return x.view(len(self.source.keys), -1, x.size(-1))
 
 
 def reorder_rows(state: Tensor, order: Tensor) -> Tensor:
-    """Return the rows of a state, (R, ...), in their new order, (R,): a copy, without gradient where compiled.
+    """Return a copy of the rows of a state, (R, ...), in a new order, (R,); without gradient if compiled.
 
-    A compiler must not look into it.  Where a state stays in its place in memory, torch's (2.6 to 2.9) may read the
-    rows in the loop that writes the next state there, and translate wrongly without an error.
+    It is opaque to the compiler: torch 2.6 to 2.9 may fuse reading the rows with writing the next state to the same
+    memory, which silently gives wrong translations.
     """
     if torch.compiler.is_compiling():
         return torch.ops.fairseq_plugins.reorder_rows(state, order)
@@ -203,7 +206,7 @@ def reorder_rows(state: Tensor, order: Tensor) -> Tensor:
 
 
 def update_state(state: Any, /, **parts: Tensor) -> None:
-    """Give parts of a state their next values, in place in memory if it is ``fixed``."""
+    """Assign the next values to attributes of a state, in place if the state is ``fixed``."""
     for name, value in parts.items():
         if state.fixed:
             getattr(state, name).copy_(value)
@@ -213,20 +216,20 @@ def update_state(state: Any, /, **parts: Tensor) -> None:
 
 @dataclass(frozen=True)
 class KeptSentences:
-    """The sentences that are left after others have finished.
+    """The sentences that remain after others have finished.
 
     Attributes:
-        sentences: their numbers before, in their new order, (B,).
+        sentences: previous index of each remaining sentence, in the new order, (B,).
     """
 
     sentences: Tensor
 
     def of(self, x: Tensor) -> Tensor:
-        """Return the entries of x, one for each sentence before, for those that are left; x must not be used after.
+        """Return the entries of x, one per previous sentence, for the remaining sentences; x becomes invalid.
 
-        On the CPU only sentences with a new place are copied, within the memory of x.
+        On a CPU only moved sentences are copied, within the memory of x.
         """
-        if x.device.type != "cpu":  # the host does not know which sentences move
+        if x.device.type != "cpu":  # which sentences move is known on the device only
             return x.index_select(0, self.sentences)
         places, sentences = self._moves
         x.index_copy_(0, places, x.index_select(0, sentences))
@@ -239,7 +242,7 @@ class KeptSentences:
 
 
 class RowOrder:
-    """The rows of a batch, and re-orders of them that have not been carried out yet.
+    """The rows of a batch, with pending re-orders.
 
     Args:
         rows: number of rows at the start.
@@ -253,14 +256,14 @@ class RowOrder:
 
     @property
     def left(self) -> int:
-        """Rows of the next step."""
+        """Number of rows in the next step."""
         return self.rows if self._pending is None else self._pending.numel()
 
     def reorder(self, new_order: Tensor) -> None:
-        """Row i of the next step continues row ``new_order[i]`` of now.
+        """Let row i of the next step continue the current row ``new_order[i]``.
 
         Raises:
-            RuntimeError: the order breaks the contract above.
+            RuntimeError: the order violates the contract of this module.
         """
         if new_order.numel() % self.beam or new_order.numel() > self.left:
             raise RuntimeError(f"cannot re-order {self.left} rows of {self.beam} per sentence to {new_order.numel()}")
@@ -268,10 +271,10 @@ class RowOrder:
         self._pending = new_order if self._pending is None else self._pending.index_select(0, new_order)
 
     def take_pending(self) -> tuple[Tensor | None, KeptSentences | None]:
-        """Return the composed order since the last call, and the sentences that are left; None if unchanged.
+        """Return the composed order since the last call, and the remaining sentences; None if unchanged.
 
         Returns:
-            ``(rows, sentences)``: indices into the rows and the sentences of the last call.
+            ``(rows, sentences)``: indices of rows and sentences at the last call.
         """
         order, self._pending = self._pending, None
         if order is None or order.numel() == self.rows:
@@ -280,7 +283,7 @@ class RowOrder:
         return order, KeptSentences(torch.div(order[:: self.beam], self.beam, rounding_mode="floor"))
 
     def _keeps_sentences(self, order: Tensor) -> Tensor:
-        """Return whether rows of a sentence are together, and in its place if no sentence leaves: ()."""
+        """Return whether the rows of each sentence are adjacent, and in place if no sentence is dropped: ()."""
         sentences = torch.div(order, self.beam, rounding_mode="floor").view(-1, self.beam)
         places = sentences.narrow(1, 0, 1)
         if order.numel() == self.left:

@@ -1,4 +1,4 @@
-"""Decode text files line by line, and write files and folders whole or not at all."""
+"""Text files read line by line, and files and folders written completely or not at all."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from tempfile import TemporaryDirectory
 
 
 def decoded(file: Iterable[bytes], path: Path, errors: str = "strict") -> Iterator[str]:
-    """Decode the lines of a file, with their ends and without a byte order mark; only a line feed ends a line.
+    """Yield the decoded lines of a file with their ends, without a byte order mark; only a line feed ends a line.
 
     Raises:
-        ValueError: one is not UTF-8.
+        ValueError: a line is invalid UTF-8.
     """
     for number, line in enumerate(file, start=1):
         try:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8", errors)
         except UnicodeDecodeError as error:
-            raise ValueError(f"{path}, line {number} is not UTF-8: {error}") from error
+            raise ValueError(f"{path}, line {number}: invalid UTF-8, convert the file: {error}") from error
 
 
 def refuse_pipe(path: Path) -> None:
-    """Refuse what is there and cannot be read several times: a pipe would be waited for.
+    """Refuse a pipe, which can be read only once.
 
     Raises:
-        ValueError: it is not a regular file.
+        ValueError: the path exists and is not a regular file.
     """
     if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is not a regular file, and is read more than once: copy it to one")
+        raise ValueError(f"{path} is not a regular file and must be read more than once: copy it to a file")
 
 
 def count_lines(path: Path) -> int:
-    """Count the lines of a file that is read again afterwards.
+    """Count the lines of a file that will be read again.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is not a regular file, not UTF-8, has no lines, or ends them with carriage returns alone.
+        ValueError: the file is not regular, not UTF-8, empty, or ends lines with carriage returns alone.
     """
     refuse_pipe(path)
     number, line = 0, ""
@@ -49,38 +49,38 @@ def count_lines(path: Path) -> int:
         for number, line in enumerate(decoded(file, path), start=1):  # noqa: B007  (the last ones are used)
             pass
     if number == 0:
-        raise ValueError(f"{path} is empty: give a file with one sentence a line")
+        raise ValueError(f"{path} is empty: give a file with one sentence per line")
     if number == 1 and "\r" in line.strip():
-        raise ValueError(f"{path} ends its lines with carriage returns: convert it to line feeds")
+        raise ValueError(f"{path} ends lines with carriage returns: convert them to line feeds")
     return number
 
 
 @contextmanager
 def beside(path: Path) -> Iterator[Path]:
-    """Give a name for a file or folder that takes the place of ``path`` at the end, and is removed after an error.
+    """Yield a temporary path that replaces ``path`` at the end, and is removed after an error.
 
-    Several processes may write one path: each has its own name, and the last to end wins.
+    Several processes may write the same path: each has its own temporary path, and the last to finish wins.
     """
     unfinished = _name_beside(path)
     try:
         yield unfinished
         if not unfinished.is_dir():
             with unfinished.open("rb") as file:
-                os.fsync(file.fileno())  # else, after a power failure, the new name may stand before the new content
+                os.fsync(file.fileno())  # otherwise a power failure may leave the new name without the content
         unfinished.replace(path)
     except BaseException:
-        _remove(unfinished)  # a full disk should not stay full for it
+        _remove(unfinished)  # frees a full disk
         raise
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a name to write a file under, which takes the place of ``path`` at the end.
+    """Yield a temporary path for writing a file that replaces ``path`` at the end.
 
-    A symbolic link stays, and the file that it names is replaced. A device or a pipe is written to.
+    The target of a symbolic link is replaced.  Devices and pipes are written directly.
 
     Raises:
-        OSError: it could not be written; names ``path``.
+        OSError: writing fails; the error names ``path``.
     """
     if number := _standard_stream(path):
         with TemporaryDirectory() as folder:
@@ -111,22 +111,22 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Name a file in errors of the system that name none, as that of a full disk."""
+    """Name the file in system errors without a name, such as that of a full disk."""
     try:
         yield
     except OSError as error:
         if error.filename is None and error.strerror is not None:
-            raise OSError(f"{path} was not written: {error.strerror}") from error
+            raise OSError(f"{path} cannot be written: {error.strerror}") from error
         raise
 
 
 def _name_beside(path: Path) -> Path:
-    """A name for this process alone; what killed processes of this machine have left under theirs is removed."""
+    """Return a path for this process, and remove leftovers of killed processes on this machine."""
     before, after = f"{path.name}.{os.uname().nodename}-", ".tmp"
     own = path.with_name(f"{before}{os.getpid()}{after}")
-    _remove(own)  # of a killed process that had the same number
+    _remove(own)  # left by a killed process with the same number
     for left in path.parent.glob(f"{escape(before)}*{after}"):
-        with suppress(ValueError, OverflowError, PermissionError):  # the last: somebody else's process
+        with suppress(ValueError, OverflowError, PermissionError):  # PermissionError: another user's process
             try:
                 os.kill(int(left.name[len(before) : -len(after)]), 0)
             except ProcessLookupError:
@@ -135,7 +135,7 @@ def _name_beside(path: Path) -> Path:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file or folder, as far as it is there and can be removed."""
+    """Remove a file or folder if possible."""
     with suppress(OSError):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -144,7 +144,7 @@ def _remove(path: Path) -> None:
 
 
 def _standard_stream(path: Path) -> int | None:
-    """The number of the standard stream that ``path`` is, if any: opened by its name, it would be written over."""
+    """Return the number of the standard stream at ``path``, if any; opening it by name would overwrite it."""
     for number in (1, 2):
         with suppress(OSError):  # there is no such file, or the stream is closed
             if os.path.samestat(os.fstat(number), path.stat()):

@@ -1,4 +1,4 @@
-"""Stacks of layers as fairseq writes them on the command line and in checkpoints."""
+"""Lists of layers in fairseq's syntax, on the command line and in checkpoints."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 from fairseq_plugins.common.literal import literal
 
-MOST_LAYERS = 200  # a file of some kilobytes may ask for any number, and all are built before their weights are missed
+MOST_LAYERS = 200  # a hostile checkpoint could otherwise request any number of layers
 
 
 class ConvolutionSpec(NamedTuple):
-    """One convolutional layer: output width, kernel width, and how many layers back its residual connection starts.
+    """One convolutional layer: output width, kernel width, and start of its residual connection in layers back.
 
-    A residual of 1 is the layer's own input, 0 is no residual connection.
+    A residual of 1 is the layer's own input, and 0 means no residual connection.
     """
 
     width: int
@@ -22,7 +22,7 @@ class ConvolutionSpec(NamedTuple):
 
 
 def input_widths(layers: Sequence[ConvolutionSpec]) -> list[tuple[int, int]]:
-    """For each layer the width of its input, and that of where its residual connection starts: its input, if none does.
+    """Return the input width of each layer, and the width at the start of its residual connection (default: its input).
 
     The input of the first layer is as wide as its output.
     """
@@ -31,15 +31,15 @@ def input_widths(layers: Sequence[ConvolutionSpec]) -> list[tuple[int, int]]:
 
 
 def parse_convolutions(text: str, option: str, may_be_empty: bool = False) -> list[ConvolutionSpec]:
-    """Read ``[(width, kernel), ...]`` or ``[(width, kernel, residual), ...]``.
+    """Parse ``[(width, kernel), ...]`` or ``[(width, kernel, residual), ...]``.
 
     Args:
-        text: the list in fairseq's syntax.
-        option: the name of the option, for the error.
-        may_be_empty: whether the list may be empty.
+        text: list in fairseq's syntax.
+        option: name of the option, for the error.
+        may_be_empty: whether an empty list is allowed.
 
     Raises:
-        ValueError: the text is not such a list, of `MOST_LAYERS` at most; the message shows what was expected.
+        ValueError: the text is not such a list, or has more than `MOST_LAYERS` layers.
     """
     expected = (
         f"{option}: expected a list of (width, kernel) or (width, kernel, residual) layers of positive whole numbers, "
@@ -49,7 +49,7 @@ def parse_convolutions(text: str, option: str, may_be_empty: bool = False) -> li
     if not isinstance(layers, list) or not (layers or may_be_empty):
         raise ValueError(expected)
     if len(layers) > MOST_LAYERS:
-        raise ValueError(f"{option}: {len(layers)} layers, and {MOST_LAYERS} are the most")
+        raise ValueError(f"{option}: {len(layers)} layers, at most {MOST_LAYERS} are allowed")
     specs: list[ConvolutionSpec] = []
     for layer in layers:
         if not isinstance(layer, tuple) or len(layer) not in (2, 3) or not all(type(size) is int for size in layer):
@@ -60,17 +60,17 @@ def parse_convolutions(text: str, option: str, may_be_empty: bool = False) -> li
         if spec.residual > len(specs) + 1:
             raise ValueError(
                 f"{expected}: the residual connection of layer {len(specs) + 1} starts {spec.residual} layers back, "
-                f"but only {len(specs)} layers stand before it"
+                f"but only {len(specs)} layers precede it"
             )
         specs.append(spec)
     return specs
 
 
 def parse_attention(text: str, layers: int) -> list[bool]:
-    """Read which decoder layers attend: ``True`` (all of them) or a list with one truth value per layer.
+    """Parse the decoder layers with attention: ``True`` for all, or a list with one truth value per layer.
 
     Raises:
-        ValueError: the text is neither, its length is not ``layers``, or no layer attends.
+        ValueError: the text is malformed, has a wrong length, or selects no layer.
     """
     expected = (
         f"--decoder-attention: expected True or a list of {layers} truth values, at least one of them True, "

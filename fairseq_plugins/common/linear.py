@@ -1,8 +1,8 @@
-"""Weight normalisation (Salimans & Kingma 2016): ``w = g v / |v|``, and how to replace it by its value.
+"""Linear maps and weight normalisation (Salimans & Kingma 2016): ``w = g v / |v|``.
 
-A normalised weight costs a pass over all parameters each time it is read.  Training needs that, decoding does not.
-Names in checkpoints are those of torch's parametrisation, which earlier versions used.  That exchanges a module's class
-for a new one; here the module computes the weight itself.
+A normalised weight costs a pass over its parameters each time it is read.  Training needs this; decoding folds it.
+Checkpoints use the names of torch's parametrisation.  Here the module computes the weight itself, because torch's
+parametrisation changes the class of a module.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from fairseq_plugins.cpu.packing import BatchPacking
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
-# The two parts of a normalised weight in a state dict, after the name of their module.
+# Names of the two parts of a normalised weight in a state dict.
 MAGNITUDE = "parametrizations.weight.original0"
 DIRECTION = "parametrizations.weight.original1"
 
 
 class Normalised(nn.Module):
-    """``g v / |v|`` with one norm for each index of dimension ``dim``."""
+    """The weight ``g v / |v|``, with one norm per index of dimension ``dim``."""
 
     def __init__(self, weight: Tensor, dim: int) -> None:
         super().__init__()
@@ -40,11 +40,11 @@ class Normalised(nn.Module):
 
 
 class WeightNormalisable(nn.Module):
-    """A module whose ``weight`` is a parameter or buffer of its own, or is normalised each time it is read."""
+    """A module whose ``weight`` is a parameter, a buffer, or computed by weight normalisation when it is read."""
 
     @property
     def weight(self) -> Any:
-        """The weight as it is now; it is set as any parameter of a module."""
+        """The current weight."""
         for tensors in (self._parameters, self._buffers):
             if "weight" in tensors:
                 return tensors["weight"]
@@ -54,44 +54,44 @@ class WeightNormalisable(nn.Module):
 
     @property
     def normalised(self) -> Normalised | None:
-        """The two parts of the weight, or None if the weight is plain."""
+        """The normalisation of the weight, or None for a plain weight."""
         parts: Any = self._modules.get("parametrizations")
         return parts and parts["weight"]
 
     def normalise_weight_(self, dim: int) -> None:
-        """Replace the plain weight by a normalised one, of the same value."""
+        """Replace the plain weight by a normalised one with the same value."""
         weight = self.weight
         del self._parameters["weight"]
         self.parametrizations = nn.ModuleDict({"weight": Normalised(weight, dim)})
 
     def remove_weight_norm_(self) -> None:
-        """Replace the normalised weight by its present value."""
+        """Replace the normalised weight by its current value."""
         weight = self.weight
         del self.parametrizations
         self.register_parameter("weight", nn.Parameter(weight))
 
 
 class Linear(WeightNormalisable, nn.Linear):  # type: ignore[override]  # torch's weight is a parameter
-    """torch's linear map, computed by `cpu.linear.linear`.
+    """A linear map, computed by `cpu.linear.linear`.
 
     Attributes:
-        packing: as of `linear`; set by `with_packing`.
+        packing: packed weights of a batch, see `linear`; set by `with_packing`.
     """
 
     packing: BatchPacking | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., K) -> (..., O)."""
+        """Map (..., K) -> (..., O)."""
         return linear(x, self.weight, self.bias, self.packing)
 
 
 def normalised_linear(inputs: int, outputs: int, retain: float = 1.0) -> Linear:
-    """Return a linear map as all of ConvS2S's: weights from N(0, √(p/n)), normalised, and zero bias (appendix A).
+    """Return ConvS2S's linear map: normalised weights from N(0, √(p/n)), and zero bias (appendix A).
 
     Args:
         inputs: n.
         outputs: number of outputs.
-        retain: p, the probability with which dropout retains each input.
+        retain: p, the probability that dropout retains an input.
     """
     module = Linear(inputs, outputs)
     nn.init.normal_(module.weight, mean=0, std=math.sqrt(retain / inputs))
@@ -105,20 +105,20 @@ def _normalised_parts(module: nn.Module) -> list[WeightNormalisable]:
 
 
 def has_weight_norm(module: nn.Module) -> bool:
-    """Return whether any weight in ``module`` is normalised each time it is read."""
+    """Return whether ``module`` has normalised weights."""
     return bool(_normalised_parts(module))
 
 
 def remove_weight_norm_(module: nn.Module) -> None:
-    """Replace every normalised weight in ``module`` by its present value."""
+    """Replace every normalised weight in ``module`` by its current value."""
     for part in _normalised_parts(module):
         part.remove_weight_norm_()
 
 
 def without_weight_norm(module: ModuleT, *shared: object) -> ModuleT:
-    """Return a twin of ``module`` whose normalised weights are plain values, computed once, now.
+    """Return a copy of ``module`` with plain values of its normalised weights.
 
-    The twin shares all other tensors with ``module``, which stays as it is, and the ``shared`` objects.
+    The copy shares all other tensors, and the ``shared`` objects, with ``module``.
     """
     keep: itertools.chain[object] = itertools.chain(module.parameters(), module.buffers(), shared)
     twin = copy.deepcopy(module, {id(item): item for item in keep})
@@ -127,7 +127,7 @@ def without_weight_norm(module: ModuleT, *shared: object) -> ModuleT:
 
 
 def fold_weight_norm_(state_dict: dict[str, Tensor], module: nn.Module) -> None:
-    """Rewrite a training checkpoint for ``module``, from which weight normalisation has been removed."""
+    """Fold normalised weights of a training checkpoint, as far as ``module`` has plain weights."""
     plain = {name for name, _ in module.named_parameters()}
     for key in [key for key in state_dict if key.endswith(MAGNITUDE)]:
         prefix = key[: -len(MAGNITUDE)]
@@ -137,6 +137,6 @@ def fold_weight_norm_(state_dict: dict[str, Tensor], module: nn.Module) -> None:
 
 
 def folded_weight(magnitude: Tensor, direction: Tensor) -> Tensor:
-    """Return ``g v / |v|``, with one norm for each entry of the magnitude g, whose other dimensions have size 1."""
+    """Return ``g v / |v|``, with one norm per entry of the magnitude g, whose other dimensions have size 1."""
     normed = [axis for axis, size in enumerate(magnitude.shape) if size == 1]
     return direction * (magnitude / torch.linalg.vector_norm(direction, dim=normed, keepdim=True))

@@ -1,4 +1,4 @@
-"""Values written in Python's syntax, read without running anything."""
+"""Safe parsing of Python literals."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import ast
 from typing import Any
 
 _MAX_LENGTH = 1000
-_MAX_SIZE = 10_000  # values, those inside others included
-_MAX_TEXT = 100_000  # characters; the parser takes a thousand bytes and more for each, and deep text can crash it
+_MAX_SIZE = 10_000  # values, including nested ones
+_MAX_TEXT = 100_000  # characters; Python's parser needs over 1000 bytes for each, and crashes on deep nesting
 
 
 def literal(text: str) -> Any:
-    """The value of a Python literal, with ``+`` between lists and ``*`` between a list and a whole number.
+    """Return the value of a Python literal, with ``+`` between lists and ``*`` between a list and an integer.
 
-    That is how fairseq writes a stack of layers, ``[(512, 3)] * 9 + [(1024, 3, 1)] * 4``, which it hands to ``eval``.
-    Tuples are joined and repeated like lists.
+    fairseq writes layers this way, ``[(512, 3)] * 9 + [(1024, 3, 1)] * 4``, and passes them to ``eval``.  Tuples are
+    joined and repeated like lists.
 
     Raises:
-        ValueError: the text is anything else, has more than 100 000 characters, or joins or repeats to more than 1000
-            elements, or 10 000 with those inside others.
-        TypeError: it is no text.
+        ValueError: the text is not such a literal, has more than 100 000 characters, or a result has more than 1000
+            elements, or 10 000 including nested ones.
+        TypeError: the argument is not a string.
     """
     if not isinstance(text, str):
         raise TypeError(f"expected text, got {text!r}")
@@ -28,7 +28,7 @@ def literal(text: str) -> Any:
     try:
         return _value(ast.parse(text.strip(), mode="eval").body)
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
-        raise ValueError(f"not a literal, and nothing else is read: {text[:100]!r}") from error
+        raise ValueError(f"not a literal: {text[:100]!r}") from error
 
 
 def _value(node: ast.expr) -> Any:
@@ -50,7 +50,9 @@ def _combine(left: Any, operation: ast.operator, right: Any) -> Any:
             return values * times
     elif isinstance(left, list | tuple) and type(left) is type(right) and _fits([*left, *right]):
         return type(left)([*left, *right])
-    raise ValueError(f"only lists can be joined and repeated, to at most {_MAX_LENGTH} elements, {_MAX_SIZE} in all")
+    raise ValueError(
+        f"only lists can be joined and repeated, up to {_MAX_LENGTH} elements, {_MAX_SIZE} including nested ones"
+    )
 
 
 def _fits(values: Any, times: int = 1) -> bool:

@@ -1,6 +1,6 @@
-"""The base classes of all families: encoder, decoder, and the model that is built of them.
+"""Base classes of all families: encoder, decoder and model.
 
-B sentences, k hypotheses (rows) for each, R = B·k rows, T target positions, S source positions, V vocabulary.
+B sentences, k hypotheses (rows) per sentence, R = B·k rows, T target positions, S source positions, V vocabulary.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ _STATE = "decoding"
 
 
 class NoTorchScript:
-    """A part of a model that `torch.export` takes whole, and that refuses to become TorchScript.
+    """A mixin for modules that support `torch.export` but not TorchScript.
 
-    TorchScript supports neither the keyword arguments that fairseq passes nor the custom operators here, and its own
-    errors name some inner line.
+    TorchScript supports neither the keyword arguments that fairseq passes nor the custom operators here, and its errors
+    are hard to understand.
     """
 
     def refuse_tracing(self) -> None:
         """Call this at the start of `forward`.
 
         Raises:
-            NotImplementedError: the call is traced, as `torch.jit.trace` and torch's older exporter to ONNX do.
+            NotImplementedError: the call is traced, by `torch.jit.trace` or torch's older ONNX exporter.
         """
         if torch.jit.is_tracing():  # type: ignore[attr-defined]
             self._refuse()
 
     def _refuse(self, **unused: object) -> NoReturn:
         raise NotImplementedError(
-            f"{type(self).__name__} cannot become TorchScript, nor ONNX by way of it: "
-            "use torch.export.export(model, (src_tokens, None, prev_output_tokens), strict=False) under torch.no_grad()"
+            f"{type(self).__name__} does not support TorchScript, nor ONNX export through it: use "
+            "torch.export.export(model, (src_tokens, None, prev_output_tokens), strict=False) under torch.no_grad()"
         )
 
-    __prepare_scriptable__ = _refuse  # torch.jit.script asks for this first
-    prepare_for_onnx_export_ = _refuse  # fairseq's scripts ask for this before they export
+    __prepare_scriptable__ = _refuse  # called by torch.jit.script
+    prepare_for_onnx_export_ = _refuse  # called by fairseq's export scripts
 
 
 class SourceEncoder(NoTorchScript, FairseqEncoder):
-    """An encoder of B sentences of up to S tokens.
+    """An encoder for B sentences of up to S tokens.
 
     Args:
         dictionary: source words.
@@ -67,18 +67,18 @@ class SourceEncoder(NoTorchScript, FairseqEncoder):
         super().__init__(dictionary)
         self.padding_idx = dictionary.pad()
         self.embedding = embedding
-        embedding.dropout.module_name = type(self).__name__  # by which --retain-dropout-modules knows it
+        embedding.dropout.module_name = type(self).__name__  # for --retain-dropout-modules
 
     @abstractmethod
     def encode(self, e: Tensor, padding_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode embeddings (B, S, f), with true at padding (B, S), to keys and values, each (B, S, width)."""
+        """Encode embeddings (B, S, f), with a mask that is true at padding (B, S), to keys and values (B, S, width)."""
 
     def forward(self, src_tokens: Tensor, src_lengths: Tensor | None = None, **unused: object) -> Source:
         """Encode a batch.
 
         Args:
             src_tokens: (B, S), padded on either side.
-            src_lengths: not used; the padding says the same.
+            src_lengths: unused; padding determines the lengths.
 
         Raises:
             ValueError: a sentence is longer than `max_positions`.
@@ -89,7 +89,7 @@ class SourceEncoder(NoTorchScript, FairseqEncoder):
         return Source(keys, values, padding_mask)
 
     def reorder_encoder_out(self, encoder_out: Source, new_order: Tensor) -> Source:
-        """Return the rows in a new order; fairseq expands sentences to beams this way."""
+        """Return the rows in a new order, which fairseq uses to expand sentences to beams."""
         return encoder_out.reorder(new_order)
 
     def max_positions(self) -> int:
@@ -98,16 +98,16 @@ class SourceEncoder(NoTorchScript, FairseqEncoder):
 
 
 class IncrementalDecoder(NoTorchScript, FairseqIncrementalDecoder):
-    """A decoder whose state between steps is one object, a `StepwiseDecoding`, made for each batch.
+    """A decoder whose state between steps is one object per batch, a `StepwiseDecoding`.
 
     Args:
         dictionary: target words.
-        embedding: of target words.
+        embedding: embeddings of target words and positions.
 
     Attributes:
-        decoding_class: the family's `StepwiseDecoding`.
-        output_projection: from features to logits.
-        packing: packed weights of a batch, in a twin made by `with_packing`.
+        decoding_class: `StepwiseDecoding` of the family.
+        output_projection: linear map from features to logits.
+        packing: packed weights of a batch, set in a copy made by `with_packing`.
     """
 
     decoding_class: ClassVar[type[StepwiseDecoding]]
@@ -117,33 +117,33 @@ class IncrementalDecoder(NoTorchScript, FairseqIncrementalDecoder):
     def __init__(self, dictionary: Dictionary, embedding: InputEmbedding) -> None:
         super().__init__(dictionary)
         self.embedding = embedding
-        embedding.dropout.module_name = type(self).__name__  # by which --retain-dropout-modules knows it
+        embedding.dropout.module_name = type(self).__name__  # for --retain-dropout-modules
         self.need_attn = True
 
     @abstractmethod
     def features(self, g: Tensor, source: Source) -> tuple[Tensor, Tensor | None]:
-        """Compute all positions at once, up to `output_layer`.
+        """Compute the features of all positions, the input of `output_layer`.
 
         Args:
             g: embeddings of the previous target words, (B, T, f).
-            source: one entry for each of the B rows.
+            source: encoder output, one entry per row.
 
         Returns:
-            features (B, T, width), and the reported attention, (B, T, S) or None.
+            Features (B, T, width), and the reported attention, (B, T, S) or None.
         """
 
     @abstractmethod
     def attention_modules(self) -> dict[int, nn.Module]:
-        """Return the modules that attend to the source, by the number of their layer from 1, for pictures.
+        """Return the modules that attend to the source by layer number, from 1; used by plot-attention.
 
-        The attention of a module is what its method ``weights`` returns for the module's inputs, (B, h, T, S); without
-        such a method, the module's second output, (B, T, S).
+        The attention of a module is the result of its method ``weights`` for the module's inputs, (B, h, T, S), or
+        without this method its second output, (B, T, S).
         """
 
     def extract_features(
         self, prev_output_tokens: Tensor, encoder_out: Source, **unused: object
     ) -> tuple[Tensor, dict[str, list[Tensor | None]]]:
-        """As `forward`, up to `output_layer`: (B, T, width), and the attention."""
+        """Return the features of all positions, (B, T, width), and the attention, for fairseq."""
         features, attention = self.features(self.embedding(prev_output_tokens), encoder_out.expand())
         return features, {"attn": [attention]}
 
@@ -159,7 +159,7 @@ class IncrementalDecoder(NoTorchScript, FairseqIncrementalDecoder):
         words: Tensor | None = None,
         packing: BatchPacking | None = None,
     ) -> StepwiseDecoding:
-        """Return the state of a batch before its first step; see `StepwiseDecoding`."""
+        """Return the initial decoding state of a batch; see `StepwiseDecoding`."""
         return self.decoding_class(self, source, beam, capacity, words, packing or self.packing)
 
     def max_positions(self) -> int:
@@ -177,11 +177,11 @@ class IncrementalDecoder(NoTorchScript, FairseqIncrementalDecoder):
 
         Args:
             prev_output_tokens: (B, T), or (R, T) with k rows per sentence; see also `StepwiseDecoding.decode`.
-            encoder_out: the encoder's result; steps after the first look at their own state.
-            incremental_state: if given, only the tokens that it has not seen are decoded, step by step.
+            encoder_out: encoder output; used in the first step only if there is an incremental state.
+            incremental_state: fairseq's state; if given, only new tokens are decoded, step by step.
 
         Returns:
-            logits (B, T, V), and under ``"attn"`` the reported attention (B, T, S), or None if it is not wanted.
+            Logits (B, T, V), and under ``"attn"`` the reported attention (B, T, S) or None.
         """
         self.refuse_tracing()
         if incremental_state is None:
@@ -195,31 +195,30 @@ class IncrementalDecoder(NoTorchScript, FairseqIncrementalDecoder):
 
     @property
     def wants_attention(self) -> bool:
-        """Whether the attention is reported: not in training, nor in a model prepared without it."""
+        """Whether attention is reported: not in training, and not in a model prepared without it."""
         return self.need_attn and not self.training
 
     def reorder_incremental_state(self, incremental_state: dict[str, Any], new_order: Tensor) -> None:
-        """Row i continues row ``new_order[i]`` from the next step on."""
+        """Let row i continue row ``new_order[i]`` from the next step on."""
         decoding = self.get_incremental_state(incremental_state, _STATE)
         if decoding is not None:
             decoding.order.reorder(new_order)
 
     def make_generation_fast_(self, need_attn: bool = False, **unused: object) -> None:
-        """Prepare for translation; fairseq says whether attention is reported."""
+        """Prepare for inference; fairseq decides whether attention is reported."""
         self.need_attn = need_attn
 
 
 class TranslationModel(FairseqEncoderDecoderModel):
-    """An encoder and a decoder of this plugin.
+    """An encoder-decoder model of this plugin.
 
     Attributes:
-        family: its name, for errors.
-        shortest_warmup: in updates, for own-data.
-        onnx_program: module with the family's ``encode``, ``set_up`` and ``step`` as ONNX operators, and ``PARTS``,
-            the classes that these compute; not inherited, for a derived model may compute something else.
-        converters: for each model of fairseq whose checkpoints can become this family's, the module with ``convert``,
-            from the one checkpoint to the other.
-        state_version: of the layout of its checkpoints, which it saves as a buffer.
+        family: name of the family, for errors.
+        shortest_warmup: minimum number of warm-up updates in own-data.
+        onnx_program: module with ``encode``, ``set_up`` and ``step`` as ONNX operators, and ``PARTS``, the classes that
+            they compute; not inherited, because a subclass may compute something else.
+        converters: module with ``convert`` for each fairseq model whose checkpoints can be converted to this family.
+        state_version: version of the checkpoint layout, saved as a buffer.
     """
 
     family: ClassVar[str]
@@ -234,36 +233,36 @@ class TranslationModel(FairseqEncoderDecoderModel):
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As fairseq's, after `fairseq_plugins.install`: no checkpoint is loaded without the repairs."""
+        """Call `fairseq_plugins.install`, and load a model like fairseq's ``from_pretrained``."""
         fairseq_plugins.install()
         return super().from_pretrained(*args, **kwargs)
 
     @classmethod
     @abstractmethod
     def build(cls: type[ModelT], cfg: Options, task: FairseqTask) -> ModelT:
-        """Return the model that the options describe.
+        """Return the model for the given options.
 
         Raises:
-            ValueError: an option is malformed, or two do not fit together.
+            ValueError: options are malformed or incompatible.
         """
 
     @classmethod
     def build_model(cls: type[ModelT], cfg: Options, task: FairseqTask) -> ModelT:
-        """`build` for fairseq.
+        """Call `build` for fairseq.
 
         Raises:
-            ValueError: as of `build`; or targets would begin with padding
-                (``--left-pad-target``), which a decoder would read in training and never when it translates.
+            ValueError: see `build`; or ``--left-pad-target`` is given: the decoder would read padding first in
+                training, and never in translation.
         """
         if getattr(getattr(task, "cfg", None), "left_pad_target", False):
-            raise ValueError(f"--left-pad-target: {cls.family} needs targets padded on the right; leave it out")
+            raise ValueError(f"--left-pad-target: {cls.family} needs targets padded on the right; remove the option")
         return cls.build(cfg, task)
 
     @classmethod
     def training_options(cls, warmup: int) -> str:
-        """Return the options of fairseq-train with which own-data trains: criterion, optimizer and schedule.
+        """Return own-data's options of fairseq-train: criterion, optimizer and schedule.
 
-        The rate falls as 0.04 / sqrt(updates), as in examples/multi30k, after so many updates of warm-up.
+        After warm-up the rate is 0.04 / sqrt(updates), as in examples/multi30k.
         """
         return (
             "--criterion label_smoothed_cross_entropy --optimizer adam --adam-betas (0.9,0.98) "
@@ -272,25 +271,25 @@ class TranslationModel(FairseqEncoderDecoderModel):
 
     @classmethod
     def usual_epochs(cls, pairs: int) -> float:
-        """Return the number of epochs that own-data usually takes with so many sentence pairs; infinity if unknown."""
+        """Return the usual number of epochs in own-data for a number of sentence pairs; infinity if unknown."""
         return math.inf
 
     def make_generation_fast_(self, **kwargs: Any) -> None:
-        """Prepare for translation: replace normalised weights by their values, for good."""
+        """Prepare for inference: replace normalised weights by their values permanently."""
         super().make_generation_fast_(**kwargs)
         remove_weight_norm_(self)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
-        """Make a checkpoint fit this model, also one of training a model that is prepared to translate.
+        """Adapt a checkpoint to this model, also a training checkpoint to a model prepared for inference.
 
         Raises:
-            ValueError: the checkpoint was written by a newer version than this one.
+            ValueError: the checkpoint was written by a newer version of this plugin.
         """
         super().upgrade_state_dict_named(state_dict, name)
         found = int(state_dict.get("version", self.state_version))
         if found > self.state_version:
             raise ValueError(
-                f"the checkpoint has the layout of version {found} of the {self.family} models, and this code knows "
-                f"{self.state_version}; a newer fairseq_plugins will load it"
+                f"the checkpoint has layout version {found} of {self.family}, and this code supports up to "
+                f"{self.state_version}: install a newer fairseq_plugins"
             )
         fold_weight_norm_(state_dict, self)

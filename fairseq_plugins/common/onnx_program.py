@@ -1,7 +1,7 @@
-"""ONNX programs, written operator by operator, and the file of the weights that they share.
+"""Builders of ONNX programs, operator by operator, and the weight file that programs share.
 
-N rows, K inputs, O outputs.  B sentences of S words, k hypotheses (rows) for each, R = B·k; h heads of width v, P
-places of earlier keys.
+N rows, K inputs, O outputs.  B sentences of S words, k hypotheses (rows) per sentence, R = B·k; h heads of width v,
+P keys of earlier steps.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from torch import Tensor, nn
 from fairseq_plugins.cpu.products import quantised
 
 OPSET = 18
-CONTRIBUTED = "com.microsoft"  # onnxruntime's own operators
-_PAGE = 4096  # weights are mapped into memory in pages
-_SMALL = 2048  # bytes; smaller weights are kept in the program itself
+CONTRIBUTED = "com.microsoft"  # domain of onnxruntime's own operators
+_PAGE = 4096  # bytes; alignment for memory mapping
+_SMALL = 2048  # bytes; smaller weights are stored in the program
 
-Sizes = list[str | int]  # of a tensor
+Sizes = list[str | int]  # sizes of a tensor
 
 
 class Weights:
-    """The file of the weights of all programs of a model, each of them once.
+    """The file with the weights of all programs of a model, each stored once.
 
     Args:
-        file: to write to.
-        name: how the programs, which lie beside it, call it.
-        int8: whether matrices are rounded to 255 steps for each output.
+        file: file to write.
+        name: its name, relative to the programs.
+        int8: whether matrices are quantised, with one scale per output.
     """
 
     def __init__(self, file: BinaryIO, name: str, int8: bool) -> None:
@@ -43,7 +43,7 @@ class Weights:
         self._places: dict[object, int] = {}
 
     def tensor(self, name: str, value: np.ndarray[Any, Any]) -> TensorProto:
-        """The entry of a program for this weight; it is written where it has not been before."""
+        """Return the program entry of a weight, and write the weight if it is new."""
         if value.nbytes <= _SMALL:
             return numpy_helper.from_array(value, name)
         content = value.tobytes()
@@ -60,15 +60,15 @@ class Weights:
 
 
 class Program:
-    """A program that is being written: ``program.Add(x, y)`` adds the operator, and gives the name of its result.
+    """A builder of a program: ``program.Add(x, y)`` adds an operator and returns the name of its result.
 
-    Arguments are names of results, weights (tensors of torch or arrays), or numbers, which become constants.
+    Arguments are names of results, weights (torch tensors or arrays), or numbers, which become constants.
 
     Args:
-        weights: the model's.
+        weights: weight file of the model.
     """
 
-    shape: str  # what `by_sentence` makes of rows, (B, T)
+    shape: str  # result with the sizes (B, T), for `by_sentence`
 
     def __init__(self, weights: Weights) -> None:
         self.weights = weights
@@ -84,7 +84,7 @@ class Program:
         return partial(self.add, operator)
 
     def add(self, operator: str, *arguments: Any, outputs: int = 1, domain: str = "", **attributes: Any) -> Any:
-        """Add an operator: the name of its result, or a list of names where it has several."""
+        """Add an operator, and return the name of its result, or a list of names."""
         inputs = ["" if each is None else self.value(each) for each in arguments]
         number = next(self._numbers)
         results = [f"{operator}_{number}_{place}" for place in range(outputs)]
@@ -92,17 +92,17 @@ class Program:
         return results if outputs > 1 else results[0]
 
     def value(self, given: Any) -> str:
-        """The name of a result, a weight or a constant; equal ones have one name."""
+        """Return the name of a result, weight or constant; equal values share a name."""
         if isinstance(given, str):
             return given
         array = given.detach().cpu().numpy() if torch.is_tensor(given) else np.asarray(given)
         if array.dtype == np.float64:
             array = array.astype(np.float32)
-        array = np.ascontiguousarray(array).reshape(array.shape)  # which makes vectors of numbers
+        array = np.ascontiguousarray(array).reshape(array.shape)  # ascontiguousarray turns scalars into vectors
         return self._constant((array.dtype.str, array.shape, hashlib.sha256(array.tobytes()).digest()), array)
 
     def own(self, weight: Tensor) -> str:
-        """A name that no other weight has, whatever it holds: onnxruntime may put another weight in its place."""
+        """Return a unique name for a weight, which onnxruntime then does not merge with equal ones."""
         return self._constant(object(), weight.cpu().contiguous().numpy())
 
     def _constant(self, key: object, array: np.ndarray[Any, Any]) -> str:
@@ -111,41 +111,41 @@ class Program:
         return self._constants[key].name
 
     def input(self, name: str, kind: type, shape: Iterable[str | int]) -> str:
-        """What the program is given; sizes that have names may be any."""
+        """Add an input; named sizes are dynamic."""
         self._inputs.append(_described(name, kind, shape))
         return name
 
     def inputs(self) -> dict[str, list[str | int]]:
-        """All inputs and their sizes."""
+        """Return all inputs with their sizes."""
         return {
             each.name: [size.dim_param or size.dim_value for size in each.type.tensor_type.shape.dim]
             for each in self._inputs
         }
 
     def output(self, name: str, result: str, kind: type, shape: Iterable[str | int]) -> None:
-        """What the program gives back."""
+        """Add an output."""
         self._nodes.append(helper.make_node("Identity", [result], [name]))
         self._outputs.append(_described(name, kind, shape))
 
     def linear(self, x: str, weight: Tensor, bias: Tensor | None = None, shared: bool = False) -> str:
-        """``x Wᵀ + b``, (N, K) to (N, O); in int8 x is rounded to 256 steps, for all rows together.
+        """Add ``x Wᵀ + b``, (N, K) -> (N, O); int8 quantises x with one scale for all rows.
 
         Args:
             x: (N, K).
             weight: (O, K).
             bias: (O,), or None.
-            shared: whether the weight is a table of `rows` too.
+            shared: whether the weight is also used by `rows`.
         """
         if not self.weights.int8:
             return self.Gemm(x, weight, *([] if bias is None else [bias]), transB=1)
         steps, scale = quantised(weight)
-        # The product wants its columns; onnxruntime turns a shared one around when it reads the program.
+        # The product needs columns; onnxruntime transposes a shared weight when it loads the program.
         columns = self.Transpose(steps, perm=[1, 0]) if shared else self.own(steps.t())
         zero = self.own(torch.zeros(len(scale), dtype=torch.int8))
         return self.DynamicQuantizeMatMul(x, columns, scale, zero, bias, domain=CONTRIBUTED)
 
     def rows(self, table: Tensor, numbers: str) -> str:
-        """Rows of a matrix, (V, K), by their numbers, of any shape: (..., K)."""
+        """Add a lookup of rows in a matrix, (V, K), by indices of any shape: (..., K)."""
         if not self.weights.int8:
             return self.Gather(table, numbers)
         steps, scale = quantised(table)
@@ -153,7 +153,7 @@ class Program:
         return self.Mul(found, self.Gather(scale.unsqueeze(1), numbers))
 
     def either(self, condition: str, yes: Callable[[], list[str]], no: Callable[[], list[str]]) -> list[str]:
-        """Several results, float32: of ``yes`` where the condition, one truth value, holds, else of ``no``."""
+        """Add a branch on a scalar condition, and return the float32 results of ``yes`` or ``no``."""
         graphs = []
         for branch in (yes, no):
             outer, self._nodes = self._nodes, []
@@ -163,32 +163,32 @@ class Program:
         return self.If(condition, outputs=len(results), then_branch=graphs[0], else_branch=graphs[1])
 
     def chunks(self, x: str, number: int, axis: int) -> list[str]:
-        """Parts of one size, as torch's `chunk`."""
+        """Split into parts of equal size, like torch's ``chunk``."""
         return self.Split(x, outputs=number, axis=axis, num_outputs=number)
 
     def columns(self, x: str, start: int, end: int, axis: int = -1) -> str:
-        """``x[..., start:end]``."""
+        """Add ``x[..., start:end]``."""
         return self.Slice(x, [start], [end], [axis])
 
     def by_sentence(self, x: str, *sizes: int) -> str:
-        """(N, ...) -> (B, T, ...), with T words or hypotheses of each sentence."""
+        """Group rows by sentence, (N, ...) -> (B, T, ...), with T words or hypotheses per sentence."""
         return self.Reshape(x, self.Concat(self.shape, list(sizes), axis=0))
 
     def heads(self, x: str, heads: int, width: int, *, columns: bool = False) -> str:
-        """(N, h·v) -> (B, h, T, v), or (B, h, v, T) as columns."""
+        """Split heads: (N, h·v) -> (B, h, T, v), or (B, h, v, T) as columns."""
         return self.Transpose(self.by_sentence(x, heads, width), perm=[0, 2, 3, 1] if columns else [0, 2, 1, 3])
 
     def glu(self, x: str) -> str:
-        """Half of the columns, gated by the others."""
+        """Add a gated linear unit."""
         values, gates = self.chunks(x, 2, axis=-1)
         return self.Mul(values, self.Sigmoid(gates))
 
     def normalise(self, x: str, norm: nn.LayerNorm) -> str:
-        """A layer's normalisation."""
+        """Add layer normalisation."""
         return self.LayerNormalization(x, norm.weight, norm.bias, axis=-1, epsilon=norm.eps)
 
     def write(self, path: Path) -> None:
-        """Write the program."""
+        """Write the program to a file."""
         graph = helper.make_graph(self._nodes, path.stem, self._inputs, self._outputs, list(self._constants.values()))
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIBUTED, 1)]
         path.write_bytes(helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString())
@@ -201,12 +201,12 @@ def _described(name: str, kind: type, shape: Iterable[str | int] | None) -> onnx
 
 
 class SourceProgram(Program):
-    """The program that encodes the source and computes what steps need of it; padded on the right.
+    """A builder of the source program: the encoder, and the source-dependent inputs of steps; padding is on the right.
 
     Args:
-        weights: as of `Program`.
-        pad: the padding symbol.
-        eos: the end of a sentence.
+        weights: weight file of the model.
+        pad: index of padding.
+        eos: index of the end of a sentence.
     """
 
     def __init__(self, weights: Weights, pad: int, eos: int) -> None:
@@ -217,22 +217,22 @@ class SourceProgram(Program):
         _, self.length = self.chunks(self.shape, 2, axis=0)
         self.mask = self.Unsqueeze(self.Cast(is_token, to=TensorProto.FLOAT), [2])  # (B, S, 1)
         self.lengths = self.ReduceSum(self.Cast(is_token, to=TensorProto.INT32), [1], keepdims=0)  # (B,), for LSTMs
-        self.bias = self._bias(is_token)  # added to scores of attention, (B, 1, S)
+        self.bias = self._bias(is_token)  # bias of attention scores, (B, 1, S)
         self.only_words = self._bias(self.And(is_token, self.Not(self.Equal(self.words, eos))))
 
     def _bias(self, seen: str) -> str:
         return self.Unsqueeze(self.Where(seen, 0.0, -np.inf), [1])
 
     def flat(self, x: str, width: int) -> str:
-        """(B, S, width) -> (N, width)."""
+        """Flatten to rows: (B, S, width) -> (N, width)."""
         return self.Reshape(x, [-1, width])
 
     def transposed(self, x: str) -> str:
-        """(B, S, width) -> (B, width, S), or back."""
+        """Swap the last two dimensions: (B, S, width) -> (B, width, S)."""
         return self.Transpose(x, perm=[0, 2, 1])
 
     def windows(self, x: str, width: int, padding: tuple[int, int]) -> str:
-        """Each input beside its neighbours, zeros outside the sentence: (N, width) -> (N, w·width)."""
+        """Concatenate each input with its neighbours, zeros outside the sentence: (N, width) -> (N, w·width)."""
         x = self.Mul(self.by_sentence(x, width), self.mask)
         if sum(padding):
             before, after = padding
@@ -243,18 +243,17 @@ class SourceProgram(Program):
 
 
 class StepProgram(Program):
-    """The program of a decoding step.
+    """A builder of the program of a decoding step.
 
-    The inputs of the source have one entry for each sentence and never change.  Rows of a state are re-ordered at the
-    start of the step; keys and values of earlier steps never move, and the caller says by a bias which of them a row
-    attends to.
+    Source inputs have one entry per sentence and never change.  Rows of states are re-ordered at the start of a
+    step.  Keys and values of earlier steps never move; a bias from the caller selects the keys of a row.
 
     Args:
-        weights: as of `Program`.
-        sources: sizes of what it is given of the source, last of what is added to attention for it to be to words.
+        weights: weight file of the model.
+        sources: sizes of the source inputs; the last one is the bias that restricts reported attention to words.
 
     Attributes:
-        states: widths of those that are re-ordered, by their names.
+        states: widths of re-ordered states by name.
     """
 
     def __init__(self, weights: Weights, sources: list[Sizes]) -> None:
@@ -265,12 +264,12 @@ class StepProgram(Program):
         *self.sources, self.only_words = given
         self.shape = self.Concat(self.columns(self.Shape(self.sources[0]), 0, 1), [-1], axis=0)  # (B, k)
         self.states: dict[str, int] = {}
-        self._attending = 0  # layers so far that attend to earlier steps
+        self._attending = 0  # number of layers so far with attention to earlier steps
         self._order = ""
         self._past_bias = ""
 
     def state(self, width: int) -> str:
-        """Another state, (before, width), in the order of the step before, to be `reordered`."""
+        """Add a state, (before, width), in the order of the previous step; see `reordered`."""
         if not self.states:
             self._order = self.input("order", np.int64, ["R"])
         name = self.input(f"state{len(self.states)}", np.float32, ["before", width])
@@ -278,15 +277,15 @@ class StepProgram(Program):
         return name
 
     def reordered(self, state: str) -> str:
-        """(before, width) -> (R, width)."""
+        """Re-order a state: (before, width) -> (R, width)."""
         return self.Gather(state, self._order, axis=0)
 
     def keep(self, state: str, after: str) -> None:
-        """What a state is after the step, (R, width)."""
+        """Set the next value of a state, (R, width)."""
         self.output(state.replace("state", "next"), after, np.float32, ["R", self.states[state]])
 
     def attend_to_past(self, q: str, keys_values: str, heads: int, width: int) -> str:
-        """Attend to the keys and values of earlier steps and of this one, (R, 2·h·v): (B, h, k, v) -> (B, h, k, v)."""
+        """Add attention to earlier steps and this one's keys and values, (R, 2·h·v): (B, h, k, v) -> (B, h, k, v)."""
         n = self._attending
         if not n:
             self._past_bias = self.input("past", np.float32, ["B", 1, "k", "P"])

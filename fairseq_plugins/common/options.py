@@ -1,7 +1,7 @@
-"""Options: filling them in, checking their ranges, and registering architectures, which are named sets of them.
+"""Options: defaults, ranges, and registration of architectures as named sets of options.
 
-Options in which architectures differ are None in the configuration: hydra merges its defaults before it looks at the
-architecture, and takes for the user's wish what is set by then.
+Options that differ between architectures are None in the configuration, because hydra merges defaults before the
+architecture and would treat them as set by the user.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.models import register_model_architecture
 from omegaconf import DictConfig
 
-Options = Namespace | DictConfig  # of a model
+Options = Namespace | DictConfig  # a model's options
 
 
 def architecture(options: Any) -> Any:
-    """Return the name of a model's architecture, in whichever of fairseq's two ways its options have it, or None."""
+    """Return the name of a model's architecture, stored in either of fairseq's two ways, or None."""
     return getattr(options, "arch", None) or getattr(options, "_name", None)
 
 
 def flag(option: str) -> str:
-    """Return the option as the command line spells it."""
+    """Return the option in command-line spelling."""
     return f"--{option.replace('_', '-')}"
 
 
 def fill_in(args: Options, values: Mapping[str, Any]) -> None:
-    """Give options their values where nobody has set them."""
+    """Set options that are unset."""
     for option, value in values.items():
-        # None, because that is how a configuration says so, and how omegaconf 2.0 answers for an option it has not.
+        # None marks unset options, and omegaconf 2.0 returns it for unknown ones.
         if getattr(args, option, None) is None:
             setattr(args, option, value)
 
@@ -41,12 +41,12 @@ def fill_in(args: Options, values: Mapping[str, Any]) -> None:
 def register_presets(model: str, config: type[FairseqDataclass], presets: Mapping[str, Mapping[str, Any]]) -> None:
     """Register architectures of a model.
 
-    Options that the user has not given take the preset's value, and the configuration's default where it has none.
+    Options that the user does not give take the preset's value, or else the configuration's default.
 
     Args:
         model: name of the registered model.
-        config: its configuration.
-        presets: for each architecture, the options in which it differs from the configuration's defaults.
+        config: its configuration class.
+        presets: options of each architecture that differ from the defaults.
     """
     defaults = {name: value for name, value in vars(config()).items() if not name.startswith("_")}
     for architecture, values in presets.items():
@@ -55,7 +55,7 @@ def register_presets(model: str, config: type[FairseqDataclass], presets: Mappin
 
 @dataclass(frozen=True)
 class Range:
-    """Finite numbers from the least to the most, or from above the least."""
+    """A range of finite numbers, with or without its lower bound."""
 
     least: float
     most: float = math.inf
@@ -81,14 +81,14 @@ FRACTION = Range(0, 1)
 
 
 def check_ranges(cfg: Any, config: type[FairseqDataclass]) -> None:
-    """Refuse numbers outside the ranges that a configuration's fields have in their metadata; None is unset.
+    """Refuse numbers outside the ranges in a configuration's field metadata; None is allowed.
 
     Args:
-        cfg: the options.
-        config: their class.
+        cfg: options.
+        config: their configuration class.
 
     Raises:
-        ValueError: names the option, its range and its value.
+        ValueError: the option, its range and its value.
     """
     for each in fields(config):
         allowed, value = each.metadata.get("range"), getattr(cfg, each.name, None)

@@ -1,4 +1,4 @@
-"""Output layers for some words of the vocabulary (L'Hostis et al. 2016, arXiv 1610.00072).
+"""Output layers for candidate words (L'Hostis et al. 2016, arXiv 1610.00072).
 
 V outputs, K inputs, n selected outputs.
 """
@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
+from fairseq.models import BaseFairseqModel, FairseqDecoder
+from fairseq.models.transformer import TransformerModelBase
 from torch import Tensor, nn
 from torch.nn.utils.weight_norm import WeightNorm
 
@@ -19,23 +21,36 @@ from fairseq_plugins.cpu.packing import BatchPacking
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
-# What decoders call their output layer: those here and fairseq's transformer, its fconv, its lstm.
+# Names of the output layer: decoders of this plugin and fairseq's transformer, fconv, lstm.
 _NAMES = ("output_projection", "fc3", "fc_out")
+
+_SOFTMAX_OF_MODELS = (BaseFairseqModel.get_normalized_probs, TransformerModelBase.get_normalized_probs)
+
+
+def has_plain_softmax(model: BaseFairseqModel) -> bool:
+    """Return whether the model's probabilities are the softmax of its decoder's output, by fairseq's own methods."""
+    decoder = model.decoder
+    return (
+        decoder.adaptive_softmax is None
+        and type(model).get_normalized_probs in _SOFTMAX_OF_MODELS
+        and type(decoder).get_normalized_probs is FairseqDecoder.get_normalized_probs
+        and type(decoder).get_normalized_probs_scriptable is FairseqDecoder.get_normalized_probs_scriptable
+    )
 
 
 @contextmanager
 def candidate_output(model: nn.Module, candidates: Tensor) -> Iterator[None]:
-    """Within this context the model's decoder predicts over the candidates, numbered in their order.
+    """Let the model's decoder predict candidates only, numbered in their order, within this context.
 
-    For training, where a model may be wrapped and only one thread has it.  The candidates' weights are taken when the
-    context is entered; gradients go to the model's parameters.  The decoder's input stays in the dictionary's numbers.
+    This is for training, where the model may be wrapped and belongs to one thread.  The context selects the current
+    weights; gradients go to the model's parameters.  The decoder's input keeps the numbers of the dictionary.
 
     Args:
-        model: an encoder-decoder, which may be wrapped for distributed training.
+        model: encoder-decoder, possibly wrapped for distributed training.
         candidates: words of the target dictionary, (n,).
 
     Raises:
-        ValueError: the decoder has no output layer that is a plain linear map.
+        ValueError: the decoder has no linear output layer.
     """
     name, selected = _selected(model, candidates)
     decoder: Any = model.decoder
@@ -48,10 +63,10 @@ def candidate_output(model: nn.Module, candidates: Tensor) -> Iterator[None]:
 
 
 def with_candidate_output(model: ModuleT, candidates: Tensor, packing: BatchPacking | None = None) -> ModuleT:
-    """Return a twin that predicts over the candidates, numbered in their order, and shares all else with the model.
+    """Return a copy that predicts candidates only and shares everything else with the model.
 
-    For translation: the model stays as it is, for whoever else translates with it.  Otherwise as `candidate_output`;
-    ``packing`` is as in `linear`.
+    This is for translation: other threads can use the model meanwhile.  See also `candidate_output`, and `linear` for
+    ``packing``.
     """
     name, selected = _selected(model, candidates)
     selected.packing = packing
@@ -60,25 +75,24 @@ def with_candidate_output(model: ModuleT, candidates: Tensor, packing: BatchPack
 
 
 def with_part(module: ModuleT, name: str, part: nn.Module) -> ModuleT:
-    """Return a twin with another part of this name, which shares all else."""
+    """Return a shallow copy with one submodule replaced."""
     twin = copy.copy(module)
     twin._modules = {**module._modules, name: part}
     return twin
 
 
 def selected_rows(linear: nn.Module, rows: Tensor) -> Linear:
-    """Return the map from x, (..., K), to the selected outputs of a linear map, (..., n), as that is now.
+    """Return a linear map with selected outputs of another one: (..., K) -> (..., n).
 
-    Gradients go to its parameters.  A normalised weight has a norm for each row, so only the selected rows are
-    normalised.  Weight and bias are buffers, so that a copy of the module around this one can share them as it shares
-    parameters.
+    Gradients go to the parameters of the given map.  Only selected rows of a normalised weight are normalised.
+    Weight and bias are buffers, so that copies of the surrounding module share them like parameters.
 
     Args:
-        linear: a map with a weight (V, K), which may be normalised by row, in our way or by torch's hook.
-        rows: the outputs wanted, (n,); minus infinity comes out where a number is negative.
+        linear: map with a weight (V, K), plain or normalised by row, by this plugin or by torch's hook.
+        rows: selected outputs, (n,); a negative number gives minus infinity.
 
     Raises:
-        ValueError: the map is not linear, or its weight is computed in some other way.
+        ValueError: the map is not linear, or its weight is parametrised in another way.
     """
     found = rows.clamp(min=0)
     weight, *magnitude = (part.index_select(0, found) for part in _parts(linear))
@@ -87,29 +101,29 @@ def selected_rows(linear: nn.Module, rows: Tensor) -> Linear:
     bias: Any = linear.bias
     bias = weight.new_zeros(len(rows)) if bias is None else bias.index_select(0, found)
     selected = Linear(weight.size(1), len(rows), device="meta")
-    del selected._parameters["weight"], selected._parameters["bias"]  # no parameters of its own
+    del selected._parameters["weight"], selected._parameters["bias"]  # buffers instead
     selected.register_buffer("weight", weight, persistent=False)
     selected.register_buffer("bias", bias.masked_fill(rows < 0, -torch.inf), persistent=False)
     return selected
 
 
 def _selected(model: nn.Module, candidates: Tensor) -> tuple[str, Linear]:
-    """Return the name of the decoder's output layer, and that layer for the candidates alone."""
+    """Return the name of the decoder's output layer, and this layer for the candidates."""
     decoder = getattr(model, "decoder", None)
     name = next((name for name in _NAMES if getattr(decoder, name, None) is not None), None)
     if name is None:
         raise ValueError(
-            f"{type(decoder or model).__name__} cannot predict among candidates: it has no linear output layer (with "
-            "an adaptive softmax, or one that is an embedding, there is none)"
+            f"--candidates: {type(decoder or model).__name__} has no linear output layer; use a model without adaptive "
+            "softmax and without an embedding as output layer"
         )
     try:
         return name, selected_rows(getattr(decoder, name), candidates)
     except ValueError as error:
-        raise ValueError(f"{type(decoder).__name__} cannot predict among candidates: its {name}: {error}") from error
+        raise ValueError(f"--candidates: {name} of {type(decoder).__name__}: {error}") from error
 
 
 def _parts(module: nn.Module) -> tuple[Tensor, ...]:
-    """Return the row-wise parts of the weight: itself, (V, K), or its direction, (V, K), and magnitude, (V, 1)."""
+    """Return a plain weight, (V, K), or the direction, (V, K), and magnitude, (V, 1), of a normalised one."""
     if isinstance(module, nn.Linear) and type(module).forward in (Linear.forward, nn.Linear.forward):
         map_: Any = module
         match list(map_._forward_pre_hooks.values()), getattr(map_, "normalised", None):

@@ -1,9 +1,10 @@
-"""Several target sentences of each source sentence as a tree, in which what they begin with in common is one.
+"""A prefix tree of several target sentences per source sentence.
 
-The candidates of a beam search share most of their beginnings: eight of them have about a third as many different
-prefixes as words.  A decoder predicts from a prefix, so it need look at each once only.
+The hypotheses of a beam search share most of their prefixes: eight hypotheses have about a third as many distinct
+prefixes as words.  A decoder predicts from a prefix, so it has to compute each prefix only once.
 
-B sentences, R rows (target sentences), T target positions, M prefixes of the batch, N at most of a sentence; C width.
+B sentences, R rows (target sentences), T target positions, M prefixes in the batch, N prefixes of a sentence at most,
+C width.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from torch import Tensor
 
 
 class PrefixTree:
-    """The prefixes of a batch, those of a sentence next to each other, each behind the one that it prolongs.
+    """The prefixes of a batch, grouped by sentence, each after its parent.
 
     Args:
-        rows: target sentences, each as the words to predict, of which the last one ends it.
-        sentences: the source sentence of each row, from zero, each of which has one at least.
-        first: for each source sentence the word in front of the first.
-        device: where the tensors are to be.
+        rows: target sentences as words to predict, including the end of the sentence.
+        sentences: source sentence of each row, from zero; each source sentence has at least one row.
+        first: word before the first target word, for each source sentence.
+        device: device of the tensors.
 
     Attributes:
-        words: the last word of each prefix, (M,).
-        positions: how many words it has before that one, (M,).
-        nodes: the prefix that each word of each row is predicted from, (R, T); zero beyond the row's end.
+        words: last word of each prefix, (M,).
+        positions: number of words before it, (M,).
+        nodes: prefix that predicts each word of each row, (R, T); zero beyond the end of a row.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class PrefixTree:
         longest = max(map(len, paths))
         self.words, self.positions = torch.tensor(words, device=device), torch.tensor(positions, device=device)
         self.nodes = torch.tensor([path + [0] * (longest - len(path)) for path in paths], device=device)
-        # Where there is none, the place behind the last, whose parent is itself.
+        # Roots get the index after the last prefix as parent, which is its own parent.
         above = [self.size if parent < 0 else parent for parent in parents]
         self._parents = torch.tensor([*above, self.size], device=device)
         place, size = torch.arange(max(sizes), device=device), torch.tensor(sizes, device=device)
@@ -72,14 +73,14 @@ class PrefixTree:
         self._flat = real.flatten().nonzero().squeeze(1)  # (M,)
 
     def windows(self, x: Tensor, width: int) -> Tensor:
-        """What a causal convolution sees: the last ``width`` inputs of each prefix, zeros before the first.
+        """Return the windows of a causal convolution: the last ``width`` inputs of each prefix, zeros before the first.
 
         Args:
-            x: (M, C).
-            width: of the kernel.
+            x: inputs, (M, C).
+            width: kernel width.
 
         Returns:
-            the inputs one after the other, (M, width·C).
+            Concatenated inputs, (M, width·C).
         """
         places = [torch.arange(self.size, device=x.device)]
         for _ in range(width - 1):
@@ -87,19 +88,19 @@ class PrefixTree:
         return F.embedding(torch.stack(places, dim=1), _with_zeros(x)).flatten(1)
 
     def by_sentence(self, x: Tensor) -> Tensor:
-        """(M, C) -> (B, N, C), with zeros behind the prefixes of a sentence."""
+        """Group by sentence, padded with zeros: (M, C) -> (B, N, C)."""
         return F.embedding(self._places, _with_zeros(x))
 
     def flat(self, x: Tensor) -> Tensor:
-        """(B, N, C) -> (M, C)."""
+        """Undo `by_sentence`: (B, N, C) -> (M, C)."""
         return F.embedding(self._flat, x.flatten(0, 1))
 
     def bias(self, dtype: torch.dtype) -> Tensor:
-        """What is added to the scores of self-attention, (B, 1, N, N): each prefix sees itself and its beginnings."""
+        """Return the bias of self-attention scores, (B, 1, N, N): a prefix attends to itself and its ancestors."""
         sentences, most = self._places.shape
         starts = self._places[:, :1]
         parents = self._parents.index_select(0, self._places.flatten()).view_as(self._places)
-        parents = (parents - starts).where(parents < self.size, most)  # (B, N), N where there is none
+        parents = (parents - starts).where(parents < self.size, most)  # (B, N), N for roots
         parents = F.pad(parents, (0, 1), value=most)
         bias = torch.full((sentences, most, most + 1), float("-inf"), dtype=dtype, device=starts.device)
         seen = torch.arange(most, device=starts.device).expand(sentences, -1)
@@ -109,6 +110,6 @@ class PrefixTree:
         return bias[:, :, :most].unsqueeze(1)
 
 
-# Rows are fetched as embeddings are: the gradient of an index is much slower on a processor.
+# Uses an embedding lookup, whose gradient is much faster on a CPU than that of indexing.
 def _with_zeros(x: Tensor) -> Tensor:
     return F.pad(x, (0, 0, 0, 1))

@@ -1,4 +1,4 @@
-"""An attribute that has another value for a while."""
+"""Temporary replacement of an attribute."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Give ``owner.name`` another value within the context; afterwards it has its own again, or none."""
+    """Replace ``owner.name`` within the context, and restore it afterwards."""
     own = vars(owner)
     before = {name: own[name]} if name in own else {}
     setattr(owner, name, value)

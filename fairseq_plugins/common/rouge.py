@@ -1,4 +1,4 @@
-"""ROUGE, by rouge-score, which is an optional dependency."""
+"""ROUGE by rouge-score, an optional dependency."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def rouge_scorer(names: Sequence[str]) -> Any:
-    """With stemming.
+    """Return rouge-score's scorer with stemming.
 
     Raises:
         ValueError: rouge-score is not installed.
@@ -16,10 +16,10 @@ def rouge_scorer(names: Sequence[str]) -> Any:
     try:
         from rouge_score.rouge_scorer import RougeScorer  # noqa: PLC0415 (an optional dependency)
     except ImportError as error:
-        raise ValueError("ROUGE needs rouge-score: pip install rouge-score") from error
+        raise ValueError("ROUGE needs the package rouge-score: pip install rouge-score") from error
     return RougeScorer(names, use_stemmer=True)
 
 
 def sees(words: Collection[str]) -> bool:
-    """Whether it sees a tenth of them at least: it knows only the letters a to z and digits."""
+    """Return whether rouge-score, which reads only a to z and digits, can read at least a tenth of the words."""
     return sum(bool(re.search("[a-z0-9]", word.lower())) for word in words) >= len(words) / 10

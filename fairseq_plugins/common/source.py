@@ -1,4 +1,4 @@
-"""The encoder's output, one entry per sentence however many beams read it, and the softmax of attention to it."""
+"""The encoder output, stored once per sentence for all its hypotheses, and the softmax of attention."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import Tensor
 
 @dataclass
 class Source:
-    """The encoder's output for B sentences of up to S tokens.
+    """The encoder output for B sentences of up to S tokens.
 
     Attributes:
-        keys: (B, S, f), compared with queries.
-        values: (B, S, f), averaged.
-        padding_mask: (B, S), true at padding.
-        rows: the sentence of each decoder row, (rows,); None while each sentence has exactly one row.
+        keys: keys of attention, (B, S, f).
+        values: values of attention, (B, S, f).
+        padding_mask: true at padding, (B, S).
+        rows: sentence of each decoder row, (rows,); None if each sentence has exactly one row.
         bias: `padding_bias` of the source, (B, 1, S).
-        sqrt_lengths: √m, with m the true length of each sentence, (B, 1, 1).
+        sqrt_lengths: √m for the length m of each sentence without padding, (B, 1, 1).
     """
 
     keys: Tensor
@@ -35,27 +35,27 @@ class Source:
         self.sqrt_lengths = lengths.to(self.keys.dtype).sqrt().view(-1, 1, 1)
 
     def __getitem__(self, part: int) -> Tensor:
-        """Return one of the first three: torch's hooks of the backward pass, as in fairseq's NaN detector, take one."""
+        """Return one of the first three attributes; torch's backward hooks (fairseq's NaN detector) index outputs."""
         return (self.keys, self.values, self.padding_mask)[part]
 
     def reorder(self, new_order: Tensor) -> Source:
-        """Return the rows in a new order.  Nothing is copied: only the index is composed."""
+        """Return the rows in a new order, by composing the index without a copy."""
         return self._of_rows(new_order if self.rows is None else self.rows.index_select(0, new_order))
 
     def select(self, sentences: Tensor) -> Source:
-        """Return only the given sentences, one row each."""
+        """Return the given sentences, one row each."""
         return Source(*(self[part].index_select(0, sentences) for part in range(3)))
 
     def expand(self) -> Source:
-        """Return one entry per row, copied where rows share a sentence."""
+        """Return a copy with one entry per row, or itself if each sentence has one row."""
         return self if self.rows is None else self.select(self.rows)
 
     def group(self) -> tuple[Source, int]:
-        """Return one entry per sentence, and k, the number of rows that each has.
+        """Return one entry per sentence, and k, the number of rows per sentence.
 
-        Beam search keeps the rows of a sentence together and leaves every sentence k of them.  If the rows are known
-        not to be so, each becomes a sentence of its own: by their number, and on the CPU, where looking is free, by
-        their order.  On a GPU the device checks the order, and stops with an assertion.
+        Beam search keeps k adjacent rows per sentence.  Other rows become sentences of their own if the host can
+        tell: by their number, and on a CPU by their order.  On a GPU the order is checked on the device by an
+        assertion.
         """
         if self.rows is None:
             return self, 1
@@ -66,7 +66,9 @@ class Source:
         together = torch.arange(rows, device=self.rows.device).div(beam, rounding_mode="floor").eq(self.rows).all()
         if together.device.type == "cpu" and not together:
             return self.expand(), 1
-        torch._assert_async(together, "on a GPU decoder rows are k for each sentence, in the order of the sentences")
+        torch._assert_async(
+            together, "on a GPU each sentence needs k adjacent decoder rows, in the order of the sentences"
+        )
         return self._of_rows(None), beam
 
     def _of_rows(self, rows: Tensor | None) -> Source:
@@ -76,7 +78,7 @@ class Source:
 
 
 def padding_bias(padding_mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the bias of attention scores, (B, S) -> (B, 1, S): minus infinity at padding, zero elsewhere."""
+    """Return the bias of attention scores, minus infinity at padding and zero elsewhere: (B, S) -> (B, 1, S)."""
     zeros = torch.zeros(padding_mask.shape, dtype=dtype, device=padding_mask.device)
     return zeros.masked_fill_(padding_mask, float("-inf")).unsqueeze(1)
 
@@ -84,8 +86,8 @@ def padding_bias(padding_mask: Tensor, dtype: torch.dtype) -> Tensor:
 def softmax(scores: Tensor) -> Tensor:
     """Return the softmax over the last dimension, computed at least in float32: half precision loses small weights.
 
-    Scores come rounded to the precision of the model.  With heads of 64 and scores of a standard deviation of 1 to 8
-    an average is then 1.4 to 1.5 times as far from the exact one as by the rounding of queries, keys and values alone
-    (float16: 0.06 to 0.12 % instead of 0.04 to 0.08 %; bfloat16: eight times that); keys in float32 are not worth it.
+    Scores are rounded to the model's precision.  For heads of 64 and scores with a standard deviation of 1 to 8, this
+    makes the error of an average 1.4 to 1.5 times as large as rounding queries, keys and values alone (float16: 0.06 to
+    0.12 % instead of 0.04 to 0.08 %; bfloat16: eight times as much), which does not justify keys in float32.
     """
     return torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).type_as(scores)

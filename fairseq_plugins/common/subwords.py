@@ -1,15 +1,15 @@
-"""Detect a model's subword scheme, and segment words of any length."""
+"""Detection of a model's subword scheme, and segmentation of words of any length."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-LONGEST = 500  # letters; byte pair encoding takes minutes for words of many thousand, and learns nothing from them
+LONGEST = 500  # characters; subword-nmt needs minutes for words of many thousands
 
 
 def bpe_symbol(words: Sequence[str]) -> str | None:
-    """Return fairseq's name of the subword scheme that most words of a dictionary have.
+    """Return fairseq's name of the subword scheme of a dictionary.
 
     Returns:
         ``subword_nmt`` (words that end with ``@@``), ``sentencepiece`` (pieces that begin with ``▁``), or None.
@@ -28,7 +28,7 @@ def without_long_words(line: str) -> str:
 
 
 def segment(bpe: Any, line: str) -> str:
-    """Segment a line with subword-nmt, long words in parts; the subwords of a word together are the word."""
+    """Segment a line with subword-nmt, splitting long words into parts first."""
     if len(line) <= LONGEST:
         return str(bpe.process_line(line))
     pieces = ([word[at : at + LONGEST] for at in range(0, len(word), LONGEST)] for word in line.split(" "))

@@ -12,7 +12,7 @@ from fairseq_plugins.common.options import FRACTION, POSITIVE, SIZE, Options, Ra
 
 logger = logging.getLogger(__name__)
 
-# Section 4.2 and table 1, for IWSLT'14 German-English: defaults, unless an architecture overrides them.
+# Section 4.2 and table 1, IWSLT'14 German-English: the defaults, unless an architecture overrides them.
 DEFAULTS = {
     "dropout": 0.2,
     "encoder_type": "convolutional",
@@ -26,7 +26,7 @@ DEFAULTS = {
     "init_range": 0.05,
 }
 
-# Options, and the types of encoder that they are for; not sizes, which may be given for all types.
+# Options that only some types of encoder read; sizes may be given for all types.
 _OF_TYPES = {
     "no_residual": ("convolutional",),
     "single_stack": ("convolutional",),
@@ -44,41 +44,44 @@ class ConvEncoderConfig(FairseqDataclass):
         metadata={"help": "dropout on embeddings, decoder output and between LSTM layers", "range": FRACTION},
     )
     encoder_type: Optional[ChoiceEnum(["convolutional", "pooling", "lstm", "bilstm"])] = field(  # type: ignore[valid-type]
-        default=None, metadata={"help": "the encoder: section 3.2, section 3.1, or the baselines of section 2"}
+        default=None, metadata={"help": "encoder of section 3.2, of section 3.1, or a baseline of section 2"}
     )
     encoder_embed_dim: Optional[int] = field(
         default=None,
-        metadata={"help": "width of source and target embeddings, and in front of the output layer", "range": SIZE},
+        metadata={"help": "width of source and target embeddings, and input width of the output layer", "range": SIZE},
     )
     encoder_layers: Optional[str] = field(
         default=None,
-        metadata={"help": "convolutional: CNN-a, for attention scores, [(width, kernel[, residual]), ...]"},
+        metadata={"help": "convolutional: layers of CNN-a (keys), [(width, kernel[, residual]), ...]"},
     )
     aggregation_layers: Optional[str] = field(
         default=None,
         metadata={
-            "help": "convolutional: CNN-c, for what is averaged: [(width, kernel[, residual]), ...], or [] for the "
-            "embeddings (section 5.3)"
+            "help": "convolutional: layers of CNN-c (values), [(width, kernel[, residual]), ...], or [] to use the "
+            "embeddings as values (section 5.3)"
         },
     )
     no_residual: bool = field(
         default=False, metadata={"help": "convolutional: no residual connections (paper's figure of encoder depth, b)"}
     )
     single_stack: bool = field(
-        default=False, metadata={"help": "convolutional: average the outputs of CNN-a, without a CNN-c (section 5.3)"}
+        default=False,
+        metadata={"help": "convolutional: use the outputs of CNN-a as values, without CNN-c (section 5.3)"},
     )
     no_encoder_positional_embeddings: bool = field(
         default=False, metadata={"help": "convolutional and pooling: no position embeddings"}
     )
-    pooling_width: int = field(default=5, metadata={"help": "pooling: k, words of an average; odd", "range": SIZE})
+    pooling_width: int = field(
+        default=5, metadata={"help": "pooling: k, the odd number of words averaged", "range": SIZE}
+    )
     encoder_hidden_size: Optional[int] = field(
-        default=None, metadata={"help": "lstm and bilstm: units of an LSTM, of bilstm in each direction", "range": SIZE}
+        default=None, metadata={"help": "lstm and bilstm: units of an LSTM, for bilstm per direction", "range": SIZE}
     )
     encoder_lstm_layers: Optional[int] = field(
         default=None, metadata={"help": "lstm and bilstm: number of layers", "range": Range(1, MOST_LAYERS)}
     )
     encoder_lstm_positional_embeddings: bool = field(
-        default=False, metadata={"help": "lstm and bilstm: position embeddings too (table 1)"}
+        default=False, metadata={"help": "lstm and bilstm: add position embeddings (table 1)"}
     )
     decoder_hidden_size: Optional[int] = field(
         default=None, metadata={"help": "units of a decoder layer", "range": SIZE}
@@ -86,14 +89,14 @@ class ConvEncoderConfig(FairseqDataclass):
     decoder_layers: Optional[int] = field(
         default=None,
         metadata={
-            "help": "number of LSTM layers of the decoder, of which the first attends",
+            "help": "number of LSTM layers of the decoder; the first one attends",
             "range": Range(1, MOST_LAYERS),
         },
     )
     init_range: Optional[float] = field(
         default=None,
         metadata={
-            "help": "weights but those of convolutions start within this range; narrow layers need a wider one",
+            "help": "range of initial weights, except convolutions; narrow layers need a wider range",
             "range": POSITIVE,
         },
     )
@@ -102,16 +105,16 @@ class ConvEncoderConfig(FairseqDataclass):
 
 
 def resolve_config(cfg: Options) -> None:
-    """Fill in options that are not set, refuse impossible sizes, and warn of options that do nothing.
+    """Fill in unset options, refuse invalid sizes, and warn of options without effect.
 
     Raises:
-        ValueError: names the option and its value.
+        ValueError: the option and its value.
     """
     fill_in(cfg, DEFAULTS)
     check_ranges(cfg, ConvEncoderConfig)
     for option, types in _OF_TYPES.items():
         if cfg.encoder_type not in types and getattr(cfg, option) != getattr(ConvEncoderConfig, option):
-            logger.warning(f"{flag(option)} does nothing with --encoder-type {cfg.encoder_type}")
+            logger.warning(f"{flag(option)} has no effect with --encoder-type {cfg.encoder_type}: remove it")
 
 
 def _depths(attention: int, aggregation: int) -> dict[str, str]:
@@ -119,18 +122,18 @@ def _depths(attention: int, aggregation: int) -> dict[str, str]:
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # Table 1: 6 layers in CNN-a and 3 in CNN-c; widths and dropout from sections 4.2 and 4.3: the model's defaults.
+    # Table 1: 6 layers in CNN-a and 3 in CNN-c; widths and dropout of sections 4.2 and 4.3.
     "conv_encoder_iwslt_de_en": {},
-    # Table 2, the deepest encoder for each language pair with its decoder; dropout of section 4.3.
+    # Table 2: the deepest encoder for each language pair with its decoder; dropout of section 4.3.
     "conv_encoder_wmt_en_ro": {**_depths(8, 4), "dropout": 0.1},
     "conv_encoder_wmt_en_de": {**_depths(15, 5), "dropout": 0.1},
     "conv_encoder_wmt_en_fr": {**_depths(20, 5), "dropout": 0.1, "decoder_layers": 2},
     # Table 1, IWSLT'14.
     "conv_encoder_pooling": {"encoder_type": "pooling"},
-    # Table 1, IWSLT'14.  For WMT the paper takes embeddings of 512, and two layers for English-French.
+    # Table 1, IWSLT'14.  For WMT the paper uses embeddings of 512, and two layers for English-French.
     "conv_encoder_bilstm": {"encoder_type": "bilstm"},
-    # Not in the paper: for the quickstart, small enough for minutes on two processor cores.  Within the paper's
-    # range, which suits layers of 512, such narrow ones pass on so little that attention settles on wrong words.
+    # Not in the paper: a model for the quickstart, which trains in minutes on two cores.  The paper's initial range
+    # suits layers of 512; narrow layers need a wider one, or attention settles on wrong words.
     "conv_encoder_tiny": {
         "dropout": 0.1,
         "encoder_embed_dim": 128,

@@ -1,11 +1,11 @@
-"""The LSTM decoder with attention (Gehring et al. 2016, section 2), all target positions at once.
+"""The LSTM decoder with attention (Gehring et al. 2016, section 2).
 
-B sentences, T target positions, S source positions, H units, f embedding width, V vocabulary.  Decoding step by step is
+B sentences, T target positions, S source positions, H units, f embedding width, V vocabulary.  Incremental decoding is
 in `decoding`.
 
-A library's fused LSTM cannot be used here: what a step attends to depends on the state before it, and is a part of the
-step's input.  All that does not depend on the state is taken out of the loop: the input's own part of the gates before
-it, and in the backward pass all gradients of weights and source, which are products over all steps at once after it.
+A library's fused LSTM is not applicable: the attention of a step depends on the previous state, and is part of the
+step's input.  Everything independent of the state is outside the loop: the input's part of the gates before it, and
+in the backward pass the gradients of weights and source after it, as products over all steps.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from fairseq.data import Dictionary
-from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from fairseq_plugins.common.dropout import Dropout
 from fairseq_plugins.common.embedding import InputEmbedding
 from fairseq_plugins.common.linear import Linear
 from fairseq_plugins.common.model import IncrementalDecoder
@@ -27,14 +27,14 @@ from fairseq_plugins.cpu.packing import prepare_linear
 
 
 class LSTMDecoder(IncrementalDecoder):
-    """An LSTM that attends, and more on top of it that do not.
+    """An LSTM with attention, and optional further LSTMs on top.
 
     Args:
         dictionary: target words.
         embedding: embeddings g of words.
         hidden_size: H.
         layers: number of LSTMs.
-        dropout: on the input of all layers but the first, and on the decoder's output.
+        dropout: dropout on the input of all layers except the first, and on the output.
     """
 
     decoding_class = ConvEncoderDecoding
@@ -43,7 +43,7 @@ class LSTMDecoder(IncrementalDecoder):
         self, dictionary: Dictionary, embedding: InputEmbedding, hidden_size: int, layers: int, dropout: float
     ) -> None:
         super().__init__(dictionary, embedding)
-        self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
+        self.dropout = Dropout(dropout, module_name=type(self).__name__)
         embed_dim = embedding.words.embedding_dim
         self.attentive = AttentiveLSTM(embed_dim, hidden_size)
         self.upper = nn.ModuleList(nn.LSTM(hidden_size, hidden_size, batch_first=True) for _ in range(layers - 1))
@@ -51,11 +51,11 @@ class LSTMDecoder(IncrementalDecoder):
         self.output_projection = Linear(embed_dim, len(dictionary))
 
     def attention_modules(self) -> dict[int, nn.Module]:
-        """As of `IncrementalDecoder`."""
+        """Return the attention module, see `IncrementalDecoder`."""
         return {1: self.attentive}
 
     def features(self, g: Tensor, source: Source) -> tuple[Tensor, Tensor | None]:
-        """All positions at once: (B, T, f), and the attention."""
+        """Compute all positions: (B, T, f), and the attention."""
         h, a = self.attentive(g, source)
         for lstm in self.upper:
             h, _ = lstm(self.dropout(h))
@@ -63,10 +63,10 @@ class LSTMDecoder(IncrementalDecoder):
 
 
 class AttentiveLSTM(nn.Module):
-    """``h_{i+1} = LSTM([g_i c_i], h_i)``, with c_i what h_i and g_i attend to; the first state is zero.
+    """``h_{i+1} = LSTM([g_i c_i], h_i)``, with the context c_i of the query h_i and g_i; the initial state is zero.
 
     Args:
-        embed_dim: f, width of the inputs g and of the source's keys and values.
+        embed_dim: f, width of the inputs g and of keys and values.
         hidden_size: H.
     """
 
@@ -78,16 +78,16 @@ class AttentiveLSTM(nn.Module):
         self.recurrent = Linear(hidden_size, 4 * hidden_size, bias=False)
 
     def forward(self, g: Tensor, source: Source) -> tuple[Tensor, Tensor]:
-        """All target positions.
+        """Compute all target positions.
 
         ``d_i = W_d h_i + b_d + g_i``, ``a_i = softmax(d_i · keys)``, ``c_i = Σ_j a_ij values_j``.
 
         Args:
             g: embeddings of the previous target words, (B, T, f).
-            source: one entry for each of the B rows.
+            source: encoder output, one entry per row.
 
         Returns:
-            the states h_{i+1}, (B, T, H), and the attention a, (B, T, S), which has no gradient.
+            States h_{i+1}, (B, T, H), and the attention a, (B, T, S), without gradient.
         """
         time_first = g.transpose(0, 1)
         x = self.input(time_first)
@@ -99,7 +99,7 @@ class AttentiveLSTM(nn.Module):
             torch.cat([self.recurrent.weight, self.query.weight]),
             self.conditional_input.weight,
         )
-        # Under autocast they come in different precisions, and the backward pass is not under it.
+        # autocast gives different precisions, and does not apply to the backward pass.
         h, a = _Recurrence.apply(x, *(other.to(x.dtype) for other in others))
         return h.transpose(0, 1), a.transpose(0, 1)
 
@@ -111,12 +111,12 @@ class _Recurrence(torch.autograd.Function):
         x: W_g g + b, (T, B, 4H).
         q: g + b_d, (T, B, f).
         keys, values: (B, S, f).
-        bias: added to the scores, (B, 1, S); without gradient.
-        w_h: the recurrent matrix and under it W_d, (4H + f, H).
+        bias: bias of the scores, (B, 1, S); without gradient.
+        w_h: recurrent matrix above W_d, (4H + f, H).
         w_c: (4H, f).
 
     Returns:
-        the states, (T, B, H), and the attention, (T, B, S).
+        States, (T, B, H), and attention, (T, B, S).
     """
 
     @staticmethod
@@ -132,7 +132,7 @@ class _Recurrence(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         steps, batch, width = x.shape
         hidden = width // 4
-        states = x.new_zeros(steps + 1, batch, hidden)  # with the one before the first step
+        states = x.new_zeros(steps + 1, batch, hidden)  # includes the initial state
         cells = torch.zeros_like(states)
         gates, queries, contexts = torch.empty_like(x), torch.empty_like(q), torch.empty_like(q)
         attention = x.new_empty(steps, batch, keys.size(1))
@@ -157,7 +157,7 @@ class _Recurrence(torch.autograd.Function):
         steps, batch, width = gates.shape
         to_state, to_context = (prepare_linear(weight.t().contiguous(), None, batch) for weight in (w_h, w_c))
         columns = values.transpose(1, 2)
-        # Of all steps: gates before their non-linearities with queries beside them, scores, contexts.
+        # Gradients of all steps: pre-activations of gates beside queries, scores, contexts.
         grads = gates.new_empty(*gates.shape[:2], width + keys.size(2))
         grad_scores, grad_contexts = torch.empty_like(attention), torch.empty_like(contexts)
         grad_h, grad_cell = torch.zeros_like(states[0]), torch.zeros_like(cells[0])

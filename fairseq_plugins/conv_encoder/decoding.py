@@ -1,6 +1,6 @@
-"""Decoding with LSTMs and attention one token at a time.
+"""Incremental decoding with LSTMs and attention.
 
-R rows (hypotheses), k of them for each of B sentences; S source positions, H units, f embedding width.
+B sentences, k rows (hypotheses) per sentence, R = B·k rows, S source positions, H units, f embedding width.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ConvEncoderDecoding(StepwiseDecoding):
     decoder: LSTMDecoder
 
     def set_up(self) -> None:
-        """Prepare one matrix and the first state of each LSTM, and attention projected to the source."""
+        """Prepare one matrix and the initial state of each LSTM, and project the source for attention."""
         to_embedding, attentive = self.decoder.to_embedding, self.decoder.attentive
         self.to_embedding = self.prepare(to_embedding.weight, to_embedding.bias)
         self.attention = ConditionalInput(with_packing(attentive, self.packing), self.source)
@@ -39,7 +39,7 @@ class ConvEncoderDecoding(StepwiseDecoding):
         return _StepLSTM(gates, weight_state.new_zeros(self.order.rows, weight_state.size(1)), self.fixed)
 
     def compute(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """One token per row, (R,), to features (R, f) and the attention (R, S)."""
+        """Map one token per row, (R,), to features (R, f) and the attention (R, S)."""
         decoder, (first, *upper) = self.decoder, self.lstms
 
         g_and_h = first.join(decoder.embedding.step(tokens, self.position), order)
@@ -50,41 +50,41 @@ class ConvEncoderDecoding(StepwiseDecoding):
         return decoder.dropout(self.to_embedding(h)), a.flatten(0, 1) if decoder.wants_attention else None
 
     def keep(self, kept: KeptSentences) -> None:
-        """Go on with these sentences only."""
+        """Keep only these sentences."""
         super().keep(kept)
         self.attention.keep(kept)
 
 
 class ConditionalInput:
-    """The conditional input of the gates: attention whose projections are moved to the source, computed once there.
+    """The conditional input of the gates: attention with both projections applied to the source once.
 
-    With ``d = W_d h + b_d + g``, ``d·z = h·(W_dᵀ z) + b_d·z + g·z``; and the gates' conditional input is
+    With ``d = W_d h + b_d + g``, ``d·z = h·(W_dᵀ z) + b_d·z + g·z``.  The conditional input of the gates is
     ``W_c Σ a_j v_j = Σ a_j (W_c v_j)``.
 
     Args:
         lstm: the layer.
-        source: one entry per sentence.
+        source: encoder output, one entry per sentence.
     """
 
     def __init__(self, lstm: AttentiveLSTM, source: Source) -> None:
         z = source.keys.transpose(1, 2)
-        # As columns, one under the other, for one product with g and h side by side: (B, f + H, S).
+        # Stacked columns for one product with concatenated g and h: (B, f + H, S).
         self.keys = torch.cat([z, torch.matmul(lstm.query.weight.t(), z)], dim=1)
         self.bias = source.bias + torch.matmul(source.keys, lstm.query.bias).unsqueeze(1)  # (B, 1, S)
         self.values = lstm.conditional_input(source.values)  # (B, S, 4H)
 
     def keep(self, kept: KeptSentences) -> None:
-        """Go on with these sentences only."""
+        """Keep only these sentences."""
         self.keys, self.bias, self.values = map(kept.of, (self.keys, self.bias, self.values))
 
     def attend(self, g_and_h: Tensor) -> tuple[Tensor, Tensor]:
-        """Embeddings and states side by side, (B, k, f + H), to what W_c c adds to the gates, (B, k, 4H), and a."""
+        """Map concatenated embeddings and states, (B, k, f + H), to W_c c, (B, k, 4H), and the attention a."""
         a = softmax(torch.baddbmm(self.bias, g_and_h, self.keys))
         return torch.bmm(a, self.values), a
 
 
 class _StepLSTM:
-    """State of one LSTM, at first zeros, (R, H), and its step as one product; a fixed one stays in its place."""
+    """State of one LSTM, initially zeros, (R, H), and its step as one product."""
 
     def __init__(self, gates: Callable[[Tensor], Tensor], zeros: Tensor, fixed: bool) -> None:
         self.gates = gates
@@ -92,13 +92,13 @@ class _StepLSTM:
         self.fixed = fixed
 
     def join(self, x: Tensor, order: Tensor | None) -> Tensor:
-        """Inputs (R, width) beside the states in the new order, (R, width + H)."""
+        """Concatenate inputs (R, width) with states in the new order: (R, width + H)."""
         if order is not None:
             update_state(self, h=reorder_rows(self.h, order), cell=reorder_rows(self.cell, order))
         return torch.cat([x, self.h], dim=1)
 
     def step(self, joined: Tensor, gates: Tensor | None = None) -> Tensor:
-        """What `join` gives, and what is added to the gates (R, 4H), to the next states (R, H)."""
+        """Map the result of `join`, and an optional addition to the gates (R, 4H), to the next states (R, H)."""
         own = self.gates(joined)
         h, cell = lstm_cell(own if gates is None else own.add_(gates), self.cell)
         update_state(self, h=h, cell=cell)
@@ -106,15 +106,15 @@ class _StepLSTM:
 
 
 def lstm_cell(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-    """Equations of the LSTM (Hochreiter & Schmidhuber 1997, with forget gates).
+    """Compute the LSTM's equations (Hochreiter & Schmidhuber 1997, with forget gates).
 
     Args:
-        gates: input gate, forget gate, candidate and output gate before their non-linearities, (rows, 4H), in torch's
-            order; overwritten by their values.
-        cell: (rows, H).
+        gates: pre-activations of input gate, forget gate, candidate and output gate, (rows, 4H); overwritten by the
+            activations.
+        cell: previous cell, (rows, H).
 
     Returns:
-        hidden state and cell, each (rows, H).
+        Hidden state and cell, each (rows, H).
     """
     i, f, candidate, o = gates.chunk(4, dim=-1)
     cell = torch.addcmul(f.sigmoid_() * cell, i.sigmoid_(), candidate.tanh_())

@@ -1,4 +1,4 @@
-"""The encoders of Gehring et al. 2016: two stacks of convolutions (section 3.2), pooling (3.1), and LSTMs (section 2).
+"""Encoders of Gehring et al. 2016: two stacks of convolutions (section 3.2), pooling (3.1), and LSTMs (section 2).
 
 B sentences, S source positions, f embedding width, C layer width.
 """
@@ -12,9 +12,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from fairseq.data import Dictionary
-from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
+from fairseq_plugins.common.dropout import Dropout
 from fairseq_plugins.common.embedding import InputEmbedding
 from fairseq_plugins.common.layer_list import ConvolutionSpec, input_widths
 from fairseq_plugins.common.linear import Linear
@@ -24,13 +24,13 @@ from fairseq_plugins.cpu.packing import BatchPacking
 
 
 class ConvolutionalEncoder(SourceEncoder):
-    """CNN-a, whose outputs are scored, and CNN-c, whose outputs are averaged.
+    """Two convolutional stacks: CNN-a for the keys and CNN-c for the values of attention.
 
     Args:
         dictionary: source words.
         embedding: embeddings e of words and positions.
-        attention: the layers of CNN-a, from the input up.
-        aggregation: those of CNN-c, empty to average the embeddings; None to average the outputs of CNN-a.
+        attention: layers of CNN-a, from the input up.
+        aggregation: layers of CNN-c; empty to use the embeddings as values, None to use the outputs of CNN-a.
     """
 
     def __init__(
@@ -46,17 +46,17 @@ class ConvolutionalEncoder(SourceEncoder):
         self.cnn_c = None if aggregation is None else ConvolutionStack(embed_dim, aggregation)
 
     def encode(self, e: Tensor, padding_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """``z = CNN-a(e)`` and ``CNN-c(e)``, each (B, S, f)."""
+        """Return keys ``CNN-a(e)`` and values ``CNN-c(e)``, each (B, S, f)."""
         z = self.cnn_a(e, padding_mask)
         return z, z if self.cnn_c is None else self.cnn_c(e, padding_mask)
 
 
 class ConvolutionStack(nn.Module):
-    """Convolutions with residual connections and tanh, between linear maps where their width is not that of embeddings.
+    """Convolutions with residual connections and tanh, between linear maps if their width differs from the embeddings.
 
     Args:
         embed_dim: f.
-        convolutions: the layers, from the input up; with none the embeddings stay as they are.
+        convolutions: layers from the input up; if empty, the stack is the identity.
     """
 
     def __init__(self, embed_dim: int, convolutions: Sequence[ConvolutionSpec]) -> None:
@@ -73,28 +73,28 @@ class ConvolutionStack(nn.Module):
         self.to_embedding = _to_width(width, embed_dim)
 
     def forward(self, e: Tensor, padding_mask: Tensor) -> Tensor:
-        """Embeddings (B, S, f) to (B, S, f); the mask is true where there is no token, (B, S)."""
+        """Map embeddings (B, S, f) -> (B, S, f), with a mask that is true at padding, (B, S)."""
         padding = padding_mask.unsqueeze(1)
         x = self.from_embedding(e).transpose(1, 2)  # (B, C, S)
         outputs = [x]
         for convolution, shortcut, residual in zip(self.convolutions, self.shortcuts, self.residuals, strict=True):
-            # Outside the sentence a convolution sees zeros, as it does beyond the ends of the batch.
+            # Padding must be zero, like the positions beyond the ends of the batch.
             x = convolution(x.masked_fill(padding, 0))
             if residual:
                 x = x + shortcut(outputs[-residual])
-            x = torch.tanh(x)  # after the sum: the residual connection does not bypass it
+            x = torch.tanh(x)  # also applied to the residual connection
             outputs.append(x)
         return self.to_embedding(x.transpose(1, 2))
 
 
 class Convolution(nn.Module):
-    """A centred convolution, the longer half on the right when the kernel is even.
+    """A centred convolution, with the longer half on the right for an even kernel.
 
-    Section 4.3 divides its gradients by the square root of its inputs, without which the layers of a stack learn too
-    fast for their size and saturate.  Optimizers that normalise gradients, as Adam, would not notice.  So the
-    parameters here are √d times weight and bias, with gradients those of weight and bias: a step of any optimizer then
-    moves these 1/√d as far, which for plain SGD is what the paper does.  Clipping counts them
-    undivided: for `conv_encoder_tiny` on Multi30k a norm 1.15 to 1.4 times the paper's.
+    Section 4.3 divides the gradients of convolutions by √d for d inputs; otherwise the layers of a stack saturate.
+    Optimizers that normalise gradients, such as Adam, would undo this.  Therefore the parameters are √d times weight
+    and bias, and have the gradients of weight and bias: a step of any optimizer moves weight and bias 1/√d as far,
+    which for plain SGD equals the paper.  Gradient clipping uses the undivided gradients, whose norm is 1.15 to 1.4
+    times the paper's for `conv_encoder_tiny` on Multi30k.
 
     Args:
         in_dim: d.
@@ -102,7 +102,7 @@ class Convolution(nn.Module):
         kernel: k.
 
     Attributes:
-        packing: as of `linear`; set by `with_packing`.
+        packing: packed weights of a batch, see `linear`; set by `with_packing`.
     """
 
     packing: BatchPacking | None = None
@@ -115,22 +115,22 @@ class Convolution(nn.Module):
         self.bias = nn.Parameter(torch.empty(out_dim))
 
     def reset_parameters(self) -> None:
-        """Section 4.2: weight and bias uniform within (kd)^-0.5."""
+        """Draw weight and bias uniformly within (kd)^-0.5 (section 4.2)."""
         bound = 1 / math.sqrt(self.weight[0].numel()) / self.scale
         nn.init.uniform_(self.weight, -bound, bound)
         nn.init.uniform_(self.bias, -bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, d, S) -> (B, out_dim, S)."""
+        """Map (B, d, S) -> (B, out_dim, S)."""
         if torch.is_grad_enabled():
             weight, bias = (_Scaled.apply(part, self.scale) for part in (self.weight, self.bias))
-        else:  # the input, which is smaller than the weight, is scaled instead
+        else:  # scale the input, which is smaller than the weight
             x, weight, bias = x * self.scale, self.weight, self.bias * self.scale
         return convolve_channels_first(x, weight, bias, self.padding, self.packing)
 
 
 class _Scaled(torch.autograd.Function):
-    """A parameter times a constant, with the gradient of the product: √d times it may overflow in half precision."""
+    """A scaled parameter with the gradient of the product: scaled by √d it may overflow in half precision."""
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, scale: float) -> Tensor:
@@ -146,7 +146,7 @@ def _to_width(from_dim: int, to_dim: int) -> nn.Module:
 
 
 class PoolingEncoder(SourceEncoder):
-    """Averages of neighbouring embeddings are scored, and the embeddings themselves averaged.
+    """Averages of neighbouring embeddings as keys, and the embeddings as values.
 
     Args:
         dictionary: source words.
@@ -160,26 +160,26 @@ class PoolingEncoder(SourceEncoder):
     def __init__(self, dictionary: Dictionary, embedding: InputEmbedding, width: int) -> None:
         super().__init__(dictionary, embedding)
         if width < 1 or width % 2 == 0:
-            raise ValueError(f"--pooling-width: a window around a word has an odd number of words, but got {width}")
+            raise ValueError(f"--pooling-width must be a positive odd number, got {width}")
         self.width = width
 
     def encode(self, e: Tensor, padding_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """``z_j = 1/k Σ_t e_{j+t}``, zeros outside the sentence, and e, each (B, S, f)."""
+        """Return keys ``z_j = 1/k Σ_t e_{j+t}``, with zeros outside the sentence, and values e, each (B, S, f)."""
         columns = e.masked_fill(padding_mask.unsqueeze(-1), 0).transpose(1, 2)
         z = F.avg_pool1d(columns, self.width, stride=1, padding=self.width // 2)
         return z.transpose(1, 2), e
 
 
 class LSTMEncoder(SourceEncoder):
-    """A stack of LSTMs; or two, one of which begins at the end, and whose layers read by turns in either direction.
+    """A stack of LSTMs, or two stacks whose layers alternate directions, one of them starting backwards.
 
     Args:
         dictionary: source words.
         embedding: embeddings e of words.
         hidden_size: units of an LSTM.
         layers: number of LSTMs in each stack.
-        dropout: on the input of all layers but the first, and on the output.
-        bidirectional: two stacks.
+        dropout: dropout on the input of all layers except the first, and on the output.
+        bidirectional: whether there are two stacks.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class LSTMEncoder(SourceEncoder):
         bidirectional: bool,
     ) -> None:
         super().__init__(dictionary, embedding)
-        self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
+        self.dropout = Dropout(dropout, module_name=type(self).__name__)
         embed_dim = embedding.words.embedding_dim
         sizes = [embed_dim] + [hidden_size] * (layers - 1)
         self.stacks = nn.ModuleList(
@@ -202,10 +202,10 @@ class LSTMEncoder(SourceEncoder):
         self.to_embedding = Linear(len(self.stacks) * hidden_size, embed_dim, bias=False)
 
     def encode(self, e: Tensor, padding_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Top-level states of all stacks side by side, mapped to (B, S, f), as keys and as values.
+        """Map the concatenated top states of all stacks to keys and values, (B, S, f).
 
-        An LSTM gets its sentences from the first column on, so that padding comes when all has been read; reversing
-        them by index then takes neither packed sequences nor a look at their lengths.
+        Sentences are moved to the first column, so that padding follows them.  Reversing them by index then needs
+        neither packed sequences nor lengths on the host.
         """
         tokens = padding_mask.logical_not().to(torch.long)
         first = tokens.argmax(dim=1, keepdim=True)  # column of the first token
@@ -229,5 +229,5 @@ class LSTMEncoder(SourceEncoder):
 
 
 def _take(x: Tensor, columns: Tensor) -> Tensor:
-    """Row i of the result is ``x[i, columns[i]]``: (B, S, width) and (B, S) -> (B, S, width)."""
+    """Gather columns of each row, ``x[i, columns[i]]``: (B, S, width) and (B, S) -> (B, S, width)."""
     return x.gather(1, columns.unsqueeze(-1).expand_as(x))

@@ -18,7 +18,7 @@ from fairseq_plugins.conv_encoder.encoders import Convolution, ConvolutionalEnco
 
 @register_model("conv_encoder", dataclass=ConvEncoderConfig)
 class ConvEncoderModel(TranslationModel):
-    """An encoder without recurrence, or one of those that it is compared with, and an LSTM decoder."""
+    """A convolutional or pooling encoder, or an LSTM baseline, with an LSTM decoder."""
 
     family = "conv_encoder"
     shortest_warmup = 100
@@ -26,7 +26,7 @@ class ConvEncoderModel(TranslationModel):
 
     @classmethod
     def build(cls, cfg: Options, task: FairseqTask) -> ConvEncoderModel:
-        """As of `TranslationModel`."""
+        """Build the model, see `TranslationModel`."""
         resolve_config(cfg)
         encoder = _build_encoder(cfg, task.source_dictionary)
         decoder = LSTMDecoder(
@@ -76,7 +76,7 @@ def _embedding(cfg: Options, dictionary: Dictionary, max_positions: int, positio
 
 
 def _initialise(model: nn.Module, init_range: float) -> None:
-    """Section 4.2: uniform within a range, biases zero; convolutions have a law of their own."""
+    """Initialise weights uniformly within a range, and biases with zero; convolutions differ (section 4.2)."""
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if "bias" in name:

@@ -1,4 +1,4 @@
-"""The models of Gehring et al. 2016 as operators.
+"""The models of Gehring et al. 2016 as ONNX operators.
 
 B sentences of S words, N = B·S, R rows; f embedding width, w kernel width, O output width, H units of an LSTM.
 """
@@ -15,24 +15,24 @@ from fairseq_plugins.common.onnx_program import Sizes, SourceProgram, StepProgra
 from fairseq_plugins.conv_encoder.decoder import LSTMDecoder
 from fairseq_plugins.conv_encoder.encoders import ConvolutionalEncoder, LSTMEncoder, PoolingEncoder
 
-# The program computes these and no classes that are derived from them.
+# The program computes exactly these classes, no subclasses.
 PARTS = (ConvolutionalEncoder, PoolingEncoder, LSTMEncoder, LSTMDecoder)
 
 
 def encode(program: SourceProgram, encoder: SourceEncoder, e: str) -> tuple[str, str]:
-    """`SourceEncoder.encode`: embeddings, (B, S, f), to keys and values, (B, S, f)."""
+    """Add `SourceEncoder.encode`: embeddings, (B, S, f), to keys and values, (B, S, f)."""
     forms: dict[type, Any] = {ConvolutionalEncoder: _convolutional, PoolingEncoder: _pooling, LSTMEncoder: _lstm}
     return forms[type(encoder)](program, encoder, e)
 
 
 def _convolutional(program: SourceProgram, encoder: ConvolutionalEncoder, e: str) -> tuple[str, str]:
-    """`ConvolutionalEncoder.encode`: embeddings, (B, S, f), to keys and values, (B, S, f)."""
+    """Add `ConvolutionalEncoder.encode`: embeddings, (B, S, f), to keys and values, (B, S, f)."""
     width = encoder.embedding.words.embedding_dim
 
     def mapped(x: str, module: Any) -> str:
         if isinstance(module, nn.Identity):
             return x
-        return program.linear(x, module.weight.flatten(1), module.bias)  # also of a convolution of kernel 1
+        return program.linear(x, module.weight.flatten(1), module.bias)  # a linear map or a convolution with kernel 1
 
     def stack(module: Any) -> str:
         x = mapped(program.flat(e, width), module.from_embedding)
@@ -53,7 +53,7 @@ def _convolutional(program: SourceProgram, encoder: ConvolutionalEncoder, e: str
 
 
 def _pooling(program: SourceProgram, encoder: PoolingEncoder, e: str) -> tuple[str, str]:
-    """`PoolingEncoder.encode`: embeddings, (B, S, f), to keys and values, (B, S, f)."""
+    """Add `PoolingEncoder.encode`: embeddings, (B, S, f), to keys and values, (B, S, f)."""
     columns = program.transposed(program.Mul(e, program.mask))
     half = encoder.width // 2
     z = program.AveragePool(columns, kernel_shape=[encoder.width], pads=[half, half], count_include_pad=1)
@@ -61,7 +61,7 @@ def _pooling(program: SourceProgram, encoder: PoolingEncoder, e: str) -> tuple[s
 
 
 def _lstm(program: SourceProgram, encoder: LSTMEncoder, e: str) -> tuple[str, str]:
-    """`LSTMEncoder.encode`: embeddings, (B, S, f), to keys and values, (B, S, f)."""
+    """Add `LSTMEncoder.encode`: embeddings, (B, S, f), to keys and values, (B, S, f)."""
     tops = []
     first = program.Transpose(e, perm=[1, 0, 2])  # (S, B, f)
     stacks: Any = encoder.stacks
@@ -79,9 +79,9 @@ def _lstm(program: SourceProgram, encoder: LSTMEncoder, e: str) -> tuple[str, st
 
 
 def _lstm_layer(program: SourceProgram, lstm: nn.LSTM, x: str, backwards: bool) -> str:
-    """(S, B, width) -> (S, B, H)."""
+    """Add an LSTM: (S, B, width) -> (S, B, H)."""
 
-    def ordered(gates: Tensor) -> Tensor:  # as ONNX wants them: input, output, forget, candidate
+    def ordered(gates: Tensor) -> Tensor:  # ONNX's order: input, output, forget, candidate
         i, f, candidate, o = gates.chunk(4)
         return torch.cat([i, o, f, candidate]).unsqueeze(0)
 
@@ -93,7 +93,7 @@ def _lstm_layer(program: SourceProgram, lstm: nn.LSTM, x: str, backwards: bool) 
 
 
 def set_up(program: SourceProgram, decoder: LSTMDecoder, keys: str, values: str) -> list[tuple[str, Sizes]]:
-    """Return the inputs of steps that depend on the source, with their sizes, as `ConditionalInput` does."""
+    """Return the source-dependent inputs of a step with their sizes, like `ConditionalInput`."""
     attentive = decoder.attentive
     f, hidden = attentive.query.out_features, attentive.query.in_features
     z, v = program.flat(keys, f), program.flat(values, f)
@@ -107,8 +107,8 @@ def set_up(program: SourceProgram, decoder: LSTMDecoder, keys: str, values: str)
     ]
 
 
-def step(program: StepProgram, decoder: LSTMDecoder, g: str) -> tuple[str, str]:
-    """Embeddings, (R, f), to features, (R, f), and attention, (B, k, S)."""
+def step(program: StepProgram, decoder: LSTMDecoder, g: str) -> tuple[str, list[str]]:
+    """Add one step: embeddings, (R, f), to features, (R, f), and attention, (B, k, S)."""
     attentive = decoder.attentive
     f, hidden = attentive.query.out_features, attentive.query.in_features
     keys, bias, values = program.sources
@@ -141,4 +141,4 @@ def step(program: StepProgram, decoder: LSTMDecoder, g: str) -> tuple[str, str]:
         weight_input, weight_state, *biases = lstm.all_weights[0]
         h = cell(h, (weight_input, weight_state), biases[0] + biases[1], None)
     features = program.linear(h, decoder.to_embedding.weight, decoder.to_embedding.bias)
-    return features, attention[0]
+    return features, attention

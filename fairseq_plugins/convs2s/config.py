@@ -1,7 +1,7 @@
-"""Options, architectures and schedule options of ConvS2S; names follow fairseq's fconv where it has the same option.
+"""Options, architectures and schedule options of ConvS2S.
 
-Sizes are the paper's, not those of fairseq's presets, which differ.  Embeddings have 512 dimensions everywhere, also in
-front of the output layer (section 4.2); layers are in sections 5.1, 5.4 and 5.7.
+Option names follow fairseq's fconv.  Sizes are those of the paper; fairseq's presets differ.  Embeddings have 512
+dimensions everywhere, including the input of the output layer (section 4.2).  Layers: sections 5.1, 5.4 and 5.7.
 """
 
 from dataclasses import dataclass, field
@@ -12,8 +12,7 @@ from omegaconf import II
 
 from fairseq_plugins.common.options import FRACTION, SIZE, Options, Range, check_ranges, fill_in
 
-# Sections 4.2 and 5.1, WMT'16 English-Romanian, the paper's plainest model: defaults, unless an architecture
-# overrides them.
+# Sections 4.2 and 5.1, WMT'16 English-Romanian: the defaults, unless an architecture overrides them.
 DEFAULTS = {
     "encoder_embed_dim": 512,
     "encoder_layers": "[(512, 3)] * 20",
@@ -56,53 +55,53 @@ class ConvS2SConfig(FairseqDataclass):
         metadata={"help": "decoder layers [(width, kernel[, residual]), ...]; residual: layers back, 0 for none"},
     )
     decoder_attention: str = field(
-        default="True", metadata={"help": "which decoder layers attend: True, or a list [True, False, ...]"}
+        default="True", metadata={"help": "decoder layers with attention: True for all, or a list [True, False, ...]"}
     )
     decoder_out_embed_dim: Optional[int] = field(
-        default=None, metadata={"help": "width in front of the projection to the vocabulary", "range": SIZE}
+        default=None, metadata={"help": "input width of the output projection", "range": SIZE}
     )
     no_decoder_positional_embeddings: bool = field(
         default=False, metadata={"help": "decoder without position embeddings"}
     )
     share_input_output_embed: bool = field(
         default=False,
-        metadata={"help": "tie decoder input and output embeddings, which then must have the same dimension"},
+        metadata={"help": "tie decoder input and output embeddings, which must have equal dimensions"},
     )
     max_source_positions: int = field(default=II("task.max_source_positions"), metadata={"range": SIZE})
     max_target_positions: int = field(default=II("task.max_target_positions"), metadata={"range": SIZE})
 
 
 def resolve_config(cfg: Options) -> None:
-    """Fill in the sizes that are not set, and refuse sizes that do not fit together.
+    """Fill in unset sizes, and refuse incompatible sizes.
 
     Raises:
-        ValueError: names the options and their values.
+        ValueError: the options and their values.
     """
     fill_in(cfg, DEFAULTS)
     check_ranges(cfg, ConvS2SConfig)
     if cfg.encoder_embed_dim != cfg.decoder_embed_dim:
         # Attention compares the encoder's output with the sum of decoder state and target embedding (equation 1).
         raise ValueError(
-            "--encoder-embed-dim and --decoder-embed-dim must be equal, "
-            f"but they are {cfg.encoder_embed_dim} and {cfg.decoder_embed_dim}"
+            "--encoder-embed-dim and --decoder-embed-dim must be equal, got "
+            f"{cfg.encoder_embed_dim} and {cfg.decoder_embed_dim}"
         )
     if cfg.share_input_output_embed and cfg.decoder_embed_dim != cfg.decoder_out_embed_dim:
         raise ValueError(
-            "--share-input-output-embed needs equal --decoder-embed-dim and --decoder-out-embed-dim, "
-            f"but they are {cfg.decoder_embed_dim} and {cfg.decoder_out_embed_dim}"
+            "--share-input-output-embed needs equal --decoder-embed-dim and --decoder-out-embed-dim, got "
+            f"{cfg.decoder_embed_dim} and {cfg.decoder_out_embed_dim}"
         )
 
 
 _WMT_EN_DE = "[(512, 3)] * 10 + [(768, 3)] * 3 + [(2048, 1)] * 2"
 
-# The paper says 15 layers and lists 5 of 512, 4 of 768, 3 of 1024, one of 2048 and one of 4096 units, which are 14.
-# The authors' fairseq preset has 6 of 512 and otherwise the same list, so the missing one is taken to be there.
-# Against it speaks the paper's context of 25 words, which is that of 12 layers of kernel 3, as listed; 13 have 27.
+# The paper states 15 layers but lists 14: 5 of 512, 4 of 768, 3 of 1024, one of 2048 and one of 4096 units. The
+# authors' fairseq preset has 6 layers of 512 and the same rest, which is used here. However, the paper's context of
+# 25 words is that of 12 layers with kernel 3, as listed; 13 layers have 27.
 _WMT_EN_FR = "[(512, 3)] * 6 + [(768, 3)] * 4 + [(1024, 3)] * 3 + [(2048, 1)] + [(4096, 1)]"
 
 
 def _of_width(width: int, encoder: int, decoder: int) -> dict[str, Any]:
-    """So many layers of kernel 3, and embeddings as wide as they."""
+    """Return options for layers with kernel 3, and embeddings of the same width."""
     layers = {"encoder_layers": f"[({width}, 3)] * {encoder}", "decoder_layers": f"[({width}, 3)] * {decoder}"}
     return layers | dict.fromkeys(("encoder_embed_dim", "decoder_embed_dim", "decoder_out_embed_dim"), width)
 
@@ -112,14 +111,14 @@ PRESETS: dict[str, dict[str, Any]] = {
     "convs2s_wmt_en_ro": {},
     "convs2s_wmt_en_de": {"encoder_layers": _WMT_EN_DE, "decoder_layers": _WMT_EN_DE},
     "convs2s_wmt_en_fr": {"encoder_layers": _WMT_EN_FR, "decoder_layers": _WMT_EN_FR},
-    # Section 5.7: six layers of 256 units each.  The kernel is not stated: taken as 3, like that of all other wide
-    # layers of the paper.  Section 4.2 gives all embeddings 512 dimensions: here they are as wide as the layers.
+    # Section 5.7: six layers of 256 units.  The paper does not state the kernel; 3 is that of its other layers.
+    # Embeddings are as wide as the layers, although section 4.2 gives all embeddings 512 dimensions.
     "convs2s_gigaword": _of_width(256, 6, 6),
     # Sections 5.4 to 5.6: 13 encoder layers with kernel 3, 5 decoder layers with kernel 5.
     "convs2s_analysis": {"encoder_layers": "[(512, 3)] * 13", "decoder_layers": "[(512, 5)] * 5"},
     # Not in the paper: fairseq's IWSLT'14 recipe.
     "convs2s_iwslt_de_en": _of_width(256, 4, 3),
-    # Not in the paper: for the quickstart, small enough for minutes on two processor cores.
+    # Not in the paper: a model for the quickstart, which trains in minutes on two cores.
     "convs2s_tiny": _of_width(128, 3, 3),
 }
 
@@ -129,7 +128,7 @@ class AnnealAfterPlateauConfig(FairseqDataclass):
     lr_shrink: float = field(
         default=0.1,
         metadata={
-            "help": "factor of the learning rate after each epoch of annealing",
+            "help": "factor of the learning rate after each epoch once it is annealed",
             "range": Range(0, 1, above=True),
         },
     )

@@ -1,10 +1,10 @@
-"""Decoding ConvS2S one token at a time.
+"""Incremental decoding of ConvS2S.
 
-R rows (hypotheses), k of them for each of B sentences; S source positions, C and D widths of a layer's input and
-output, f embedding width, w kernel width.
+B sentences, k rows (hypotheses) per sentence, R = B·k rows, S source positions, C and D input and output width of a
+layer, f embedding width, w kernel width.
 
-A step copies no part of the source and never waits for the device: each convolution is a matrix product over the
-window of its last w inputs, each attention two products per sentence with the beams as rows.
+A step copies no part of the source and never synchronises with the device.  Each convolution is a matrix product over
+the window of its last w inputs.  Each attention is two products per sentence, with the hypotheses as rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ConvS2SDecoding(StepwiseDecoding):
     decoder: ConvS2SDecoder
 
     def set_up(self) -> None:
-        """Prepare weights, windows, and attention whose projections are moved to the source."""
+        """Prepare weights, empty windows, and attention with projected sources."""
         decoder = self.decoder
         self.from_embedding, self.to_embedding = (
             self.prepare(part.weight, part.bias) for part in (decoder.from_embedding, decoder.to_embedding)
@@ -39,7 +39,7 @@ class ConvS2SDecoding(StepwiseDecoding):
         self.layers: list[tuple[StepConvolution | PairedConvolution, ProjectedAttention | None, Shortcut]] = []
         for convolution, attention, shortcut in decoder.layers:
             projected = None if attention is None else ProjectedAttention(attention, self.source, self.packing)
-            if not self.fixed:  # a compiled step multiplies with the plain weight
+            if not self.fixed:  # a compiled step uses the plain weight
                 shortcut = with_packing(shortcut, self.packing)
             self.layers.append((self._step_by_step(convolution), projected, shortcut))
         self.attending = sum(attention is not None for _, attention, _ in self.layers)
@@ -53,7 +53,7 @@ class ConvS2SDecoding(StepwiseDecoding):
         return StepConvolution(self.prepare(matrix, module.bias), past, self.fixed)
 
     def compute(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """One token per row, (R,), to features (R, out_embed_dim) and the averaged attention (R, S)."""
+        """Map one token per row, (R,), to features (R, out_embed_dim) and the averaged attention (R, S)."""
         decoder, source = self.decoder, self.source
 
         g = decoder.embedding.step(tokens, self.position)
@@ -74,7 +74,7 @@ class ConvS2SDecoding(StepwiseDecoding):
         return decoder.dropout(self.to_embedding(h)), average
 
     def keep(self, kept: KeptSentences) -> None:
-        """Go on with these sentences only; the next order drops the rows of the others from the windows."""
+        """Keep only these sentences; the next order drops the other rows from the windows."""
         super().keep(kept)
         for _, attention, _ in self.layers:
             if attention is not None:
@@ -82,14 +82,14 @@ class ConvS2SDecoding(StepwiseDecoding):
 
 
 class StepConvolution:
-    """A causal `GatedConvolution` of D outputs, one more input of each row at a time.
+    """A causal `GatedConvolution` with D outputs that reads one input per row and step.
 
-    It has a method and is not called itself: torch 2.6 would compile a step again for each such object.
+    It is not callable, because torch 2.6 would recompile a step for each callable object.
 
     Args:
-        product: the map of `GatedConvolution.matrix` and the bias, (R, wC) -> (R, 2D).
-        past: the last inputs of each row, at first zeros, (R, (w - 1)·C).
-        fixed: whether they stay in their place in memory; then no row may leave.
+        product: linear map of `GatedConvolution.matrix` and bias, (R, wC) -> (R, 2D).
+        past: last inputs of each row, initially zeros, (R, (w - 1)·C).
+        fixed: whether the state stays in place in memory; then no row may be dropped.
     """
 
     def __init__(self, product: Callable[[Tensor], Tensor], past: Tensor, fixed: bool = False) -> None:
@@ -99,8 +99,8 @@ class StepConvolution:
         """Return one output of each row, (R, D).
 
         Args:
-            x: the next inputs, (R, C).
-            order: the earlier row that each row continues, (R,); None when no row moved.
+            x: next inputs, (R, C).
+            order: previous row that each row continues, (R,); None if no row moved.
         """
         past = self.past if order is None else reorder_rows(self.past, order)
         window = torch.cat([past, x], dim=1)
@@ -109,23 +109,23 @@ class StepConvolution:
 
 
 class PairedConvolution:
-    """The same with a kernel of three, two steps in four products instead of six; see `winograd`.
+    """A `StepConvolution` with kernel 3 that computes two steps in four products instead of six; see `winograd`.
 
-    Only m_3 has the last input of a pair: the first step takes m_0, m_1 and m_2, and leaves m_1 - m_2 to the second,
-    which adds m_3.
+    Only m_3 needs the last input of a pair.  The first step computes m_0, m_1 and m_2, and stores m_1 - m_2 for the
+    second step, which adds m_3.
 
     Args:
-        products: those of `winograd.packed_products`.
+        products: maps of `winograd.packed_products`.
         zeros: (R, C).
     """
 
     def __init__(self, products: Sequence[Callable[[Tensor], Tensor]], zeros: Tensor) -> None:
         self.products = products
-        self.inputs = zeros, zeros  # the last two
+        self.inputs = zeros, zeros  # last two inputs
         self.rest: Tensor | None = None  # m_1 - m_2, between the two steps of a pair
 
     def step(self, x: Tensor, order: Tensor | None) -> Tensor:
-        """As `StepConvolution.step`; x must not be overwritten for two steps, which look back at it."""
+        """Return one output of each row, like `StepConvolution.step`; x must stay unchanged for two more steps."""
         multiply0, multiply1, multiply2, multiply3 = self.products
         (first, second), rest = self.inputs, self.rest
         if order is not None:

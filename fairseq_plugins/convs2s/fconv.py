@@ -1,8 +1,8 @@
-"""Convert checkpoints of fairseq's fconv to convs2s.
+"""Conversion of fconv checkpoints to convs2s.
 
-The two models compute the same function.  fairseq's checkpoints differ in how they hold normalised convolution weights:
-``decoder.version`` 2 keeps a magnitude for each output; version 1, or none, keeps one for each kernel position in the
-decoder, and may carry a stale ``_linearized_weight`` beside it.
+Both models compute the same function.  fairseq's checkpoints store normalised convolution weights in two ways:
+``decoder.version`` 2 has one magnitude per output; version 1, or no version, has one per kernel position in the
+decoder, and may contain a stale ``_linearized_weight``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fairseq_plugins.common.options import architecture
 from fairseq_plugins.convs2s.config import DEFAULTS, ConvS2SConfig
 from fairseq_plugins.convs2s.model import ConvS2SModel
 
-_PADDING_IDX = 1  # of every fairseq dictionary
+_PADDING_IDX = 1  # in every fairseq dictionary
 
 _RENAMED = (
     (r"embed_tokens", "embedding.words"),
@@ -37,10 +37,10 @@ _RENAMED = (
 
 
 def convert(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the convs2s checkpoint that an fconv checkpoint becomes.
+    """Return the convs2s checkpoint for an fconv checkpoint.
 
     Raises:
-        ValueError: it holds another model, or a parameter that does not belong to an fconv model.
+        ValueError: the checkpoint contains another model or an unknown parameter.
     """
     cfg = state["cfg"]
     options = cfg.model
@@ -48,10 +48,9 @@ def convert(state: dict[str, Any]) -> dict[str, Any]:
     family = ARCH_MODEL_NAME_REGISTRY.get(name, "unknown")
     if family != "fconv":
         raise ValueError(
-            f"the checkpoint holds {name!r}, of the family {family}, and not one of fairseq's fconv; an "
-            "architecture of your own needs --user-dir"
+            f"architecture {name!r} (family {family}) is not fairseq's fconv; give --user-dir for your own architecture"
         )
-    ARCH_CONFIG_REGISTRY[name](options)  # old checkpoints leave out what was the architecture's default
+    ARCH_CONFIG_REGISTRY[name](options)  # old checkpoints omit the defaults of the architecture
     with open_dict(cfg):
         cfg.model = convert_options(options, state["model"])
     return {
@@ -62,24 +61,24 @@ def convert(state: dict[str, Any]) -> dict[str, Any]:
         "optimizer_history": state["optimizer_history"],
         "task_state": state.get("task_state", {}),
         "extra_state": state["extra_state"],
-        # The optimizer's state is left behind: it lists parameters in fconv's order.
+        # The optimizer state is dropped: it lists parameters in fconv's order.
         "last_optimizer_state": None,
     }
 
 
 def convert_parameters(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state dict of the convs2s model that computes what this fconv computes.
+    """Return the state dict of the convs2s model that computes the same function.
 
     Args:
-        parameters: the ``model`` entry of an fconv checkpoint.
+        parameters: ``model`` entry of an fconv checkpoint.
 
     Raises:
-        ValueError: a parameter does not belong to an fconv model, or is no tensor that holds all of its numbers.
+        ValueError: a parameter is unknown, or not a tensor with complete storage.
     """
     converted = {"version": torch.tensor(ConvS2SModel.state_version)}
-    for name, value in parameters.items():  # before any of them is computed with
+    for name, value in parameters.items():  # before any computation
         if not _is_whole(value):
-            raise ValueError(f"{name} is no tensor that holds all of its numbers")
+            raise ValueError(f"{name} is not a tensor with complete storage; use another checkpoint")
     for name, value in parameters.items():
         if name == "decoder.version" or name.endswith("._linearized_weight"):
             continue
@@ -94,16 +93,16 @@ def convert_parameters(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def convert_options(args: Namespace, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The convs2s options with which these parameters fit.
+    """Return the convs2s options that fit these parameters.
 
     Args:
-        args: the model's options in the checkpoint, all of fconv's options among them.
-        parameters: the ``model`` entry of the checkpoint.
+        args: fconv's options in the checkpoint.
+        parameters: ``model`` entry of the checkpoint.
     """
     shared = ("dropout", *DEFAULTS, "decoder_attention", "share_input_output_embed")
     options = {**vars(ConvS2SConfig()), **{option: getattr(args, option) for option in shared}, "_name": "convs2s"}
     for side, option in (("encoder", "max_source_positions"), ("decoder", "max_target_positions")):
-        # fairseq counts the rows below the first position as positions; what can be used is what lies above them.
+        # fairseq counts unused rows below the first position as positions.
         options[option] = parameters[f"{side}.embed_positions.weight"].size(0) - _PADDING_IDX - 1
     return options
 
@@ -117,20 +116,20 @@ def _renamed(name: str, side: str, module: str) -> str:
 
 
 def _is_whole(value: Any) -> bool:
-    """A file may give a few numbers any shape, by saying that it repeats them, and none at all too."""
+    """Return whether a value is a dense tensor with complete storage; a file could repeat few numbers by strides."""
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
         return False
     return 0 < value.numel() * value.element_size() <= value.untyped_storage().nbytes()
 
 
 def _normalised(target: str, magnitude: Tensor, direction: Tensor) -> dict[str, Tensor]:
-    """A normalised weight with one magnitude for each output: first dimension of a matrix, last of a convolution."""
+    """Return a weight with one magnitude per output: the first dimension of a matrix, the last of a convolution."""
     weight_dim = 0 if direction.dim() == 2 else 2
     expected = [size if axis == weight_dim else 1 for axis, size in enumerate(direction.shape)]
     if list(magnitude.shape) != expected:
         sizes = zip(reversed(magnitude.shape), reversed(direction.shape), strict=False)
         if magnitude.dim() > direction.dim() or any(mine not in (1, whole) for mine, whole in sizes):
-            raise ValueError(f"{target}: a magnitude of {[*magnitude.shape]} for a direction of {[*direction.shape]}")
+            raise ValueError(f"{target}: magnitude {[*magnitude.shape]} does not fit direction {[*direction.shape]}")
         direction = folded_weight(magnitude, direction)
         others = [axis for axis in range(direction.dim()) if axis != weight_dim]
         magnitude = torch.linalg.vector_norm(direction, dim=others, keepdim=True)

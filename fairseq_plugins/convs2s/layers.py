@@ -1,7 +1,7 @@
-"""The layers of ConvS2S: gated convolutions, shortcuts (sections 3.2 and 3.4), multi-step attention (section 3.3).
+"""Layers of ConvS2S: gated convolutions, shortcuts (sections 3.2 and 3.4), multi-step attention (section 3.3).
 
 B sentences, T time steps or target positions, S source positions, C input width, D output width, w kernel width,
-f embedding width, k beams.  Convolutions have time first, as `torch.conv_tbc`.
+f embedding width, k hypotheses per sentence.  Convolutions have time first, like `torch.conv_tbc`.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ SQRT_HALF = math.sqrt(0.5)
 
 
 class GatedConvolution(WeightNormalisable):
-    """``v([A B]) = A ⊗ σ(B)`` over ``[A B] = W * x + b``, one output for each input position.
+    """A gated convolution: ``v([A B]) = A ⊗ σ(B)`` with ``[A B] = W * x + b``.
 
-    A gated linear unit divides the variance by four for small inputs, and dropout with retain probability p multiplies
-    it by 1/p, so weights start from N(0, √(4p/n)) for n inputs (section 3.5 and appendix A).
+    For small inputs a gated linear unit divides the variance by four, and dropout with retain probability p multiplies
+    it by 1/p.  Therefore weights start from N(0, √(4p/n)) for n inputs (section 3.5 and appendix A).
 
     Args:
         in_dim: C.
-        out_dim: D; the convolution itself has 2D outputs.
+        out_dim: D; the convolution has 2D outputs.
         kernel: w, odd or even.
-        causal: whether a position sees only itself and the w-1 positions before it; else the window is centred, the
-            longer half to the right when w is even.
+        causal: whether a position sees only itself and the w-1 previous positions; otherwise the window is centred,
+        with
+            the longer half on the right if w is even.
         retain: p.
 
     Attributes:
-        packing: as of `linear`; set by `with_packing`.
+        packing: packed weights of a batch, see `linear`; set by `with_packing`.
     """
 
     packing: BatchPacking | None = None
@@ -53,31 +54,31 @@ class GatedConvolution(WeightNormalisable):
         self.normalise_weight_(dim=2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """All positions at once: (T, B, C) -> (T, B, D)."""
+        """Compute all positions: (T, B, C) -> (T, B, D)."""
         return F.glu(convolve_time_first(x, self.weight, self.bias, self.padding, self.packing), dim=-1)
 
     def of_windows(self, windows: Tensor) -> Tensor:
-        """Outputs of any positions, each from its w inputs side by side: (..., wC) -> (..., D)."""
+        """Compute the outputs of given windows, each with its w inputs concatenated: (..., wC) -> (..., D)."""
         return F.glu(linear(windows, self.matrix, self.bias, self.packing), dim=-1)
 
     @property
     def matrix(self) -> Tensor:
-        """The convolution at one position as a linear map of its flattened window, (2D, wC); a view of the weight."""
+        """Weight of the convolution as a linear map of flattened windows, (2D, wC), as a view."""
         return as_matrix(self.weight)
 
     def remove_weight_norm_(self) -> None:
-        """Replace the normalised weight by its value, in a memory layout in which `matrix` is contiguous."""
+        """Replace the normalised weight by its value, in a layout that makes `matrix` contiguous."""
         super().remove_weight_norm_()
         self.weight.data = lay_out(self.weight.data)
 
 
 class Shortcut(nn.Module):
-    """A residual connection that starts ``distance`` layers back, with a linear map where widths differ.
+    """A residual connection from ``distance`` layers back, with a linear map if widths differ.
 
     Args:
         distance: 1 for the layer's own input, 0 for no connection.
-        from_dim: width where the connection starts.
-        to_dim: width where it ends.
+        from_dim: width at the start.
+        to_dim: width at the end.
     """
 
     def __init__(self, distance: int, from_dim: int, to_dim: int) -> None:
@@ -87,11 +88,11 @@ class Shortcut(nn.Module):
         self.projection = normalised_linear(from_dim, to_dim) if widens else None
 
     def forward(self, x: Tensor, outputs: Sequence[Tensor]) -> Tensor:
-        """Return the sum of x and an earlier output, times √½, which keeps the variance (section 3.4).
+        """Return √½ times the sum of x and an earlier output; √½ keeps the variance (section 3.4).
 
         Args:
-            x: this layer's result, (..., to_dim).
-            outputs: the stack's input and the outputs of the layers so far.
+            x: result of this layer, (..., to_dim).
+            outputs: input of the stack, and outputs of the previous layers.
         """
         if self.distance == 0:
             return x
@@ -106,7 +107,7 @@ class MultiStepAttention(nn.Module):
 
     Args:
         dim: C, width of the layer.
-        embed_dim: f, width of the embeddings and of the encoder's output.
+        embed_dim: f, width of embeddings and encoder output.
     """
 
     def __init__(self, dim: int, embed_dim: int) -> None:
@@ -115,10 +116,10 @@ class MultiStepAttention(nn.Module):
         self.out_projection = normalised_linear(embed_dim, dim)
 
     def forward(self, h: Tensor, g: Tensor, source: Source) -> tuple[Tensor, Tensor]:
-        """Equations 1 and 2 of section 3.3, and their sum with the layer's result; √½ keeps the variance of each sum.
+        """Compute equations 1 and 2 of section 3.3, and add h; √½ keeps the variance of each sum.
 
         Args:
-            h: the layer's result, (B, T, C).
+            h: result of the layer, (B, T, C).
             g: embeddings of the previous target tokens, (B, T, f).
             source: z as keys and √½ (z + e) as values.
 
@@ -127,39 +128,39 @@ class MultiStepAttention(nn.Module):
         """
         d = (self.in_projection(h) + g) * SQRT_HALF
         a = softmax(torch.baddbmm(source.bias, d, source.keys.transpose(1, 2)))
-        # A uniform average over m inputs divides their deviation by √m; the authors multiply it back.
+        # A uniform average of m inputs divides their standard deviation by √m, which this factor restores.
         c = torch.bmm(a, source.values) * source.sqrt_lengths
         return (h + self.out_projection(c)) * SQRT_HALF, a
 
 
 class ProjectedAttention:
-    """The same attention with both projections moved to the source, where they are computed once per sentence.
+    """Multi-step attention with both projections applied to the source, once per sentence.
 
     With d = √½ (W_d h + b_d + g), d·z = √½ (h·(W_dᵀ z) + b_d·z + g·z); and W_o Σ a_j v_j = Σ a_j W_o v_j, with its √m.
-    g·z is the same for all layers (no parameter of `MultiStepAttention` is in it), so the caller passes it.
+    g·z has no parameter of the layer, so the caller computes it once for all layers.
 
     Args:
         attention: the layer, with plain weights.
-        source: one entry per sentence.
-        packing: as in `linear`.
+        source: encoder output, one entry per sentence.
+        packing: packed weights, see `linear`.
     """
 
     def __init__(self, attention: MultiStepAttention, source: Source, packing: BatchPacking | None) -> None:
         w_d, b_d = attention.in_projection.weight, attention.in_projection.bias
         w_o, b_o = attention.out_projection.weight, attention.out_projection.bias
-        # As contiguous columns, (B, C, S): a product of the few rows of a step then takes a fraction of the time.
+        # Contiguous columns, (B, C, S), make the product with the few rows of a step several times faster.
         self.keys = linear(source.keys, w_d.t(), None, packing).transpose(1, 2).contiguous()
         self.score_bias = (torch.matmul(source.keys, b_d) * SQRT_HALF).unsqueeze(1)  # (B, 1, S)
-        # The weights of an average sum to one, so a constant of each value can be added to the average.
+        # The weights of an average sum to one, so the bias can be added to each value.
         values = linear(source.values, w_o, None, packing)
         self.values = torch.addcmul(b_o * SQRT_HALF, values, source.sqrt_lengths, value=SQRT_HALF)  # (B, S, C)
 
     def keep(self, kept: KeptSentences) -> None:
-        """Go on with these sentences only."""
+        """Keep only these sentences."""
         self.keys, self.score_bias, self.values = map(kept.of, (self.keys, self.score_bias, self.values))
 
     def attend(self, h: Tensor, gz: Tensor) -> tuple[Tensor, Tensor]:
-        """As `MultiStepAttention.forward`, with the beams of a sentence as time steps.
+        """Compute `MultiStepAttention.forward`, with the hypotheses of a sentence as time steps.
 
         Args:
             h: (B, k, C).

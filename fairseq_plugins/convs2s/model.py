@@ -1,7 +1,7 @@
-"""ConvS2S (Gehring et al. 2017, sections 3.1 to 3.4): encoder, decoder for all target positions at once, and model.
+"""ConvS2S (Gehring et al. 2017, sections 3.1 to 3.4): encoder, decoder and model.
 
-B sentences, T target positions, S source positions, C layer width, f embedding width, V vocabulary.  Attention stands
-between a layer's gate and its residual connection (docs/decisions.md).  Decoding step by step is in `decoding`.
+B sentences, T target positions, S source positions, C layer width, f embedding width, V vocabulary.  Attention comes
+between the gate and the residual connection of a layer (docs/convs2s.md).  Incremental decoding is in `decoding`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import Any, ClassVar
 import torch
 from fairseq.data import Dictionary
 from fairseq.models import register_model
-from fairseq.modules import FairseqDropout, GradMultiply
+from fairseq.modules import GradMultiply
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
+from fairseq_plugins.common.dropout import Dropout
 from fairseq_plugins.common.embedding import InputEmbedding, pretrained_embedding
 from fairseq_plugins.common.layer_list import ConvolutionSpec, input_widths, parse_attention, parse_convolutions
 from fairseq_plugins.common.linear import Linear, normalised_linear
@@ -37,7 +38,7 @@ class ConvS2SEncoder(SourceEncoder):
         embedding: embeddings e of words and positions.
         convolutions: the layers, from the input up.
         dropout: on the input of each convolution.
-        attention_layers: number of decoder layers that attend; each sends back a gradient.
+        attention_layers: number of decoder layers with attention; each contributes a gradient.
     """
 
     def __init__(
@@ -49,9 +50,9 @@ class ConvS2SEncoder(SourceEncoder):
         attention_layers: int,
     ) -> None:
         super().__init__(dictionary, embedding)
-        # Section 3.4 divides by the number of attentions; the authors' own code, as fairseq, by twice that.
+        # Section 3.4 divides by the number of attentions; the authors' code and fairseq divide by twice that number.
         self.gradient_scale = 1.0 / (2.0 * attention_layers)
-        self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
+        self.dropout = Dropout(dropout, module_name=type(self).__name__)
 
         retain = 1 - dropout
         embed_dim = embedding.words.embedding_dim
@@ -64,12 +65,12 @@ class ConvS2SEncoder(SourceEncoder):
         self.to_embedding = normalised_linear(width, embed_dim)
 
     def encode(self, e: Tensor, padding_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys z and values (z + e)√½, each (B, S, f)."""
+        """Return keys z and values (z + e)√½, each (B, S, f)."""
         padding = padding_mask.t().unsqueeze(-1)  # (S, B, 1)
         z = self.from_embedding(e).transpose(0, 1)  # (S, B, C): time first for the convolutions
         outputs = [z]
         for convolution, shortcut in zip(self.convolutions, self.shortcuts, strict=True):
-            # Outside the sentence a convolution sees zeros, as it does beyond the ends of the batch.
+            # Padding must be zero, like the positions beyond the ends of the batch.
             z = convolution(self.dropout(z.masked_fill(padding, 0)))
             z = shortcut(z, outputs)
             outputs.append(z)
@@ -80,16 +81,16 @@ class ConvS2SEncoder(SourceEncoder):
 
 
 class ConvS2SDecoder(IncrementalDecoder):
-    """Causal gated convolutions, with attention after each or some of them.
+    """Causal gated convolutions, each or some followed by attention.
 
     Args:
         dictionary: target words.
         embedding: embeddings g of words and positions.
         convolutions: the layers, from the input up.
         attends: for each layer, whether attention follows it.
-        out_embed_dim: width in front of the projection to the vocabulary.
-        dropout: on the input of each convolution, and on the decoder's output.
-        tied: whether the projection to the vocabulary is the word embedding.
+        out_embed_dim: input width of the output projection.
+        dropout: on the input of each convolution, and on the output of the decoder.
+        tied: whether the output projection is the word embedding.
     """
 
     decoding_class = ConvS2SDecoding
@@ -105,7 +106,7 @@ class ConvS2SDecoder(IncrementalDecoder):
         tied: bool,
     ) -> None:
         super().__init__(dictionary, embedding)
-        self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
+        self.dropout = Dropout(dropout, module_name=type(self).__name__)
 
         retain = 1 - dropout
         embed_dim = embedding.words.embedding_dim
@@ -128,7 +129,7 @@ class ConvS2SDecoder(IncrementalDecoder):
             self.output_projection = normalised_linear(out_embed_dim, len(dictionary), retain)
 
     def features(self, g: Tensor, source: Source) -> tuple[Tensor, Tensor | None]:
-        """All positions at once: (B, T, out_embed_dim), and the attention averaged over the layers that attend."""
+        """Compute all positions: (B, T, out_embed_dim), and the attention averaged over the layers with attention."""
         h = self.from_embedding(g).transpose(0, 1)  # (T, B, C): time first for the convolutions
         outputs = [h]
         attention = []
@@ -141,7 +142,7 @@ class ConvS2SDecoder(IncrementalDecoder):
             h = shortcut(h, outputs)
             outputs.append(h)
         features = self.dropout(self.to_embedding(h.transpose(0, 1)))
-        # The mean over the layers that attend, so that each row sums to one; fairseq divides by all layers.
+        # Averaged over the layers with attention, so that rows sum to one; fairseq divides by the number of all layers.
         return features, torch.stack(attention).mean(dim=0) if self.wants_attention else None
 
     def features_of_prefixes(self, tree: PrefixTree, source: Source) -> Tensor:
@@ -164,12 +165,12 @@ class ConvS2SDecoder(IncrementalDecoder):
         return self.dropout(self.to_embedding(h))
 
     def attention_modules(self) -> dict[int, nn.Module]:
-        """As of `IncrementalDecoder`."""
+        """Return the attention modules by layer, see `IncrementalDecoder`."""
         return {number: module for number, (_, module, _) in enumerate(self.layers, 1) if module is not None}
 
     @property
     def layers(self) -> Iterator[tuple[GatedConvolution, MultiStepAttention | None, Shortcut]]:
-        """The layers from the input up: convolution, attention where there is one, and residual connection."""
+        """Layers from the input up: convolution, optional attention, and residual connection."""
         layers: Any = zip(self.convolutions, self.attentions, self.shortcuts, strict=True)
         return layers
 
@@ -185,7 +186,7 @@ class ConvS2SModel(TranslationModel):
 
     @classmethod
     def build(cls, cfg: Options, task: FairseqTask) -> ConvS2SModel:
-        """As of `TranslationModel`."""
+        """Build the model, see `TranslationModel`."""
         resolve_config(cfg)
         encoder_layers = parse_convolutions(cfg.encoder_layers, "--encoder-layers")
         decoder_layers = parse_convolutions(cfg.decoder_layers, "--decoder-layers")
@@ -220,7 +221,7 @@ class ConvS2SModel(TranslationModel):
 
     @classmethod
     def usual_epochs(cls, pairs: int) -> float:
-        """Captions took 13 epochs, patience included, with 2000 pairs, 16 with 5000, and 24 with 29 000."""
+        """Return epochs fitted to captions: 13 with 2000 pairs, 16 with 5000, and 24 with 29 000, patience included."""
         return 13 * (pairs / 2000) ** 0.26 if pairs < 100_000 else math.inf
 
 

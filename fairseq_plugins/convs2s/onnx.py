@@ -1,4 +1,4 @@
-"""ConvS2S as operators.
+"""ConvS2S as ONNX operators.
 
 B sentences of S words, N = B·S, R rows; f embedding width, C width of a layer.
 """
@@ -14,12 +14,12 @@ from fairseq_plugins.convs2s.layers import SQRT_HALF, GatedConvolution, Shortcut
 from fairseq_plugins.convs2s.model import ConvS2SDecoder, ConvS2SEncoder
 from fairseq_plugins.cpu.winograd import NARROWEST, sums_of_weights
 
-# The program computes these and no classes that are derived from them.
+# The program computes exactly these classes, no subclasses.
 PARTS = (ConvS2SEncoder, ConvS2SDecoder)
 
 
 def encode(program: SourceProgram, encoder: ConvS2SEncoder, e: str) -> tuple[str, str]:
-    """`ConvS2SEncoder.encode`: embeddings, (B, S, f), to keys and values, (B, S, f)."""
+    """Add `ConvS2SEncoder.encode`: embeddings, (B, S, f), to keys and values, (B, S, f)."""
     width = encoder.embedding.words.embedding_dim
     z = program.linear(program.flat(e, width), encoder.from_embedding.weight, encoder.from_embedding.bias)
     outputs = [z]
@@ -35,9 +35,9 @@ def encode(program: SourceProgram, encoder: ConvS2SEncoder, e: str) -> tuple[str
 
 
 def set_up(program: SourceProgram, decoder: ConvS2SDecoder, keys: str, values: str) -> list[tuple[str, Sizes]]:
-    """Return the inputs of steps that depend on the source, with their sizes.
+    """Return the source-dependent inputs of a step with their sizes, like `ProjectedAttention`.
 
-    As `ProjectedAttention`; √½ is in the keys, and the biases of all layers are one.
+    The keys include √½, and the biases of all layers are one tensor.
     """
     embed_dim = decoder.embedding.words.embedding_dim
     z, v = program.flat(keys, embed_dim), program.flat(values, embed_dim)
@@ -63,8 +63,8 @@ def set_up(program: SourceProgram, decoder: ConvS2SDecoder, keys: str, values: s
     return sources
 
 
-def step(program: StepProgram, decoder: ConvS2SDecoder, g: str) -> tuple[str, str]:
-    """Embeddings, (R, f), to features, (R, width), and the sum of all layers' attention, (B, k, S)."""
+def step(program: StepProgram, decoder: ConvS2SDecoder, g: str) -> tuple[str, list[str]]:
+    """Add one step: embeddings, (R, f), to features, (R, width), and the attention of each layer, (B, k, S)."""
     h = program.linear(g, decoder.from_embedding.weight, decoder.from_embedding.bias)
     z, bias, biases, *projected = program.sources
     by_sentence = program.by_sentence(g, decoder.embedding.words.embedding_dim)
@@ -85,11 +85,11 @@ def step(program: StepProgram, decoder: ConvS2SDecoder, g: str) -> tuple[str, st
         h = _shortcut(program, shortcut, h, outputs)
         outputs.append(h)
     features = program.linear(h, decoder.to_embedding.weight, decoder.to_embedding.bias)
-    return features, program.Sum(*attentions)
+    return features, attentions
 
 
 def _shortcut(program: Program, module: Shortcut, x: str, outputs: list[str]) -> str:
-    """`Shortcut.forward`."""
+    """Add `Shortcut.forward`."""
     if module.distance == 0:
         return x
     residual = outputs[-module.distance]
@@ -99,7 +99,7 @@ def _shortcut(program: Program, module: Shortcut, x: str, outputs: list[str]) ->
 
 
 def _convolution(program: StepProgram, module: GatedConvolution, h: str) -> str:
-    """The newest position's, (R, C) -> (R, O)."""
+    """Add the convolution at the newest position, (R, C) -> (R, O)."""
     kernel, dim, _ = module.weight.shape
     if kernel == 1:
         return program.linear(h, module.matrix, module.bias)
@@ -112,7 +112,7 @@ def _convolution(program: StepProgram, module: GatedConvolution, h: str) -> str:
 
 
 def _in_pairs(program: StepProgram, module: GatedConvolution, h: str) -> str:
-    """The same in four products for two steps, as `PairedConvolution`."""
+    """Add the convolution with four products for two steps, like `PairedConvolution`."""
     w0, w1, w2, w3 = sums_of_weights(module.weight.detach()).transpose(1, 2)
     _, dim, width = module.weight.shape
     past, begun = program.state(2 * dim), program.state(width)

@@ -1,13 +1,13 @@
-"""Functions of the equations that choose the fastest form of a product on a CPU.
+"""Fast CPU forms of the products in the models' equations.
 
 | file | functions | plain twin |
 |---|---|---|
-| `linear` | `linear`: through oneDNN where that is faster than MKL, or with packed weights | `F.linear` |
-| `convolution` | `convolve_time_first`, `convolve_channels_first`: as products of windows | `conv_tbc`, `conv1d` |
-| `winograd` | the same of width three, in pairs of outputs, to translate in float32 | `conv_tbc` |
-| `block_diagonal` | `add_block_diagonal`: in place | `batched` |
-| `products`, `packing` | weights laid out for products without gradients, in three precisions, and their cache | |
+| `linear` | `linear`: oneDNN if it is faster than MKL, or packed weights | `F.linear` |
+| `convolution` | `convolve_time_first`, `convolve_channels_first`: products of windows | `conv_tbc`, `conv1d` |
+| `winograd` | `convolve`: width three, in pairs of outputs, for translation in float32 | `conv_tbc` |
+| `block_diagonal` | `add_block_diagonal`: a product added in place | `batched` |
+| `products`, `packing` | packed weights for products without gradients, in three precisions, and their cache | |
 
-Each function looks at device, type, size and gradient whenever it is called, and computes its plain twin where it has
-nothing faster, on a GPU always.  Nothing here knows a model; parameters and checkpoints stay as they are.
+Each function checks device, type, size and gradient mode at every call.  It falls back to its plain twin on a GPU, and
+wherever it has no faster form.  This package depends on no model, and leaves parameters and checkpoints unchanged.
 """

@@ -1,4 +1,4 @@
-"""A block-diagonal product that is added in place, for the branches of the Weighted Transformer.
+"""A block-diagonal product added in place, for the branches of the Weighted Transformer.
 
 N rows, M blocks of a inputs and b outputs.
 """
@@ -13,10 +13,11 @@ from torch.autograd.function import once_differentiable
 
 
 def add_block_diagonal(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """Return ``y_i + x_i W_i`` for each block i of tensors that keep their M blocks side by side; y is overwritten.
+    """Return ``y_i + x_i W_i`` for each block i, overwriting y; x and y hold their M blocks side by side.
 
-    On a CPU each block's product reads and writes its columns in place.  A batched product would need the blocks as the
-    first dimension, with copies of x and y; so it is on a GPU, and in `torch.export`, which takes no in-place products.
+    On a CPU each block's product reads and writes its columns in place, because a batched product would copy x and y to
+    make the blocks their first dimension.  GPUs and `torch.export`, which rejects in-place products, use the batched
+    product.
 
     Args:
         y: (N, M·b).
@@ -26,14 +27,14 @@ def add_block_diagonal(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     Returns:
         (N, M·b).
     """
-    x, weight = x.to(y.dtype), weight.to(y.dtype)  # under autocast they may come in different precisions
+    x, weight = x.to(y.dtype), weight.to(y.dtype)  # precisions may differ under autocast
     if y.device.type != "cpu" or torch.compiler.is_compiling():
         return batched(y, x, weight)
     return _AddInPlace.apply(y, x, weight)
 
 
 def batched(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """The plain twin of `add_block_diagonal`, which leaves y as it is."""
+    """Return the result of `add_block_diagonal` without overwriting y: its plain twin."""
     rows, by_block = (part.unflatten(1, (len(weight), -1)).transpose(0, 1) for part in (y, x))
     return torch.baddbmm(rows, by_block, weight).transpose(0, 1).flatten(1)
 

@@ -1,4 +1,4 @@
-"""Convolutions as linear maps of windows, where a CPU multiplies these faster.
+"""Convolutions computed as linear maps of windows, if these are faster on the CPU.
 
 T time steps, B sentences, C input width, O output width, w kernel width.
 """
@@ -17,17 +17,17 @@ from fairseq_plugins.cpu.packing import BatchPacking
 def convolve_time_first(
     x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int], packing: BatchPacking | None = None
 ) -> Tensor:
-    """Return ``W * x + b``, as `torch.conv_tbc`.
+    """Return the convolution ``W * x + b``; see `torch.conv_tbc`.
 
     Args:
         x: (T, B, C).
         weight: (w, C, O).
         bias: (O,).
-        padding: zeros before and after x.
-        packing: as in `linear`.
+        padding: numbers of zeros before and after x; their sum is w - 1.
+        packing: packed weights of the batch; None in training.
 
     Returns:
-        (T, B, O), for a padding of w - 1 zeros together.
+        (T, B, O).
     """
     length, kernel = x.size(0), len(weight)
     if packing is not None and winograd.pays(x, kernel, x.size(2), packing):
@@ -40,14 +40,15 @@ def convolve_time_first(
 
 
 def as_matrix(weight: Tensor) -> Tensor:
-    """Return the convolution at one position as a linear map of its window: (w, C, O) -> (O, wC), a view."""
+    """Return a view of the weight as a linear map of the window at one position: (w, C, O) -> (O, wC)."""
     return weight.flatten(0, 1).t()
 
 
 def lay_out(weight: Tensor) -> Tensor:
-    """Return a weight, (w, C, O), in a memory layout in which its `as_matrix` is contiguous; shape and values stay.
+    """Return the weight, (w, C, O), in the memory layout that makes its `as_matrix` contiguous.
 
-    The layout is in the strides of the parameter itself, so it cannot go stale, and loading a checkpoint keeps it.
+    Shape and values are unchanged.  The strides of the parameter hold the layout, so it cannot become stale, and
+    loading a checkpoint preserves it.
     """
     return weight.permute(2, 0, 1).contiguous().permute(1, 2, 0)
 
@@ -55,17 +56,19 @@ def lay_out(weight: Tensor) -> Tensor:
 def convolve_channels_first(
     x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int], packing: BatchPacking | None = None
 ) -> Tensor:
-    """Return ``W * x + b``, as `torch.nn.functional.conv1d`; on a CPU without gradients as a product of windows.
+    """Return the convolution ``W * x + b``; see `torch.nn.functional.conv1d`.
+
+    Without gradients, a CPU computes it as a product of windows.
 
     Args:
         x: (B, C, T).
         weight: (O, C, w).
         bias: (O,).
-        padding: zeros before and after x.
-        packing: as in `linear`.
+        padding: numbers of zeros before and after x; their sum is w - 1.
+        packing: packed weights of the batch; None in training.
 
     Returns:
-        (B, O, T), for a padding of w - 1 zeros together.
+        (B, O, T).
     """
     x = F.pad(x, padding)
     if torch.is_grad_enabled() or x.device.type != "cpu":

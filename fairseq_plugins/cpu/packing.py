@@ -1,7 +1,8 @@
-"""The cache of packed weights: what translation computes of weights, kept from batch to batch and never stale.
+"""The cache of packed weights and of other values computed from weights, shared by successive batches.
 
-A `Packed` is one weight.  A `BatchPacking` holds the packed weights of one batch, and a `Packing` keeps them for the
-next batch.  Modules that multiply have an attribute ``packing``; `with_packing` makes twins of them for one batch.
+A `PackedLinear` holds one weight.  A `BatchPacking` holds the packed weights of one batch, and a `PackedWeightCache`
+keeps them for the next batch.  Modules that multiply have an attribute ``packing``, and `with_packing` makes copies of
+them for one batch.
 
 K inputs, O outputs.
 """
@@ -20,101 +21,106 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_plugins.cpu.products import PRECISIONS, Packed, can_pack, onednn_product
+from fairseq_plugins.cpu.products import PRECISIONS, PackedLinear, can_pack, onednn_product
 
 logger = logging.getLogger(__name__)
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
-_Kept = TypeVar("_Kept")
-_Make = Callable[[Tensor, Tensor | None, str], _Kept]
+_Value = TypeVar("_Value")
+_Make = Callable[[Tensor, Tensor | None, str], _Value]
 _Tensors = TypeVar("_Tensors", bound=tuple[Tensor, ...])
 
 
-class Packing:
-    """The packed weights of all models that a task translates with; safe for any number of threads.
+class PackedWeightCache:
+    """The cache of packed weights of all models of a task; thread-safe.
 
-    fairseq writes weights in ways that no version counter shows (through ``.data``, in models that stay in evaluation
-    mode), so a packed weight is looked up by what the weight does to a fixed random vector, computed once per batch.  A
-    changed weight is packed again, unless its products with that vector are bitwise equal.  Weights that a batch does
-    not use are dropped.
+    fairseq changes weights without changing their version counter (through ``.data``, in models in evaluation mode).
+    The cache therefore identifies a weight by its product with a fixed random vector, computed once per batch.  A
+    changed weight is packed again, unless the two products are bitwise equal.  Entries that a batch does not use are
+    dropped.
 
     Args:
-        precision: one of `products.PRECISIONS`; float32, with a warning, if the CPU has no instructions for it.
+        precision: a key of `products.PRECISIONS`; falls back to float32, with a warning, if the CPU lacks support.
     """
 
     def __init__(self, precision: str = "float32") -> None:
         if not PRECISIONS[precision][1]():
-            logger.warning(f"this CPU or torch has no fast {precision} products: float32 is used")
+            logger.warning(f"--cpu-dtype {precision}: this CPU or torch does not support it, using float32")
             precision = "float32"
         self.precision = precision
-        self._kept: dict[object, object] = {}  # of the last batch; never written to
+        self._entries: dict[object, object] = {}  # of the last batch; replaced, never modified, for other threads
         self._has_warned = False
 
-    def __reduce__(self) -> tuple[type[Packing], tuple[str]]:
-        """A copy, in this process or another, packs for itself."""
-        return Packing, (self.precision,)
+    def __reduce__(self) -> tuple[type[PackedWeightCache], tuple[str]]:
+        """Copy or pickle the cache without its entries."""
+        return PackedWeightCache, (self.precision,)
 
     @contextmanager
     def for_batch(self) -> Iterator[BatchPacking]:
-        """Yield the packed weights of a batch, and keep those that it used for the next one."""
-        batch = BatchPacking(self.precision, self._kept)
+        """Yield the packed weights of a batch, and keep the entries that it used for the next batch."""
+        batch = BatchPacking(self.precision, self._entries)
         yield batch
-        self._kept = batch.kept
-        if not batch.kept and self.precision != "float32" and not self._has_warned:
+        self._entries = batch.entries
+        if not batch.entries and self.precision != "float32" and not self._has_warned:
             self._has_warned = True
-            logger.warning(f"{self.precision} changes nothing here: it is for float32 models of this plugin on a CPU")
+            logger.warning(
+                f"--cpu-dtype {self.precision} does nothing here: it needs a float32 model of this plugin on a CPU"
+            )
 
 
 class BatchPacking:
     """The packed weights of one batch, during which no weight changes.
 
     Args:
-        precision: as in `Packing`.
-        before: what an earlier batch has left.
+        precision: see `PackedWeightCache`.
+        previous: entries of an earlier batch.
 
     Attributes:
-        kept: what this batch leaves.
+        entries: entries that this batch has used.
     """
 
-    def __init__(self, precision: str, before: dict[object, object]) -> None:
+    def __init__(self, precision: str, previous: dict[object, object]) -> None:
         self.precision = precision
-        self.kept: dict[object, object] = {}
-        self._before = before
-        # Each fingerprint with its weight, so that no other tensor gets the same id.
+        self.entries: dict[object, object] = {}
+        self._previous = previous
+        # Each entry holds its weight too, so that no other tensor can get the same id.
         self._fingerprints: dict[int, tuple[Tensor, object]] = {}
 
-    def packed(self, make: _Make[_Kept], weight: Tensor, bias: Tensor | None) -> _Kept:
+    def packed(self, make: _Make[_Value], weight: Tensor, bias: Tensor | None) -> _Value:
         """Return ``make(weight, bias, precision)``, from the cache if neither tensor has changed.
 
         Args:
-            make: `products.Packed`, or another function that packs.
+            make: `products.PackedLinear`, or another function that packs a weight.
             weight: (O, K).
             bias: (O,), or None.
         """
-        key = make, self._fingerprint(weight), None if bias is None else self._fingerprint(bias)
-        return self._keep(key, lambda: make(weight, bias, self.precision))
+        key = make, self._fingerprint_of(weight), None if bias is None else self._fingerprint_of(bias)
+        return self._get_or_make(key, lambda: make(weight, bias, self.precision))
 
     def cached(self, compute: Callable[..., _Tensors], *weights: Tensor) -> _Tensors:
-        """Return ``compute(*weights)``: new tensors, which depend on nothing else and which nobody overwrites."""
-        key = compute, *(self._fingerprint(weight) for weight in weights)
-        result = self._keep(key, lambda: compute(*weights))
-        for place, each in enumerate(result):
-            self._fingerprints[id(each)] = each, (key, place)
+        """Return ``compute(*weights)``, from the cache if no weight has changed.
+
+        ``compute`` must return new tensors that depend on the weights alone, and callers must not modify them.
+        """
+        key = compute, *(self._fingerprint_of(weight) for weight in weights)
+        result = self._get_or_make(key, lambda: compute(*weights))
+        for index, tensor in enumerate(result):
+            self._fingerprints[id(tensor)] = tensor, (key, index)
         return result
 
-    def _keep(self, key: object, make: Callable[[], _Kept]) -> _Kept:
-        kept = self.kept[key] = self.kept.get(key) or self._before.get(key) or make()
-        return cast("_Kept", kept)
+    def _get_or_make(self, key: object, make: Callable[[], _Value]) -> _Value:
+        value = self.entries[key] = self.entries.get(key) or self._previous.get(key) or make()
+        return cast("_Value", value)
 
-    def _fingerprint(self, weight: Tensor) -> object:
+    def _fingerprint_of(self, weight: Tensor) -> object:
         found = self._fingerprints.get(id(weight))
         if found is None:
-            found = self._fingerprints[id(weight)] = weight, _effect(weight.detach())
+            found = self._fingerprints[id(weight)] = weight, _fingerprint(weight.detach())
         return found[1]
 
 
 def with_packing(module: ModuleT, packing: BatchPacking | None) -> ModuleT:
-    """Return a twin that multiplies with the packed weights of a batch and shares all tensors with the module."""
+    """Return a copy of the module that multiplies with packed weights and shares all tensors with the original."""
     if packing is None:
         return module
     twin = copy.copy(module)
@@ -127,34 +133,34 @@ def with_packing(module: ModuleT, packing: BatchPacking | None) -> ModuleT:
 def prepare_linear(
     weight: Tensor, bias: Tensor | None, rows: int, packing: BatchPacking | None = None
 ) -> Callable[[Tensor], Tensor]:
-    """Return the map ``x -> x Wᵀ + b`` for many calls without gradients, with the weight as it is now.
+    """Return the map ``x -> x Wᵀ + b`` for many calls without gradients, with the current weight.
 
     Args:
-        weight: (O, K), best contiguous.
+        weight: (O, K), preferably contiguous.
         bias: (O,), or None.
-        rows: rows of x in the first call; later calls may have fewer.
-        packing: as in `linear.linear`.
+        rows: number of rows of x in the first call; later calls may have fewer.
+        packing: packed weights of the batch; None in training.
     """
     if packing is not None and can_pack(weight):
-        packed = packing.packed(Packed, weight, bias)
-    # One row is a matrix-vector product, which reads the weight as it lies; packing costs as much as about three steps.
+        packed = packing.packed(PackedLinear, weight, bias)
+    # A product with one row reads a plain weight just as fast, and packing takes as long as about three steps.
     elif rows > 1 and can_pack(weight):
-        packed = Packed(weight, bias)
+        packed = PackedLinear(weight, bias)
     else:
         return partial(F.linear, weight=weight, bias=bias)
-    # Not the object itself: torch 2.6 would compile a step again for each such object.
-    return partial(Packed.__call__, packed)
+    # torch 2.6 would recompile a step for each `PackedLinear`, but not for a partial function.
+    return partial(PackedLinear.__call__, packed)
 
 
 def cached(packing: BatchPacking | None, compute: Callable[..., _Tensors], *weights: Tensor) -> _Tensors:
-    """Return ``compute(*weights)``, once for all batches of a generator; see `BatchPacking.cached`."""
+    """Return ``compute(*weights)``, from the cache if there is one; see `BatchPacking.cached`."""
     return packing.cached(compute, *weights) if packing is not None and can_pack(weights[0]) else compute(*weights)
 
 
-def _effect(weight: Tensor) -> object:
-    """Return the product of a random vector and the weight, as it lies in memory, bit by bit; a vector is its own.
+def _fingerprint(weight: Tensor) -> object:
+    """Return the bytes of a matrix's product with a fixed random vector, or of a vector itself; in the memory layout.
 
-    Sums would be a little faster, but hardly change when columns change places.
+    Sums of rows would be slightly faster, but hardly change if columns are swapped.
     """
     if weight.dim() == 1:
         return weight.numpy().tobytes()

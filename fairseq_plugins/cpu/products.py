@@ -1,8 +1,8 @@
-"""Products with weights laid out for the processor's products, in fewer bits where that is wanted.
+"""Products with packed weights, in float32, bfloat16 or int8.
 
-On the CPU a product of a few rows spends much of its time bringing the weight into the order in which the kernel reads
-it.  oneDNN, which torch ships, can keep a weight in that order: with a 1536 x 1024 matrix on two AVX-512 cores a
-product of 80 rows then takes 0.7 of the time, one of 5 rows 0.45.
+A product of a few rows spends much of its time on a CPU reordering the weight into the layout that the kernel reads.
+oneDNN, a part of torch, can keep the weight in this layout (packed).  With a packed 1536 x 1024 matrix on two AVX-512
+cores, a product of 80 rows takes 0.7 of the time, and a product of 5 rows 0.45.
 
 N rows, K inputs, O outputs.
 """
@@ -24,21 +24,23 @@ Product = Callable[[Tensor], Tensor]
 Pack = Callable[[Tensor, Tensor | None], Product]
 
 
-class Packed:
-    """The map ``x -> x Wᵀ + b``, (..., K) -> (..., O), with the weight as it is now.
+class PackedLinear:
+    """The map ``x -> x Wᵀ + b``, (..., K) -> (..., O), with the weight at the time of packing.
 
-    A compiled program calls it as an operator, by a number that it reads when it runs: so a program serves all weights
-    of a shape, and what is inside needs no compiler.
+    Compiled code calls a custom operator that looks the object up by its number at run time.  The same code thus works
+    with all weights of a shape, and the compiler need not trace the product.
 
     Args:
         weight: (O, K), float32.
         bias: (O,), or None.
-        precision: one of `PRECISIONS`, which the processor has.
+        precision: a key of `PRECISIONS` that the CPU supports.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, precision: str = "float32") -> None:
         pack, _ = PRECISIONS[precision]
-        self._product = pack(weight.detach(), None if bias is None else bias.detach().clone())  # it may be overwritten
+        self._product = pack(
+            weight.detach(), None if bias is None else bias.detach().clone()
+        )  # the caller may modify it
         self.outputs = len(weight)
         self.number = torch.tensor(next(_NUMBERS))
         _NUMBERED[int(self.number)] = self
@@ -49,9 +51,9 @@ class Packed:
         return self._product(x)
 
 
-_ENGINE = threading.Lock()  # of torch, for all threads together
+_ENGINE_LOCK = threading.Lock()  # torch has one quantisation engine for all threads
 _NUMBERS = itertools.count()
-_NUMBERED: WeakValueDictionary[int, Packed] = WeakValueDictionary()
+_NUMBERED: WeakValueDictionary[int, PackedLinear] = WeakValueDictionary()
 _OPERATORS = torch.library.Library("fairseq_plugins", "DEF")
 _OPERATORS.define("packed_linear(Tensor x, Tensor number, SymInt outputs) -> Tensor")
 _OPERATORS.impl("packed_linear", lambda x, number, _: _NUMBERED[number.item()]._product(x), "CPU")
@@ -64,18 +66,19 @@ def _pack_float32(weight: Tensor, bias: Tensor | None) -> Product:
 
 
 def _pack_bfloat16(weight: Tensor, bias: Tensor | None) -> Product:
-    """Inputs and outputs are rounded to bfloat16, sums are in float32."""
+    """Return a product with inputs, weights and outputs in bfloat16, and sums in float32."""
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.bfloat16())
     low = None if bias is None else bias.bfloat16()
     return lambda x: onednn_product(x.bfloat16(), packed, low).float()
 
 
 def _pack_int8(weight: Tensor, bias: Tensor | None) -> Product:
-    """Weights are rounded to 255 steps for each output, inputs to 256 for each product; outputs are float32.
+    """Return a product with weights in 255 steps per output, inputs in 256 steps per product, and float32 outputs.
 
-    Without VNNI two products are added in 16 bits: they fit where inputs are rounded to 128 steps.
+    A CPU without VNNI adds two products in 16 bits, which overflow unless inputs have only 128 steps.
 
-    Rows of inputs that are not finite have no such steps, nor would the others of their product: they stay in float32.
+    The step size of inputs is shared by all rows of a product, so rows that are not finite are multiplied separately,
+    in float32.
     """
     if not weight.isfinite().all():
         return _pack_float32(weight, bias)
@@ -83,9 +86,9 @@ def _pack_int8(weight: Tensor, bias: Tensor | None) -> Product:
     zero = torch.zeros(len(scale), dtype=torch.long)
     table = torch._make_per_channel_quantized_tensor(steps, scale.double(), zero, 0)
     quantized, has_vnni = torch.backends.quantized, torch.cpu._is_vnni_supported()
-    with _ENGINE:
+    with _ENGINE_LOCK:
         before = quantized.engine
-        # With VNNI "x86" chooses well but for wide layers and many rows, where it takes five times oneDNN's time.
+        # With VNNI, "x86" takes five times as long as "onednn" for wide layers and many rows.
         quantized.engine = "onednn" if has_vnni and weight.numel() > 2**22 else "x86"
         try:
             packed = torch.ops.quantized.linear_prepack(table, bias)
@@ -108,7 +111,7 @@ def _pack_int8(weight: Tensor, bias: Tensor | None) -> Product:
 
 
 def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A matrix, (O, K), in steps of the 127th part of each row's largest number, and these steps' size, (O,)."""
+    """Return a matrix, (O, K), in int8, and the size of a step, (O,): the largest magnitude of each row over 127."""
     scale = weight.abs().amax(dim=1).clamp_(min=torch.finfo(torch.float32).tiny) / 127
     return (weight / scale.unsqueeze(1)).round_().to(torch.int8), scale
 
@@ -129,7 +132,7 @@ PRECISIONS: dict[str, tuple[Pack, Callable[[], bool]]] = {
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether there are packed products with such a weight; an exported program packs for itself."""
+    """Return whether a weight can be packed here; not in a graph that is exported, which packs weights itself."""
     return (
         weight.device.type == "cpu"
         and weight.dtype == torch.float32
@@ -140,13 +143,13 @@ def can_pack(weight: Tensor) -> bool:
 
 
 def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x Wᵀ + b`` through oneDNN, with a plain weight or one that is packed."""
+    """Return ``x Wᵀ + b``, computed by oneDNN with a plain or a packed weight."""
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
 @functools.cache
 def has_onednn() -> bool:
-    """Whether this torch has oneDNN's linear maps, which are not part of its public interface."""
+    """Return whether this torch has oneDNN's linear maps, which are not public."""
     return (
         torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")

@@ -1,15 +1,15 @@
 """Convolutions of width three with two thirds of the multiplications (Winograd 1980; F(2, 3) of Lavin & Gray 2016).
 
-Two neighbouring outputs, y_0 = x_0 w_0 + x_1 w_1 + x_2 w_2 and y_1 = x_1 w_0 + x_2 w_1 + x_3 w_2, are six products of
-an input and a weight.  With sums of inputs and sums of weights they are four:
+Two neighbouring outputs, y_0 = x_0 w_0 + x_1 w_1 + x_2 w_2 and y_1 = x_1 w_0 + x_2 w_1 + x_3 w_2, need six products of
+an input and a weight.  Sums of inputs and sums of weights reduce this to four products:
 
     m_0 = (x_0 - x_2) w_0                      y_0 = m_0 + m_1 + m_2
     m_1 = (x_1 + x_2) (w_0 + w_1 + w_2) / 2    y_1 = m_1 - m_2 + m_3
     m_2 = (x_2 - x_1) (w_0 - w_1 + w_2) / 2
     m_3 = (x_3 - x_1) w_2
 
-Rounding errors are two to four times those of the six products for numbers of like size, and as large as those of the
-neighbour.
+Rounding errors are two to four times as large as those of the six products if both outputs have similar magnitudes;
+otherwise the smaller output gets rounding errors of the larger one's size.
 
 T time steps, B sentences, C input width, O output width, J = ⌈T / 2⌉ pairs of outputs.
 """
@@ -23,22 +23,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_plugins.cpu.packing import BatchPacking
-from fairseq_plugins.cpu.products import Packed, can_pack
+from fairseq_plugins.cpu.products import PackedLinear, can_pack
 
-# In narrower layers making the sums takes as long as the products that they save.
+# In narrower layers, computing the sums takes as long as the products that they save.
 NARROWEST = 512
 
 
 def pays(like: Tensor, kernel: int, dim: int, packing: BatchPacking | None) -> bool:
-    """Return whether to translate with `packed_products`; in lower precisions products are too fast for it.
+    """Return whether `packed_products` make translation faster; lower precisions do not gain from fewer products.
 
-    The answer does not depend on the size of the batch, or the next one might have to pack again.
+    The answer does not depend on the batch size, since otherwise the next batch might have to pack again.
 
     Args:
-        like: a tensor of the weights' type and device.
+        like: a tensor with the weights' type and device.
         kernel: w.
         dim: C.
-        packing: as in `linear`.
+        packing: packed weights of the batch; None in training.
     """
     return (
         kernel == 3 and dim >= NARROWEST and packing is not None and packing.precision == "float32" and can_pack(like)
@@ -46,13 +46,13 @@ def pays(like: Tensor, kernel: int, dim: int, packing: BatchPacking | None) -> b
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int], packing: BatchPacking) -> Tensor:
-    """Return ``W * x + b``, as `torch.conv_tbc`.
+    """Return the convolution ``W * x + b``; see `torch.conv_tbc`.
 
     Args:
         x: (T, B, C).
         weight: (3, C, O).
         bias: (O,).
-        padding: zeros before and after x, two together.
+        padding: numbers of zeros before and after x; their sum is two.
         packing: packed weights of the batch.
 
     Returns:
@@ -65,20 +65,20 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int], 
     return _outputs(multiply(sums) for multiply, sums in zip(products, _sums_of_inputs(pairs), strict=True))[:length]
 
 
-def packed_products(weight: Tensor, bias: Tensor | None, precision: str) -> list[Packed]:
+def packed_products(weight: Tensor, bias: Tensor | None, precision: str) -> list[PackedLinear]:
     """Return the maps from sums of inputs, (..., C), to the products m_0 to m_3, (..., O).
 
     Args:
         weight: (O, 3C).
-        bias: (O,), which becomes a part of m_1 and so of both outputs.
-        precision: as of `Packed`.
+        bias: (O,); added to m_1, and thereby to both outputs.
+        precision: see `PackedLinear`.
     """
     sums = sums_of_weights(weight.unflatten(1, (3, -1)).transpose(0, 1))
-    return [Packed(*each, precision) for each in zip(sums, (None, bias, None, None), strict=True)]
+    return [PackedLinear(*each, precision) for each in zip(sums, (None, bias, None, None), strict=True)]
 
 
 def _outputs(products: Iterable[Tensor]) -> Tensor:
-    """Add the four products, (J, B, O) each, to the outputs, (2J, B, O); the products are overwritten."""
+    """Return the outputs, (2J, B, O), from the four products, (J, B, O) each, which are overwritten."""
     m0, m1, m2, m3 = products
     y = m0.new_empty(2 * len(m0), *m0.shape[1:])
     torch.add(m0.add_(m1), m2, out=y[0::2])
@@ -87,7 +87,7 @@ def _outputs(products: Iterable[Tensor]) -> Tensor:
 
 
 def _sums_of_inputs(x: Tensor) -> Tensor:
-    """Return the four sums of inputs for each pair of outputs: (2J + 2, B, C) to (4, J, B, C)."""
+    """Return the four sums of inputs for each pair of outputs: (2J + 2, B, C) -> (4, J, B, C)."""
     x0, x1, x2, x3 = x[0:-2:2], x[1:-2:2], x[2::2], x[3::2]
     sums = x.new_empty(4, *x0.shape)
     torch.sub(x0, x2, out=sums[0])
@@ -98,7 +98,7 @@ def _sums_of_inputs(x: Tensor) -> Tensor:
 
 
 def sums_of_weights(weight: Tensor) -> Tensor:
-    """Return the four sums of weights: (3, C, O) to (4, C, O)."""
+    """Return the four sums of weights: (3, C, O) -> (4, C, O)."""
     w0, w1, w2 = weight
     sums = weight.new_empty(4, *w0.shape)
     sums[0], sums[3] = w0, w2

@@ -1,1 +1,1 @@
-"""Models as programs that need neither fairseq nor torch, and `translate`, which is copied beside them."""
+"""Export of models as ONNX programs, and `translate`, the program that runs them without fairseq and torch."""

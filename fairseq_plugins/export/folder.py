@@ -1,4 +1,4 @@
-"""The folder that a model leaves in."""
+"""Writing the folder of an exported model."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from fairseq.data import Dictionary
 from fairseq_plugins.export.model import write_programs
 from fairseq_plugins.vocabulary.candidates import Candidates
 
-_README = """A translation model ({family}), which needs Python 3.10 or later and these packages:
+_README = """A translation model ({family}). It needs Python 3.10 or later and these packages:
 
     pip install {packages}
 
-It translates a line for each line, or from Python:
+Translate line by line, or from Python:
 
     python translate.py < source.txt > translation.txt
     >>> from translate import Translator; Translator(".").translate(["A sentence."], beam=5, nbest=1)
 
-`python translate.py --help` tells all options. SHA256SUMS lists the files, which are checked whenever they are read.
+`python translate.py --help` lists all options. The files are verified against SHA256SUMS at each start.
 """
 
 
@@ -36,27 +36,29 @@ def write_folder(
     codes: Path | None,
     pieces: Path | None = None,
     languages: tuple[str, str] | None,
+    pair: tuple[str, str] | None = None,
     longest_source: int,
     int8: bool,
     candidates: Candidates | None,
     card: str = "",
 ) -> None:
-    """Write everything.
+    """Write all files of an exported model.
 
     Args:
-        folder: empty.
-        model: of this plugin, prepared to translate.
+        folder: empty folder.
+        model: model of this plugin, prepared for inference.
         source: source words.
         target: target words.
-        codes: codes of subword-nmt, if the model has its subwords.
-        pieces: model of sentencepiece, if the model has its pieces.
-        languages: source and target, for Moses' tokeniser; None where text is tokenised.
-        longest_source: how many tokens of a source the task takes.
-        int8: whether products are in int8.
-        candidates: the words that a batch may need; None for all.
-        card: more for its README.md.
+        codes: codes of subword-nmt, if the model uses its subwords.
+        pieces: model of sentencepiece, if the model uses its pieces.
+        languages: source and target language, for Moses' tokeniser; None for tokenised text.
+        pair: source and target language of the model, if known.
+        longest_source: longest source that the task allows, in tokens.
+        int8: whether to compute products in int8.
+        candidates: table of candidate words; None for all words.
+        card: model card, added to README.md.
     """
-    programs = write_programs(model, folder, int8=int8, among_candidates=candidates is not None)
+    programs = write_programs(model, folder, int8=int8, with_candidates=candidates is not None)
     for side, dictionary in (("source", source), ("target", target)):
         (folder / f"{side}.txt").write_text("".join(f"{word}\n" for word in dictionary.symbols), encoding="utf-8")
     if codes is not None:
@@ -72,6 +74,7 @@ def write_folder(
         **{name: getattr(target, name)() for name in ("bos", "pad", "eos", "unk")},
         "source_words": len(source),
         "target_words": len(target),
+        "languages": pair,
         "source_language": source_language,
         "target_language": target_language,
         "bpe_separator": None if codes is None else "@@",

@@ -1,4 +1,4 @@
-"""A model as two ONNX programs: one encodes the source, the other makes a step and begins its search."""
+"""Export of a model as two ONNX programs: one encodes the source, and one makes a decoding step."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from fairseq_plugins.common.onnx_program import Program, Sizes, SourceProgram, S
 
 
 @torch.no_grad()
-def write_programs(model: Any, folder: Path, *, int8: bool, among_candidates: bool) -> dict[str, Any]:
+def write_programs(model: Any, folder: Path, *, int8: bool, with_candidates: bool) -> dict[str, Any]:
     """Write ``source.onnx``, ``step.onnx`` and their ``weights.bin``.
 
     Args:
-        model: prepared to translate.
-        folder: where to.
-        int8: whether products are in int8.
-        among_candidates: whether a batch has words of its own to predict among.
+        model: model prepared for inference.
+        folder: output folder.
+        int8: whether to compute products in int8.
+        with_candidates: whether the programs predict only the candidate words of each batch.
 
     Returns:
-        their inputs and limits, in names, numbers and lists.
+        Inputs of the step and limits of positions, ready for JSON.
 
     Raises:
         ValueError: the model's class has no ONNX program of its own.
@@ -37,15 +37,18 @@ def write_programs(model: Any, folder: Path, *, int8: bool, among_candidates: bo
         source = SourceProgram(weights, encoder.padding_idx, encoder.dictionary.eos())
         e = _embed(source, encoder.embedding, source.words, [0], source.length)
         sources = family.set_up(source, decoder, *family.encode(source, encoder, e))
-        sizes = _give(source, [*sources, (source.only_words, ["B", 1, "S"])])
-        if among_candidates:
-            _select(source, decoder)
+        sizes = _output_sources(source, [*sources, (source.only_words, ["B", 1, "S"])])
+        if with_candidates:
+            _output_candidates(source, decoder)
         source.write(folder / "source.onnx")
 
         program = StepProgram(weights, sizes)
-        features, attended = _step(program, decoder, family)
-        _search(program, decoder, features, among_candidates)
-        program.output("attended", attended, np.int64, ["R"])
+        features, attentions = _step(program, decoder, family)
+        _output_best_words(program, decoder, features, with_candidates)
+        attended = program.ArgMax(program.Add(program.Sum(*attentions), program.only_words), axis=2, keepdims=0)
+        program.output("attended", program.Reshape(attended, [-1]), np.int64, ["R"])
+        layers = program.Concat(*(program.Unsqueeze(a, [2]) for a in attentions), axis=2)
+        program.output("attention", layers, np.float32, ["B", "k", len(attentions), "S"])
         program.write(folder / "step.onnx")
     return {
         "inputs": program.inputs(),
@@ -55,40 +58,38 @@ def write_programs(model: Any, folder: Path, *, int8: bool, among_candidates: bo
 
 
 def onnx_program(model: Any) -> ModuleType:
-    """Import the module with the ONNX operators of a model's family.
+    """Import the module with the ONNX program of a model's family.
 
     Raises:
-        ValueError: the model's class names none itself, or encoder or decoder is derived from one of its ``PARTS``.
+        ValueError: the model's class does not name a module, or encoder or decoder is not one of its ``PARTS``.
     """
     name = vars(type(model)).get("onnx_program")
     if not (isinstance(model, TranslationModel) and name):
-        raise ValueError(f"{type(model).__name__} cannot be exported: its class names no onnx_program")
+        raise ValueError(f"{type(model).__name__} cannot be exported: its class has no attribute onnx_program")
     program = importlib.import_module(name)
     for part in (model.encoder, model.decoder):
         if type(part) not in program.PARTS:
             names = ", ".join(each.__name__ for each in program.PARTS)
-            raise ValueError(f"{type(part).__name__} cannot be exported, only {names}")
+            raise ValueError(f"{type(part).__name__} cannot be exported: use {names}")
     return program
 
 
-def _give(program: SourceProgram, sources: list[tuple[str, Sizes]]) -> list[Sizes]:
-    """Give the inputs of steps that depend on the source, ``source0`` and so on; return their sizes."""
+def _output_sources(program: SourceProgram, sources: list[tuple[str, Sizes]]) -> list[Sizes]:
+    """Output the values of the source that steps read, ``source0`` and so on; return their sizes."""
     for number, (name, sizes) in enumerate(sources):
         program.output(f"source{number}", name, np.float32, sizes)
     return [sizes for _, sizes in sources]
 
 
-def _step(program: StepProgram, decoder: IncrementalDecoder, family: ModuleType) -> tuple[str, str]:
-    """`Decoding.step`: features, (R, width), and the source word that each row attends to most, (R,)."""
+def _step(program: StepProgram, decoder: IncrementalDecoder, family: ModuleType) -> tuple[str, list[str]]:
+    """Make a step, see `Decoding.step`: features, (R, width), and the attention of each layer, (B, k, S)."""
     after = program.Add(program.position, [1])
     g = _embed(program, decoder.embedding, program.tokens, program.position, after)
-    features, attention = family.step(program, decoder, g)
-    attended = program.ArgMax(program.Add(attention, program.only_words), axis=2, keepdims=0)
-    return features, program.Reshape(attended, [-1])
+    return family.step(program, decoder, g)
 
 
 def _embed(program: Program, embedding: InputEmbedding, words: str, first: Any, end: Any) -> str:
-    """Words, and the positions from the first to the end: (..., f)."""
+    """Embed words at positions ``first`` to ``end``, exclusive: (..., f)."""
     x = program.rows(embedding.words.weight, words)
     if embedding.scale != 1:
         x = program.Mul(x, embedding.scale)
@@ -98,8 +99,8 @@ def _embed(program: Program, embedding: InputEmbedding, words: str, first: Any, 
     return x
 
 
-def _select(program: SourceProgram, decoder: IncrementalDecoder) -> None:
-    """The candidates' part of the output layer, (width, n) and (n,)."""
+def _output_candidates(program: SourceProgram, decoder: IncrementalDecoder) -> None:
+    """Output weight, (width, n), and bias, (n,), of the output layer for the candidates."""
     layer, words = decoder.output_projection, program.input("candidates", np.int64, ["n"])
     weight = program.rows(layer.weight, words)
     program.output("output", program.Transpose(weight, perm=[1, 0]), np.float32, [layer.in_features, "n"])
@@ -107,13 +108,13 @@ def _select(program: SourceProgram, decoder: IncrementalDecoder) -> None:
         program.output("output_bias", program.Gather(layer.bias, words), np.float32, ["n"])
 
 
-def _search(program: StepProgram, decoder: IncrementalDecoder, features: str, among_candidates: bool) -> None:
-    """The best words of each row and their scores; behind them, each with a rule of its own, unknown words and the end.
+def _output_best_words(program: StepProgram, decoder: IncrementalDecoder, features: str, with_candidates: bool) -> None:
+    """Output the best words of each row and their scores, then the unknown word and the end.
 
-    The rules, which are added, are for words, for unknown words and for the end.
+    The input ``rules`` has three numbers that are added to the scores of words, of the unknown word and of the end.
     """
     layer, dictionary = decoder.output_projection, decoder.dictionary
-    if among_candidates:
+    if with_candidates:
         bias = [] if layer.bias is None else [program.input("output_bias", np.float32, ["n"])]
         logits = program.Gemm(features, program.input("output", np.float32, [layer.in_features, "n"]), *bias)
     else:
@@ -121,7 +122,7 @@ def _search(program: StepProgram, decoder: IncrementalDecoder, features: str, am
         logits = program.linear(features, layer.weight, layer.bias, shared=shared)
     lprobs = program.LogSoftmax(logits, axis=1)
     best, words = program.TopK(lprobs, program.input("count", np.int64, [1]), outputs=2)
-    if among_candidates:
+    if with_candidates:
         words = program.Gather(program.input("candidates", np.int64, ["n"]), words)
     ruled = [dictionary.unk(), dictionary.eos()]
     every, own = program.Split(program.input("rules", np.float32, [3]), [1, 2], outputs=2)

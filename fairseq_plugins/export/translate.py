@@ -1,6 +1,6 @@
-"""Translates text, a line for each line: python translate.py < source.txt > translation.txt
-From Python: Translator(".").translate(["A sentence."], beam=5), where this file is in the working folder.
-B sentences, k hypotheses (rows) of each, R = B·k; S source positions, n words that a row may go on with.
+"""Translate text line by line: python translate.py < source.txt > translation.txt
+From Python, in the folder of this file: Translator(".").translate(["A sentence."], beam=5).
+B sentences, k hypotheses (rows) per sentence, R = B·k; S source positions, n words that may continue a row.
 """
 
 from __future__ import annotations
@@ -21,102 +21,110 @@ from typing import Any
 
 import numpy as np
 
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else it writes to ~/.cache, and to stderr where it cannot
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # otherwise it writes to ~/.cache, or warns
 import onnxruntime as ort
 
 Array = np.ndarray[Any, Any]
 FILES = {"config.json", "source.onnx", "source.txt", "step.onnx", "target.txt", "weights.bin"}
 NUMBERS = ("bos", "pad", "eos", "unk", "source_words", "target_words", "source_positions", "target_positions")
-TEXTS = ("source_language", "target_language", "bpe_separator")  # or null
-ROOM = 16  # steps that memory is made for at a time
-PRODUCT = (  # an ONNX program: c = MatMulInteger(a, b), of unsigned and signed bytes
+STRINGS = ("source_language", "target_language", "bpe_separator")  # or null
+GROWTH = 16  # number of steps that memory grows by
+PRODUCT = (  # an ONNX program: c = MatMulInteger(a, b) of unsigned and signed bytes
     b'\x08\x05:>\n\x18\n\x01a\n\x01b\x12\x01c"\rMatMulInteger\x12\x01gZ\t\n\x01a\x12\x04\n\x02\x08\x02Z\t\n\x01b\x12'
     b"\x04\n\x02\x08\x03b\t\n\x01c\x12\x04\n\x02\x08\x06B\x04\n\x00\x10\n"
 )
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # that it may use
-OPTIONS: dict[str, tuple[float, str]] = {  # of the search, which is fairseq's
-    "beam": (5, "hypotheses that are kept of each sentence"),
-    "nbest": (1, "translations of each line, fewer where there are no more; several are each behind a score"),
-    "lenpen": (1.0, "the power of its length that the score of a hypothesis is divided by, -10 to 10"),
-    "unkpen": (0.0, "taken from the score for each unknown word"),
-    "word_penalty": (0.0, "added to the score for each word"),
-    "min_len": (1, "fewest words of a translation"),
-    "max_len_a": (0.0, "A of A * x + B, the most words of a translation; x is the longest source of its batch"),
-    "max_len_b": (200, "B of A * x + B"),
-    "max_tokens": (600, "words in a batch, padding included"),
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # of this process
+OPTIONS: dict[str, tuple[float, str]] = {  # of the search, as in fairseq
+    "beam": (5, "hypotheses per sentence"),
+    "nbest": (1, "maximum number of translations per line; above 1, each one follows its score"),
+    "lenpen": (1.0, "exponent of the length that divides the score of a hypothesis, -10 to 10"),
+    "unkpen": (0.0, "number subtracted from the score for each unknown word"),
+    "word_penalty": (0.0, "number added to the score for each word"),
+    "min_len": (1, "minimum number of words in a translation"),
+    "max_len_a": (0.0, "A in A * x + B, the maximum number of words; x is the longest source of the batch"),
+    "max_len_b": (200, "B in A * x + B"),
+    "max_tokens": (600, "words in a batch, including padding"),
 }
 MEMORY = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
-ort.create_and_register_allocator(MEMORY, None)  # what one program has used goes to the other
+ort.create_and_register_allocator(MEMORY, None)  # both programs share freed memory
 
 
 @contextmanager
-def blaming(path: Path) -> Iterator[None]:
-    """Turn errors of this context into a ValueError that names the file, or a MemoryError that names the fix."""
+def naming_file_in_errors(path: Path) -> Iterator[None]:
+    """Turn errors in this context into a ValueError that names the file, or a MemoryError that names the fix."""
     try:
         yield
-    except (Exception, SystemExit) as error:  # there is none that a file cannot cause
+    except (Exception, SystemExit) as error:  # a malformed file can cause any of them
         if isinstance(error, MemoryError) or "allocate memory" in str(error) or "bad_alloc" in str(error):
-            raise MemoryError("too little memory: smaller --max-tokens, --beam and --threads take less") from None
+            raise MemoryError("out of memory: reduce --max-tokens, --beam or --threads") from None
         raise ValueError(f"{path}: {type(error).__name__}: {error}".splitlines()[0][:400]) from None
 
 
 def read_lines(path: Path) -> list[str]:
-    with blaming(path):
+    with naming_file_in_errors(path):
         return path.read_bytes().decode("utf-8-sig").removesuffix("\n").split("\n")
 
 
 def decode(lines: Iterable[bytes]) -> Iterator[str]:
-    """Lines of text; of the first that is not UTF-8 stderr is told."""
-    told = False
+    """Yield decoded lines, and warn about the first one that is not UTF-8."""
+    warned = False
     for number, line in enumerate(lines, 1):
         if number == 1 and line.startswith((b"\x1f\x8b", b"\xff\xfe", b"\xfe\xff")):
-            raise ValueError("the input is gzipped or in UTF-16: it is to be text in UTF-8")
+            raise ValueError("the input is gzipped or UTF-16: convert it to UTF-8")
         text = line.decode("utf-8", errors="replace")
-        if not told and (told := text.encode() != line):
-            print(f"line {number} is not UTF-8, and others may not be: \ufffd stands for what is none", file=sys.stderr)
+        if not warned and (warned := text.encode() != line):
+            print(f"line {number} is not UTF-8: \ufffd replaces invalid bytes, here and below", file=sys.stderr)
         yield text.rstrip("\r\n").removeprefix("\ufeff")
 
 
 def sums_overflow() -> bool:
-    """Whether onnxruntime adds two products of int8 in 16 bits on this CPU, as it does on x86 without VNNI."""
+    """Return whether onnxruntime adds int8 products in 16 bits on this CPU, as on x86 without VNNI; sums overflow."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     product = ort.InferenceSession(PRODUCT, options, providers=["CPUExecutionProvider"])
     a, b = np.full((8, 64), 255, np.uint8), np.full((64, 64), 127, np.int8)
-    sums = [product.run(None, {"a": rows, "b": b})[0] for rows in (a, a[:1])]  # one row has a kernel of its own
+    sums = [product.run(None, {"a": rows, "b": b})[0] for rows in (a, a[:1])]  # a single row has its own kernel
     return any((each != 64 * 255 * 127).any() for each in sums)
 
 
-def run(program: ort.InferenceSession, given: dict[str, Array]) -> dict[str, Array]:
-    """A program's outputs by name, of what it takes of these; nothing is copied on the way in or out."""
-    takes, names = ([each.name for each in some] for some in (program.get_inputs(), program.get_outputs()))
-    values = {name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(given[name])) for name in takes}
+def run(program: ort.InferenceSession, given: dict[str, Array], without: str = "") -> dict[str, Array]:
+    """Return a program's outputs by name, except one; it reads the inputs it needs.  Nothing is copied."""
+    inputs, names = ([each.name for each in some] for some in (program.get_inputs(), program.get_outputs()))
+    names = [name for name in names if name != without]
+    values = {name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(given[name])) for name in inputs}
     return {name: value.numpy() for name, value in zip(names, program.run_with_ort_values(names, values), strict=True)}
 
 
 class Decoding:
-    """A batch of source words, (B, S), between steps. A row looks at its ancestors' keys and values, (B, h, P, v)."""
+    """Decode-time state of a batch of source words, (B, S).  A row attends to keys and values of its ancestors, stored
+    in P slots per sentence, (B, h, P, v)."""
 
-    def __init__(self, model: Translator, source: Array, beam: int, candidates: Array) -> None:
+    def __init__(self, model: Translator, source: Array, beam: int, candidates: Array, attention: bool) -> None:
         self.model, self.beam, self.position = model, beam, 0
+        self.without = "" if attention else "attention"
+        self.attention: list[Array] = []  # of each step, (R, L, S), if it is asked for
         self.state = run(model.read, {"words": source, "candidates": candidates})
         for name, shape in model.inputs.items():
             if name.startswith(("state", "keys", "values")):
-                sizes = [{"B": len(source), "before": len(source), "P": ROOM * beam}.get(size, size) for size in shape]
+                sizes = [
+                    {"B": len(source), "before": len(source), "P": GROWTH * beam}.get(size, size) for size in shape
+                ]
                 self.state[name] = np.zeros(int(np.prod(sizes)), np.float32).reshape(sizes)
         self.past = [name for name in self.state if name.startswith(("keys", "values"))]
-        self.seen: Array = np.zeros((len(source), 1, ROOM * beam), bool)  # the places that each row looks at, (B, k, P)
-        self.used = 0  # places
+        self.seen: Array = np.zeros((len(source), 1, GROWTH * beam), bool)  # slots that each row attends to, (B, k, P)
+        self.used = 0  # number of used slots
         self.state |= {"candidates": candidates, "count": np.array([min(2 * beam + 3, len(candidates))])}
 
     def step(self, tokens: Array, order: Array, rules: Array) -> list[Array]:
-        """One more word of each row, (B, k), which continues the row of the step before that ``order`` names, to scores
-        and words, (R, n), of which unknown words and the end are the last, and the most attended source words, (R,)."""
+        """Decode one word per row, (B, k); ``order`` names the previous row that each row continues.  Return scores and
+        words, (R, n), with the unknown word and the end last, and the most attended source words, (R,)."""
         given = {"tokens": tokens.ravel(), "order": order.ravel(), "rules": rules, "past": self.look_back(order)}
-        found = run(self.model.step, {**self.state, **given, "position": np.array([self.position])})
+        found = run(self.model.step, {**self.state, **given, "position": np.array([self.position])}, self.without)
+        if not self.without:
+            self.attention.append(found["attention"].reshape(order.size, *found["attention"].shape[2:]))
         self.state |= {name.replace("next", "state"): found[name] for name in found if name.startswith("next")}
         at = slice(self.used, self.used + order.shape[1])
-        for layer in range(len(self.past) // 2):  # keys and values, (R, 2·width), go beside the earlier ones
+        for layer in range(len(self.past) // 2):  # store new keys and values, (R, 2·width)
             keys, values = self.state[f"keys{layer}"], self.state[f"values{layer}"]
             new = found[f"new{layer}"].reshape(*order.shape, 2, keys.shape[1], keys.shape[3])
             keys[:, :, at], values[:, :, at] = new.transpose(2, 0, 3, 1, 4)
@@ -125,18 +133,18 @@ class Decoding:
         return [found[name] for name in ("scores", "words", "attended")]
 
     def look_back(self, order: Array) -> Array:
-        """What is added to a row's scores of all earlier keys, (B, 1, rows, P); makes room for those of this step."""
+        """Return the bias of self-attention scores, (B, 1, rows, P), after reserving slots for this step."""
         self.seen = self.seen.reshape(-1, self.seen.shape[2])[order]
         if self.used + order.shape[1] > self.seen.shape[2]:
             self.make_room()
         return np.where(self.seen, np.float32(0), np.float32(-np.inf))[:, None]
 
     def make_room(self) -> None:
-        """Give the places of keys and values that no row looks at to later steps, and add places for ROOM steps."""
+        """Free slots that no row attends to, and add slots for at least GROWTH steps."""
         alive = self.seen.any(axis=1)
         self.used = alive.sum(axis=1).max()
         places = np.argsort(~alive, axis=1, kind="stable")[:, : self.used]
-        more = max(ROOM * self.beam, alive.shape[1] - self.used)
+        more = max(GROWTH * self.beam, alive.shape[1] - self.used)
         self.seen = np.pad(np.take_along_axis(self.seen, places[:, None], 2), [(0, 0), (0, 0), (0, more)])
         for name in self.past:
             old = self.state[name]
@@ -145,11 +153,13 @@ class Decoding:
             if (size := int(np.prod(shape))) > memory.size:
                 memory = np.empty(2 * size, np.float32)
             self.state[name] = memory[:size].reshape(shape)
-            for new, each, kept in reversed([*zip(self.state[name], old, places, strict=True)]):  # it moves backwards
+            for new, each, kept in reversed(
+                [*zip(self.state[name], old, places, strict=True)]
+            ):  # backwards, since both share memory
                 new[:, : self.used], new[:, self.used :] = each.take(kept, axis=1), 0
 
     def keep(self, places: Array) -> None:
-        """Go on with the sentences that are now at these places, whose rows the next order is of."""
+        """Drop all sentences but those at the given places; the next order refers to their rows."""
         moved = np.nonzero(places != np.arange(len(places)))[0]
         for name in (name for name in self.state if name.startswith(("source", "keys", "values"))):
             self.state[name][moved] = self.state[name][places[moved]]
@@ -157,17 +167,17 @@ class Decoding:
 
 
 def search(decoding: Decoding, eos: int, o: Namespace, longest: int) -> list[Any]:
-    """Beam search: each sentence's nbest hypotheses: pairs of a word and what it attends to, and a score."""
+    """Return the nbest hypotheses of each sentence: triples of word, most attended source word and row, and a score."""
     sentences: Array = np.arange(len(decoding.seen))
-    k, order = o.beam, sentences[:, None]  # at first one row of each, for all would be alike
+    k, order = o.beam, sentences[:, None]  # one row per sentence at first, since all would be equal
     tokens, totals = np.full_like(order, eos), np.zeros_like(order, np.float32)
-    written: Array = np.zeros((len(order), 0, 2), np.int64)  # the pairs of each row
+    written: Array = np.zeros((len(order), 0, 3), np.int64)  # triples of each row
     found: list[list[Any]] = [[] for _ in sentences]
     for step in range(longest + 1):
         rules = [o.word_penalty, o.word_penalty - o.unkpen, 0 if step >= o.min_len else -np.inf]
         scores, words, attended = decoding.step(tokens, order, np.array(rules, np.float32))
         scores, words = (x[:, -1:] if step == longest else x for x in (scores, words))
-        # Of a sentence's best 2k those of the first k that end are found, and the first k others go on, until it has k.
+        # Among the best 2k continuations of a sentence, ends in the first k finish, and the first k others continue.
         scores = (scores + totals.reshape(-1, 1)).reshape(len(sentences), -1)
         at = np.argsort(-scores, axis=1, kind="stable")[:, : 2 * k]
         scores, tokens = (np.take_along_axis(x.reshape(len(at), -1), at, 1) for x in (scores, words))
@@ -181,126 +191,175 @@ def search(decoding: Decoding, eos: int, o: Namespace, longest: int) -> list[Any
         totals, tokens, order = (np.take_along_axis(x, going, 1) for x in (scores, tokens, order))
         if not (stay := [place for place, sentence in enumerate(sentences) if len(found[sentence]) < k]):
             break
-        kept, last = set(stay), reversed(stay)  # the last ones move into the gaps
+        kept, last = set(stay), reversed(stay)  # the last ones fill the gaps
         places = np.array([place if place in kept else next(last) for place in range(len(stay))])
         decoding.keep(places)
         sentences, totals, tokens, order = (x[places] for x in (sentences, totals, tokens, order))
-        pairs = np.stack([tokens, attended[order]], axis=-1).reshape(-1, 1, 2)
-        written = np.concatenate([written[order.ravel()], pairs], axis=1)
+        triples = np.stack([tokens, attended[order], order], axis=-1).reshape(-1, 1, 3)
+        written = np.concatenate([written[order.ravel()], triples], axis=1)
     return [sorted(hypotheses, key=lambda each: -each[1])[: o.nbest] for hypotheses in found]
 
 
 class Translator:
-    """A model that was exported to this folder. ValueError: a file is missing or has changed, or they do not fit."""
+    """A model exported to a folder.  Raises ValueError if a file is missing, changed or incompatible with another."""
 
     def __init__(self, folder: str | Path, threads: int = CORES, batches: int = 1, progress: bool = False) -> None:
-        self.folder, self.batches, self.progress = (folder := Path(folder)), max(1, batches), progress  # at a time
-        if not (folder / "SHA256SUMS").is_file():  # a pipe would be waited for
-            raise ValueError(f"{folder / 'SHA256SUMS'} is not a file: {folder} is no exported model")
+        self.folder, self.batches, self.progress = (folder := Path(folder)), max(1, batches), progress
+        if not (folder / "SHA256SUMS").is_file():  # a pipe would block
+            raise ValueError(f"{folder / 'SHA256SUMS'} is not a file: export a model to {folder} first")
         sums = {line[66:]: line[:64] for line in read_lines(folder / "SHA256SUMS")}
         for name in sorted(FILES | sums.keys()):
             path = folder / Path(name).name
             if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != sums.get(name):
-                raise ValueError(f"{path} is missing or not as it was exported, says SHA256SUMS: export the model anew")
+                raise ValueError(f"{path} is missing or differs from SHA256SUMS: export the model again")
         source, self.target = (read_lines(folder / f"{side}.txt") for side in ("source", "target"))
         options = ort.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level, options.enable_mem_pattern = threads, 4, False
         options.add_session_config_entry("session.use_env_allocators", "1")
-        if os.environ.get("TRANSLATE_WITHOUT_VNNI") or sums_overflow():  # unsigned weights are slower, and exact
+        if os.environ.get("TRANSLATE_WITHOUT_VNNI") or sums_overflow():  # unsigned weights are slower, but exact
             options.add_session_config_entry("session.x64quantprecision", "1")
-        with blaming(folder / "weights.bin"):
+        with naming_file_in_errors(folder / "weights.bin"):
             self.read = ort.InferenceSession(folder / "source.onnx", options, providers=["CPUExecutionProvider"])
             self.step = ort.InferenceSession(folder / "step.onnx", options, providers=["CPUExecutionProvider"])
         self.inputs, sizes = {each.name: each.shape for each in self.step.get_inputs()}, (len(source), len(self.target))
-        with blaming(folder / "config.json"):
+        self.has_attention = "attention" in [each.name for each in self.step.get_outputs()]
+        with naming_file_in_errors(folder / "config.json"):
             self.config = c = json.loads((folder / "config.json").read_bytes())
-            fits = all(type(c[name]) is int and 0 <= c[name] < 2**31 for name in NUMBERS) and c["format"] == 3
-            fits &= all(isinstance(c[name], (str, type(None))) for name in TEXTS) and type(c["candidates"]) is bool
-            fits &= sizes == (c["source_words"], c["target_words"]) and c["inputs"] == self.inputs
-            if not fits or max(c[name] for name in NUMBERS[:4]) >= min(sizes):
-                raise ValueError("it describes no model that this program can read, or not this one")
-        self.numbers = {word: n for n, word in enumerate(source) if n not in map(c.get, NUMBERS[:3])}  # no text is </s>
+            valid = all(type(c[name]) is int and 0 <= c[name] < 2**31 for name in NUMBERS) and c["format"] == 3
+            valid &= all(isinstance(c[name], (str, type(None))) for name in STRINGS) and type(c["candidates"]) is bool
+            valid &= sizes == (c["source_words"], c["target_words"]) and c["inputs"] == self.inputs
+            if not valid or max(c[name] for name in NUMBERS[:4]) >= min(sizes):
+                raise ValueError("it does not match the model files or this program: export the model again")
+        self.numbers = {
+            word: n for n, word in enumerate(source) if n not in map(c.get, NUMBERS[:3])
+        }  # text never means </s>
         self.candidates, self.bpe, self.tokenizer = (np.zeros((sizes[0], 0), int), np.arange(sizes[1])), None, None
         self.pieces = None
         if c["candidates"]:
-            with blaming(folder / "candidates.npz"), np.load(folder / "candidates.npz") as tables:
+            with naming_file_in_errors(folder / "candidates.npz"), np.load(folder / "candidates.npz") as tables:
                 self.candidates = of_words, always = tables["translations"], tables["always"]
                 least, most = (edge(np.append(of_words, always)) for edge in (np.min, np.max))
                 if of_words.shape[:-1] != (len(source),) or not 0 <= least <= most < len(self.target):
-                    raise ValueError("it is of other words")
+                    raise ValueError("it does not match the vocabularies: export the model again")
         if c["bpe_separator"] is not None:
-            bpe = import_module("subword_nmt.apply_bpe").BPE  # that there is none is no fault of the codes
-            with blaming(path := folder / "codes.txt"), path.open(encoding="utf-8", newline="\n") as codes:
+            bpe = import_module(
+                "subword_nmt.apply_bpe"
+            ).BPE  # outside the context: a missing package is not a file's error
+            with (
+                naming_file_in_errors(path := folder / "codes.txt"),
+                path.open(encoding="utf-8", newline="\n") as codes,
+            ):
                 self.bpe = bpe(codes, separator=c["bpe_separator"])
         if c.get("sentencepiece"):
             processor = import_module("sentencepiece").SentencePieceProcessor
-            with blaming(folder / "pieces.model"):
+            with naming_file_in_errors(folder / "pieces.model"):
                 self.pieces = processor(model_file=str(folder / "pieces.model"))
         if c["source_language"] is not None:
             self.tokenizer = import_module("sacremoses").MosesTokenizer(c["source_language"])
             self.detokenizer = import_module("sacremoses").MosesDetokenizer(c["target_language"])
 
     def translate(self, lines: Iterable[str], replace_unk: dict[str, str] | None = None, **given: float) -> list[Any]:
-        """A translation of each line; with nbest=2 and more a list of them and their scores. Options: `OPTIONS`, and
-        replace_unk, which has words for the source words that unknown words attend to most, else they are copied."""
+        """Return a translation per line, or with nbest above 1 a list of translations with scores; options: `OPTIONS`.
+        Unknown words become the entry of replace_unk for the most attended source word, or a copy of this word."""
+        found = [line["translations"] for line in self.explain(lines, replace_unk, False, **given)]
+        if given.get("nbest", 1) == 1:
+            return [best["text"] for (best,) in found]
+        return [[(each["text"], each["score"]) for each in top] for top in found]
+
+    def options(self, replace_unk: dict[str, str] | None, attention: bool, **given: float) -> Namespace:
+        """Validate and return all options of a search."""
         o = Namespace(**{name: given.get(name, default) for name, (default, _) in OPTIONS.items()})
         for name, value in given.items():
-            most = 10 if name == "lenpen" else 1e9  # powers of lengths have limits
+            most = 10 if name == "lenpen" else 1e9  # larger exponents overflow
             if name not in OPTIONS or type(value) not in (int, type(OPTIONS[name][0])) or not abs(value) <= most:
-                raise ValueError(f"there is no such option, or not with this value: {name}={value!r}")
+                raise ValueError(f"{name}: unknown option or invalid value, got {value!r}")
         if not (1 <= o.nbest <= o.beam and o.min_len >= 0 < o.max_tokens) or not hasattr(replace_unk or {}, "get"):
-            raise ValueError("1 <= nbest <= beam, 0 <= min_len, 0 < max_tokens and a dictionary replace_unk are wanted")
+            raise ValueError(
+                "nbest must be 1 to beam, min_len at least 0, max_tokens above 0, and replace_unk a dictionary"
+            )
+        if attention and not self.has_attention:
+            raise ValueError(f"attention: {self.folder} was exported by an earlier version: export the model again")
         if self.pieces is not None:
-            o.unkpen = 1000  # no text has unknown words
+            o.unkpen = 1000  # pieces cover all text, so <unk> is never correct
+        o.attention, o.replace_unk = attention, replace_unk
+        return o
+
+    def explain(
+        self, lines: Iterable[str], replace_unk: dict[str, str] | None = None, attention: bool = False, **given: float
+    ) -> list[dict[str, Any]]:
+        """Return each line's words, positions of unknown words, and translations: text, score, words, positions of
+        unknown words and, if requested, the attention of L layers, (L, words, source words and the end)."""
+        o = self.options(replace_unk, attention, **given)
         sources = [self.words(line) for line in ([lines] if isinstance(lines, str) else lines)]
-        results: dict[int, list[Any]] = {place: [("", 0.0)] * o.nbest for place in range(len(sources))}
+        none: dict[str, Any] = {"words": [], "unknown": []}
+        blank = {**none, "translations": [{**none, "text": "", "score": 0.0}] * o.nbest}
+        results = dict.fromkeys(range(len(sources)), blank)
         batches: list[list[int]] = []
         for place in sorted((at for at, words in enumerate(sources) if words), key=lambda at: len(sources[at])):
             if not batches or (len(batches[0]) + 1) * (len(sources[place]) + 1) > o.max_tokens:
-                batches.insert(0, [])  # the longest start first, so that at the end none is long to wait for
+                batches.insert(0, [])  # longest first, so that no long batch runs last alone
             batches[0].append(place)
-        with ThreadPoolExecutor(self.batches) as pool:  # at an error map takes back the batches that have not begun
-            translated = pool.map(lambda places: self.batch([sources[at] for at in places], o, replace_unk), batches)
+        with ThreadPoolExecutor(self.batches) as pool:  # after an error, map cancels batches that have not started
+            translated = pool.map(lambda places: self.batch([sources[at] for at in places], o), batches)
             for done, (places, found) in enumerate(zip(batches, translated, strict=True), 1):
                 results |= zip(places, found, strict=True)
                 print(f"\rbatch {done} of {len(batches)} " * self.progress, end="", file=sys.stderr, flush=True)
-        return [found if o.nbest > 1 else found[0][0] for found in results.values()]
+        return [*results.values()]
 
     def words(self, line: str) -> list[str]:
-        """Return a line in the model's words, none of a blank line, and without the end of one that is too long."""
-        if not line.strip():
-            return []
-        if self.tokenizer is not None:
-            line = self.tokenizer.tokenize(line.strip(), aggressive_dash_splits=True, return_str=True)
-        longest = self.config["source_positions"] - 1
-        words = line.split() if self.pieces is None else self.pieces.encode(line, out_type=str)
-        if self.bpe is not None:
-            cut = ([word[at : at + 500] for at in range(0, len(word), 500)] for word in words)  # or it may take minutes
-            words = " ".join(f"{self.bpe.separator} ".join(map(self.bpe.process_line, each)) for each in cut).split()
+        """Return the model's words of a line, truncated to the longest source; none for a blank line."""
+        words, longest = self.segment(line), self.config["source_positions"] - 1
         if len(words) > longest:
             print(f"line truncated from {len(words)} to {longest} tokens", file=sys.stderr)
         return words[:longest]
 
-    def batch(self, sources: list[list[str]], o: Namespace, replace_unk: dict[str, str] | None) -> list[Any]:
-        """The nbest translations of each source, of which the last is the longest."""
+    def segment(self, line: str) -> list[str]:
+        """Return the model's words of a line; none for a blank line."""
+        if not line.strip():
+            return []
+        if self.tokenizer is not None:
+            line = self.tokenizer.tokenize(line.strip(), aggressive_dash_splits=True, return_str=True)
+        words = line.split() if self.pieces is None else self.pieces.encode(line, out_type=str)
+        if self.bpe is not None:  # long words, which would take minutes, are split first
+            cut = ([word[at : at + 500] for at in range(0, len(word), 500)] for word in words)
+            words = " ".join(f"{self.bpe.separator} ".join(map(self.bpe.process_line, each)) for each in cut).split()
+        return words
+
+    def batch(self, sources: list[list[str]], o: Namespace) -> list[dict[str, Any]]:
+        """Return the result of `explain` for each source; the last source is the longest."""
         c, length = self.config, len(sources[-1]) + 1
         numbers = [[*(self.numbers.get(word, c["unk"]) for word in words), c["eos"]] for words in sources]
         source = np.array([each + [c["pad"]] * (length - len(each)) for each in numbers])
         candidates = np.union1d(self.candidates[0][source], self.candidates[1]).astype(np.int64)
         longest = min(int(o.max_len_a * length + o.max_len_b), c["target_positions"] - 1)
         if o.min_len > longest or o.beam >= len(candidates):
-            raise ValueError(f"of {o.min_len} to {longest} words, and a beam of {o.beam}, there is no translation")
-        with blaming(self.folder / "step.onnx"):
-            found = search(Decoding(self, source, o.beam, candidates), c["eos"], o, longest)
+            raise ValueError(f"no translation of {o.min_len} to {longest} words with beam {o.beam}: change the options")
+        with naming_file_in_errors(self.folder / "step.onnx"):
+            decoding = Decoding(self, source, o.beam, candidates, o.attention)
+            found = search(decoding, c["eos"], o, longest)
             if not all(found):
-                raise ValueError("a sentence has no translation: its scores are not numbers")
-            return [[self.text(x, words, replace_unk) for x in top] for words, top in zip(sources, found, strict=True)]
+                raise ValueError("a sentence has no translation, because its scores are NaN")
+            results: list[Any] = []
+            for words, top in zip(sources, found, strict=True):
+                unknown = [place for place, word in enumerate(words) if word not in self.numbers]
+                results.append({"words": words, "unknown": unknown, "translations": []})
+                for x in top:
+                    text, score = self.text(x, words, o.replace_unk)
+                    shown = {"text": text, "score": score, "words": [self.target[n] for n, *_ in x[0]]}
+                    shown["unknown"] = [place for place, (n, *_) in enumerate(x[0]) if n == c["unk"]]
+                    if o.attention:
+                        rows = [
+                            decoding.attention[step][row, :, : len(words) + 1] for step, (*_, row) in enumerate(x[0])
+                        ]
+                        shown["attention"] = np.stack(rows, axis=1) if rows else decoding.attention[0][:0]
+                    results[-1]["translations"].append(shown)
+            return results
 
     def text(self, hypothesis: Any, source: list[str], replace_unk: dict[str, str] | None) -> tuple[str, float]:
-        """A translation as one reads it, and its score."""
+        """Return a hypothesis as plain text, and its score."""
         copies = [(replace_unk or {}).get(word, word) for word in source]
         bos, unk = self.config["bos"], None if replace_unk is None else self.config["unk"]
-        words = [copies[at] if n == unk else self.target[n] for n, at in hypothesis[0] if n != bos]
+        words = [copies[at] if n == unk else self.target[n] for n, at, *_ in hypothesis[0] if n != bos]
         if self.pieces is not None:
             return self.pieces.decode(words).replace("\n", " "), hypothesis[1]
         line = " ".join(words)
@@ -312,23 +371,29 @@ class Translator:
 def main() -> None:
     parser = ArgumentParser(description=__doc__.splitlines()[0], formatter_class=ArgumentDefaultsHelpFormatter)
     more = [
-        ("buffer", (1000, "lines that are read at once from a file")),
-        ("threads", (CORES, "batches at a time; of typed lines, threads")),
+        ("buffer", (1000, "number of lines that are read together from a file")),
+        ("threads", (CORES, "number of parallel batches, or of threads for typed lines")),
     ]
     for name, (default, text) in [*OPTIONS.items(), *more]:
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=text, metavar="N")
-    parser.add_argument("--replace-unk", nargs="?", const="", metavar="FILE", help="of lines `source target`")
-    parser.add_argument("--input", type=Path, metavar="FILE", help="text to translate; without it, what comes in")
+    parser.add_argument(
+        "--replace-unk",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="replace unknown words by copies, or by translations from a FILE of lines `source target`",
+    )
+    parser.add_argument("--input", type=Path, metavar="FILE", help="text to translate (default: the standard input)")
     args = vars(parser.parse_args())
-    for stop in {"SIGINT", "SIGPIPE"} & set(dir(signal)):  # Ctrl-C, or `| head`, ends it at once and without a word
+    for stop in {"SIGINT", "SIGPIPE"} & set(dir(signal)):  # exit silently on Ctrl-C and `| head`
         signal.signal(getattr(signal, stop), signal.SIG_DFL)
     path, replace, buffer, threads = (args.pop(name) for name in ("input", "replace_unk", "buffer", "threads"))
     if sys.stdout is None or (path is None and sys.stdin is None):
-        raise ValueError("the standard output is closed, or the standard input without --input")
+        raise ValueError("the standard output or input is closed: open it, or redirect it to a file")
     if replace:
         pairs = [line.split() for line in read_lines(Path(replace))]
         if wrong := [number for number, words in enumerate(pairs, 1) if len(words) not in (0, 2)]:
-            raise ValueError(f"{replace}: line {wrong[0]} is not two words")
+            raise ValueError(f"--replace-unk {replace}: line {wrong[0]} must have two words")
         replace = dict(filter(None, pairs))
     lines = sys.stdin.buffer if path is None else path.open("rb")
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
@@ -341,8 +406,8 @@ def main() -> None:
         try:
             sys.stdout.flush()
         except OSError as error:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python tries it again at its end
-            raise OSError(f"the standard output was not written: {error.strerror}") from None
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python writes again at exit
+            raise OSError(f"the standard output cannot be written: {error.strerror}") from None
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ options.
 from collections.abc import Callable
 
 from fairseq_plugins.repairs import (
+    adam,
     checkpoints,
     command,
     data,
@@ -15,6 +16,7 @@ from fairseq_plugins.repairs import (
     epochs,
     hub,
     interactive,
+    losses,
     resuming,
     safety,
     saving,
@@ -51,6 +53,8 @@ RESUMING: tuple[Repair, ...] = (
 
 # Training in several processes, with GPUs or without.
 DISTRIBUTED: tuple[Repair, ...] = (
+    adam.update_in_one_pass,
+    losses.smooth_in_one_pass,
     distributed.clip_gradients_on_their_device,
     distributed.flatten_on_gpus_only,
     distributed.follow_torchrun,

@@ -280,7 +280,7 @@ class CheckingTorch(ModuleType):
 
 
 def validate_contents() -> None:
-    """Validate a checkpoint's contents before use.
+    """Validate a checkpoint's contents before use, and refuse damaged records by name; torch compares no checksums.
 
     fairseq resolves references, also to the environment, and torch trusts a file that declares a tensor as sparse or
     large.  No probe: a valid checkpoint is loaded as before.

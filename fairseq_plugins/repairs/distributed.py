@@ -36,7 +36,8 @@ def processes_of_torchrun() -> int:
 def follow_torchrun() -> None:
     """Read torchrun's variables on every machine; fairseq reads them only with several GPUs.
 
-    With one GPU per machine, each process of fairseq trains alone and overwrites the others' checkpoints.  No probe:
+    With one GPU per machine, each process of fairseq trains alone and overwrites the others' checkpoints.  On several
+    machines with ``--rdzv-backend c10d`` set ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``.  No probe:
     with several GPUs the result is fairseq's.
     """
     infer = distributed_utils.infer_init_method
@@ -77,7 +78,8 @@ def meeting_place() -> str:
 def join_processes_under_hydra() -> None:
     """Check the options of ``fairseq-hydra-train``, and join the processes of torchrun when training begins.
 
-    The command counts processes before it imports the plugin, and has no parser that checks its options.  The probe is
+    The command counts processes before it imports the plugin, and has no parser that checks its options.  Without
+    GPUs leave ``distributed_world_size`` out, and give fairseq 0.12.2 ``distributed_backend: gloo``.  The probe is
     that the process has not joined yet.
     """
     train: Any = sys.modules.get("fairseq_cli.train")

@@ -161,7 +161,9 @@ def generate_with_skipped(generate: Callable[..., Any], arguments: dict[str, Any
 
 
 def generate_as_asked() -> None:
-    """Repair the hub's ``generate``, in which:
+    """Repair the hub's ``generate``: alignments, options of the task, prefixes and skipped sentences.
+
+    In fairseq
 
     - ``print_alignment`` crashes, because models are prepared without attention.
     - ``score`` crashes for translations, because it has no argument for the source.

@@ -35,7 +35,7 @@ UNKNOWN = "unknown"  # start of a training whose checkpoint was saved without th
 
 
 def begin_training_right() -> None:
-    """Repair the start of a training.
+    """Resume from the newest undamaged checkpoint, with its patience, and do not continue a finished training.
 
     - Forget the best validation of an earlier training in this process.
     - Load the newest undamaged checkpoint if the last one is damaged or missing.
@@ -148,6 +148,9 @@ def end_finished_training(trainer: Any) -> None:
 
 def compare_checkpoints() -> None:
     """Record dictionaries, patience and the start of fine-tuning in checkpoints, and refuse one that does not match.
+
+    A missing ``--restore-file`` and a checkpoint without optimizer state are refused, too: fairseq would start with
+    random parameters, or with a fresh optimizer in the old epoch.
 
     The probe for dictionaries is whether saving reads them; for parameters, whether the error names the reason.
     """

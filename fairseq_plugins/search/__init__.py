@@ -1,4 +1,4 @@
-"""Beam search as tensors, in fairseq's interface, as CUDA graphs, and the task `translation_fast`."""
+"""Beam search on tensors, its generator for fairseq, its CUDA graphs, and the `translation_fast` task."""
 
 from fairseq_plugins.search.generator import FastBeamSearch
 from fairseq_plugins.search.task import TranslationFastTask

@@ -1,10 +1,10 @@
-"""The step of a beam search, the same on every device: tensors only, and no look at a number.
+"""Beam search on tensors; its step is the same on every device and needs no synchronisation.
 
-B sentences, k hypotheses (rows) for each, R = B·k; V words or candidates, T steps, S source positions, n words with
-rules of their own.
+B sentences, k hypotheses (rows) per sentence, R = B·k; V words or candidates, T steps, S source positions, n words with
+penalties of their own.
 
-A step changes no shape.  It writes back-pointers, which never move: which word each hypothesis took, which hypothesis
-it continued, and which ended.  They are followed once, at the end.
+A step preserves all shapes.  It stores the word that each hypothesis takes, the hypothesis that it continues, and the
+hypotheses that end.  These back-pointers stay in place until the end of the search, which follows them once.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from torch import Tensor
 
 from fairseq_plugins.common.decoding import Decoding, KeptSentences, StepwiseDecoding, update_state
 from fairseq_plugins.search.ensemble import penalise_words
-from fairseq_plugins.vocabulary.candidates import numbers_among
+from fairseq_plugins.vocabulary.candidates import candidate_indices
 
 
 class BeamState:
-    """The search of one batch.
+    """The state of the search for one batch.
 
     Args:
-        decoding: a decoder before its first step.
-        rules: of the batch.
-        rows: of each sentence in the first step: k, or one, since they are all alike.
+        decoding: decode-time state before the first step.
+        rules: token rules of the batch.
+        rows: rows per sentence in the first step: k, or one, since the k rows are equal then.
         in_place: whether log-probabilities may overwrite the logits.
 
     Attributes:
-        sentences: those that are left, by their numbers in the batch, (B,).
+        sentences: indices in the batch of the sentences that are not dropped, (B,).
     """
 
     def __init__(
@@ -46,40 +46,44 @@ class BeamState:
         self.fixed = decoding.fixed
         (steps, sentences), device, beam = rules.forced.shape, rules.forced.device, rules.beam
         self.sentences = torch.arange(sentences, device=device)
-        self.tokens = torch.full((sentences * rows,), rules.bos, device=device)  # the last word of each row
-        self.order = torch.arange(0, sentences * beam, beam // rows, device=device)  # which row each continues
-        # Only one of a sentence's rows, which are alike, has any probability at first.
+        self.tokens = torch.full((sentences * rows,), rules.bos, device=device)  # last word of each row
+        self.order = torch.arange(0, sentences * beam, beam // rows, device=device)  # row that each row continues
+        # The rows of a sentence are equal at first, so only the first one gets a probability.
         self.totals = torch.full((sentences, rows), -torch.inf, dtype=torch.float32, device=device)
         self.totals[:, 0] = 0
-        self.count = torch.zeros(sentences, dtype=torch.long, device=device)  # of hypotheses that have ended
+        self.count = torch.zeros(sentences, dtype=torch.long, device=device)  # ended hypotheses
         self.position = torch.zeros(1, dtype=torch.long, device=device)
-        # Of each step: words of those that go on, and rows that these continue and others end; and the scores of both.
-        self.numbers = torch.zeros(steps, sentences, 3 * beam, dtype=torch.long, device=device)
+        # For each step: words and previous rows of the k hypotheses that continue, and rows of the k that may end.
+        self.back_pointers = torch.zeros(steps, sentences, 3 * beam, dtype=torch.long, device=device)
+        # For each step: scores of the k hypotheses that continue, and of the k that may end (minus infinity if not).
         self.scores = torch.full((steps, sentences, 2 * beam), -torch.inf, dtype=torch.float32, device=device)
         self.attention: Tensor | None = None
         if isinstance(decoding, StepwiseDecoding) and self.fixed and decoding.decoder.wants_attention:
             self.attention = self._no_attention(decoding.source.keys.size(1))
 
-    def begin_and_step(self, step: Callable[[BeamState], None] | None = None) -> None:
-        """`step`, or a program of it, after what the host does before; not where the state is another batch's."""
+    def prepare_and_step(self, step: Callable[[BeamState], None] | None = None) -> None:
+        """Do the host's part of a step, then call `step` or a compiled form of it.
+
+        Captured searches reuse the memory of an earlier batch and skip the host's part.
+        """
         self.decoding.make_room()
         (step or BeamState.step)(self)
 
     def step(self) -> None:
-        """All hypotheses grow by a word, or end."""
+        """Extend each hypothesis by a word, or end it."""
         k = self.beam
         forced = self.rules.forced.index_select(0, self.position).squeeze(0).index_select(0, self.sentences)
-        best, words = self._best_of_rows(forced)
-        scores, words, parents = self._best_of_sentences(best, words, forced)
-        # Of a sentence's best 2k, of which at most k end, those end that are among the first k...
+        best, words = self._best_per_row(forced)
+        scores, words, parents = self._best_per_sentence(best, words, forced)
+        # Among the best 2k continuations of a sentence, an end counts if it is among the first k ...
         ends = words.eq(self.rules.eos) & scores.ne(-torch.inf)
         ended = scores[:, :k].masked_fill(~ends[:, :k], -torch.inf)
-        # ... and the first k that do not end go on.
+        # ... and the first k others continue; there are enough, since at most k of them end.
         going = ends.sort(dim=1, stable=True)[1][:, :k]
         totals, tokens, continued = (part.gather(1, going) for part in (scores, words, parents))
 
         at = self.position, self.sentences
-        self.numbers.index_put_(at, torch.cat([tokens, continued, parents[:, :k]], dim=1))
+        self.back_pointers.index_put_(at, torch.cat([tokens, continued, parents[:, :k]], dim=1))
         self.scores.index_put_(at, torch.cat([totals, ended], dim=1))
         first = torch.arange(0, len(self.tokens), self.totals.size(1), device=tokens.device).unsqueeze(1)
         count = self.count + ends[:, :k].sum(dim=1)
@@ -88,27 +92,27 @@ class BeamState:
 
     @property
     def finished(self) -> Tensor:
-        """Which of the sentences that are left have k finished hypotheses, (B,)."""
+        """Whether each remaining sentence has k finished hypotheses, (B,)."""
         return self.count >= self.beam
 
-    def _best_of_rows(self, forced: Tensor) -> tuple[Tensor, Tensor]:
-        """The log-probabilities of the n best words of each row, the best first, and these words, (R, n) each.
+    def _best_per_row(self, forced: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the log-probabilities and the words of the best continuations of each row, (R, up to 2k), best first.
 
         Args:
-            forced: the word that each sentence is to take in this step, or -1, (B,).
+            forced: word that each sentence must take in this step, or -1, (B,).
         """
         rules = self.rules
         features, attention = self.decoding.step(self.tokens, self.order)
         if attention is not None:
-            self._see(attention)
+            self._store_attention(attention)
         logits = self.decoding.output_layer(features)
         if rules.temperature != 1:
             logits = logits / rules.temperature
-        place = logits if self.in_place and logits.dtype == torch.float32 else None
-        lprobs = torch.log_softmax(logits, dim=1, dtype=torch.float32, out=place)
+        out = logits if self.in_place and logits.dtype == torch.float32 else None
+        lprobs = torch.log_softmax(logits, dim=1, dtype=torch.float32, out=out)
         penalise_words(lprobs, rules.word_penalty, rules.eos)
-        ruled, penalties = rules.ruled.expand(len(lprobs), -1), rules.penalties.index_select(0, self.position)
-        lprobs.scatter_add_(1, ruled, penalties.expand_as(ruled))
+        penalised, penalties = rules.penalised.expand(len(lprobs), -1), rules.penalties.index_select(0, self.position)
+        lprobs.scatter_add_(1, penalised, penalties.expand_as(penalised))
         best, words = best_words(lprobs, min(2 * self.beam, lprobs.size(1)))
 
         forced = forced.unsqueeze(1).expand_as(self.totals).reshape(-1, 1)
@@ -117,23 +121,23 @@ class BeamState:
         best = only.where(forced >= 0, best)
         words = forced.where(forced >= 0, words)
         if rules.words is not None:
-            words = rules.words[words].clamp(min=0)  # of a row without numbers any word may come out
+            words = rules.words[words].clamp(min=0)  # a row of NaN may give any word
         return best.masked_fill(best.isnan(), -torch.inf), words
 
-    def _best_of_sentences(self, best: Tensor, words: Tensor, forced: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The up to 2k best of each sentence: scores, words, and which of its rows each continues, (B, 2k) each."""
+    def _best_per_sentence(self, best: Tensor, words: Tensor, forced: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return scores, words and previous rows of the best continuations of each sentence, (B, up to 2k) each."""
         sentences, size = len(self.sentences), best.size(1)
         scores = best.view(sentences, -1, size) + self.totals.unsqueeze(2)
-        # Where a prefix ends the sentence, all its hypotheses end, as copies of the first: so it is in fairseq.
-        last = self.rules.last.index_select(0, self.sentences)
+        # If a prefix ends the sentence, all its hypotheses end as copies of the first one.  This matches fairseq.
+        last = self.rules.last_steps.index_select(0, self.sentences)
         copies = (forced.eq(self.rules.eos) & self.position.ne(last)).unsqueeze(1)
         scores = scores[:, :1].where(copies.unsqueeze(2), scores).flatten(1)
         scores, at = scores.topk(min(2 * self.beam, scores.size(1)))
         parents = at.div(size, rounding_mode="floor").masked_fill(copies, 0)
         return scores, words.view(sentences, -1).gather(1, at), parents
 
-    def _see(self, attention: Tensor) -> None:
-        """Write down what rows attend to in this step, (R, S)."""
+    def _store_attention(self, attention: Tensor) -> None:
+        """Store the attention of this step, (R, S)."""
         if self.attention is None:
             self.attention = self._no_attention(attention.size(1))
         rows = self.sentences.unsqueeze(1) * self.beam + torch.arange(self.totals.size(1), device=attention.device)
@@ -144,7 +148,7 @@ class BeamState:
         return self.totals.new_zeros(steps, sentences * self.beam, source_length)
 
     def keep(self, places: Tensor) -> None:
-        """Go on with the sentences that are now at these places."""
+        """Drop all sentences but those at the given places."""
         self.decoding.keep(KeptSentences(places))
         for name in ("sentences", "totals", "count"):
             setattr(self, name, getattr(self, name).index_select(0, places))
@@ -152,40 +156,40 @@ class BeamState:
             setattr(self, name, getattr(self, name).view(-1, self.beam).index_select(0, places).flatten())
 
     def hypotheses(self, steps: int, len_penalty: float) -> list[list[dict[str, Tensor]]]:
-        """The finished hypotheses of each sentence after so many steps, the best first, as fairseq's generators do.
+        """Return the finished hypotheses of each sentence, best first, in the form of fairseq's generators.
 
         Args:
-            steps: how many were made.
-            len_penalty: the power of its length that a score is divided by.
+            steps: number of steps made.
+            len_penalty: exponent of the length that divides a score.
         """
-        words, continued, ended_in = np.split(self.numbers[:steps].cpu().numpy(), 3, axis=2)
+        words, continued, ended_in = np.split(self.back_pointers[:steps].cpu().numpy(), 3, axis=2)
         totals, ended = np.split(self.scores[:steps].cpu().numpy(), 2, axis=2)
-        # Of each sentence the first k, by step and then by rank.
+        # The first k ends of each sentence count, ordered by step and then by rank.
         ends = (ended > -np.inf).swapaxes(0, 1).reshape(ended.shape[1], -1)
         sentence, at = np.nonzero(ends & (ends.cumsum(axis=1) <= self.beam))
         last, rank = np.divmod(at, self.beam)
 
-        # Back from the end: which row each hypothesis was before a step, its word, and its score after it.
+        # Follow the back-pointers: row before each step, word of the step, and score after the step.
         row = ended_in[last, sentence, rank]
-        before, word, total = (np.zeros((len(at), steps), each) for each in (np.int64, np.int64, np.float32))
-        everyone = np.arange(len(at))
-        word[everyone, last], total[everyone, last] = self.rules.eos, ended[last, sentence, rank]
+        rows_before, word, total = (np.zeros((len(at), steps), each) for each in (np.int64, np.int64, np.float32))
+        every = np.arange(len(at))
+        word[every, last], total[every, last] = self.rules.eos, ended[last, sentence, rank]
         for step in reversed(range(steps)):
             inside = np.nonzero(last > step)[0]
             place = step, sentence[inside], row[inside]
             word[inside, step], total[inside, step], row[inside] = words[place], totals[place], continued[place]
-            before[:, step] = row
-        score = total[everyone, last] / ((last + 1) ** float(len_penalty)).astype(np.float32)
+            rows_before[:, step] = row
+        score = total[every, last] / ((last + 1) ** float(len_penalty)).astype(np.float32)
         total[:, 1:] -= total[:, :-1].copy()
 
-        device = self.numbers.device
+        device = self.back_pointers.device
         tokens, scores, each = (torch.from_numpy(part).to(device) for part in (word, score, total))
         nothing = torch.empty(0)
         attention = [nothing] * len(at)
         if self.attention is not None:
-            # Of all in one piece, and of no step beyond their ends.
-            which, when = np.nonzero(np.arange(steps) <= last[:, None])
-            rows = sentence[which] * self.beam + before[which, when]
+            # One gather for all hypotheses, without the steps after their ends.
+            index, when = np.nonzero(np.arange(steps) <= last[:, None])
+            rows = sentence[index] * self.beam + rows_before[index, when]
             when, rows = torch.from_numpy(np.stack([when, rows])).to(device)
             attention = [part.t() for part in self.attention[when, rows].split((last + 1).tolist())]
         found: list[list[dict[str, Tensor]]] = [[] for _ in ends]
@@ -204,25 +208,25 @@ class BeamState:
 
 
 class TokenRules(NamedTuple):
-    """Of one batch; words by their numbers among the candidates, if there are any.
+    """The rules for the words of a batch.  With candidates, words are indices into `words`.
 
     Attributes:
-        ruled: the words whose log-probability is changed, (n,).
-        penalties: what is added to it at each step, (T, n).
-        forced: the word that all hypotheses of a sentence take at each step, (T, B); where -1, any.
-        last: the last step of each sentence, in which its hypotheses end, (B,).
-        words: the candidates, (V,), or None where they are all words; where negative there is none.
+        penalised: words with a penalty of their own, (n,).
+        penalties: numbers added to their log-probabilities at each step, (T, n).
+        forced: word that all hypotheses of a sentence must take at each step, or -1, (T, B).
+        last_steps: last step of each sentence, in which its hypotheses end, (B,).
+        words: candidate words, (V,), with -1 for padding; None for all words.
         beam: k.
-        word_penalty: added to the log-probability of each word but the end.
-        temperature: logits are divided by it.
-        eos: the end.
-        bos: the first word.
+        word_penalty: number added to the log-probability of each word except the end of the sentence.
+        temperature: divisor of the logits.
+        eos: end of the sentence.
+        bos: word before the first one.
     """
 
-    ruled: Tensor
+    penalised: Tensor
     penalties: Tensor
     forced: Tensor
-    last: Tensor
+    last_steps: Tensor
     words: Tensor | None
     beam: int
     word_penalty: float
@@ -231,55 +235,57 @@ class TokenRules(NamedTuple):
     bos: int
 
     @classmethod
-    def of(
+    def from_generator(
         cls,
-        options: SequenceGenerator,
+        generator: SequenceGenerator,
         source: Tensor,
         prefix: Tensor | None = None,
         bos: int | None = None,
         words: Tensor | None = None,
     ) -> TokenRules:
-        """Those that follow for a batch from a generator's options.
+        """Return the rules of a batch that follow from a generator's options.
 
         Args:
-            options: a `FastBeamSearch`.
-            source: (B, S).
-            prefix: the first words of each sentence, filled up with padding, (B, P).
-            bos: the first word; by default the end.
-            words: as above.
+            generator: a `FastBeamSearch`.
+            source: source tokens, (B, S).
+            prefix: first target words of each sentence, padded, (B, P).
+            bos: word before the first one; the end of the sentence by default.
+            words: candidate words, (V,); None for all words.
         """
-        longest = min(int(options.max_len_a * source.size(1) + options.max_len_b), options.max_len - 1)
-        assert options.min_len <= longest, "min_len cannot be larger than max_len, please adjust these!"  # fairseq's
+        longest = min(int(generator.max_len_a * source.size(1) + generator.max_len_b), generator.max_len - 1)
+        assert generator.min_len <= longest, (
+            "min_len cannot be larger than max_len, please adjust these!"
+        )  # fairseq's text
         device, steps, first = source.device, longest + 1, 0
-        forced, last = torch.full((steps, len(source)), -1, device=device), options.last_steps(source, longest)
+        forced, last_steps = torch.full((steps, len(source)), -1, device=device), generator.last_steps(source, longest)
         if prefix is not None:
-            # Until the longest prefix has ended fairseq suppresses no word, and no end, of any sentence.
+            # Like fairseq, do not suppress words or ends of any sentence before the longest prefix has ended.
             first = min(prefix.size(1), longest)
             own = prefix[:, :first].t()
-            forced[:first] = numbers_among(own.contiguous(), words).masked_fill(own == options.pad, -1)
-        forced.scatter_(0, last.unsqueeze(0), options.eos)
-        ruled = [options.pad, options.unk, options.eos]
-        if options.token_indices_to_suppress is not None:
-            ruled += numbers_among(options.token_indices_to_suppress.to(device), words).tolist()
-        penalties = torch.zeros(steps, len(ruled), dtype=torch.float32)
-        penalties[:, 0], penalties[:, 1] = -torch.inf, -options.unk_penalty
+            forced[:first] = candidate_indices(own.contiguous(), words).masked_fill(own == generator.pad, -1)
+        forced.scatter_(0, last_steps.unsqueeze(0), generator.eos)
+        penalised = [generator.pad, generator.unk, generator.eos]
+        if generator.token_indices_to_suppress is not None:
+            penalised += candidate_indices(generator.token_indices_to_suppress.to(device), words).tolist()
+        penalties = torch.zeros(steps, len(penalised), dtype=torch.float32)
+        penalties[:, 0], penalties[:, 1] = -torch.inf, -generator.unk_penalty
         penalties[first:, 3:] = -torch.inf
-        penalties[first : max(options.min_len, 0), 2] = -torch.inf
+        penalties[first : max(generator.min_len, 0), 2] = -torch.inf
         return cls(
-            ruled=torch.tensor(ruled, device=device),
+            penalised=torch.tensor(penalised, device=device),
             penalties=penalties.to(device),
             forced=forced,
-            last=last,
+            last_steps=last_steps,
             words=words,
-            beam=options.beam_size,
-            word_penalty=options.word_penalty,
-            temperature=options.temperature,
-            eos=options.eos,
-            bos=options.eos if bos is None else bos,
+            beam=generator.beam_size,
+            word_penalty=generator.word_penalty,
+            temperature=generator.temperature,
+            eos=generator.eos,
+            bos=generator.eos if bos is None else bos,
         )
 
     def clone(self) -> TokenRules:
-        """The same elsewhere in memory."""
+        """Return a copy with tensors of its own."""
         parts: Any = (each.clone() if torch.is_tensor(each) else each for each in self)
         return TokenRules(*parts)
 
@@ -288,10 +294,10 @@ _BLOCK = 64
 
 
 def best_words(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The best of each row, as `torch.topk`: (R, V) to scores and words, (R, count) each.
+    """Return the best scores of each row and their words, (R, V) -> (R, count) each; see `torch.topk`.
 
-    On the CPU the best of each block of words is found first, by a pass that is as fast as memory; only the words of
-    the best ``count`` blocks can be among the best ``count``.
+    On a CPU the maximum of each block of words is computed first, at the speed of memory, because the best ``count``
+    words lie in the ``count`` blocks with the largest maxima.
     """
     size = scores.size(1)
     blocks = size // _BLOCK

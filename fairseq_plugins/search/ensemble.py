@@ -1,6 +1,6 @@
-"""fairseq's models in this plugin's searches, and this plugin's rules in fairseq's searches.
+"""Adapters: fairseq's models for this plugin's search, and this plugin's options for fairseq's search.
 
-R rows (hypotheses), k for each of B sentences; V target words, S source positions.
+R rows (hypotheses), k for each of B sentences; V target words or candidates, S source positions.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from fairseq_plugins.common.decoding import KeptSentences
 
 
 class Ensemble(EnsembleModelWithAlignment):
-    """fairseq's, with a penalty of words, and with words that are told by their numbers among candidates.
+    """fairseq's ensemble with a word penalty, and with tokens as indices of candidates.
 
     Args:
-        models: of the ensemble.
-        word_penalty: added to the log-probability of each word...
-        eos: ... but this one.
-        words: the candidates, (V,); None for all words.
+        models: models of the ensemble.
+        word_penalty: number added to the log-probability of each word except the end of the sentence.
+        eos: end of the sentence.
+        words: candidate words, (V,); None for all words.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Ensemble(EnsembleModelWithAlignment):
         self.word_penalty, self.eos, self.words = word_penalty, eos, words
 
     def forward_decoder(self, tokens: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        """As fairseq's: tokens (R, T) to log-probabilities (R, V) and attention."""
+        """Return log-probabilities, (R, V), and attention for tokens, (R, T)."""
         tokens = tokens if self.words is None else self.words[tokens]
         lprobs, attention = super().forward_decoder(tokens, *args, **kwargs)
         penalise_words(lprobs, self.word_penalty, self.eos)
@@ -41,18 +41,18 @@ class Ensemble(EnsembleModelWithAlignment):
 
 
 def penalise_words(lprobs: Tensor, penalty: float, eos: int) -> None:
-    """Add the penalty to the log-probability of each word but the end, (R, V), in place."""
+    """Add the penalty to the log-probabilities, (R, V), in place, except at the end of the sentence."""
     if penalty:
         lprobs += penalty * (torch.arange(lprobs.size(1), device=lprobs.device) != eos)
 
 
 class FairseqDecoding:
-    """A decoder of fairseq's in the middle of a batch; it wants all words so far, and the source once for each row.
+    """The `Decoding` of one of fairseq's decoders, which reads all words so far and a copy of the source per row.
 
     Args:
-        model: an encoder-decoder.
-        encoder_out: its encoder's result.
-        source: (B, S).
+        model: encoder-decoder.
+        encoder_out: encoder output.
+        source: source tokens, (B, S).
         beam: k.
     """
 
@@ -66,10 +66,10 @@ class FairseqDecoding:
         self.state: dict[str, Any] = {}
 
     def make_room(self) -> None:
-        """The host has nothing to do."""
+        """Do nothing: fairseq's decoders allocate memory in each step."""
 
     def step(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Logits, (R, V), and attention, (R, S) or None."""
+        """Return logits, (R, V), and attention, (R, S) or None."""
         assert order is not None
         if self.state:
             self.decoder.reorder_incremental_state_scripting(self.state, order)
@@ -83,10 +83,10 @@ class FairseqDecoding:
         return logits[:, -1], None if attention is None else attention[:, -1]
 
     def output_layer(self, features: Tensor) -> Tensor:
-        """The decoder has done it."""
+        """Return the features, which are logits already."""
         return features
 
     def keep(self, kept: KeptSentences) -> None:
-        """Go on with these sentences only."""
+        """Drop all other sentences."""
         rows = kept.sentences.unsqueeze(1) * self.beam + torch.arange(self.beam, device=kept.sentences.device)
         self.encoder_out = self.encoder.reorder_encoder_out(self.encoder_out, rows.flatten())

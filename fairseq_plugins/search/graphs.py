@@ -1,9 +1,9 @@
-"""Searches whose steps are one program: compiled by torch, and on a GPU replayed as CUDA graphs.
+"""Searches with compiled steps, replayed as CUDA graphs on a GPU.
 
-Batches of about one shape share a program: sentences, lengths and candidates are rounded up, and what is added is
-masked.  On a processor a batch has a state of its own, and only its steps are compiled.  On a GPU the state has its
-place in memory, where a batch is set up by one program, from the encoder on, and searched by another, so that the host
-asks for hardly anything but replays.
+Batches of similar shapes share compiled code, because sentences, lengths and candidates are padded to rounded sizes.
+On a CPU each batch has its own state, and only the steps are compiled.  On a GPU the batches of a shape share the
+memory of one state: one graph runs the encoder and sets the state up, and another makes a step, so the host only
+replays graphs.
 
 B sentences, S source positions, T steps, V candidates.
 """
@@ -26,11 +26,11 @@ from fairseq_plugins.common.model import IncrementalDecoder
 from fairseq_plugins.cpu.packing import BatchPacking
 from fairseq_plugins.search.beam_search import BeamState, TokenRules
 
-_LENGTHS = 32  # lengths are rounded up to a multiple
-_CANDIDATES = 256
-MOST_KEPT = 16  # shapes whose memory and graphs are kept on a GPU
+_LENGTH_MULTIPLE = 32
+_CANDIDATE_MULTIPLE = 256
+MAX_ENTRIES = 16  # captured searches that are kept on a GPU
 
-_CAPTURING = threading.Lock()  # of which torch can do one at a time
+_CAPTURE_LOCK = threading.Lock()  # torch cannot capture two graphs concurrently
 
 Run = Callable[[], None]
 Step = Callable[[BeamState], None]
@@ -38,35 +38,35 @@ Begin = Callable[..., BeamState]  # `FastBeamSearch.begin`
 
 
 class GraphCache:
-    """The programs of a task's generators; one batch at a time.
+    """The compiled steps and captured searches of a task's generators, used by one batch at a time.
 
     Args:
-        capture: makes of a function a program that does the same again in the same memory; by default a CUDA graph on
-            a GPU, and none on a CPU, where each batch then has a state of its own.
-        compile_step: compiles `BeamState.step` for each shape that it meets; by default torch does.
+        capture: turns a function into one that repeats its operations in the same memory; by default, a CUDA graph on a
+            GPU, and nothing on a CPU, where each batch then has its own state.
+        compile_step: compiles `BeamState.step` for each shape; `torch.compile` by default.
 
     Attributes:
-        kept: memory of batches, with what runs in it; the least recently used first.
+        entries: captured searches, least recently used first.
     """
 
     def __init__(
         self, capture: Callable[[Run], Run] | None = None, compile_step: Callable[[Step], Step] | None = None
     ) -> None:
         self.capture, self.compile_step = capture, compile_step
-        self._step = (compile_step or compiled)(BeamState.step)
-        self.kept: dict[object, _Captured] = {}
+        self._step = (compile_step or compile_with_torch)(BeamState.step)
+        self.entries: dict[object, _CapturedSearch] = {}
         self._lock = threading.Lock()
         self._end: torch.cuda.Event | None = None
 
     def __reduce__(self) -> tuple[type[GraphCache], tuple[object, object]]:
-        """A copy makes its own."""
+        """Copy or pickle the cache without its entries."""
         return GraphCache, (self.capture, self.compile_step)
 
-    def can_run(self, model: BaseFairseqModel, source: Tensor, steps: int) -> bool:
-        """Whether a batch, (B, S), of this model is searched by programs, in so many steps.
+    def supports(self, model: BaseFairseqModel, source: Tensor, steps: int) -> bool:
+        """Return whether a batch, (B, S), can be searched with compiled steps.
 
-        Not while weights are normalised anew for each batch, as in ConvS2S's training, nor under autocast; not with
-        fairseq's models, nor beyond the model's positions, of which the host would have to know.
+        Not supported are fairseq's models, models with weight normalisation (ConvS2S in training), autocast, and inputs
+        or outputs beyond the model's positions, because counting tokens needs a synchronisation.
         """
         decoder = model.decoder
         return (
@@ -78,59 +78,60 @@ class GraphCache:
         )
 
     @contextmanager
-    def batch(
+    def search(
         self, model: Any, begin: Begin, source: Tensor, rules: TokenRules, packing: BatchPacking | None
     ) -> Iterator[tuple[BeamState, Run]]:
-        """The search of a batch before its first step, and the step.
+        """Yield the state of a batch before the first step, and a function that makes a step.
 
         Args:
-            model: of this plugin.
-            begin: what makes the search.
-            source: (B, S).
-            rules: of the batch.
-            packing: packed weights of the batch; a captured program multiplies with plain weights.
+            model: model of this plugin.
+            begin: function that creates the state; see `FastBeamSearch.begin`.
+            source: source tokens, (B, S).
+            rules: token rules of the batch.
+            packing: packed weights of the batch; captured searches use plain weights.
         """
-        # What other batches will write to must be no inference tensor.
+        # Later batches write to these tensors, and inference tensors would not allow it.
         with self._lock, torch.inference_mode(False), torch.no_grad():
-            for limit in ("cache_size_limit", "accumulated_cache_size_limit"):  # of programs, in each thread
+            for limit in ("cache_size_limit", "accumulated_cache_size_limit"):  # compiled forms, per thread
                 setattr(torch._dynamo.config, limit, max(1024, getattr(torch._dynamo.config, limit)))
-            source, rules = _rounded_up(source, rules, model.encoder)
+            source, rules = _pad(source, rules, model.encoder)
             capture = self.capture or (capture_cuda_graph if source.is_cuda else None)
             if capture is not None:
-                if self._end is not None:  # of the batch before, which another stream may still have to read
+                if self._end is not None:  # another stream may still read the previous batch
                     torch.cuda.current_stream().wait_event(self._end)
                 captured = self._captured(model, begin, source, rules, capture)
-                captured.set_up_for(source, rules)
+                captured.begin(source, rules)
                 try:
-                    yield captured.beams, captured.step
+                    yield captured.state, captured.step
                 finally:
                     self._end = torch.cuda.current_stream().record_event() if source.is_cuda else None
-            else:  # on a processor, where attending to steps not yet made takes long: with room for few, which grows
-                beams = begin({"src_tokens": source, "src_lengths": None}, rules.clone(), _LENGTHS, packing=packing)
-                yield beams, functools.partial(beams.begin_and_step, self._step)
+            else:  # a small capacity that grows, because attention to unused steps takes time on a CPU
+                net_input = {"src_tokens": source, "src_lengths": None}
+                state = begin(net_input, rules.clone(), _LENGTH_MULTIPLE, packing=packing)
+                yield state, functools.partial(state.prepare_and_step, self._step)
 
     def _captured(
         self, model: Any, begin: Begin, source: Tensor, rules: TokenRules, capture: Callable[[Run], Run]
-    ) -> _Captured:
-        numbers = (rules.beam, rules.word_penalty, rules.temperature, rules.eos, rules.bos)
+    ) -> _CapturedSearch:
+        options = (rules.beam, rules.word_penalty, rules.temperature, rules.eos, rules.bos)
         shapes = tuple(part.shape for part in (source, *tensors_of(rules)))
-        places = tuple((part.data_ptr(), part.dtype) for part in (*model.parameters(), *model.buffers()))
-        drops = tuple(part.training or getattr(part, "apply_during_inference", False) for part in model.modules())
-        key = (model.decoder, model.decoder.wants_attention, numbers, shapes, places, drops)
-        captured = self.kept.pop(key, None)
-        while len(self.kept) >= MOST_KEPT:
-            del self.kept[next(iter(self.kept))]
-        self.kept[key] = captured or _Captured(begin, source, rules, self._step, capture)
-        return self.kept[key]
+        addresses = tuple((part.data_ptr(), part.dtype) for part in (*model.parameters(), *model.buffers()))
+        dropout = tuple(part.training or getattr(part, "apply_during_inference", False) for part in model.modules())
+        key = (model.decoder, model.decoder.wants_attention, options, shapes, addresses, dropout)
+        captured = self.entries.pop(key, None)
+        while len(self.entries) >= MAX_ENTRIES:
+            del self.entries[next(iter(self.entries))]
+        self.entries[key] = captured or _CapturedSearch(begin, source, rules, self._step, capture)
+        return self.entries[key]
 
 
-class _Captured:
-    """The memory of batches of one shape, and what runs in it.
+class _CapturedSearch:
+    """The memory and the two captured functions of all batches of one shape.
 
     Args:
-        begin, source, rules: as of `GraphCache.batch`; the first batch of its shape.
-        step: that of a search.
-        capture: as of `GraphCache`.
+        begin, source, rules: see `GraphCache.search`; from the first batch of the shape.
+        step: step of the search, compiled.
+        capture: see `GraphCache`.
     """
 
     def __init__(
@@ -140,20 +141,20 @@ class _Captured:
         self.inputs = [source, *tensors_of(rules)]
         net_input = {"src_tokens": source, "src_lengths": None}
         capacity = len(rules.forced)
-        self.beams = begin(net_input, rules, capacity)
-        self.step = capture(functools.partial(step, self.beams))
-        self.set_up = capture(lambda: copy_tensors_(begin(net_input, rules, capacity), self.beams))
+        self.state = begin(net_input, rules, capacity)
+        self.step = capture(functools.partial(step, self.state))
+        self._set_up = capture(lambda: copy_tensors_(begin(net_input, rules, capacity), self.state))
 
-    def set_up_for(self, source: Tensor, rules: TokenRules) -> None:
-        """Begin a batch."""
-        for mine, given in zip(self.inputs, [source, *tensors_of(rules)], strict=True):
-            mine.copy_(given)
-        self.set_up()
+    def begin(self, source: Tensor, rules: TokenRules) -> None:
+        """Set up the state for a batch."""
+        for own, value in zip(self.inputs, [source, *tensors_of(rules)], strict=True):
+            own.copy_(value)
+        self._set_up()
 
 
 def capture_cuda_graph(run: Run) -> Run:
-    """Capture a CUDA graph of a function, which runs a few times before, so that all is compiled and allocated."""
-    with _CAPTURING:
+    """Capture a CUDA graph of a function, after two warm-up runs that compile code and allocate memory."""
+    with _CAPTURE_LOCK:
         stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -172,22 +173,22 @@ def _pool(device: int) -> Any:
     return torch.cuda.graph_pool_handle()
 
 
-def copy_tensors_(new: object, place: object) -> None:
-    """Copy all tensors of one state into another of the same kind.
+def copy_tensors_(source: object, target: object) -> None:
+    """Copy all tensors of one state into another.
 
     Raises:
-        ValueError: they are not of one kind; nothing has been copied.
+        ValueError: shapes or types of the tensors differ; nothing has been copied.
     """
-    pairs = list(zip(tensors_of(new), tensors_of(place), strict=True))
-    if any((value.shape, value.dtype) != (mine.shape, mine.dtype) for value, mine in pairs):
-        raise ValueError("the states of two batches do not fit together")
-    for value, mine in pairs:
-        if value.data_ptr() != mine.data_ptr():
-            mine.copy_(value)
+    pairs = list(zip(tensors_of(source), tensors_of(target), strict=True))
+    if any((value.shape, value.dtype) != (own.shape, own.dtype) for value, own in pairs):
+        raise ValueError("copy_tensors_: the states of two batches have tensors of different shapes or types")
+    for value, own in pairs:
+        if value.data_ptr() != own.data_ptr():
+            own.copy_(value)
 
 
 def tensors_of(part: Any) -> Iterator[Tensor]:
-    """The tensors of an object of this plugin and its parts, modules left out, in the same order for all of a kind."""
+    """Yield the tensors of an object of this plugin and of its parts, except modules, in a fixed order."""
     match part:
         case Tensor():
             yield part
@@ -202,16 +203,16 @@ def tensors_of(part: Any) -> Iterator[Tensor]:
             yield from tensors_of(list(vars(part).values()))
 
 
-@functools.cache  # one for all generators
-def compiled(step: Step) -> Step:
-    """Compiled by torch, for each shape that it meets."""
+@functools.cache  # all generators share the compiled code
+def compile_with_torch(step: Step) -> Step:
+    """Return the step compiled by torch, separately for each shape."""
     return torch.compile(step, fullgraph=True, dynamic=False)
 
 
-def _rounded_up(source: Tensor, rules: TokenRules, encoder: Any) -> tuple[Tensor, TokenRules]:
-    """The batch in the next larger shape for which there is a program.
+def _pad(source: Tensor, rules: TokenRules, encoder: Any) -> tuple[Tensor, TokenRules]:
+    """Pad a batch to rounded sizes: a power of two sentences, and multiples of lengths, steps and candidates.
 
-    Sentences, to a power of two: those that are added are ends.  Lengths, and candidates.
+    Added sentences consist of their end.
     """
     sentences, length = source.shape
     more = (1 << (sentences - 1).bit_length()) - sentences
@@ -219,17 +220,17 @@ def _rounded_up(source: Tensor, rules: TokenRules, encoder: Any) -> tuple[Tensor
     source = F.pad(source, (0, 0, 0, more), value=encoder.padding_idx)
     source[sentences:, 0] = rules.eos
     steps = len(rules.forced)
-    later = _round_up(steps) - steps
+    more_steps = _round_up(steps) - steps
     words = rules.words
     if words is not None:
-        words = F.pad(words, (0, _round_up(len(words), _CANDIDATES) - len(words)), value=-1)
+        words = F.pad(words, (0, _round_up(len(words), _CANDIDATE_MULTIPLE) - len(words)), value=-1)
     return source, rules._replace(
-        penalties=F.pad(rules.penalties, (0, 0, 0, later)),
-        forced=F.pad(rules.forced, (0, more, 0, later), value=-1),
-        last=F.pad(rules.last, (0, more)),
+        penalties=F.pad(rules.penalties, (0, 0, 0, more_steps)),
+        forced=F.pad(rules.forced, (0, more, 0, more_steps), value=-1),
+        last_steps=F.pad(rules.last_steps, (0, more)),
         words=words,
     )
 
 
-def _round_up(length: int, size: int = _LENGTHS) -> int:
-    return -(-length // size) * size
+def _round_up(length: int, multiple: int = _LENGTH_MULTIPLE) -> int:
+    return -(-length // multiple) * multiple

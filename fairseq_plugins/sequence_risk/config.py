@@ -1,11 +1,10 @@
-"""Options of the criterion `sequence_risk`, and the scores of a translation that ``--risk-cost`` chooses from.
+"""Options of the criterion `sequence_risk`, and the sentence scores of ``--risk-cost``, from 0 to 1."""
 
-A score says how good a translation of one sentence is, from 0 to 1, by a measure that whole test parts are judged by.
-"""
-
+from argparse import SUPPRESS
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Optional
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from sacrebleu import BLEU, CHRF
@@ -13,18 +12,18 @@ from sacrebleu import BLEU, CHRF
 from fairseq_plugins.common.options import FRACTION, POSITIVE, SIZE
 from fairseq_plugins.common.rouge import rouge_scorer
 
-# Of a reference, as a string of words, what scores a hypothesis beside it.
+# Takes a reference, and returns a function that scores hypotheses; both are strings of words.
 SentenceScore = Callable[[str], Callable[[str], float]]
 
 
 def _sacrebleu(metric: Callable[..., BLEU | CHRF], reference: str) -> Callable[[str], float]:
-    """sacreBLEU's, which of a reference that it is given counts the n-grams once."""
+    """Return the sentence score of sacreBLEU, which counts the n-grams of the reference only once."""
     scorer = metric(references=[[reference]])
     return lambda hypothesis: float(scorer.corpus_score([hypothesis], None).score) / 100
 
 
 def _rouge(name: str) -> SentenceScore:
-    """F1, with stemming, as of `fairseq-plugins score`.
+    """Return the F1 of rouge-score with stemming, like `fairseq-plugins score`.
 
     Raises:
         ValueError: rouge-score is not installed.
@@ -33,9 +32,9 @@ def _rouge(name: str) -> SentenceScore:
     return lambda reference: lambda hypothesis: float(scorer.score(reference, hypothesis)[name].fmeasure)
 
 
-# Functions that make the scores, called once for a training: rouge-score logs a line whenever it is set up.
+# Constructors of the scores, called once per training, because rouge-score logs a line for each scorer.
 SENTENCE_SCORES: dict[str, Callable[[], SentenceScore]] = {
-    # Of words as they are; n-grams above one are smoothed by adding one to each count (Lin & Och 2004).
+    # BLEU without further tokenisation; add-one smoothing for bigrams and longer n-grams (Lin & Och 2004).
     "bleu": lambda: partial(
         _sacrebleu, partial(BLEU, tokenize="none", smooth_method="add-k", smooth_value=1, force=True)
     ),
@@ -46,32 +45,30 @@ SENTENCE_SCORES: dict[str, Callable[[], SentenceScore]] = {
 
 @dataclass
 class SequenceRiskConfig(FairseqDataclass):
-    risk_candidates: int = field(
-        default=8,
-        metadata={
-            "help": "translations of each sentence that the risk is expected over (the width of a beam)",
-            "range": SIZE,
-        },
+    risk_hypotheses: int = field(
+        default=8, metadata={"help": "number of hypotheses per sentence (beam width)", "range": SIZE}
     )
+    # The former name of risk_hypotheses, used by old command lines, configuration files and checkpoints.
+    risk_candidates: Optional[int] = field(default=None, metadata={"help": SUPPRESS, "range": SIZE})
     risk_sampling: bool = field(
-        default=False, metadata={"help": "draw them from the model's distribution instead of searching the best"}
+        default=False, metadata={"help": "in training, sample hypotheses from the model instead of beam search"}
     )
-    risk_reference: bool = field(default=False, metadata={"help": "the reference is one more of them"})
+    risk_reference: bool = field(default=False, metadata={"help": "add the reference to the hypotheses"})
     risk_cost: ChoiceEnum(list(SENTENCE_SCORES)) = field(  # type: ignore[valid-type]
         default="bleu",
-        metadata={"help": "a translation costs 1 minus this score of its words, without BPE, beside the reference"},
+        metadata={"help": "cost of a hypothesis: 1 minus this score of its words, without BPE, against the reference"},
     )
     risk_scale: float = field(
         default=1.0,
         metadata={
-            "help": "factor of a translation's mean log-probability in the softmax over the translations",
+            "help": "factor of the mean log-probabilities in the softmax over the hypotheses",
             "range": POSITIVE,
         },
     )
     risk_alpha: float = field(
         default=0.3,
         metadata={
-            "help": "weight of the label-smoothed cross-entropy of a word; the risk has the rest",
+            "help": "weight of the label-smoothed cross-entropy per word; 1 minus this is the weight of the risk",
             "range": FRACTION,
         },
     )

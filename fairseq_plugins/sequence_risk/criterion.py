@@ -1,6 +1,6 @@
 """Expected risk (Edunov et al. 2018, Classical Structured Prediction Losses, arXiv 1711.04956).
 
-B sentences, K translations of each at most, R rows: the references and behind them the translations.
+B sentences, at most K hypotheses per sentence, R rows: references, then hypotheses.
 """
 
 from __future__ import annotations
@@ -31,68 +31,77 @@ from fairseq_plugins.common.replaced import replaced
 from fairseq_plugins.common.rouge import sees
 from fairseq_plugins.common.subwords import bpe_symbol
 from fairseq_plugins.sequence_risk.config import SENTENCE_SCORES, SequenceRiskConfig
+from fairseq_plugins.sequence_risk.hypotheses import HypothesisGenerator
 from fairseq_plugins.sequence_risk.row_scores import Rows, RowScores, score_rows
-from fairseq_plugins.sequence_risk.translations import Translator
 
 logger = logging.getLogger(__name__)
 
 
 @register_criterion("sequence_risk", dataclass=SequenceRiskConfig)
 class SequenceRisk(FairseqCriterion):
-    """``α TokLS + (1 - α) Risk`` of each sentence, ``Risk = Σ_u p(u) cost(u)`` over translations u of the model.
+    """The loss ``α TokLS + (1 - α) Risk`` per sentence, with ``Risk = Σ_u p(u) cost(u)`` over hypotheses u.
 
-    p is a softmax over mean log-probabilities, times the scale, and TokLS the mean over the words of the reference.
-    Translations are made without dropout and scored with it; where the task has ``--candidates``, among these.
+    p is the softmax of scaled mean log-probabilities, and TokLS the mean over the words of the reference.  Hypotheses
+    are generated without dropout and scored with dropout.  ``--candidates`` of the task restricts both.
 
-    Logged are the means over sentences of ``risk``, ``best`` and ``oracle``: the expected cost, that of the model's
-    best translation, and the lowest; how many ``translations`` were scored; and in seconds for each batch ``search``,
-    and ``scoring`` with the costs, without the backward pass (on a GPU until it is queued).
+    The criterion logs means over sentences: ``risk``, the expected cost; ``best``, the cost of the model's best
+    hypothesis; ``oracle``, the lowest cost; and ``translations``, the number of scored hypotheses.  It also logs
+    seconds per batch: ``search``, and ``scoring``, which includes the costs but not the backward pass (on a GPU, until
+    the work is queued).
 
     Args:
-        task: a translation task.
-        cfg: the options.
+        task: translation task.
+        cfg: options.
 
     Raises:
-        ValueError: a number is out of its range, or the score needs what is not installed or other letters.
+        ValueError: an option is out of range, the score's package is not installed, or the score cannot read the
+            dictionary's letters.
     """
 
     def __init__(self, task: FairseqTask, cfg: SequenceRiskConfig) -> None:
         super().__init__(task)
         check_ranges(cfg, SequenceRiskConfig)
-        if cfg.risk_candidates == 1 and not cfg.risk_reference:
-            raise ValueError("--risk-candidates 1 has nothing to compare with: take more, or --risk-reference")
-        if cfg.risk_candidates >= len(task.target_dictionary):
+        count = cfg.risk_hypotheses if cfg.risk_candidates is None else cfg.risk_candidates
+        if count == 1 and not cfg.risk_reference:
+            raise ValueError("--risk-hypotheses must be at least 2 without --risk-reference, got 1")
+        if count >= len(task.target_dictionary):
             raise ValueError(
-                f"--risk-candidates must be below the {len(task.target_dictionary)} words of the target dictionary, "
-                f"got {cfg.risk_candidates}"
+                f"--risk-hypotheses must be below the {len(task.target_dictionary)} words of the target dictionary, "
+                f"got {count}"
             )
         if getattr(getattr(task, "args", None), "decoder_langtok", False):
-            raise ValueError("sequence_risk does not tell a decoder its language, as --decoder-langtok wants")
+            raise ValueError("--decoder-langtok does not work with --criterion sequence_risk: leave one out")
         self.dictionary = task.target_dictionary
         targets = {pair.rpartition("-")[2] for pair in getattr(task, "lang_pairs", ())}
         if any(task.dicts.get(language, self.dictionary) != self.dictionary for language in targets):
-            raise ValueError("sequence_risk reads all languages by one dictionary: make the data with a joined one")
+            raise ValueError(
+                "--criterion sequence_risk needs one dictionary for all target languages: "
+                "preprocess all languages with one (--tgtdict)"
+            )
         words = self.dictionary.symbols[self.dictionary.nspecial :]
         cost = str(cfg.risk_cost)
         is_rouge = "rouge" in cost
         if is_rouge and not sees(words):
-            raise ValueError(f"--risk-cost {cost} sees only the letters a to z and digits: take chrf or bleu")
+            raise ValueError(f"--risk-cost {cost} reads only the letters a to z and digits: use chrf or bleu")
         self.bpe_symbol = bpe_symbol(words)
-        # Of letters that occur in no text, as long as a word for chrF; for ROUGE, which sees no such letters, words.
-        self.unknown = ("unknownofreference", "unknownoftranslation") if is_rouge else ("\ue000" * 8, "\ue001" * 8)
-        self._looks_for_words = cost == "bleu"
-        self.reference_too, self.scale = cfg.risk_reference, cfg.risk_scale
+        # Replacements for unknown words of references and hypotheses never match: private characters, as many as in a
+        # word for chrF, or artificial words for ROUGE, which ignores such characters.
+        self.unknown_words = (
+            ("unknownofreference", "unknownoftranslation") if is_rouge else ("\ue000" * 8, "\ue001" * 8)
+        )
+        self._checks_spaces = cost == "bleu"
+        self.includes_reference, self.scale = cfg.risk_reference, cfg.risk_scale
         self.alpha, self.epsilon = cfg.risk_alpha, cfg.label_smoothing
         self.score = SENTENCE_SCORES[cost]()
-        self.translator = Translator(task, cfg.risk_candidates, cfg.risk_sampling)
-        self.vocabulary = getattr(task, "candidates", None)
+        self.generator = HypothesisGenerator(task, count, cfg.risk_sampling)
+        self.candidates = getattr(task, "candidates", None)
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-        """The loss, summed over sentences, their number, and what to log.
+        """Return the loss, summed over sentences, the number of sentences, and the log.
 
         Raises:
-            ValueError: the model is no encoder-decoder, or its softmax is adaptive.
-            RuntimeError: the translations do not fit into memory.
+            ValueError: the model is not an autoregressive encoder-decoder, or its softmax is adaptive.
+            RuntimeError: out of memory.
         """
         inner = _unwrapped(model)
         try:
@@ -100,19 +109,19 @@ class SequenceRisk(FairseqCriterion):
         except RuntimeError as error:
             if "memory" not in str(error):
                 raise
-            # fairseq skips a batch on a GPU by these words.
+            # fairseq skips a batch on a GPU if the message contains "out of memory".
             raise RuntimeError(
-                f"--risk-candidates {self.translator.count}: out of memory with that many translations of "
-                f"{len(sample['target'])} sentences; take fewer, or fewer --max-tokens ({error})"
+                f"--risk-hypotheses {self.generator.count}: out of memory for {len(sample['target'])} sentences; "
+                f"reduce it or --max-tokens ({error})"
             ) from error
 
     def _forward(
         self, model: Any, inner: Any, sample: dict[str, Any], reduce: bool
     ) -> tuple[Tensor, int, dict[str, Any]]:
         start = time.perf_counter()
-        translations = self.translator.translate(inner, sample)
+        hypotheses = self.generator.generate(inner, sample)
         searched = time.perf_counter()
-        rows, sets = self.sets(sample, translations)
+        rows, sets = self.hypothesis_sets(sample, hypotheses)
         scores = self._scores(model, inner, sample["net_input"], rows)
         costs = _padded([each.costs for each in sets], math.inf, torch.float64).to(scores.tokens)
         members = _padded([each.rows for each in sets], 0, torch.long).to(costs.device)
@@ -133,65 +142,71 @@ class SequenceRisk(FairseqCriterion):
         }
         return loss.sum() if reduce else loss, len(sets), log
 
-    def sets(self, sample: dict[str, Any], translations: list[list[list[int]]]) -> tuple[Rows, list[_Set]]:
-        """What is to be scored, each row once, and the set of each sentence."""
+    def hypothesis_sets(
+        self, sample: dict[str, Any], hypotheses: list[list[list[int]]]
+    ) -> tuple[Rows, list[HypothesisSet]]:
+        """Return the distinct rows to score, and the hypotheses of each sentence with their costs."""
         references = [[word for word in row if word != self.padding_idx] for row in sample["target"].tolist()]
         tokens, sentences, sets = list(references), list(range(len(references))), []
-        texts = [self.text(reference, self.unknown[0]) for reference in references]
-        self._look_for_words(texts, references)
-        for sentence, (reference, wanted, found) in enumerate(zip(references, texts, translations, strict=True)):
-            score = self.score(wanted)
+        texts = [self.text(reference, self.unknown_words[0]) for reference in references]
+        self._warn_without_spaces(texts, references)
+        for sentence, (reference, correct, found) in enumerate(zip(references, texts, hypotheses, strict=True)):
+            score = self.score(correct)
             row_of = {tuple(reference): sentence}
             cost_of = {}
-            for each in dict.fromkeys(map(tuple, [*found, reference] if self.reference_too else found)):
-                text = self.text(each, self.unknown[1])
-                cost_of[each] = 0.0 if text == wanted else 1 - score(text)
+            for each in dict.fromkeys(map(tuple, [*found, reference] if self.includes_reference else found)):
+                text = self.text(each, self.unknown_words[1])
+                cost_of[each] = 0.0 if text == correct else 1 - score(text)
                 if each not in row_of:
                     row_of[each] = len(tokens)
                     tokens.append(list(each))
                     sentences.append(sentence)
-            sets.append(_Set([row_of[each] for each in cost_of], list(cost_of.values()), cost_of[tuple(found[0])]))
-        before = sample["net_input"]["prev_output_tokens"].tolist()  # padded on either side
+            sets.append(
+                HypothesisSet([row_of[each] for each in cost_of], list(cost_of.values()), cost_of[tuple(found[0])])
+            )
+        before = sample["net_input"]["prev_output_tokens"].tolist()  # padded on the left or on the right
         first = [next(word for word in row if word != self.padding_idx) for row in before]
         return Rows(tokens, sentences, first), sets
 
-    def _look_for_words(self, texts: list[str], references: list[list[int]]) -> None:
-        """At the first batch of long sentences: one without spaces would be right as a whole, or not at all."""
-        if self._looks_for_words and sum(map(len, references)) > 5 * len(texts):
-            self._looks_for_words = False
+    def _warn_without_spaces(self, texts: list[str], references: list[list[int]]) -> None:
+        """Warn if the first batch of long sentences has no spaces, since BLEU then sees each sentence as one word."""
+        if self._checks_spaces and sum(map(len, references)) > 5 * len(texts):
+            self._checks_spaces = False
             if sum(len(text.split()) for text in texts) < 2 * len(texts):
-                logger.warning("--risk-cost bleu takes what is between spaces for a word, and there are few: take chrf")
+                logger.warning(
+                    "--risk-cost bleu needs words separated by spaces, and the references have few: use chrf"
+                )
 
     def text(self, tokens: Iterable[int], unknown: str) -> str:
-        """Words without BPE; no word of a translation is right in the place of an unknown one of the reference."""
+        """Return the words without BPE, with a replacement for unknown words."""
         return self.dictionary.string(tokens, self.bpe_symbol, unk_string=unknown)
 
     def _scores(self, model: Any, inner: Any, net_input: dict[str, Any], rows: Rows) -> RowScores:
         words: Tensor | None = None
-        narrow: AbstractContextManager[None] = nullcontext()
-        if self.vocabulary is not None:
-            words = self.vocabulary.words(net_input["src_tokens"], torch.tensor(list(chain(*rows.tokens))))
-            narrow = candidate_output(inner, words)
-        # What wraps a model for several processes must see a call of its own, or it does not add up gradients.
+        output: AbstractContextManager[None] = nullcontext()
+        if self.candidates is not None:
+            words = self.candidates.words(net_input["src_tokens"], torch.tensor(list(chain(*rows.tokens))))
+            output = candidate_output(inner, words)
+        # Scoring replaces `forward`, because wrappers for several processes synchronise gradients only if called.
         score = partial(score_rows, inner, net_input, rows, self.padding_idx)
-        with narrow, replaced(inner, "forward", score):
-            return model(words)  # without an argument, torch's wrapper for several GPUs fails
+        with output, replaced(inner, "forward", score):
+            return model(words)  # torch's DataParallel fails without an argument
 
     def losses(self, scores: RowScores, rows: Rows, costs: Tensor, members: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Loss, negative log-likelihood of the reference, and risk of each sentence.
+        """Return loss, negative log-likelihood of the reference, and risk of each sentence, (B,) each.
 
         Args:
-            scores: of all rows.
-            rows: these.
-            costs: (B, K), infinite where there is no translation.
-            members: their rows, (B, K).
+            scores: scores of all rows.
+            rows: rows.
+            costs: costs of the hypotheses, (B, K), infinite in place of missing ones.
+            members: rows of the hypotheses, (B, K).
         """
         lengths = torch.tensor([len(row) for row in rows.tokens], device=costs.device)
         totals = scores.tokens.sum(dim=1)
         logits = (totals / lengths)[members] * self.scale
-        none = costs.isinf()
-        p = logits.masked_fill(none, -math.inf).softmax(dim=1)
-        risk = (p * costs.masked_fill(none, 0)).sum(dim=1)
+        missing = costs.isinf()
+        p = logits.masked_fill(missing, -math.inf).softmax(dim=1)
+        risk = (p * costs.masked_fill(missing, 0)).sum(dim=1)
 
         references = len(rows.first)
         nll, smooth = -totals[:references], -scores.sums.sum(dim=1)
@@ -201,14 +216,14 @@ class SequenceRisk(FairseqCriterion):
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
-        """Log means of sentences, the perplexity of words, and means of batches."""
+        """Log means over sentences, the perplexity of words, and means over batches."""
         total: dict[str, Any] = defaultdict(float)
         for log in logging_outputs:
             for name, value in log.items():
                 total[name] += value
         sentences, batches = total["nsentences"], total["batches"]
         for name in ("loss", "risk", "best", "oracle", "translations"):
-            # A step of the third decimal is 0.1 BLEU, too large for what the best checkpoint and patience go by.
+            # The third decimal is 0.1 BLEU, too coarse for --best-checkpoint-metric and --patience.
             metrics.log_scalar(name, total[name] / sentences, sentences, round=5)
         bits = total["nll_loss"] / total["ntokens"] / math.log(2)
         metrics.log_scalar("nll_loss", bits, total["ntokens"], round=3)
@@ -218,17 +233,17 @@ class SequenceRisk(FairseqCriterion):
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
-        """They can, across processes."""
+        """Return True: logs of several processes can be summed."""
         return True
 
 
-class _Set(NamedTuple):
-    """The translations of a sentence that its risk is expected over.
+class HypothesisSet(NamedTuple):
+    """The distinct hypotheses of a sentence.
 
     Attributes:
-        rows: of each, its row.
-        costs: of each.
-        best: the cost of the model's best one.
+        rows: row of each hypothesis.
+        costs: cost of each hypothesis.
+        best: cost of the model's best hypothesis.
     """
 
     rows: list[int]
@@ -241,15 +256,17 @@ def _padded(lists: list[list[Any]], value: float, dtype: torch.dtype) -> Tensor:
 
 
 def _unwrapped(model: Any) -> Any:
-    """The model itself, which may be wrapped for several processes.
+    """Return the model without wrappers for several processes.
 
     Raises:
-        ValueError: it is no encoder-decoder that writes word by word, or its softmax is adaptive.
+        ValueError: the model is not an autoregressive encoder-decoder, or its softmax is adaptive.
     """
     while hasattr(model, "module"):
         model = model.module
     if not isinstance(model, FairseqEncoderDecoderModel) or isinstance(model, FairseqNATModel):
-        raise ValueError(f"sequence_risk trains autoregressive encoder-decoders, and {type(model).__name__} is none")
-    if getattr(model.decoder, "adaptive_softmax", None) is not None:  # whose probabilities fairseq changes in place
-        raise ValueError("sequence_risk is for a model with a softmax of all words, and this one has an adaptive one")
+        raise ValueError(
+            f"--criterion sequence_risk needs an autoregressive encoder-decoder, got {type(model).__name__}"
+        )
+    if getattr(model.decoder, "adaptive_softmax", None) is not None:  # fairseq modifies its probabilities in place
+        raise ValueError("--criterion sequence_risk needs a plain softmax, got an adaptive one: use another --arch")
     return model

@@ -1,4 +1,4 @@
-"""Cross-entropy among the words that a batch may need (Mi et al. 2016, arXiv 1605.03209; L'Hostis et al. 2016)."""
+"""Cross-entropy over the candidate words of a batch (Mi et al. 2016, arXiv 1605.03209; L'Hostis et al. 2016)."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from fairseq_plugins.common.output_layer import candidate_output
 
 @register_criterion("vocab_selection_cross_entropy", dataclass=LabelSmoothedCrossEntropyCriterionConfig)
 class VocabSelectionCrossEntropy(LabelSmoothedCrossEntropyCriterion):
-    """fairseq's label-smoothed cross-entropy, over the candidates of each batch and its references.
+    """fairseq's label-smoothed cross-entropy over the candidates of each batch and the words of its references.
 
-    Only their rows of the output layer are computed, and get gradients.  Smoothing spreads over them.  Validation uses
-    the same objective, so losses compare with each other and not with those of the whole vocabulary, which are larger.
+    The output layer computes only the rows of these words, and only they receive gradients.  Label smoothing covers the
+    same words.  Validation uses the same objective, whose losses are smaller than losses over the whole vocabulary.
 
-    Logged are also ``candidates``, how many words a batch is left with, and ``coverage``, the percentage of target
-    words (with the ends of sentences) that would have been among them without the help of the references.
+    The criterion logs ``candidates``, the number of words that a batch uses, and ``coverage``, the percentage of target
+    words (including ends of sentences) that are candidates even without the references.
 
     Args:
         task: `translation_fast` with ``--candidates``.
-        sentence_avg, label_smoothing, ignore_prefix_size, report_accuracy: as fairseq's.
+        sentence_avg, label_smoothing, ignore_prefix_size, report_accuracy: see fairseq's criterion.
     """
 
     @classmethod
     def build_criterion(cls, cfg: LabelSmoothedCrossEntropyCriterionConfig, task: FairseqTask) -> Any:
-        """As fairseq's.
+        """Build the criterion.
 
         Raises:
             ValueError: the task has no candidates.
@@ -46,13 +46,13 @@ class VocabSelectionCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         return super().build_criterion(cfg, task)
 
     def forward(self, model: BaseFairseqModel, sample: dict[str, Any], reduce: bool = True) -> Any:
-        """As fairseq's; the number of candidates is the one thing that the host waits for."""
+        """Return loss, sample size and log; the number of candidates needs the only synchronisation."""
         target = sample["target"]
         mask = self.task.candidates.mask(sample["net_input"]["src_tokens"])
         covered = (mask[target] & target.ne(self.padding_idx)).sum()
         mask.index_fill_(0, target.flatten(), True)
         words = mask.nonzero().squeeze(1)
-        # Special symbols, so padding too, have the same numbers among the candidates.
+        # Padding, like all special symbols, has the same index among the candidates.
         sample = {**sample, "target": torch.searchsorted(words, target)}
         with candidate_output(model, words):
             loss, sample_size, logging_output = super().forward(model, sample, reduce)
@@ -61,7 +61,7 @@ class VocabSelectionCrossEntropy(LabelSmoothedCrossEntropyCriterion):
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
-        """Log the loss, and the means of candidates per batch and coverage per word."""
+        """Log the loss, the mean number of candidates per batch, and the coverage per word."""
         super().reduce_metrics(logging_outputs)
         total = {
             name: sum(log.get(name, 0) for log in logging_outputs)

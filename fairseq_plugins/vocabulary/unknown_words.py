@@ -1,8 +1,8 @@
-"""Unknown words of a translation, replaced by attention (Jean et al. 2015, arXiv 1412.2007; ConvS2S section 4.3).
+"""Replacement of unknown words by attention (Jean et al. 2015, arXiv 1412.2007; ConvS2S section 4.3).
 
-Each ``<unk>`` becomes what a dictionary has for the source word that it attends to most, or else a copy of that word.
-Attention that is always some words beside the right one is moved by an offset (Gehring et al. 2016, section 4.4).
-`repairs` puts this in the place of fairseq's own.
+A dictionary's translation of the most attended source word, or a copy of this word, replaces each ``<unk>``.  An offset
+corrects attention that is always a fixed number of words away from the aligned word (Gehring et al. 2016, section 4.4).
+`repairs` replaces fairseq's implementation by this one.
 """
 
 from __future__ import annotations
@@ -18,42 +18,44 @@ from torch import Tensor
 
 from fairseq_plugins.common.files import decoded
 
-LONGEST_SHOWN = 100  # characters of a line in an error
+MAX_SHOWN = 100  # characters of a line in an error
 
 
 class SourceWords(list[Any]):
-    """A hypothesis's alignment as fairseq prints it, and the source word that each target token attends to most.
+    """The alignment of a hypothesis that fairseq prints, with the aligned source word of each target token.
 
     Args:
-        printed: fairseq's alignment; empty where nobody has asked for one.
-        attention: (source tokens, target tokens).
-        is_word: which of the source tokens are words, (source tokens).
-        offset: how many words behind the most attended one to look.
+        printed: fairseq's alignment; empty without ``--print-alignment``.
+        attention: attention of the hypothesis, (source tokens, target tokens).
+        is_word: whether each source token is a word, (source tokens).
+        offset: distance in words from the most attended to the aligned source word.
 
     Raises:
-        ValueError: there is no attention.
+        ValueError: the model reports no attention.
     """
 
     def __init__(self, printed: Any, attention: Tensor, is_word: Tensor, offset: int = 0) -> None:
         super().__init__(printed)
         if not attention.numel():
-            raise ValueError("--replace-unk needs the attention to the source, and the model reports none")
+            raise ValueError(
+                "--replace-unk needs attention to the source, and this model reports none: use another model"
+            )
         words = is_word.nonzero().squeeze(1)
         self.length = len(words)
         attended = attention[words].argmax(dim=0).tolist() if self.length else []
-        self.positions = [place_beside(position, offset, self.length) for position in attended]
+        self.positions = [shift_position(position, offset, self.length) for position in attended]
 
 
-def place_beside(position: int, offset: int, length: int) -> int:
-    """The word so many words behind another, or the sentence's first or last one where there is none."""
+def shift_position(position: int, offset: int, length: int) -> int:
+    """Return the position plus the offset, clipped to the sentence."""
     return min(max(position + offset, 0), length - 1)
 
 
 def keep_source_words(task: Any, generator: Any, offset: int = 0) -> None:
-    """Make ``generator`` align with `SourceWords`, and ``task`` keep the words that ``fairseq-interactive`` is given.
+    """Make ``generator`` align with `SourceWords`, and ``task`` keep unknown words that ``fairseq-interactive`` reads.
 
-    The source dictionary learns those of a buffer that it does not know, until the next comes; models still read them
-    as unknown.  Padding and the ends of a sentence are no words, and neither is text that is written like them.
+    The source dictionary contains the unknown words of a buffer until the next buffer; the model still sees them as
+    unknown.  Padding and ends of sentences do not count as words, and neither does text with the same spelling.
     """
     dictionary = task.source_dictionary
     size, generate, tokenize = len(dictionary), generator.generate, task.get_interactive_tokens_and_lengths
@@ -86,27 +88,29 @@ def keep_source_words(task: Any, generator: Any, offset: int = 0) -> None:
 def replace_unknown_words(
     tokens: Tensor, text: str, alignment: Any, source: str, translations: dict[str, str], dictionary: Dictionary
 ) -> str:
-    """Replace each unknown word of a hypothesis.
+    """Return the text of a hypothesis with unknown words replaced.
 
     Args:
-        tokens: the hypothesis, (target tokens).
-        text: its words.
-        alignment: its `SourceWords`.
-        source: the source sentence.
-        translations: of source words; those without one are copied.
+        tokens: tokens of the hypothesis, (target tokens).
+        text: text of the hypothesis.
+        alignment: alignment of the hypothesis, a `SourceWords`.
+        source: source sentence.
+        translations: translations of source words; other words are copied.
         dictionary: target words.
 
     Raises:
-        ValueError: the generator has made no such alignment, or it is not one of this source's words.
+        ValueError: the generator did not align with `SourceWords`, or aligned a source with another number of words.
     """
     if not isinstance(alignment, SourceWords):
-        raise ValueError("--replace-unk needs the attention to the source, and this generator reports none")
+        raise ValueError(
+            "--replace-unk needs attention to the source, and this generator reports none: use another search"
+        )
     specials = (dictionary.bos_word, dictionary.pad_word, dictionary.eos_word)
     words = [word for word in tokenize_line(source) if word not in specials]
     if len(words) != alignment.length:
         raise ValueError(
-            f"--replace-unk needs the source as the model reads it, in {alignment.length} words, without --bpe or "
-            f"--tokenizer; this has {len(words)}: {source[:LONGEST_SHOWN]}"
+            f"--replace-unk: the source has {len(words)} words, and the model read {alignment.length}: give it in the "
+            f"model's words, without --bpe or --tokenizer: {source[:MAX_SHOWN]}"
         )
     if not words:
         return text
@@ -119,15 +123,18 @@ def replace_unknown_words(
 
 
 def read_translations(replace_unk: str | None) -> dict[str, str] | None:
-    """Read what ``--replace-unk`` was given: a file of lines ``source target``, or nothing, which copies all words.
+    """Read the translations of ``--replace-unk`` from a file with lines ``source target``.
+
+    Args:
+        replace_unk: path of the file; an empty path copies all words, and None turns replacement off.
 
     Raises:
-        ValueError: a line is not two words, or not UTF-8.
+        ValueError: a line does not have two words, or is not UTF-8.
         OSError: the file cannot be read.
     """
     if replace_unk is None:
         return None
-    if replace_unk.strip() in ("", "@@"):  # fairseq's parser makes the latter of the option alone
+    if replace_unk.strip() in ("", "@@"):  # fairseq's parser turns the option without a value into @@
         return {}
     translations = {}
     path = Path(replace_unk)
@@ -135,7 +142,7 @@ def read_translations(replace_unk: str | None) -> dict[str, str] | None:
         for number, text in enumerate(decoded(file, path), start=1):
             words = text.split()
             if len(words) != 2:
-                found = text.strip()[:LONGEST_SHOWN]
-                raise ValueError(f"{replace_unk}, line {number}: expected 'source target', found {found!r}")
+                found = text.strip()[:MAX_SHOWN]
+                raise ValueError(f"{replace_unk}, line {number}: expected 'source target', got {found!r}")
             translations[words[0]] = words[1]
     return translations

@@ -1,18 +1,18 @@
-"""The branches of a Weighted Transformer's layer (Ahmed et al. 2017, section 3), and their weights on the simplex.
+"""The branches of a Weighted Transformer layer (Ahmed et al. 2017, section 3), and their weights on the simplex.
 
-M branches, one for each head; d model width, v = d/M width of a head, F = d_ff/M inner width of a branch's network,
-N tokens; x is the input of the layer.
+M branches, one per head; d model width, v = d/M width of a head, F = d_ff/M inner width of a branch's feed-forward
+network, N tokens; x is the input of the layer.
 
     h̄_i = κ_i head_i W^O_i                                                            (equation 6)
     FFN_i(z) = max(0, z W_1i + b_1i) W_2i
     u = LayerNorm(x + Σ_i h̄_i)
     y = LayerNorm(u + Σ_i α_i FFN_i(x + h̄_i) + b_2)                                   (equation 7)
 
-The paper says that residual connections are retained, and not where they are; in this reading (docs/decisions.md) each
-branch has one around its head, and the sum over the branches has one around each of its halves.
+The paper retains residual connections without saying where.  In this reading (docs/weighted_transformer.md) each branch
+has one around its head, and the sum over the branches has one around each of its two halves.
 
-No non-linearity stands between W^O_i and W_1i, so their product is a v x F matrix that is formed once for all tokens:
-the branches' own inputs add four per cent to the multiplications of a Transformer's layer (d = 512, d_ff = 2048).
+W^O_i and W_1i have no non-linearity between them, so their product, a v x F matrix, is computed once for all tokens.
+The branches then add four per cent to the multiplications of a Transformer layer (d = 512, d_ff = 2048).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
+from fairseq_plugins.common.dropout import Dropout
 from fairseq_plugins.common.linear import Linear
 from fairseq_plugins.common.source import softmax
 from fairseq_plugins.cpu.block_diagonal import add_block_diagonal
@@ -39,23 +39,23 @@ SOFTMAX = "branch_softmax"
 
 
 class BranchedBlock(nn.Module):
-    """From the heads of attention to the output of a layer.
+    """The branched output projection and feed-forward network of a layer.
 
-    The matrices are those of a Transformer's layer, as many and as large: rows of ``first.weight`` and columns of
-    ``second.weight`` belong to a branch each.
+    Its matrices are those of a Transformer layer.  Rows of ``first.weight`` and columns of ``second.weight`` are
+    divided among the branches.
 
     Args:
         dim: d.
         ffn_dim: d_ff.
         branches: M, which must divide d and d_ff.
-        mode, constraint: of κ and α, see `SimplexVector`.
-        gating_topk: instead of α, a trained gate picks so many branches for each token (section 4.5).
-        dropout: on what is added to a residual connection.
-        relu_dropout: dropout between the two layers of the networks; the paper has none.
-        owner: class name that `--retain-dropout-modules` knows these dropouts by.
+        mode, constraint: options of κ and α, see `SimplexVector`.
+        gating_topk: number of branches that a gate selects for each token, instead of α (section 4.5).
+        dropout: dropout before residual connections.
+        relu_dropout: dropout inside the feed-forward networks; the paper has none.
+        owner: class name of these dropouts in ``--retain-dropout-modules``.
 
     Attributes:
-        packing: as of `linear`; set by `with_packing`.
+        packing: packed weights of a batch, see `linear`; set by `with_packing`.
     """
 
     packing: BatchPacking | None = None
@@ -75,7 +75,7 @@ class BranchedBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.branches = branches
-        # As fairseq's Transformer draws them: W^O is Xavier's, W_1 and W_2 lie within d^-½ and d_ff^-½.
+        # Initial weights of fairseq's Transformer: Xavier for W^O, uniform within d^-½ and d_ff^-½ for W_1 and W_2.
         self.out = xavier_(Linear(dim, dim))
         self.first = Linear(dim, ffn_dim)
         self.second = Linear(ffn_dim, dim)
@@ -84,15 +84,15 @@ class BranchedBlock(nn.Module):
         self.kappa = SimplexVector(branches, mode, constraint)
         self.alpha = SimplexVector(branches, mode, constraint) if gating_topk is None else None
         self.gate = None if gating_topk is None else Gate(dim, branches, gating_topk)
-        self.dropout = FairseqDropout(dropout, module_name=owner)
-        self.relu_dropout = FairseqDropout(relu_dropout, module_name=owner)
+        self.dropout = Dropout(dropout, module_name=owner)
+        self.relu_dropout = Dropout(relu_dropout, module_name=owner)
 
     def plain(self, x: Tensor, heads: Tensor) -> Tensor:
-        """The equations as they are written; `forward` computes the same.
+        """Compute the equations literally; `forward` computes the same function.
 
         Args:
-            x: the layer's input, (..., d).
-            heads: (..., d), head after head.
+            x: input of the layer, (..., d).
+            heads: concatenated heads, (..., d).
         """
         M, kappa = self.branches, self.kappa()
         parts = zip(heads.chunk(M, dim=-1), self.out.weight.chunk(M, dim=1), strict=True)
@@ -107,7 +107,7 @@ class BranchedBlock(nn.Module):
         return self.norm(u + self.dropout(y))
 
     def fold(self) -> FoldedWeights:
-        """The weights as `forward` multiplies with them; differentiable."""
+        """Return the folded weights for `forward`; differentiable."""
         out, first = cached(self.packing, fold_kappa, self.out.weight, self.first.weight, self.kappa())
         second = self.second.weight
         if self.alpha is not None:
@@ -115,27 +115,27 @@ class BranchedBlock(nn.Module):
         return FoldedWeights(out, first, second)
 
     def forward(self, x: Tensor, heads: Tensor) -> Tensor:
-        """A layer's output, (..., d), through folded weights.
+        """Return the output of the layer, (..., d), computed with folded weights.
 
         Args:
-            x: the layer's input, (..., d).
-            heads: (..., d), head after head.
+            x: input of the layer, (..., d).
+            heads: concatenated heads, (..., d).
         """
         folded = self.fold()
-        # Two-dimensional from the start: what is overwritten should not be a view, which autograd would copy.
+        # Flattened first: autograd would copy a view that is overwritten in place.
         inner = add_block_diagonal(self.first(x.flatten(0, -2)), heads.flatten(0, -2), folded.first)
         attended = linear(heads, folded.out, self.out.bias, self.packing)
         second = partial(linear, weight=folded.second, bias=self.second.bias, packing=self.packing)
         return self.finish(x, attended, inner, second)
 
     def finish(self, x: Tensor, attended: Tensor, inner: Tensor, second: Callable[[Tensor], Tensor]) -> Tensor:
-        """Compute the rest of `forward`, which decoding step by step shares.
+        """Compute the rest of `forward`, shared with incremental decoding.
 
         Args:
-            x: the layer's input, (..., d).
+            x: input of the layer, (..., d).
             attended: Σ h̄_i, (..., d).
-            inner: the networks' inner units before their ReLU, side by side, (N, d_ff); overwritten.
-            second: the map of `FoldedWeights.second`.
+            inner: inner units of all networks before ReLU, (N, d_ff); overwritten.
+            second: linear map of `FoldedWeights.second`.
         """
         u = self.attention_norm(x + self.dropout(attended))
         inner = self.relu_dropout(F.relu_(inner))
@@ -146,29 +146,29 @@ class BranchedBlock(nn.Module):
 
 
 class FoldedWeights(NamedTuple):
-    """κ in W^O, W^O in W_1, and α in W_2."""
+    """Weights with κ folded into W^O, W^O into W_1, and α into W_2."""
 
     out: Tensor  # (d, d)
-    first: Tensor  # (M, v, F), of a branch's own head
-    second: Tensor  # (d, M·F); α is not in it where a gate takes its place
+    first: Tensor  # (M, v, F), for the head of each branch
+    second: Tensor  # (d, M·F); without α if there is a gate
 
 
 def fold_kappa(out: Tensor, first: Tensor, kappa: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first two of `FoldedWeights`, of the matrices W^O (d, d) and W_1 (d_ff, d)."""
+    """Return the first two `FoldedWeights` for the matrices W^O, (d, d), and W_1, (d_ff, d)."""
     M = len(kappa)
     out = out * kappa.repeat_interleave(out.size(1) // M)
     return out, torch.bmm(out.t().unflatten(0, (M, -1)), first.unflatten(0, (M, -1)).transpose(1, 2))
 
 
 def fold_alpha(second: Tensor, alpha: Tensor) -> tuple[Tensor]:
-    """Return the third of `FoldedWeights`, of the matrix W_2, (d, d_ff)."""
+    """Return the third of the `FoldedWeights` for the matrix W_2, (d, d_ff)."""
     return (second * alpha.repeat_interleave(second.size(1) // len(alpha)),)
 
 
 class Gate(nn.Module):
-    """Weights of the branches that depend on the token, all but the k largest zero (section 4.5; Shazeer et al. 2017).
+    """Token-dependent branch weights, of which only the k largest are not zero (section 4.5; Shazeer et al. 2017).
 
-    The paper gives no formula; here it is a softmax over the k largest of M linear scores, times k.
+    The paper gives no formula; this is a softmax over the k largest of M linear scores, times k.
 
     Args:
         dim: d.
@@ -183,30 +183,30 @@ class Gate(nn.Module):
         nn.init.xavier_uniform_(self.projection.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., d) -> (..., M)."""
-        scores = F.linear(x, self.projection.weight)  # never in int8: it chooses the branches
+        """Map (..., d) -> (..., M)."""
+        scores = F.linear(x, self.projection.weight)  # never in int8, because scores select branches
         kept, indices = scores.topk(self.topk, dim=-1)
         return torch.zeros_like(scores).scatter(-1, indices, softmax(kept) * self.topk)
 
 
 def xavier_(linear: Linear, gain: float = 1.0) -> Linear:
-    """Return the map with Xavier's uniform weight and zero bias, as fairseq's Transformer has them."""
+    """Initialise and return a map with Xavier's uniform weight and zero bias, like fairseq's Transformer."""
     nn.init.xavier_uniform_(linear.weight, gain=gain)
     nn.init.zeros_(linear.bias)
     return linear
 
 
 class SimplexVector(nn.Module):
-    """M weights of branches, of mean one: M times a point on the simplex.
+    """M branch weights with mean one: M times a point on the simplex.
 
-    Taken literally the paper's κ and α have mean 1/M, and a block that multiplies by both starts at some M² of a normal
-    block's output; the factor M mends it, and W^O and W_2 absorb it, so that the functions are the same.
+    The paper's κ and α have mean 1/M, so a block that multiplies by both starts at about 1/M² of a normal output.  The
+    factor M avoids this.  W^O and W_2 can absorb it, so the model family is unchanged.
 
     Args:
         size: M.
-        mode: ``learned``; or for comparison (Table 3) ``uniform`` or ``random``, both fixed, or ``resampled``: random
-            ones drawn anew for each batch of training, and uniform ones in their place afterwards.
-        constraint: ``simplex``, where the optimizer projects, or ``softmax``, where the parameters are its logits.
+        mode: ``learned``; or for comparison (table 3) ``uniform`` or ``random``, both fixed, or ``resampled``: random
+            weights for each training batch, and uniform weights in inference.
+        constraint: ``simplex``: the optimizer projects the weights; ``softmax``: the parameters are logits.
     """
 
     def __init__(self, size: int, mode: str, constraint: str) -> None:
@@ -223,73 +223,73 @@ class SimplexVector(nn.Module):
         self.weight.param_group = SOFTMAX if self.softmax else SIMPLEX  # type: ignore[attr-defined]
 
     def point(self) -> Tensor:
-        """The point on the simplex, (M,)."""
+        """Return the point on the simplex, (M,)."""
         if self.mode == "resampled" and self.training:
             return random_point(len(self.weight)).to(self.weight)
         return torch.softmax(self.weight, dim=0) if self.softmax else self.weight
 
     def forward(self) -> Tensor:
-        """The weights, (M,)."""
+        """Return the branch weights, (M,)."""
         return self.point() * len(self.weight)
 
     def check_constraint(self, weight: Tensor) -> None:
-        """Refuse the weight of a checkpoint, (M,), that has been trained under the other constraint.
+        """Refuse the weight of a checkpoint, (M,), that was trained with the other constraint.
 
         Raises:
-            ValueError: names both.
+            ValueError: the constraints differ.
         """
         if self.softmax and _lies_on_simplex(weight):
-            raise ValueError("the checkpoint was trained with --branch-constraint simplex, and not softmax")
-        if not self.softmax and weight.sum() <= 0:  # logits begin at the logarithms of a point on it
-            raise ValueError("the checkpoint was trained with --branch-constraint softmax, and not simplex")
+            raise ValueError("--branch-constraint softmax: the checkpoint was trained with simplex; give simplex")
+        if not self.softmax and weight.sum() <= 0:  # logits start at logarithms of a point on the simplex
+            raise ValueError("--branch-constraint simplex: the checkpoint was trained with softmax; give softmax")
 
 
 def project_onto_simplex(x: Tensor) -> Tensor:
-    """Return the closest point of the simplex, in Euclidean distance (Duchi et al. 2008, figure 1).
+    """Return the closest point on the simplex in Euclidean distance (Duchi et al. 2008, figure 1).
 
     Args:
-        x: (M,), of any real numbers.
+        x: real numbers, (M,).
     """
     ordered = x.sort(descending=True).values
     counts = torch.arange(1, len(x) + 1, device=x.device, dtype=x.dtype)
-    # If the j largest stay positive, this is what each of them loses.
+    # Amount subtracted from each if the j largest stay positive.
     losses = (ordered.cumsum(0) - 1) / counts
     kept = (ordered > losses).sum()
     return (x - losses.gather(0, (kept - 1).view(1))).clamp(min=0)
 
 
 def random_point(size: int) -> Tensor:
-    """A point drawn uniformly from the simplex, (size,): normalised exponential variables.
+    """Draw a point uniformly from the simplex, (size,), as normalised exponential variables.
 
-    Its largest number is some thirty times its smallest (median, size 8).
+    The largest number is about thirty times the smallest (median, size 8).
     """
     x = torch.empty(size).exponential_()
     return x / x.sum()
 
 
 def near_uniform_point(size: int) -> Tensor:
-    """A random point whose numbers are within about a factor of two of one another, (size,), to start learning from.
+    """Draw a point on the simplex whose numbers differ by a factor of three at most, (size,), as initial weights.
 
-    So the paper's figure 3 begins.  A branch that starts with next to nothing learns next to nothing.
+    The paper's figure 3 starts like this.  A branch that starts near zero hardly learns.
     """
     x = torch.empty(size).uniform_(0.5, 1.5)
     return x / x.sum()
 
 
 def check_simplex(model: nn.Module) -> None:
-    """Refuse weights off the simplex, where any optimizer drives them that does not project.
+    """Refuse weights off the simplex, which result from an optimizer without projection.
 
     Raises:
-        ValueError: names the options that would have kept them there.
+        ValueError: the weights are off the simplex; the error names options that prevent it.
     """
     points = [module.point() for module in model.modules() if isinstance(module, SimplexVector)]
     if points and not bool(torch.stack([_lies_on_simplex(point) for point in points]).all()):
         raise ValueError(
-            "kappa and alpha have left the simplex: train with --optimizer simplex_adam, which projects them, or with "
+            "kappa and alpha are not on the simplex: train with --optimizer simplex_adam, which projects them, or with "
             "--branch-constraint softmax"
         )
 
 
 def _lies_on_simplex(point: Tensor) -> Tensor:
-    """Whether a vector does, up to rounding in half precision: a single bit."""
+    """Return whether a vector lies on the simplex, up to rounding in half precision, as a scalar."""
     return (point.sum() - 1).abs() + (-point).clamp(min=0).sum() < 0.01

@@ -1,6 +1,6 @@
 """Options and architectures of the Weighted Transformer, and options of its optimizer and schedule.
 
-Names follow fairseq's transformer where it has the same option; sizes are those of the paper's table 2.
+Option names follow fairseq's transformer.  Sizes are those of the paper's table 2.
 """
 
 from dataclasses import dataclass, field
@@ -23,9 +23,9 @@ from fairseq_plugins.common.options import (
     flag,
 )
 
-BRANCH_WEIGHTS = ["learned", "uniform", "random", "resampled"]  # checkpoints hold places in this list
+BRANCH_WEIGHTS = ["learned", "uniform", "random", "resampled"]  # checkpoints store indices into this list
 
-# The paper's model A (table 2), as large as the Transformer's base model.
+# The paper's model A (table 2), with the size of the Transformer's base model.
 DEFAULTS = {
     "dropout": 0.1,
     "encoder_embed_dim": 512,
@@ -78,23 +78,23 @@ class WeightedTransformerConfig(FairseqDataclass):
     )
     share_embeddings: ChoiceEnum(["all", "decoder", "none"]) = field(  # type: ignore[valid-type]
         default="all",
-        metadata={"help": "which embeddings are one: source, target and output (all), the latter two (decoder), none"},
+        metadata={"help": "shared embeddings: source, target and output (all), target and output (decoder), or none"},
     )
     branch_weights: ChoiceEnum(BRANCH_WEIGHTS) = field(  # type: ignore[valid-type]
         default="learned",
         metadata={
-            "help": "kappa and alpha: learned, or for comparison (paper's Table 3, also for a trained model, with "
-            "--model-overrides) uniform, random, or random ones drawn anew for each batch of training"
+            "help": "kappa and alpha: learned; or for comparison (table 3; also with --model-overrides for a trained "
+            "model) uniform, random, or resampled for each training batch"
         },
     )
     branch_constraint: ChoiceEnum(["simplex", "softmax"]) = field(  # type: ignore[valid-type]
         default="simplex",
-        metadata={"help": "how kappa and alpha sum to one: projected by --optimizer simplex_adam, or a softmax"},
+        metadata={"help": "constraint of kappa and alpha: projected by --optimizer simplex_adam, or a softmax"},
     )
     branch_gating_topk: Optional[int] = field(
         default=None,
         metadata={
-            "help": "in place of alpha, a gate that picks so many branches for each token (section 4.5)",
+            "help": "replace alpha by a gate that selects this many branches for each token (section 4.5)",
             "range": SIZE,
         },
     )
@@ -103,25 +103,23 @@ class WeightedTransformerConfig(FairseqDataclass):
 
 
 def resolve_config(cfg: Options) -> None:
-    """Fill in the sizes that are not set, and refuse sizes that do not fit together.
+    """Fill in unset sizes, and refuse incompatible sizes.
 
     Raises:
-        ValueError: names the options and their values.
+        ValueError: the options and their values.
     """
     fill_in(cfg, DEFAULTS)
     sizes = ("ffn_embed_dim", "layers", "attention_heads")
     fill_in(cfg, {f"decoder_{size}": getattr(cfg, f"encoder_{size}") for size in sizes})
     check_ranges(cfg, WeightedTransformerConfig)
     if cfg.encoder_embed_dim % 2:
-        raise ValueError(f"--encoder-embed-dim must be even, but it is {cfg.encoder_embed_dim}")
+        raise ValueError(f"--encoder-embed-dim must be even, got {cfg.encoder_embed_dim}")
     for side in ("encoder", "decoder"):
         branches = getattr(cfg, f"{side}_attention_heads")
         for name in ("encoder_embed_dim", f"{side}_ffn_embed_dim"):
             size = getattr(cfg, name)
             if size % branches:
-                raise ValueError(
-                    f"--{side}-attention-heads must divide {flag(name)}, but {branches} does not divide {size}"
-                )
+                raise ValueError(f"--{side}-attention-heads must divide {flag(name)}, got {branches} and {size}")
         if cfg.branch_gating_topk is not None and cfg.branch_gating_topk > branches:
             raise ValueError(
                 f"--branch-gating-topk must be at most --{side}-attention-heads ({branches}), got "
@@ -141,7 +139,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "weighted_transformer_8layer": _sizes(8, 512, 2048, 8, 0.3),
     # Not in the paper: the sizes of fairseq's transformer_iwslt_de_en.
     "weighted_transformer_iwslt_de_en": _sizes(6, 512, 1024, 4, 0.3),
-    # Not in the paper: for the quickstart, small enough for minutes on two processor cores.
+    # Not in the paper: a model for the quickstart, which trains in minutes on two cores.
     "weighted_transformer_tiny": _sizes(2, 128, 512, 4, 0.1),
 }
 
@@ -152,17 +150,15 @@ class SimplexAdamConfig(FairseqAdamConfig):
     adam_eps: float = field(default=1e-9, metadata={"help": "epsilon for Adam optimizer", "range": POSITIVE})
     weight_decay: float = field(default=0.0, metadata={"help": "weight decay", "range": NOT_NEGATIVE})
     freeze_branch_weights_after: Optional[int] = field(
-        default=None, metadata={"help": "leave kappa and alpha as they are from this update on", "range": NOT_NEGATIVE}
+        default=None, metadata={"help": "freeze kappa and alpha from this update on", "range": NOT_NEGATIVE}
     )
 
 
 @dataclass
 class WeightedInverseSqrtConfig(FairseqDataclass):
-    warmup_updates: int = field(
-        default=4000, metadata={"help": "updates of rising learning rate for the network", "range": SIZE}
-    )
+    warmup_updates: int = field(default=4000, metadata={"help": "warm-up updates of the network", "range": SIZE})
     branch_warmup_updates: int = field(
-        default=400, metadata={"help": "updates of rising learning rate for kappa and alpha", "range": SIZE}
+        default=400, metadata={"help": "warm-up updates of kappa and alpha", "range": SIZE}
     )
     lr_scale: float = field(
         default=1.0, metadata={"help": "factor of the network's learning rate", "range": NOT_NEGATIVE}
@@ -171,5 +167,5 @@ class WeightedInverseSqrtConfig(FairseqDataclass):
         default=1.0, metadata={"help": "factor of the learning rate of kappa and alpha", "range": NOT_NEGATIVE}
     )
     encoder_embed_dim: Optional[int] = field(default=II("model.encoder_embed_dim"), metadata={"range": SIZE})
-    # Of the convolutional models it is a list, which is refused when the schedule is made.
+    # A list for convolutional models, which the schedule refuses.
     encoder_layers: Optional[str] = II("model.encoder_layers")

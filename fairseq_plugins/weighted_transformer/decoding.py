@@ -1,6 +1,6 @@
-"""Decoding the Weighted Transformer one token at a time.
+"""Incremental decoding of the Weighted Transformer.
 
-R rows (hypotheses), k of them for each of B sentences; S source positions, h heads of width v, d model width.
+B sentences, k rows (hypotheses) per sentence, R = B·k rows, S source positions, h heads of width v, d model width.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class WeightedTransformerDecoding(StepwiseDecoding):
     decoder: WeightedTransformerDecoder
 
     def set_up(self) -> None:
-        """Fold weights, project the source to keys and values, and allocate memory for those of steps."""
+        """Fold weights, project the source to keys and values, and allocate memory for keys and values of steps."""
         keys = self.source.keys
         self.ancestry = Ancestry(len(keys), self.order.beam, self.capacity, keys.device, self.fixed)
         self.layers = [_Layer(self, module) for module in cast("list[DecoderLayer]", self.decoder.layers)]
 
     def compute(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """One token per row, (R,), to features (R, d) and the last layer's attention (R, S)."""
+        """Map one token per row, (R,), to features (R, d) and the attention of the last layer (R, S)."""
         beam = tokens.numel() // len(self.source.keys)
         places = self.ancestry.step(order, beam, self.position)
-        # A fixed state attends to its whole memory, the empty part masked: one shape, so one program.
+        # A fixed state attends to its whole memory with the empty part masked, so all steps have the same shape.
         past = self.ancestry.bias(self.capacity if self.fixed else self.steps, self.source.keys.dtype)
         source = self.source.bias.unsqueeze(1)
 
@@ -50,13 +50,13 @@ class WeightedTransformerDecoding(StepwiseDecoding):
         return x.flatten(0, 1), attention
 
     def keep(self, kept: KeptSentences) -> None:
-        """Go on with these sentences only."""
+        """Keep only these sentences."""
         super().keep(kept)
         for layer in self.layers:
             layer.keep(kept)
 
     def grow(self, steps: int) -> None:
-        """Allocate memory for so many more steps."""
+        """Allocate memory for more steps."""
         super().grow(steps)
         self.ancestry.grow(steps)
         for layer in self.layers:
@@ -64,7 +64,7 @@ class WeightedTransformerDecoding(StepwiseDecoding):
 
 
 class _Layer:
-    """One layer at decoding time: its state, and its prepared weights."""
+    """State and prepared weights of one layer."""
 
     def __init__(self, decoding: WeightedTransformerDecoding, module: DecoderLayer) -> None:
         self.module = module
@@ -84,22 +84,22 @@ class _Layer:
         self.out = prepare(folded.out, branches.out.bias)
         self.first = prepare(branches.first.weight, branches.first.bias)
         self.second = prepare(folded.second, branches.second.bias)
-        # Averaging values is linear, so the first map of a branch's own head can be applied to the values once per
-        # sentence; an average of S wider values then takes the place of a product for each row.
+        # The average of values is linear, so the first map of each branch can be applied to the values once per
+        # sentence. An average of S wider values then replaces a product for each row.
         moves = beam > 1 and keys.size(2) < folded.first.size(1)
         self.source_values = torch.cat([values, values @ folded.first], dim=-1) if moves else values.contiguous()
         self.own_first = None if moves else folded.first
 
     def step(self, x: Tensor, places: Tensor, past: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
-        """As `DecoderLayer.forward`, with the beams of a sentence as time steps.
+        """Compute `DecoderLayer.forward`, with the hypotheses of a sentence as time steps.
 
         Args:
-            x: (B, k, d).
-            places: of this step's keys, see `Ancestry.step`.
-            past, source: biases of attention scores, (B, 1, k, P) for the first P earlier keys, and (B, 1, 1, S).
+            x: input, (B, k, d).
+            places: places of this step's keys, see `Ancestry.step`.
+            past, source: biases of attention scores, (B, 1, k, P) for the first P keys of steps, and (B, 1, 1, S).
 
         Returns:
-            the layer's output, (B, k, d), and the queries to the source for reporting, (B, h, k, v).
+            Output of the layer, (B, k, d), and queries to the source for reporting, (B, h, k, v).
         """
         module, heads = self.module, self.module.self_attention.heads
         q, k, v = (split_heads(part, heads) for part in self.query_key_value(x).chunk(3, dim=-1))
@@ -121,23 +121,23 @@ class _Layer:
         return module.branches.finish(x, self.out(heads_out), inner, self.second), q
 
     def keep(self, kept: KeptSentences) -> None:
-        """Go on with these sentences only."""
+        """Keep only these sentences."""
         self.past.keep(kept)
         self.source_keys, self.source_values = kept.of(self.source_keys), kept.of(self.source_values)
 
 
 class Ancestry:
-    """The ancestor of each row at every step so far: one of its sentence's k hypotheses.
+    """The ancestor of each row at every step so far, as one of the k hypotheses of its sentence.
 
-    Keys and values of earlier steps never move: each step leaves k of them for a sentence, and a row attends to the one
-    of its ancestor.
+    Keys and values of earlier steps never move.  Each step stores k of them per sentence, and a row attends to those of
+    its ancestors.
 
     Args:
         sentences: B.
         beam: k.
-        capacity: steps to have memory for.
-        device: of the rows.
-        fixed: whether the state stays in its place in memory; then no row may leave.
+        capacity: number of steps to allocate.
+        device: device of the rows.
+        fixed: whether the state stays in place in memory; then no row may be dropped.
     """
 
     def __init__(self, sentences: int, beam: int, capacity: int, device: torch.device, fixed: bool = False) -> None:
@@ -149,12 +149,12 @@ class Ancestry:
         """Begin a step.
 
         Args:
-            order: the earlier row that each row continues, (R,); None when no row moved.
-            beam: rows of a sentence in this step.
-            position: of the step, from zero, (1,).
+            order: previous row that each row continues, (R,); None if no row moved.
+            beam: rows per sentence in this step.
+            position: index of the step, from zero, (1,).
 
         Returns:
-            the places of the step's keys among the k·capacity keys of a sentence, (beam,).
+            Places of the step's keys among the k·capacity keys of a sentence, (beam,).
         """
         if order is not None:
             update_state(self, table=reorder_rows(self.table.flatten(0, 1), order).view(-1, beam, self.table.size(2)))
@@ -172,38 +172,38 @@ class Ancestry:
         return bias.flatten(2).unsqueeze(1)
 
     def grow(self, steps: int) -> None:
-        """Allocate memory for so many more steps."""
+        """Allocate memory for more steps."""
         self.table = F.pad(self.table, (0, steps), value=_NO_ROW)
 
 
 class Past:
-    """Keys and values of earlier steps, k of each for a step and sentence.
+    """Keys and values of earlier steps, k per step and sentence.
 
     Args:
-        keys: of the source, as columns, (B, h, v, S), whose type, device and other sizes they have.
-        places: keys to have memory for.
+        keys: keys of the source as columns, (B, h, v, S), which determine type, device and sizes.
+        places: number of keys to allocate.
     """
 
     def __init__(self, keys: Tensor, places: int) -> None:
         sentences, heads, width, _ = keys.shape
-        # Places that are not filled have a weight of zero, which must not be multiplied with a NaN.
+        # Empty places have weight zero, but zero times NaN would be NaN.
         self.keys = keys.new_zeros(sentences, heads, width, places)
         self.values = keys.new_zeros(sentences, heads, places, width)
 
     def put(self, keys: Tensor, values: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Put the keys and values of a step, each (B, h, k, v), into these places, (k,).
+        """Store the keys and values of a step, each (B, h, k, v), at the given places, (k,).
 
         Returns:
-            the keys of all places, as columns, (B, h, v, places), and the values, (B, h, places, v).
+            All keys as columns, (B, h, v, places), and all values, (B, h, places, v).
         """
         self.keys.index_copy_(3, places, keys.transpose(2, 3))
         self.values.index_copy_(2, places, values)
         return self.keys, self.values
 
     def grow(self, places: int) -> None:
-        """Allocate memory for so many more keys."""
+        """Allocate memory for more keys."""
         self.keys, self.values = F.pad(self.keys, (0, places)), F.pad(self.values, (0, 0, 0, places))
 
     def keep(self, kept: KeptSentences) -> None:
-        """Go on with these sentences only."""
+        """Keep only these sentences."""
         self.keys, self.values = kept.of(self.keys), kept.of(self.values)

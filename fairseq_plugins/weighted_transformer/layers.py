@@ -1,10 +1,11 @@
-"""The layers of the Weighted Transformer (Ahmed et al. 2017, section 3, figure 1), and their attention.
+"""Layers of the Weighted Transformer (Ahmed et al. 2017, section 3, figure 1), and their attention.
 
-The paper leaves open which parts of a layer are branched.  Here self-attention and feed-forward network of the encoder
-are one branched block; in the decoder self-attention is the Transformer's own, and the attention to the source and the
-feed-forward network are one branched block.  A 6+6-layer model of 8 heads then has 192 weights κ and α, as the paper.
+The paper does not say which parts of a layer are branched.  Here, self-attention and feed-forward network of an encoder
+layer form a branched block.  In a decoder layer, self-attention is the Transformer's, and attention to the source and
+feed-forward network form a branched block.  A 6+6-layer model with 8 heads then has 192 weights κ and α, as in the
+paper.
 
-B sentences, T queries or target positions, S positions attended to, h heads of width v = d/h, d model width.
+B sentences, T queries or target positions, S keys, h heads of width v = d/h, d model width.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from __future__ import annotations
 import math
 
 import torch.nn.functional as F
-from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
+from fairseq_plugins.common.dropout import Dropout
 from fairseq_plugins.common.linear import Linear
 from fairseq_plugins.common.options import Options
 from fairseq_plugins.common.source import Source, softmax
@@ -22,10 +23,10 @@ from fairseq_plugins.weighted_transformer.branches import BranchedBlock, xavier_
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention into a branched block.
+    """Self-attention and a branched block.
 
     Args:
-        cfg: the model's options, complete.
+        cfg: resolved options of the model.
     """
 
     def __init__(self, cfg: Options) -> None:
@@ -34,23 +35,20 @@ class EncoderLayer(nn.Module):
         self.branches = _branches(cfg, "encoder", type(self).__name__)
 
     def forward(self, x: Tensor, bias: Tensor) -> Tensor:
-        """One layer.
+        """Compute the layer: (B, S, d) -> (B, S, d).
 
         Args:
-            x: (B, S, d).
-            bias: added to the scores of attention, minus infinity at padding, (B, 1, 1, S).
-
-        Returns:
-            (B, S, d).
+            x: input, (B, S, d).
+            bias: bias of attention scores, minus infinity at padding, (B, 1, 1, S).
         """
         return self.branches(x, self.attention(x, x, bias))
 
 
 class DecoderLayer(nn.Module):
-    """Causal self-attention as in the Transformer, then attention to the source into a branched block.
+    """Causal self-attention like the Transformer's, then attention to the source and a branched block.
 
     Args:
-        cfg: the model's options, complete.
+        cfg: resolved options of the model.
     """
 
     def __init__(self, cfg: Options) -> None:
@@ -61,18 +59,18 @@ class DecoderLayer(nn.Module):
         self.self_attention_norm = nn.LayerNorm(dim)
         self.source_attention = AttentionHeads(dim, heads, cfg.attention_dropout)
         self.branches = _branches(cfg, "decoder", type(self).__name__)
-        self.dropout = FairseqDropout(cfg.dropout, module_name=type(self).__name__)
+        self.dropout = Dropout(cfg.dropout, module_name=type(self).__name__)
 
     def forward(self, x: Tensor, source: Source, seen: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """One layer.
+        """Compute the layer.
 
         Args:
-            x: (B, T, d).
-            source: the encoder's output, (B, S, d).
-            seen: added to the scores of self-attention, (B, 1, T, T); None where a position sees those up to itself.
+            x: input, (B, T, d).
+            source: encoder output, (B, S, d).
+            seen: bias of self-attention scores, (B, 1, T, T); None for causal attention.
 
         Returns:
-            the layer's output, and what attends to the source, for its weights to be computed from, both (B, T, d).
+            Output of the layer, and input of the attention to the source (for reporting its weights), both (B, T, d).
         """
         out = self.self_attention_out(self.self_attention(x, x, seen, causal=seen is None))
         x = self.self_attention_norm(x + self.dropout(out))
@@ -95,19 +93,19 @@ def _branches(cfg: Options, side: str, owner: str) -> BranchedBlock:
 
 
 class AttentionHeads(nn.Module):
-    """``head_i = softmax(Q W^Q_i (K W^K_i)ᵀ / √v) V W^V_i``, all heads side by side.
+    """Concatenated attention heads: ``head_i = softmax(Q W^Q_i (K W^K_i)ᵀ / √v) V W^V_i``.
 
     Args:
         dim: d.
         heads: h, which must divide d.
-        dropout: on the weights of the attention.
+        dropout: dropout on attention weights.
     """
 
     def __init__(self, dim: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.heads = heads
-        self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
-        # As fairseq draws them: the three as one matrix, so that one product makes them.
+        self.dropout = Dropout(dropout, module_name=type(self).__name__)
+        # fairseq's initial weights. Keys and values share one matrix for a single product.
         self.query = xavier_(Linear(dim, dim), gain=math.sqrt(0.5))
         self.key_value = Linear(dim, 2 * dim)
         for weight in self.key_value.weight.chunk(2):
@@ -118,52 +116,57 @@ class AttentionHeads(nn.Module):
         """Attend to ``source``.
 
         Args:
-            x: queries, (B, T, d).
-            source: keys and values, (B, S, d).
-            bias: added to the scores, broadcast to (B, h, T, S).
-            causal: whether position t sees only positions up to t.
+            x: input of the queries, (B, T, d).
+            source: input of keys and values, (B, S, d).
+            bias: bias of the scores, broadcast to (B, h, T, S).
+            causal: whether position t attends to positions up to t only.
 
         Returns:
-            (B, T, d), head after head.
+            Concatenated heads, (B, T, d).
         """
         keys, values = self.project(source)
         q = split_heads(self.query(x), self.heads)
-        p = self.dropout.p if self.training or self.dropout.apply_during_inference else 0.0
-        return join_heads(F.scaled_dot_product_attention(q, keys, values, bias, dropout_p=p, is_causal=causal))
+        if self.dropout.rate == 0 or x.device.type != "cpu":
+            p = self.dropout.rate
+            return join_heads(F.scaled_dot_product_attention(q, keys, values, bias, dropout_p=p, is_causal=causal))
+        # torch's attention has its own dropout, and takes twice the time in bfloat16 on a CPU.
+        if causal:
+            bias = q.new_full((q.size(2), q.size(2)), -math.inf).triu_(1)
+        return join_heads(self.dropout(attention_weights(q, keys.transpose(2, 3), bias)) @ values)
 
     def weights(self, x: Tensor, source: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Return the weights with which `forward` averages when it is not causal, (B, h, T, S)."""
+        """Return the attention weights of non-causal `forward`, (B, h, T, S)."""
         keys, _ = self.project(source)
         return attention_weights(split_heads(self.query(x), self.heads), keys.transpose(2, 3), bias)
 
     def project(self, source: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values of a source, (B, S, d), each (B, h, S, v)."""
+        """Return keys and values, each (B, h, S, v), of a source, (B, S, d)."""
         keys, values = self.key_value(source).chunk(2, dim=-1)
         return split_heads(keys, self.heads), split_heads(values, self.heads)
 
 
 def attention_weights(q: Tensor, keys: Tensor, bias: Tensor | None) -> Tensor:
-    """Return the weights of attention, (B, h, T, S), computed at least in float32.
+    """Return attention weights, (B, h, T, S), computed at least in float32.
 
     Args:
-        q: (B, h, T, v).
-        keys: as columns, (B, h, v, S).
-        bias: added to the scores, broadcast to (B, h, T, S).
+        q: queries, (B, h, T, v).
+        keys: keys as columns, (B, h, v, S).
+        bias: bias of the scores, broadcast to (B, h, T, S).
     """
     scores = attention_scores(q, keys)
     return softmax(scores if bias is None else scores + bias)
 
 
 def attention_scores(q: Tensor, keys: Tensor) -> Tensor:
-    """Return ``q · k / √v``, (B, h, T, S); the arguments are those of `attention_weights`."""
+    """Return the scores ``q · k / √v``, (B, h, T, S); for the arguments see `attention_weights`."""
     return (q * q.size(-1) ** -0.5) @ keys
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
-    """(B, T, d) -> (B, h, T, v), without a copy."""
+    """Return a view of the heads: (B, T, d) -> (B, h, T, v)."""
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 def join_heads(x: Tensor) -> Tensor:
-    """(B, h, T, v) -> (B, T, d)."""
+    """Concatenate heads: (B, h, T, v) -> (B, T, d)."""
     return x.transpose(1, 2).flatten(2)

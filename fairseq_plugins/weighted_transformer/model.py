@@ -1,6 +1,6 @@
-"""The Weighted Transformer (Ahmed et al. 2017): encoder, decoder for all target positions at once, and model.
+"""The Weighted Transformer (Ahmed et al. 2017): encoder, decoder and model.
 
-B sentences, T target positions, S source positions, d model width.  Decoding step by step is in `decoding`.
+B sentences, T target positions, S source positions, d model width.  Incremental decoding is in `decoding`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from fairseq_plugins.weighted_transformer.layers import DecoderLayer, EncoderLay
 
 
 class WeightedTransformerEncoder(SourceEncoder):
-    """Self-attention and feed-forward networks in branches.
+    """A stack of layers with branched self-attention.
 
     Args:
-        cfg: the model's options, complete.
+        cfg: resolved options of the model.
         dictionary: source words.
         embedding: embeddings of words and positions.
     """
@@ -45,7 +45,7 @@ class WeightedTransformerEncoder(SourceEncoder):
         self.layers = nn.ModuleList(EncoderLayer(cfg) for _ in range(cfg.encoder_layers))
 
     def encode(self, e: Tensor, padding_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """The output of the last layer as keys and values, (B, S, d)."""
+        """Return the output of the last layer as keys and values, (B, S, d)."""
         x, bias = e, padding_bias(padding_mask, e.dtype).unsqueeze(1)
         for layer in self.layers:
             x = layer(x, bias)
@@ -53,13 +53,13 @@ class WeightedTransformerEncoder(SourceEncoder):
 
 
 class WeightedTransformerDecoder(IncrementalDecoder):
-    """Causal self-attention, and branched attention to the source.
+    """A stack of layers with causal self-attention and branched attention to the source.
 
     Args:
-        cfg: the model's options, complete.
+        cfg: resolved options of the model.
         dictionary: target words.
         embedding: embeddings of words and positions.
-        output_projection: to the vocabulary.
+        output_projection: linear map to the vocabulary.
     """
 
     decoding_class = WeightedTransformerDecoding
@@ -72,9 +72,9 @@ class WeightedTransformerDecoder(IncrementalDecoder):
         self.output_projection = output_projection
 
     def features(self, g: Tensor, source: Source) -> tuple[Tensor, Tensor | None]:
-        """All positions at once: (B, T, d), and the last layer's attention to the source, averaged over its heads.
+        """Compute all positions: (B, T, d), and the last layer's attention to the source, averaged over heads.
 
-        Targets are padded on the right, or not at all: a token does not see what follows it.
+        Padding of targets must be on the right, where causal attention never reaches it.
         """
         x = g
         for layer in self.layers:
@@ -85,7 +85,7 @@ class WeightedTransformerDecoder(IncrementalDecoder):
         return x, heads.weights(query, source.keys, source.bias.unsqueeze(1)).mean(dim=1)
 
     def attention_modules(self) -> dict[int, nn.Module]:
-        """As of `IncrementalDecoder`."""
+        """Return the attention modules by layer, see `IncrementalDecoder`."""
         layers = cast("list[DecoderLayer]", self.layers)
         return {number: layer.source_attention for number, layer in enumerate(layers, 1)}
 
@@ -105,7 +105,7 @@ class WeightedTransformerDecoder(IncrementalDecoder):
 
 @register_model("weighted_transformer", dataclass=WeightedTransformerConfig)
 class WeightedTransformerModel(TranslationModel):
-    """A Transformer whose heads are weighted branches, each with its own part of the feed-forward network."""
+    """A Transformer whose heads are weighted branches, each with a part of the feed-forward network."""
 
     family = "weighted_transformer"
     onnx_program = "fairseq_plugins.weighted_transformer.onnx"
@@ -116,16 +116,16 @@ class WeightedTransformerModel(TranslationModel):
     ) -> None:
         super().__init__(encoder, decoder)
         self._calls = 0
-        # Not to be averaged: fairseq's moving average leaves out what is called a version.
+        # fairseq's moving average skips buffers whose name ends in version.
         self.branch_weights_version: Tensor
         self.register_buffer("branch_weights_version", torch.tensor(BRANCH_WEIGHTS.index(branch_weights)))
 
     @classmethod
     def build(cls, cfg: Options, task: FairseqTask) -> WeightedTransformerModel:
-        """As of `TranslationModel`.
+        """Build the model, see `TranslationModel`.
 
         Raises:
-            ValueError: two options do not fit together, or embeddings cannot be shared.
+            ValueError: options are incompatible, or embeddings cannot be shared.
         """
         resolve_config(cfg)
         dim, sharing = cfg.encoder_embed_dim, str(cfg.share_embeddings)
@@ -140,8 +140,8 @@ class WeightedTransformerModel(TranslationModel):
             source_words = target_words
         else:
             raise ValueError(
-                "source and target have different dictionaries, so their embeddings cannot be one: make the data with "
-                "fairseq-preprocess --joined-dictionary, or use --share-embeddings decoder"
+                "--share-embeddings all: source and target have different dictionaries; run fairseq-preprocess with "
+                "--joined-dictionary, or use --share-embeddings decoder"
             )
         output_projection = Linear(dim, len(task.target_dictionary), bias=False)
         if sharing == "none":
@@ -166,7 +166,7 @@ class WeightedTransformerModel(TranslationModel):
 
     @classmethod
     def training_options(cls, warmup: int) -> str:
-        """The paper's optimizer and schedule; with d = 512 the network's rate falls as 0.04 / sqrt(updates), too."""
+        """Return the paper's optimizer and schedule; with d = 512 the rate is 0.04 / sqrt(updates), too."""
         return (
             "--criterion weighted_label_smoothed_cross_entropy --optimizer simplex_adam "
             f"--lr-scheduler weighted_inverse_sqrt --warmup-updates {warmup} "
@@ -174,13 +174,13 @@ class WeightedTransformerModel(TranslationModel):
         )
 
     def train(self, mode: bool = True) -> WeightedTransformerModel:
-        """Before validation and translation, check that κ and α are on the simplex.
+        """Check before validation and translation that κ and α are on the simplex, and set the mode.
 
-        A wrong optimizer shows early: the check is also made in calls 1, 2, 4, 8 and so on, of which fairseq's trainer
-        makes two or more for each update.  It waits for the device.
+        To find a wrong optimizer early, calls 1, 2, 4, 8 and so on check, too; fairseq's trainer makes at least two
+        calls per update.  The check synchronises with the device.
 
         Raises:
-            ValueError: they are not.
+            ValueError: κ or α is off the simplex.
         """
         self._calls += mode
         if self.training and not (mode and self._calls & (self._calls - 1)):
@@ -189,18 +189,17 @@ class WeightedTransformerModel(TranslationModel):
         return self
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
-        """Make a checkpoint fit this model.
+        """Adapt a checkpoint to this model.
 
-        Where the model was asked for other branch weights than the checkpoint was trained with (``--model-overrides
-        "{'branch_weights': 'uniform'}"``), it keeps its own.
+        If ``--branch-weights`` differs from training (``--model-overrides "{'branch_weights': 'uniform'}"``), the model
+        keeps its own branch weights.
 
         Raises:
-            ValueError: the checkpoint was written by a newer version than this one, or by the first one, whose layers
-                were others; or with the other ``--branch-constraint``.
+            ValueError: the checkpoint has an unsupported version, or another ``--branch-constraint``.
         """
         super().upgrade_state_dict_named(state_dict, name)
         if int(state_dict.get("version", self.state_version)) < self.state_version:
-            raise ValueError("the checkpoint has the layers of version 1, which this code no longer has: train anew")
+            raise ValueError("the checkpoint has layers of version 1, which are no longer supported: train again")
         version = state_dict.setdefault("branch_weights_version", self.branch_weights_version)
         vectors = {f"{name}.weight": each for name, each in self.named_modules() if isinstance(each, SimplexVector)}
         if int(version) != int(self.branch_weights_version):

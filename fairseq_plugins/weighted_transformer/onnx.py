@@ -1,4 +1,4 @@
-"""The Weighted Transformer as operators.
+"""The Weighted Transformer as ONNX operators.
 
 B sentences of S words, N = B·S, R rows; d model width, h heads (M branches) of width v, F inner width of a branch.
 """
@@ -14,12 +14,12 @@ from fairseq_plugins.common.onnx_program import Program, Sizes, SourceProgram, S
 from fairseq_plugins.weighted_transformer.branches import BranchedBlock
 from fairseq_plugins.weighted_transformer.model import WeightedTransformerDecoder, WeightedTransformerEncoder
 
-# The program computes these and no classes that are derived from them.
+# The program computes exactly these classes, no subclasses.
 PARTS = (WeightedTransformerEncoder, WeightedTransformerDecoder)
 
 
 def encode(program: SourceProgram, encoder: WeightedTransformerEncoder, e: str) -> tuple[str, str]:
-    """`WeightedTransformerEncoder.encode`: embeddings, (B, S, d), to keys and values, which are one, (B, S, d)."""
+    """Add `WeightedTransformerEncoder.encode`: embeddings, (B, S, d), to equal keys and values, (B, S, d)."""
     dim = encoder.embedding.words.embedding_dim
     x, bias = program.flat(e, dim), program.Unsqueeze(program.bias, [1])
     layers: Any = encoder.layers
@@ -37,7 +37,7 @@ def encode(program: SourceProgram, encoder: WeightedTransformerEncoder, e: str) 
 def set_up(
     program: SourceProgram, decoder: WeightedTransformerDecoder, keys: str, values: str
 ) -> list[tuple[str, Sizes]]:
-    """Return the inputs of steps that depend on the source, with their sizes: keys and values of each layer."""
+    """Return the source-dependent inputs of a step with their sizes: keys and values of each layer."""
     dim = decoder.embedding.words.embedding_dim
     x = program.flat(keys, dim)
     sources: list[tuple[str, Sizes]] = [(program.Unsqueeze(program.bias, [1]), ["B", 1, 1, "S"])]
@@ -49,8 +49,8 @@ def set_up(
     return sources
 
 
-def step(program: StepProgram, decoder: WeightedTransformerDecoder, x: str) -> tuple[str, str]:
-    """Embeddings, (R, d), to features, (R, d), and the last layer's attention, (B, k, S)."""
+def step(program: StepProgram, decoder: WeightedTransformerDecoder, x: str) -> tuple[str, list[str]]:
+    """Add one step: embeddings, (R, d), to features, (R, d), and the attention of the last layer, (B, k, S)."""
     dim = decoder.embedding.words.embedding_dim
     bias, *sources = program.sources
     layers: Any = decoder.layers
@@ -69,24 +69,24 @@ def step(program: StepProgram, decoder: WeightedTransformerDecoder, x: str) -> t
         q = program.heads(program.linear(x, other.query.weight * scale, other.query.bias * scale), heads, width)
         a = program.Softmax(program.Add(program.MatMul(q, keys), bias), axis=-1)
         x = _branched_block(program, layer.branches, x, program.MatMul(a, values))
-    return x, program.ReduceMean(a, [1], keepdims=0)
+    return x, [program.ReduceMean(a, [1], keepdims=0)]
 
 
 def _keys_values(program: SourceProgram, attention: Any, x: str) -> tuple[str, str]:
-    """What a layer attends to, of a source (N, d): keys as columns, (B, h, v, S), and values, (B, h, S, v)."""
+    """Add keys as columns, (B, h, v, S), and values, (B, h, S, v), of a source, (N, d)."""
     heads, dim = attention.heads, attention.key_value.in_features
     k, v = program.chunks(program.linear(x, attention.key_value.weight, attention.key_value.bias), 2, axis=1)
     return program.heads(k, heads, dim // heads, columns=True), program.heads(v, heads, dim // heads)
 
 
 def _branched_block(program: Program, block: BranchedBlock, x: str, attended: str) -> str:
-    """`BranchedBlock.forward`, through folded weights.
+    """Add `BranchedBlock.forward` with folded weights.
 
     Args:
-        program: to add to.
-        block: which.
-        x: what the layer started from, (N, d).
-        attended: by each head, (B, M, ·, v).
+        program: the program.
+        block: the block.
+        x: input of the layer, (N, d).
+        attended: heads, (B, M, ·, v).
     """
     folded, M, dim = block.fold(), block.branches, block.out.in_features
     heads = program.Reshape(program.Transpose(attended, perm=[1, 0, 2, 3]), [M, -1, dim // M])  # (M, N, v)

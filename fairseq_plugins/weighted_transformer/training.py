@@ -1,7 +1,7 @@
 """Training of the Weighted Transformer (Ahmed et al. 2017): optimizer, learning rates, and loss with statistics.
 
-After each update κ and α make Adam's step and are projected onto the simplex again (section 3).  d model width,
-N layers, t updates; learning rates (section 4.1):
+In each update κ and α make Adam's step and are projected onto the simplex (section 3).  d model width, N layers,
+t updates.  Learning rates (section 4.1):
 
     network      d^-0.5 · min(t^-0.5, t · 4000^-1.5)
     κ and α      (d/N)^-0.5 · min(t^-0.5, t · 400^-1.5)
@@ -39,20 +39,20 @@ logger = logging.getLogger(__name__)
 
 @register_optimizer("simplex_adam", dataclass=SimplexAdamConfig)
 class FairseqSimplexAdam(FairseqAdam):
-    """Adam with a projection.  With fp16 it needs ``--fp16-no-flatten-grads`` or ``--memory-efficient-fp16``.
+    """Adam with projection; fp16 needs ``--fp16-no-flatten-grads`` or ``--memory-efficient-fp16``.
 
     Raises:
-        ValueError: ``--fp16-adam-stats`` is given, or a number is out of its range.
+        ValueError: ``--fp16-adam-stats`` is given, or a number is out of range.
     """
 
     def __init__(self, cfg: DictConfig, params: Iterable[Tensor]) -> None:
         FairseqOptimizer.__init__(self, cfg)
         if cfg.fp16_adam_stats:
-            raise ValueError("--optimizer simplex_adam keeps its moments in float32: leave out --fp16-adam-stats")
+            raise ValueError("--fp16-adam-stats: --optimizer simplex_adam keeps moments in float32; remove the option")
         check_ranges(cfg, SimplexAdamConfig)
         betas = self.optimizer_config["betas"]
         if not isinstance(betas, list | tuple) or len(betas) != 2 or any(b not in FRACTION or b == 1 for b in betas):
-            raise ValueError(f"--adam-betas must be two numbers, at least 0 and below 1, got {cfg.adam_betas}")
+            raise ValueError(f"--adam-betas must be two numbers at least 0 and below 1, got {cfg.adam_betas}")
         groups: dict[str, list[Tensor]] = {"network": [], SOFTMAX: [], SIMPLEX: []}
         for parameter in params:
             group = getattr(parameter, "param_group", None)
@@ -63,20 +63,20 @@ class FairseqSimplexAdam(FairseqAdam):
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
-        """Arguments of `SimplexAdam`, here and where fairseq makes one for each shard of the parameters."""
+        """Return arguments of `SimplexAdam`, also for fairseq's sharded optimizers."""
         return {**super().optimizer_config, "freeze_after": self.cfg.freeze_branch_weights_after}
 
 
 class SimplexAdam(Adam):
-    """fairseq's Adam for the network, and projected steps for the groups named `SIMPLEX`.
+    """fairseq's Adam for the network, and projected steps for the parameter group `SIMPLEX`.
 
     Args:
-        params: groups, each with a name.
-        freeze_after: the number of updates after which the groups `SIMPLEX` and `SOFTMAX` stay bit for bit the same.
-        **options: those of Adam.
+        params: parameter groups, each with a name.
+        freeze_after: number of updates after which the groups `SIMPLEX` and `SOFTMAX` stay unchanged.
+        **options: options of Adam.
     """
 
-    # Steps are not pointwise: parameters hidden in one flat vector would be lost.
+    # The projection is not pointwise, so parameters must not be flattened into one vector.
     supports_flat_params = False
     param_groups: list[dict[str, Any]]
 
@@ -84,13 +84,13 @@ class SimplexAdam(Adam):
         super().__init__(params, **options)
         self.freeze_after = freeze_after
         for group in self.param_groups:
-            group["updates"] = 0  # saved and restored with the group
+            group["updates"] = 0  # saved with the group
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One update."""
+        """Make one update."""
         loss = None
-        if closure is not None:  # it may want gradients, and to clear those of all groups
+        if closure is not None:  # may compute gradients of all groups
             with torch.enable_grad():
                 loss = closure()
         groups = self.param_groups
@@ -100,7 +100,7 @@ class SimplexAdam(Adam):
             group["updates"] += 1
             if group["name"] == "network" or not frozen:
                 active.append(group)
-        # fairseq's step goes through `param_groups`; not even momentum may move what is frozen.
+        # fairseq's step updates all `param_groups`; momentum must not move frozen parameters.
         try:
             self.param_groups = [group for group in active if group["name"] != SIMPLEX]
             super().step()
@@ -122,10 +122,10 @@ class SimplexAdam(Adam):
             state["exp_avg"] = torch.zeros_like(gradient)
             state["exp_avg_sq"] = torch.zeros_like(square)
             if parameter.dtype != torch.float32:
-                # In half precision most steps would be rounded away.
+                # Half precision would round most steps to zero.
                 state["master"] = parameter.float()
         for name in ("exp_avg", "exp_avg_sq", "master"):
-            if name in state:  # --memory-efficient-fp16 brings it back from a checkpoint where the file was read
+            if name in state:  # --memory-efficient-fp16 leaves loaded state on the CPU
                 state[name] = state[name].to(parameter.device)
         state["step"] += 1
         beta1, beta2 = group["betas"]
@@ -141,15 +141,15 @@ class SimplexAdam(Adam):
 
 @register_lr_scheduler("weighted_inverse_sqrt", dataclass=WeightedInverseSqrtConfig)
 class WeightedInverseSqrt(FairseqLRScheduler):
-    """A linear rise and an inverse square root for the network, another for the branches' weights.
+    """Linear warm-up and inverse square root decay, separately for the network and for κ and α.
 
-    It computes the rates from the model's size: ``--lr`` is not used, and who gives it is told so.
+    The rates depend on the size of the model.  ``--lr`` is ignored with a warning.
 
     Attributes:
-        needs_rate: whether ``--lr`` has to be given; own-data asks every schedule, and those without an answer need it.
+        needs_rate: whether ``--lr`` is required; own-data reads it, and assumes it for schedules without the attribute.
 
     Raises:
-        ValueError: the optimizer is not ``simplex_adam``, a number is out of its range, or layers are no number.
+        ValueError: the optimizer is not ``simplex_adam``, a number is out of range, or ``--encoder-layers`` is a list.
     """
 
     needs_rate = False
@@ -160,19 +160,19 @@ class WeightedInverseSqrt(FairseqLRScheduler):
             raise ValueError("--lr-scheduler weighted_inverse_sqrt needs --optimizer simplex_adam")
         check_ranges(cfg, WeightedInverseSqrtConfig)
         if list(optimizer.cfg.lr) != OptimizationConfig().lr:
-            logger.warning("--lr does nothing with --lr-scheduler weighted_inverse_sqrt: take --lr-scale")
-        # Under hydra the sizes of the default architecture are not in the configuration.
+            logger.warning("--lr has no effect with --lr-scheduler weighted_inverse_sqrt: use --lr-scale")
+        # hydra's configuration lacks the sizes of the default architecture.
         sizes = {
             name: DEFAULTS[name] if cfg[name] is None else cfg[name] for name in ("encoder_embed_dim", "encoder_layers")
         }
         if not str(sizes["encoder_layers"]).isdigit():
             raise ValueError(
-                "--lr-scheduler weighted_inverse_sqrt is for Transformers, whose --encoder-layers is a number, and not "
+                "--lr-scheduler weighted_inverse_sqrt needs a Transformer with a number as --encoder-layers, got "
                 f"{sizes['encoder_layers']}"
             )
         self.dim, self.layers = map(int, sizes.values())
-        # Under hydra fairseq's own transformer has its sizes elsewhere; lr_scheduler.encoder_layers is heard.
-        logger.info(f"learning rates are those of a model of {self.layers} layers of width {self.dim}")
+        # For fairseq's transformer under hydra, set lr_scheduler.encoder_layers.
+        logger.info(f"learning rates for a model of {self.layers} layers of width {self.dim}")
 
     def step_update(self, num_updates: int) -> float:
         """Set the rates for the next update."""
@@ -193,14 +193,13 @@ def _rise_and_fall(update: int, warmup: int) -> float:
 
 @register_criterion("weighted_label_smoothed_cross_entropy", dataclass=LabelSmoothedCrossEntropyCriterionConfig)
 class WeightedLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
-    """fairseq's loss, and with it entropy and max/min ratio of κ and α, averaged over the layers.
+    """fairseq's loss, and statistics of κ and α: entropy and max/min ratio, averaged over the layers.
 
-    Entropy is in bits: log2 M where the branches weigh the same, zero where one has all.  A branch of weight zero would
-    make the ratio infinite; it counts as a thousandth of the largest.
+    The entropy in bits is log2 M for equal weights, and zero for a single branch.  Ratios are capped at 1000.
     """
 
     def forward(self, model: BaseFairseqModel, sample: dict[str, Any], reduce: bool = True) -> Any:
-        """As fairseq's; the statistics stay on the device."""
+        """Compute fairseq's loss and the statistics, which stay on the device."""
         loss, sample_size, logging_output = super().forward(model, sample, reduce)
         if model.training:
             logging_output.update(branch_statistics(model), forwards=1)
@@ -208,7 +207,7 @@ class WeightedLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
-        """Log the loss and, during training, the statistics."""
+        """Log the loss and, in training, the statistics."""
         super().reduce_metrics(logging_outputs)
         if not any("forwards" in log for log in logging_outputs):
             return
@@ -219,14 +218,14 @@ class WeightedLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
 
 @torch.no_grad()
 def branch_statistics(model: torch.nn.Module) -> dict[str, Tensor]:
-    """Entropy and ratio of κ and α, for each the mean over the layers; scalars on the model's device."""
+    """Return entropy and ratio of κ and α, averaged over the layers, as scalars on the model's device."""
     vectors: dict[str, list[Tensor]] = {}
     for name, module in model.named_modules():
         if isinstance(module, SimplexVector):
             vectors.setdefault(name.rpartition(".")[2], []).append(module.point().float())
     statistics = {}
     for name, points in vectors.items():
-        # Encoder and decoder may have different numbers of branches: what is filled in changes neither figure.
+        # Encoder and decoder may have different numbers of branches; padding changes neither statistic.
         filled = pad_sequence(points, batch_first=True, padding_value=math.nan)
         largest, smallest = filled.nan_to_num(-math.inf).amax(1), filled.nan_to_num(math.inf).amin(1)
         statistics[f"{name}_entropy"] = torch.special.entr(filled.nan_to_num(0)).sum(1).mean() / math.log(2)

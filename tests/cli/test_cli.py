@@ -49,6 +49,7 @@ MISSING = {
     "plot-attention": "{2} --path {0} --input a --output {1}.svg",
     "plot-branches": "{0} --output {1}.svg",
     "plot-loss": "{0} --output {1}.svg",
+    "serve": "{0}",
     "score": "--generated {0} --reference {0}",
     "tune-length": "{0}",
 }

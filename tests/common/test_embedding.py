@@ -47,5 +47,5 @@ def test_pretrained_words_are_those_of_the_file(tmp_path: Path) -> None:
     for file, content in ((path, "1 3\ncat 1 2\n"), (path, ""), (tmp_path / "nowhere.txt", None)):
         if content is not None:
             file.write_text(content)
-        with pytest.raises(ValueError, match=f"^--option: {file} "):
+        with pytest.raises(ValueError, match=f"^--option {file}: "):
             pretrained_embedding(dictionary, 3, str(file), "--option")

@@ -1,4 +1,4 @@
-"""What decoding keeps for a sentence is what docs/decoding.md says: O(S), and O(T) where keys and values are kept."""
+"""What decoding keeps for a sentence is what docs/internals.md says: O(S), and O(T) where keys and values are kept."""
 
 from __future__ import annotations
 

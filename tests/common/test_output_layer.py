@@ -127,9 +127,9 @@ def test_models_without_a_linear_output_layer_are_refused(task: SimpleNamespace,
     tied = fairseq_model("lstm", task, share_decoder_input_output_embed=True)
     adaptive = fairseq_model("transformer_tiny", task, adaptive_softmax_cutoff="10,20")
     for model in (tied, adaptive):
-        with pytest.raises(ValueError, match=f"^{type(model.decoder).__name__} "):
+        with pytest.raises(ValueError, match=f"^--candidates: {type(model.decoder).__name__} "):
             candidate_output(model, candidates).__enter__()
-    with pytest.raises(ValueError, match=r"^Linear "):
+    with pytest.raises(ValueError, match=r"^--candidates: Linear "):
         candidate_output(nn.Linear(1, 1), candidates).__enter__()
     normalised = fairseq_model("transformer_tiny", task)
     spectral_norm(normalised.decoder.output_projection)

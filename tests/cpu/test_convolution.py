@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from fairseq_plugins.cpu.convolution import as_matrix, convolve_channels_first, convolve_time_first, lay_out
-from fairseq_plugins.cpu.packing import Packing
+from fairseq_plugins.cpu.packing import PackedWeightCache
 
 
 @pytest.mark.parametrize("form", ["torch", "oneDNN", "packed"])
@@ -23,7 +23,7 @@ def test_time_first(prefer_onednn: Callable[[bool], None], form: str, kernel: in
     if laid_out:
         weight = lay_out(weight)
         assert as_matrix(weight).is_contiguous()
-    with Packing().for_batch() as batch:
+    with PackedWeightCache().for_batch() as batch:
         y = convolve_time_first(x, weight, bias, padding, batch if form == "packed" else None)
     columns = F.pad(x.double().permute(1, 2, 0), padding)
     expected = F.conv1d(columns, weight.double().permute(2, 1, 0), bias.double()).permute(2, 0, 1)

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from fairseq_plugins.cpu.packing import Packing, with_packing
+from fairseq_plugins.cpu.packing import PackedWeightCache, with_packing
 from fairseq_plugins.cpu.products import has_onednn
 from fairseq_plugins.search.generator import FastBeamSearch
 
@@ -44,7 +44,7 @@ def test_translations(build, architecture: str, sentences, dictionary, beam: int
         model = build(architecture, **SIZES[architecture]).to(dtype)
         if prepared:
             model.make_generation_fast_()
-        search = FastBeamSearch([model], dictionary, Packing(), beam_size=beam, max_len_b=20)
+        search = FastBeamSearch([model], dictionary, PackedWeightCache(), beam_size=beam, max_len_b=20)
         found.append(search.generate([model], sample))
     for plain, fast in zip(*found, strict=True):
         for ours, theirs in zip(fast, plain, strict=True):
@@ -58,10 +58,10 @@ def test_a_twin_is_packed_and_the_model_is_not(build, architecture: str, sentenc
     """In int8 their outputs differ, so the model would show if a twin had changed it."""
     model, source = build(architecture, **SIZES[architecture]), sentences([10] * 64)
     before = copy.deepcopy(model.encoder(source))
-    with Packing("int8").for_batch() as batch:
+    with PackedWeightCache("int8").for_batch() as batch:
         twin = with_packing(model.encoder, batch)
         rounded = twin(source)
-    assert batch.kept
+    assert batch.entries
     assert not torch.equal(rounded.keys, before.keys)
     assert torch.equal(model.encoder(source).keys, before.keys)
     assert all(mine is theirs for mine, theirs in zip(model.encoder.parameters(), twin.parameters(), strict=True))

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 
 from fairseq_plugins.cpu.linear import linear
-from fairseq_plugins.cpu.packing import Packing, cached, prepare_linear
-from fairseq_plugins.cpu.products import PRECISIONS, Packed, has_onednn, quantised
+from fairseq_plugins.cpu.packing import PackedWeightCache, cached, prepare_linear
+from fairseq_plugins.cpu.products import PRECISIONS, PackedLinear, has_onednn, quantised
 
 pytestmark = pytest.mark.skipif(not has_onednn(), reason="this torch cannot pack")
 SUPPORTED = [name for name, (_, is_supported) in PRECISIONS.items() if is_supported()]
@@ -40,7 +40,7 @@ def test_errors_are_those_of_the_precision(precision: str, rows: int) -> None:
     steps = F.linear(torch.ones(rows, 64), weight.abs()) * step
     steps += F.linear(x.abs() + step, weight.abs().amax(1, keepdim=True).expand(-1, 64)) / 127
     bound = {"float32": products * 64 * 2**-23, "bfloat16": products * 3 * 2**-8, "int8": steps}[precision]
-    with Packing(precision).for_batch() as batch:
+    with PackedWeightCache(precision).for_batch() as batch:
         y = prepare_linear(weight, bias, rows, batch)(x)
     assert y.dtype == torch.float32
     assert ((y - exact).abs() <= bound).all()
@@ -62,7 +62,7 @@ def test_sums_of_int8_do_not_overflow(rows: int) -> None:
     """Where a processor adds up two products in 16 bits, the two largest are too large."""
     if "int8" not in SUPPORTED:
         pytest.skip("this processor has no int8")
-    packed = Packed(torch.ones(96, 64), None, "int8")
+    packed = PackedLinear(torch.ones(96, 64), None, "int8")
     torch.testing.assert_close(packed(torch.ones(rows, 64)), torch.full((rows, 96), 64.0))
 
 
@@ -91,13 +91,13 @@ CHANGES: dict[str, Callable[[torch.nn.Linear], object]] = {
 def test_a_weight_that_changes_is_packed_again(precision: str, change: str) -> None:
     module, x = torch.nn.Linear(64, 96), torch.randn(5, 64)
     module.load_state_dict(dict(zip(("weight", "bias"), layer(), strict=True)))
-    packing = Packing(precision)
+    packing = PackedWeightCache(precision)
     with packing.for_batch() as batch:
         before = prepare_linear(module.weight, module.bias, 5, batch)(x)
     CHANGES[change](module)
     with packing.for_batch() as batch:
         after = prepare_linear(module.weight, module.bias, 5, batch)(x)
-    with Packing(precision).for_batch() as batch:
+    with PackedWeightCache(precision).for_batch() as batch:
         anew = prepare_linear(module.weight, module.bias, 5, batch)(x)
     assert torch.equal(after, anew)
     assert not torch.equal(after, before)
@@ -105,12 +105,12 @@ def test_a_weight_that_changes_is_packed_again(precision: str, change: str) -> N
 
 @torch.no_grad()
 def test_what_is_packed_is_kept_as_long_as_it_is_used() -> None:
-    packing, (weight, bias), (other, _) = Packing(), layer(1), layer(2)
+    packing, (weight, bias), (other, _) = PackedWeightCache(), layer(1), layer(2)
     made: list[torch.Tensor] = []
 
-    def pack(weight: torch.Tensor, bias: torch.Tensor | None, precision: str) -> Packed:
+    def pack(weight: torch.Tensor, bias: torch.Tensor | None, precision: str) -> PackedLinear:
         made.append(weight)
-        return Packed(weight, bias, precision)
+        return PackedLinear(weight, bias, precision)
 
     counts = []
     for weights in [[weight], [weight], [weight, other], [other], [other], [weight, other]]:
@@ -126,7 +126,7 @@ def test_what_is_packed_is_kept_as_long_as_it_is_used() -> None:
 @pytest.mark.parametrize("change", [None, *CHANGES])
 @torch.no_grad()
 def test_what_is_computed_of_weights_is_kept_until_they_change(change: str | None) -> None:
-    module, x, packing, calls = torch.nn.Linear(64, 96), torch.randn(5, 64), Packing(), []
+    module, x, packing, calls = torch.nn.Linear(64, 96), torch.randn(5, 64), PackedWeightCache(), []
 
     def double(weight: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         calls.append(weight)
@@ -151,14 +151,14 @@ def test_what_is_computed_of_weights_is_kept_until_they_change(change: str | Non
 def test_a_weight_may_be_packed_in_several_ways(again: str) -> None:
     weight, bias = layer()
     other = weight if again == "the same tensor" else weight.clone()
-    with Packing().for_batch() as batch:
-        assert isinstance(batch.packed(Packed, weight, bias), Packed)
+    with PackedWeightCache().for_batch() as batch:
+        assert isinstance(batch.packed(PackedLinear, weight, bias), PackedLinear)
         assert batch.packed(lambda *given: given, other, bias) == (other, bias, "float32")
 
 
 @torch.no_grad()
 def test_a_weight_and_its_transpose_are_two() -> None:
-    weight, x, packing = torch.randn(64, 64), torch.randn(5, 64), Packing()
+    weight, x, packing = torch.randn(64, 64), torch.randn(5, 64), PackedWeightCache()
     with packing.for_batch() as batch:
         for each in (weight, weight.t(), weight.t().contiguous()):
             torch.testing.assert_close(prepare_linear(each, None, 5, batch)(x), F.linear(x, each))
@@ -167,7 +167,7 @@ def test_a_weight_and_its_transpose_are_two() -> None:
 @torch.no_grad()
 def test_to_look_at_a_weight_draws_no_random_numbers() -> None:
     weight, before = torch.randn(96, 67), torch.get_rng_state()
-    with Packing().for_batch() as batch:
+    with PackedWeightCache().for_batch() as batch:
         prepare_linear(weight, None, 5, batch)
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -175,7 +175,7 @@ def test_to_look_at_a_weight_draws_no_random_numbers() -> None:
 def test_gradients_are_never_lost() -> None:
     (weight, bias), x = layer(), torch.randn(64, 64, 64)
     weight.requires_grad_()
-    with Packing("int8").for_batch() as batch:
+    with PackedWeightCache("int8").for_batch() as batch:
         linear(x, weight, bias, batch).sum().backward()
     torch.testing.assert_close(weight.grad, x.sum(dim=(0, 1)).expand_as(weight), rtol=1e-4, atol=1e-2)
 
@@ -186,8 +186,8 @@ def test_without_the_instructions_it_is_float32(precision: str, monkeypatch, cap
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
     monkeypatch.setattr(torch.cpu, "_is_avx2_supported", lambda: False)
     with caplog.at_level(logging.WARNING):
-        packing = Packing(precision)
-    assert f"no fast {precision} products: float32 is used" in caplog.text
+        packing = PackedWeightCache(precision)
+    assert f"--cpu-dtype {precision}: " in caplog.text
     (weight, bias), x = layer(), torch.randn(5, 64)
     with packing.for_batch() as batch:
         torch.testing.assert_close(prepare_linear(weight, bias, 5, batch)(x), F.linear(x, weight, bias))
@@ -195,19 +195,19 @@ def test_without_the_instructions_it_is_float32(precision: str, monkeypatch, cap
 
 @pytest.mark.parametrize("precision", SUPPORTED)
 def test_a_precision_that_changes_nothing_is_told_once(precision: str, caplog) -> None:
-    packing = Packing(precision)
+    packing = PackedWeightCache(precision)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             with packing.for_batch():
                 pass
-    assert caplog.text.count("changes nothing here") == (precision != "float32")
+    assert caplog.text.count(f"--cpu-dtype {precision} ") == (precision != "float32")
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda packing: pickle.loads(pickle.dumps(packing))])
 @pytest.mark.parametrize("precision", SUPPORTED)
 @torch.no_grad()
-def test_a_copy_packs_the_same(precision: str, copied: Callable[[Packing], Packing]) -> None:
-    (weight, bias), x, packing = layer(), torch.randn(5, 64), Packing(precision)
+def test_a_copy_packs_the_same(precision: str, copied: Callable[[PackedWeightCache], PackedWeightCache]) -> None:
+    (weight, bias), x, packing = layer(), torch.randn(5, 64), PackedWeightCache(precision)
     with packing.for_batch() as batch:
         expected = prepare_linear(weight, bias, 5, batch)(x)
     packing = copied(packing)
@@ -227,7 +227,7 @@ def test_what_is_not_finite_is_seen_and_stays_where_it_is(precision: str, broken
     whole[1, 2] = 0
     spoilt[1, 2, 7] = broken
     spoilt_weight[3, 4] = broken
-    with Packing(precision).for_batch() as batch:
+    with PackedWeightCache(precision).for_batch() as batch:
         expected, actual = (prepare_linear(weight, None, 10, batch)(each) for each in (whole, spoilt))
         of_weight = prepare_linear(spoilt_weight, None, 10, batch)(x)
     torch.testing.assert_close(actual[1, 2], F.linear(spoilt, weight)[1, 2], equal_nan=True)
@@ -239,7 +239,7 @@ def test_what_is_not_finite_is_seen_and_stays_where_it_is(precision: str, broken
 def test_a_packed_map_keeps_the_bias_of_its_time() -> None:
     """Which its owner may overwrite while the map is used."""
     weight, bias, x = torch.randn(8, 4), torch.randn(8), torch.randn(3, 4)
-    packed = Packed(weight, bias)
+    packed = PackedLinear(weight, bias)
     before = packed(x)
     bias.add_(1)
     assert torch.equal(packed(x), before)

@@ -12,7 +12,7 @@ from fairseq_plugins.common.linear import without_weight_norm
 from fairseq_plugins.convs2s.decoding import PairedConvolution
 from fairseq_plugins.convs2s.layers import GatedConvolution
 from fairseq_plugins.cpu import winograd
-from fairseq_plugins.cpu.packing import Packing, with_packing
+from fairseq_plugins.cpu.packing import PackedWeightCache, with_packing
 from fairseq_plugins.cpu.products import PRECISIONS, has_onednn
 from tests.common.stepwise import reorders
 
@@ -31,7 +31,7 @@ def convolution(width: int, kernel: int = 3, causal: bool = True) -> GatedConvol
 @torch.no_grad()
 def test_all_positions(length: int, causal: bool) -> None:
     """Also after a change of the weights."""
-    made, packing, x = convolution(512, causal=causal), Packing(), torch.randn(length, 3, 512)
+    made, packing, x = convolution(512, causal=causal), PackedWeightCache(), torch.randn(length, 3, 512)
     for _ in range(2):
         with packing.for_batch() as batch:
             y = with_packing(made, batch)(x)
@@ -67,6 +67,6 @@ def test_steps_are_the_convolution_of_each_history(decoding: tuple[int, int, int
 )
 def test_when_it_pays(monkeypatch: pytest.MonkeyPatch, width: int, kernel: int, precision: str, pays: bool) -> None:
     monkeypatch.setitem(PRECISIONS, precision, (PRECISIONS[precision][0], lambda: True))
-    with Packing(precision).for_batch() as batch:
+    with PackedWeightCache(precision).for_batch() as batch:
         assert winograd.pays(torch.zeros(1), kernel, width, batch) is pays
     assert not winograd.pays(torch.zeros(1), kernel, width, None)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import shutil
 from pathlib import Path
 from typing import Any
 
+import onnx
 import torch
 from fairseq.data import Dictionary, data_utils
 from torch import Tensor
@@ -56,3 +59,24 @@ def assert_same(actual: list[Any], expected: list[list[dict[str, Any]]], diction
             assert abs(score - scores[place]) < TIE
             ties = [each for each, other in zip(theirs, scores, strict=True) if abs(other - score) < TIE]
             assert text in [dictionary.string(each["tokens"]) for each in ties]
+
+
+def parts(folder: Path) -> list[Path]:
+    """All that the program reads."""
+    return [path for path in sorted(folder.iterdir()) if path.name not in ("translate.py", "README.md", "__pycache__")]
+
+
+def add_up(folder: Path) -> None:
+    """Sums that fit what there is."""
+    paths = [path for path in parts(folder) if path.is_file() and path.name != "SHA256SUMS"]
+    sums = "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in paths)
+    shutil.rmtree(folder / "SHA256SUMS", ignore_errors=True)
+    (folder / "SHA256SUMS").write_text(sums)
+
+
+def forget_attention(folder: Path) -> None:
+    """Make a folder as earlier versions exported it, which gave no attention."""
+    graph = onnx.load(folder / "step.onnx", load_external_data=False)
+    graph.graph.output.remove(next(each for each in graph.graph.output if each.name == "attention"))
+    (folder / "step.onnx").write_bytes(graph.SerializeToString())
+    add_up(folder)

@@ -101,7 +101,7 @@ def test_a_derived_part_is_refused(part, build, architecture, dictionary, tmp_pa
     model = build(architecture)
     module = getattr(model, part)
     module.__class__ = type("Derived", (type(module),), {})
-    with pytest.raises(ValueError, match="Derived cannot be exported, only "):
+    with pytest.raises(ValueError, match=r"^Derived cannot be exported: "):
         export(model, tmp_path / "out", dictionary)
 
 
@@ -263,3 +263,23 @@ def test_the_attended_word(build, architecture, dictionary, tmp_path) -> None:
             wanted.append(translations.get(copied, copied) if token == dictionary.unk() else dictionary[token])
         assert dictionary.unk() in best["tokens"].tolist()
         assert text.split() == wanted
+
+
+def test_the_attention(build, architecture, dictionary, tmp_path) -> None:
+    """To all source words and the end, of each layer that a family gives; their sum is fairseq's, up to a factor."""
+    model = build(architecture)
+    lines = [*lines_of([7, 4, 9], WORDS), " "]
+    translator = translate.Translator(export(model, tmp_path / "out", dictionary), 1)
+    *told, blank = translator.explain(lines, attention=True, beam=3, nbest=3, max_len_b=8)
+    expected = search(model, dictionary, lines[:-1], beam_size=3, max_len_b=8)
+    assert blank["translations"][0] == {"text": "", "score": 0.0, "words": [], "unknown": []}
+    for line, found, wanted in zip(lines, told, expected, strict=False):
+        assert found["words"] == line.split()
+        for mine, theirs in zip(found["translations"], wanted, strict=True):
+            assert mine["words"] == [dictionary[token] for token in theirs["tokens"][:-1]]
+            attention = torch.tensor(mine["attention"])
+            assert attention.shape[1:] == (len(mine["words"]), len(line.split()) + 1)
+            torch.testing.assert_close(attention.sum(dim=2), torch.ones(attention.shape[:2]))
+            padding = theirs["attention"].size(0) - len(line.split()) - 1
+            reference = theirs["attention"][padding:, :-1].T
+            torch.testing.assert_close(attention.mean(dim=0), reference / reference.sum(dim=1, keepdim=True))

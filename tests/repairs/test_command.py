@@ -176,7 +176,7 @@ def test_parts_without_options_are_configured(option: str) -> None:
     assert part.decode(part.encode("a b")) == "a b"
 
 
-@pytest.mark.parametrize("option", ["--seed", "--risk-candidates"])
+@pytest.mark.parametrize("option", ["--seed", "--risk-hypotheses"])
 def test_errors_of_options_are_printed_without_a_traceback(data: Path, option: str) -> None:
     """One error is of the table, the other is raised when a criterion is built."""
     words = [

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fairseq_plugins.cpu.packing import Packing
+from fairseq_plugins.cpu.packing import PackedWeightCache
 from fairseq_plugins.search import generator
 from fairseq_plugins.search.beam_search import TokenRules
 from fairseq_plugins.search.ensemble import Ensemble
@@ -41,7 +41,7 @@ def test_the_fast_search(model: Model, dictionary, sentences, mode: str) -> None
 @pytest.mark.parametrize("beam", [1, 4])
 def test_in_single_precision(model: Model, dictionary, sentences, beam: int) -> None:
     """With packed products, also of a second batch, and rounding that depends on the number of rows."""
-    source, options = sentences(LENGTHS, left_pad=True), {"beam_size": beam, "packing": Packing()}
+    source, options = sentences(LENGTHS, left_pad=True), {"beam_size": beam, "packing": PackedWeightCache()}
     for _ in range(2):
         actual = generate(FastBeamSearch, [model().float()], dictionary, source, **options)
         expected = generate(SequenceGenerator, [model().float()], dictionary, source, beam_size=beam)
@@ -159,9 +159,9 @@ def test_a_gpu_is_looked_at_now_and_then(build, architecture: str, dictionary, s
 
     What ends after k have finished is not a sentence's any more.
     """
-    assert [generator.steps_between_looks(torch.device(kind)) for kind in ("cpu", "cuda")] == [1, 4]
+    assert [generator.steps_between_reads(torch.device(kind)) for kind in ("cpu", "cuda")] == [1, 4]
     monkeypatch.setattr(generator, "copy_to_host_async", read_copy_later)
-    monkeypatch.setattr(generator, "steps_between_looks", lambda device: 4)
+    monkeypatch.setattr(generator, "steps_between_reads", lambda device: 4)
     models, source = [build(architecture).double()], sentences([*LENGTHS, *LENGTHS, *LENGTHS], left_pad=True)
     actual = generate(FastBeamSearch, models, dictionary, source, max_len_b=20)
     assert_same(actual, generate(SequenceGenerator, models, dictionary, source, max_len_b=20), tolerance=2e-6)
@@ -171,7 +171,7 @@ def test_a_gpu_is_looked_at_now_and_then(build, architecture: str, dictionary, s
     ("stay", "places"), [([1, 2, 3], [3, 1, 2]), ([2], [2]), ([0, 1, 2], [0, 1, 2]), ([0, 3], [0, 3]), ([3, 4], [4, 3])]
 )
 def test_the_last_sentences_fill_the_gaps(stay: list[int], places: list[int]) -> None:
-    assert generator._without_gaps(stay, torch.device("cpu")).tolist() == places
+    assert generator._fill_gaps(stay, torch.device("cpu")).tolist() == places
 
 
 class OneDevice(TorchDispatchMode):
@@ -190,12 +190,12 @@ def test_a_step_looks_at_no_number(build, architecture: str, dictionary) -> None
     search = FastBeamSearch([model], dictionary, beam_size=2, word_penalty=1.0, max_len_b=5)
     prefix = torch.empty(4, 2, dtype=torch.long, device="meta")
     with OneDevice():
-        beams = search.begin({"src_tokens": source}, TokenRules.of(search, source, prefix))
+        beams = search.begin({"src_tokens": source}, TokenRules.from_generator(search, source, prefix))
         for step in range(4):
-            beams.begin_and_step()
+            beams.prepare_and_step()
             if step == 1:
                 beams.keep(torch.empty(2, dtype=torch.long, device="meta"))
-    assert {part.device.type for part in (beams.finished, beams.numbers, beams.attention)} == {"meta"}
+    assert {part.device.type for part in (beams.finished, beams.back_pointers, beams.attention)} == {"meta"}
     assert beams.finished.shape == (2,)
 
 

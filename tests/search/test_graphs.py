@@ -42,27 +42,27 @@ def test_forced_words(build, architecture, sentences, dictionary, dtype: torch.d
     model = build(architecture).to(dtype)
     model.make_generation_fast_(need_attn=True)
     exact = copy.deepcopy(model).double()
-    programs, seen = GraphCache(), set[tuple[int, ...]]()
+    graphs, seen = GraphCache(), set[tuple[int, ...]]()
     for lengths in ([9, 5, 3], [4, 7, 2, 2], [40], [12, 12, 11]):
         source, words = sentences(lengths), sentences([STEPS + 1] * len(lengths), seed=2)
         results: list[list[torch.Tensor]] = []
-        for kind in (programs, None, exact):
+        for kind in (graphs, None, exact):
             search = FastBeamSearch([exact if kind is exact else model], dictionary, beam_size=BEAM, max_len_b=STEPS)
-            rules = TokenRules.of(search, source, words)
-            if kind is programs:
-                with programs.batch(model, search.begin, source, rules) as (beams, step):
-                    torch.cuda.set_sync_debug_mode("error" if beams.numbers.shape in seen else "default")
+            rules = TokenRules.from_generator(search, source, words)
+            if kind is graphs:
+                with graphs.search(model, search.begin, source, rules) as (beams, step):
+                    torch.cuda.set_sync_debug_mode("error" if beams.back_pointers.shape in seen else "default")
                     try:
                         for _ in range(STEPS):
                             step()
                     finally:
                         torch.cuda.set_sync_debug_mode("default")
-                    seen.add(beams.numbers.shape)
+                    seen.add(beams.back_pointers.shape)
                     found = beams.scores.clone(), beams.attention.clone()
             else:
                 beams = search.begin({"src_tokens": source, "src_lengths": None}, rules)
                 for _ in range(STEPS):
-                    beams.begin_and_step()
+                    beams.prepare_and_step()
                 found = beams.scores, beams.attention
             # Of the first hypothesis of each sentence, whose words are forced.
             scores, attention = (part[:STEPS].double() for part in found)
@@ -74,7 +74,7 @@ def test_forced_words(build, architecture, sentences, dictionary, dtype: torch.d
             # Where attention is the difference of large numbers, either may round ten times as much as the other.
             assert mine.norm() <= (16 if dtype == torch.float32 else 4) * theirs.norm() + 10 * least
             assert ((mine + least) / (theirs + least)).log().clamp(min=-1).mean() <= math.log(4)
-    with programs.batch(model, search.begin, source, rules) as (_, step):
+    with graphs.search(model, search.begin, source, rules) as (_, step):
         graphs, kernels = launches(step)
     assert (graphs, kernels) == (1, 0)
 
@@ -104,7 +104,7 @@ def test_searches_in_half_precision(build, architecture, sentences, dictionary, 
     sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(1).sum(dim=1)}}
     options = {"beam_size": BEAM, "max_len_b": 12}
     theirs, rounding = scored(exact, source, SequenceGenerator([model], dictionary, **options).generate(None, sample))
-    search = FastBeamSearch([model], dictionary, programs=GraphCache() if compiles else None, **options)
+    search = FastBeamSearch([model], dictionary, graphs=GraphCache() if compiles else None, **options)
     mine, own_rounding = scored(exact, source, search.generate(None, sample))
     assert own_rounding <= 4 * rounding
     assert (mine >= theirs - 4 * rounding).all()
@@ -118,7 +118,7 @@ def test_a_search_is_looked_at_now_and_then(build, architecture, sentences, dict
     sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(1).sum(dim=1)}}
     options = {"beam_size": BEAM, "min_len": 8, "max_len_b": 8}
     expected = SequenceGenerator([model], dictionary, **options).generate([model], sample)
-    search = FastBeamSearch([model], dictionary, programs=GraphCache() if compiles else None, **options)
+    search = FastBeamSearch([model], dictionary, graphs=GraphCache() if compiles else None, **options)
     search.generate([model], sample)  # which compiles
     torch.cuda.set_sync_debug_mode("warn")
     try:

@@ -9,7 +9,7 @@ from itertools import chain
 import pytest
 import torch
 
-from fairseq_plugins.cpu.packing import Packing
+from fairseq_plugins.cpu.packing import PackedWeightCache
 from fairseq_plugins.cpu.products import PRECISIONS
 from fairseq_plugins.search.generator import FastBeamSearch
 from tests.search.searching import LENGTHS, assert_same, generate
@@ -24,7 +24,7 @@ def test_lower_precision(build, architecture: str, dictionary, sentences, device
         pytest.skip(f"this processor has no {precision}")
     source = sentences([60, 40, 60, 20])
     found = [
-        generate(FastBeamSearch, [build(architecture)], dictionary, source, packing=Packing(each))
+        generate(FastBeamSearch, [build(architecture)], dictionary, source, packing=PackedWeightCache(each))
         for each in ("float32", precision)
     ]
     scores = [{float(beam["score"]) for beam in chain(*each)} for each in found]
@@ -38,12 +38,14 @@ def test_weights_that_change_in_the_middle_of_training(build, architecture, dict
     source = sentences(LENGTHS)
     sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(dictionary.pad()).sum(dim=1)}}
     trained, other = build(architecture, 1), build(architecture, 2)
-    generator = FastBeamSearch([trained], dictionary, packing=Packing(precision), beam_size=4, max_len_b=12)
+    generator = FastBeamSearch([trained], dictionary, packing=PackedWeightCache(precision), beam_size=4, max_len_b=12)
     generator.generate([trained], sample)
     for parameter, value in zip(trained.parameters(), other.parameters(), strict=True):
         parameter.data.copy_(value.data)
     actual = generator.generate([trained], sample)
-    assert_same(actual, generate(FastBeamSearch, [other], dictionary, source, packing=Packing(precision)), tolerance=0)
+    assert_same(
+        actual, generate(FastBeamSearch, [other], dictionary, source, packing=PackedWeightCache(precision)), tolerance=0
+    )
 
 
 WEIGHTED = {
@@ -59,15 +61,15 @@ def test_weights_that_are_folded(build, dictionary, sentences, weights: str) -> 
     """Of a model that is trained, and of its copy, which is not, with one packing: each of them is what it is."""
     options = {"encoder_layers": 1, "decoder_layers": 1, **WEIGHTED[weights]}
     trained, other = (build("weighted_transformer_tiny", seed, **options) for seed in (1, 2))
-    kept, packing = copy.deepcopy(trained), Packing()
+    kept, packing = copy.deepcopy(trained), PackedWeightCache()
     search = functools.partial(generate, FastBeamSearch, dictionary=dictionary, source=sentences([5, 3]), max_len_b=4)
     search([trained], packing=packing)
-    first = search([kept], packing=Packing())
+    first = search([kept], packing=PackedWeightCache())
     for name in [name for name, _ in trained.named_parameters() if "branches" in name]:
         trained.get_parameter(name).data.copy_(other.get_parameter(name).data)
         # The copy first, which finds what its original has left.
         assert_same(search([kept], packing=packing), first, tolerance=0)
-        assert_same(search([trained], packing=packing), search([trained], packing=Packing()), tolerance=0)
+        assert_same(search([trained], packing=packing), search([trained], packing=PackedWeightCache()), tolerance=0)
 
 
 def test_a_generator_that_was_used_can_be_copied(build, architecture: str, dictionary, sentences) -> None:

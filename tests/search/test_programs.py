@@ -14,8 +14,8 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fairseq_plugins.cpu.packing import Packing
-from fairseq_plugins.search import graphs as programs
+from fairseq_plugins.cpu.packing import PackedWeightCache
+from fairseq_plugins.search import graphs
 from fairseq_plugins.search.beam_search import TokenRules
 from fairseq_plugins.search.generator import FastBeamSearch
 from fairseq_plugins.search.graphs import GraphCache, Run, copy_tensors_, tensors_of
@@ -46,7 +46,7 @@ def check(model: Any, dictionary: Any, made: GraphCache, batches: list[Tensor], 
         if len(source) == len(PREFIX):
             own["prefix_tokens"] = PREFIX
         with torch.inference_mode(number % 2 == 0):
-            actual = generate(FastBeamSearch, [model], dictionary, source, programs=made, **own)
+            actual = generate(FastBeamSearch, [model], dictionary, source, graphs=made, **own)
         assert_same(actual, generate(SequenceGenerator, [model], dictionary, source, **own), tolerance=2e-6)
 
 
@@ -72,13 +72,15 @@ def test_compiled_searches_among_candidates(build, sentences, dictionary, precis
     model.make_generation_fast_()
     words = Candidates(torch.randint(20, 44, (len(dictionary), 1)), torch.arange(len(dictionary)) < 20)
     options = {"candidates": words, "beam_size": 1, "max_len_b": 20}
-    made, packing = GraphCache(), Packing(precision)
+    made, packing = GraphCache(), PackedWeightCache(precision)
     # In int8 the rounding of inputs depends on all of a batch, and so on the words that are added to it.
     batches = [sentences([length]) for length in ((9, 9, 32, 3) if precision == "float32" else (32, 32, 32, 32))]
     for number, source in enumerate(batches):
         with torch._dynamo.config.patch(error_on_recompile=number > 0):
-            actual = generate(FastBeamSearch, [model], dictionary, source, programs=made, packing=packing, **options)
-        expected = generate(FastBeamSearch, [model], dictionary, source, packing=Packing(precision), **options)
+            actual = generate(FastBeamSearch, [model], dictionary, source, graphs=made, packing=packing, **options)
+        expected = generate(
+            FastBeamSearch, [model], dictionary, source, packing=PackedWeightCache(precision), **options
+        )
         assert_same(actual, expected, tolerance=1e-4 if precision == "float32" else 0.1)
 
 
@@ -101,13 +103,13 @@ def test_searches_in_the_memory_of_others(build, architecture, sentences, dictio
     for parameter in model.parameters():
         parameter.data.mul_(0.9)
     check(model, dictionary, made, batches[1:], max_len_b=7)
-    assert len(made.kept) == 1
+    assert len(made.entries) == 1
     words = Candidates(torch.randint(20, 44, (len(dictionary), 1)), torch.arange(len(dictionary)) < 20)
     for source in batches:
         options = {"candidates": words, "beam_size": BEAM, "max_len_b": 7}
-        actual = generate(FastBeamSearch, [model], dictionary, source, programs=made, **options)
+        actual = generate(FastBeamSearch, [model], dictionary, source, graphs=made, **options)
         assert_same(actual, generate(FastBeamSearch, [model], dictionary, source, **options), tolerance=2e-6)
-    assert len(made.kept) == 2
+    assert len(made.entries) == 2
 
 
 def test_one_table_of_memory(build, sentences, dictionary, monkeypatch) -> None:
@@ -119,7 +121,7 @@ def test_one_table_of_memory(build, sentences, dictionary, monkeypatch) -> None:
 
     def search(model: Any, length: int = 5, **options: Any) -> int:
         before = len(captured)
-        generate(FastBeamSearch, [model], dictionary, sentences([length]), programs=made, max_len_b=4, **options)
+        generate(FastBeamSearch, [model], dictionary, sentences([length]), graphs=made, max_len_b=4, **options)
         return (len(captured) - before) // 2  # its set-up and its step
 
     assert [search(model) for model in (*models, *models)] == [1, 1, 0, 0]
@@ -129,10 +131,10 @@ def test_one_table_of_memory(build, sentences, dictionary, monkeypatch) -> None:
     assert search(models[0]) == 1
     models[0].decoder.to_embedding.weight.data = models[0].decoder.to_embedding.weight * 2
     assert search(models[0]) == 1, "a weight lies elsewhere"
-    monkeypatch.setattr(programs, "MOST_KEPT", 3)
+    monkeypatch.setattr(graphs, "MAX_ENTRIES", 3)
     assert [search(models[1], beam_size=beam) for beam in (1, 2, 3, 1, 4, 1, 2)] == [1, 1, 1, 0, 1, 0, 1]
-    assert len(made.kept) == 3
-    assert copy.deepcopy(made).kept == {}
+    assert len(made.entries) == 3
+    assert copy.deepcopy(made).entries == {}
 
 
 def test_a_weight_that_lies_elsewhere(build, sentences, dictionary) -> None:
@@ -154,12 +156,12 @@ def test_what_is_not_searched_by_programs(build, sentences, dictionary, caplog) 
     model.make_generation_fast_(need_attn=True)
     wide = torch.nn.functional.pad(sentences([60, 5]), (6, 0), value=1)
     check(model, dictionary, made, [wide])
-    assert not made.kept
+    assert not made.entries
     check(model, dictionary, made, [wide[:, 5:], sentences([60, 60])])
-    assert len(made.kept) == 1
+    assert len(made.entries) == 1
     assert not caplog.text
-    generate(FastBeamSearch, [model, model], dictionary, wide, programs=made)
-    assert "not compiled" in caplog.text
+    generate(FastBeamSearch, [model, model], dictionary, wide, graphs=made)
+    assert "--compile-steps" in caplog.text
 
 
 @needs_compiler
@@ -192,7 +194,7 @@ def test_programs_look_at_no_number(build, architecture, dictionary) -> None:
     search = FastBeamSearch([model], dictionary, beam_size=BEAM, max_len_b=9)
     source = torch.zeros(2, 5, dtype=torch.long, device="meta")
     for words in (None, torch.zeros(40, dtype=torch.long, device="meta")):
-        rules = TokenRules.of(search, source, source[:, :2])._replace(words=words)
+        rules = TokenRules.from_generator(search, source, source[:, :2])._replace(words=words)
         beams, new = (search.begin({"src_tokens": source}, rules, capacity=32) for _ in range(2))
         copy_tensors_(new, beams)
         for _ in range(2):

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fairseq_plugins.cpu.packing import Packing
-from fairseq_plugins.cpu.products import PRECISIONS, Packed
+from fairseq_plugins.cpu.packing import PackedWeightCache
+from fairseq_plugins.cpu.products import PRECISIONS, PackedLinear
 from fairseq_plugins.search.generator import FastBeamSearch
 from fairseq_plugins.search.graphs import GraphCache
 from fairseq_plugins.vocabulary.candidates import Candidates
@@ -18,7 +18,7 @@ from tests.search.fairseq_models import fairseq_model
 from tests.search.searching import assert_same, generate
 
 THREADS = 8
-MODES = ["float32", "int8", "programs", "fairseq's model", "fairseq's search"]
+MODES = ["float32", "int8", "graphs", "fairseq's model", "fairseq's search"]
 
 
 def check(model: Any, dictionary: Any, sources: list[Tensor], mode: str, translations: int) -> None:
@@ -26,10 +26,10 @@ def check(model: Any, dictionary: Any, sources: list[Tensor], mode: str, transla
     precision = mode if mode in PRECISIONS else "float32"
     if not PRECISIONS[precision][1]():
         pytest.skip(f"this processor has no {precision}")
-    programs = None
-    if mode == "programs":  # which work in the memory of earlier batches only where weights are not packed
-        model, programs = model.double(), GraphCache(lambda run: run, lambda step: step)
-    options: dict[str, Any] = {"beam_size": 3, "max_len_b": 6, "programs": programs}
+    graphs = None
+    if mode == "graphs":  # which work in the memory of earlier batches only where weights are not packed
+        model, graphs = model.double(), GraphCache(lambda run: run, lambda step: step)
+    options: dict[str, Any] = {"beam_size": 3, "max_len_b": 6, "graphs": graphs}
     if mode == "fairseq's search":
         options["len_penalty"], options["no_repeat_ngram_size"] = 0.5, 2
     generator = torch.Generator().manual_seed(1)
@@ -38,15 +38,15 @@ def check(model: Any, dictionary: Any, sources: list[Tensor], mode: str, transla
         always = torch.rand(len(dictionary), generator=generator) < 0.5
         always[: dictionary.nspecial + 8] = True
         candidates.append(Candidates(torch.full((len(dictionary), 1), dictionary.pad()), always))
-    shared = Packing(precision)
+    shared = PackedWeightCache(precision)
 
-    def translate(number: int, packing: Packing | None = None) -> Any:
+    def translate(number: int, packing: PackedWeightCache | None = None) -> Any:
         words, source = candidates[number % THREADS], sources[number % len(sources)]
         packing = packing or shared
         return generate(FastBeamSearch, [model], dictionary, source, candidates=words, packing=packing, **options)
 
     distinct = THREADS * len(sources)  # their lengths have no common divisor
-    expected = [translate(number, Packing(precision)) for number in range(distinct)]
+    expected = [translate(number, PackedWeightCache(precision)) for number in range(distinct)]
     parts = {name: id(part) for name, part in model.named_modules(remove_duplicate=False)}
     with ThreadPoolExecutor(THREADS) as pool:
         found = list(pool.map(translate, range(translations)))
@@ -77,10 +77,10 @@ def test_the_quantised_engine_stays_what_it_was() -> None:
     before = torch.backends.quantized.engine
     wide = torch.ones(2**11 + 1, 2**11)
     for rows in (2**11 + 1, 8):
-        Packed(wide[:rows], None, "int8")
+        PackedLinear(wide[:rows], None, "int8")
         assert torch.backends.quantized.engine == before
     with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(lambda rows: Packed(wide[:rows], None, "int8"), [2**11 + 1, 8] * 8))
+        list(pool.map(lambda rows: PackedLinear(wide[:rows], None, "int8"), [2**11 + 1, 8] * 8))
     assert torch.backends.quantized.engine == before
 
 
@@ -88,7 +88,7 @@ def test_threads_warn_of_what_is_useless_alone(build, sentences, dictionary, cap
     """Not because another thread has just ended its batch."""
     if not PRECISIONS["int8"][1]():
         pytest.skip("this processor has no int8")
-    model, packing, source = build("convs2s_tiny"), Packing("int8"), sentences([5, 3])
+    model, packing, source = build("convs2s_tiny"), PackedWeightCache("int8"), sentences([5, 3])
     with ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(lambda _: generate(FastBeamSearch, [model], dictionary, source, packing=packing), range(40)))
-    assert "changes nothing" not in caplog.text
+    assert "--cpu-dtype" not in caplog.text

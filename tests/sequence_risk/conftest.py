@@ -16,7 +16,7 @@ from tests.sequence_risk.risk import batch
 
 @pytest.fixture
 def double(monkeypatch: pytest.MonkeyPatch) -> None:
-    """fairseq takes every softmax in float32."""
+    """Compute softmax in double precision; fairseq always uses float32."""
     monkeypatch.setattr(utils, "log_softmax", lambda x, dim, onnx_trace=False: x.log_softmax(dim))
 
 
@@ -24,7 +24,7 @@ def double(monkeypatch: pytest.MonkeyPatch) -> None:
 def models(
     request: pytest.FixtureRequest, build: Any, task: SimpleNamespace, device: torch.device, double: None
 ) -> list[Any]:
-    """Twice the same model, in float64 and without dropout."""
+    """Return two copies of a model, in float64 and without dropout."""
     if request.param == "lstm":
         request.getfixturevalue("_without_cudnn")
     if request.param in FAIRSEQ_MODELS:

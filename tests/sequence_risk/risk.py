@@ -1,4 +1,4 @@
-"""Batches, and the criterion `sequence_risk` for them."""
+"""Batches and the criterion `sequence_risk`."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def batch(source: Tensor, target: Tensor) -> dict[str, Any]:
 
 
 def one_by_one(sample: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each sentence of a batch in a batch of its own, without padding."""
+    """Return one batch per sentence, without padding."""
     source, target = sample["net_input"]["src_tokens"], sample["target"]
     return [batch(x[x != PAD].unsqueeze(0), y[y != PAD].unsqueeze(0)) for x, y in zip(source, target, strict=True)]
 
 
 def translation_task(dictionary: Dictionary, **attributes: Any) -> Any:
-    """fairseq's, as far as a criterion looks at it."""
+    """Return a translation task with the attributes that a criterion reads."""
     task = TranslationTask.__new__(TranslationTask)
     task.__dict__.update(tgt_dict=dictionary, src_dict=dictionary, cfg=SimpleNamespace(), **attributes)
     return task
 
 
 def criterion(dictionary: Dictionary, candidates: Candidates | None = None, **options: Any) -> SequenceRisk:
-    options.setdefault("risk_candidates", min(SequenceRiskConfig.risk_candidates, len(dictionary) - 1))
+    options.setdefault("risk_hypotheses", min(SequenceRiskConfig.risk_hypotheses, len(dictionary) - 1))
     return SequenceRisk(translation_task(dictionary, candidates=candidates), SequenceRiskConfig(**options))

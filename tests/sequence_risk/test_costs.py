@@ -1,4 +1,4 @@
-"""What a translation costs beside its reference: words without BPE, and what stands for those that are not known."""
+"""Costs of hypotheses: words without BPE, and replacements for unknown words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fairseq.data import Dictionary
 from tests.sequence_risk.risk import EOS, PAD, criterion
 
 
-def test_costs_are_of_words() -> None:
+def test_costs_use_words_without_bpe() -> None:
     texts = {}
     for name, words in (("@@", ["un@@", "known"]), ("\u2581", ["\u2581un", "known"]), ("", ["un", "known"])):
         dictionary = Dictionary()
@@ -25,7 +25,7 @@ def test_costs_are_of_words() -> None:
 
 @pytest.mark.parametrize("cost", ["bleu", "chrf", "rouge1", "rouge2", "rougeL"])
 def test_unknown_words_are_never_right(sample: Any, cost: str) -> None:
-    """One in the place of one is no better than any other word in its place, also where the reference is one more."""
+    """An unknown word costs as much as any wrong word, even against an unknown word of the reference."""
     pytest.importorskip("rouge_score")
     dictionary = Dictionary()
     for letter in "abcdefghijk":
@@ -34,19 +34,19 @@ def test_unknown_words_are_never_right(sample: Any, cost: str) -> None:
     wrong = dictionary.add_symbol("xxxxxxxx")
     target = torch.tensor([[10, unk, 11, 12, unk, EOS], [unk, unk, EOS, PAD, PAD, PAD], [unk, EOS, PAD, PAD, PAD, PAD]])
     rows = [[10, unk, 11, 12, unk, EOS], [10, wrong, 11, 12, wrong, EOS]], [[unk, unk, EOS]], [[unk, EOS], [EOS]]
-    _, sets = found.sets({**sample, "target": target}, list(rows))
+    _, sets = found.hypothesis_sets({**sample, "target": target}, list(rows))
     assert sets[0].costs[0] == sets[0].costs[1] > 0.3
     assert sets[0].best == sets[0].costs[0]
     assert [*sets[1].costs, *sets[2].costs] == [1, 1, 1]
 
 
-def test_nothing_is_right_where_nothing_is_wanted(sample: Any, dictionary: Dictionary) -> None:
+def test_an_empty_hypothesis_matches_an_empty_reference(sample: Any, dictionary: Dictionary) -> None:
     target = torch.tensor([[EOS, PAD], [EOS, PAD], [10, EOS]])
-    _, sets = criterion(dictionary).sets({**sample, "target": target}, [[[EOS]], [[10, EOS]], [[EOS]]])
+    _, sets = criterion(dictionary).hypothesis_sets({**sample, "target": target}, [[[EOS]], [[10, EOS]], [[EOS]]])
     assert [each.costs for each in sets] == [[0], [1], [1]]
 
 
-def test_subwords_are_told_by_most_words() -> None:
+def test_most_words_decide_the_subword_scheme() -> None:
     dictionary = Dictionary()
     for word in ("\u2581a", "\u2581b", "@@"):
         dictionary.add_symbol(word)
@@ -54,18 +54,20 @@ def test_subwords_are_told_by_most_words() -> None:
 
 
 @pytest.mark.parametrize("spaces", [False, True])
-def test_bleu_knows_words_between_spaces(sample: Any, spaces: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """Told once."""
+def test_bleu_needs_words_separated_by_spaces(sample: Any, spaces: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """The warning comes once."""
     dictionary = Dictionary()
     first, more = (dictionary.add_symbol(word) for word in ("\u2581a", "\u2581b" if spaces else "b"))
     found = criterion(dictionary)
-    found.sets({**sample, "target": torch.tensor([[first, EOS]] * 3)}, [[[EOS]]] * 3)  # which are too short to tell
+    found.hypothesis_sets(
+        {**sample, "target": torch.tensor([[first, EOS]] * 3)}, [[[EOS]]] * 3
+    )  # too short for a warning
     for _ in range(2):
-        found.sets({**sample, "target": torch.tensor([[first, *[more] * 6, EOS]] * 3)}, [[[EOS]]] * 3)
-    assert caplog.text.count("--risk-cost bleu takes what is between spaces for a word") == (not spaces)
+        found.hypothesis_sets({**sample, "target": torch.tensor([[first, *[more] * 6, EOS]] * 3)}, [[[EOS]]] * 3)
+    assert caplog.text.count("--risk-cost bleu ") == (not spaces)
 
 
-def test_rouge_knows_the_latin_alphabet() -> None:
+def test_rouge_needs_the_latin_alphabet() -> None:
     pytest.importorskip("rouge_score")
     dictionary = Dictionary()
     for word in ("\u044d\u0442\u043e", "\u0434\u043e\u043c"):

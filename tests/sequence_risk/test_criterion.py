@@ -1,4 +1,4 @@
-"""The risk against its formula in the plainest form: fairseq's generator, the source copied, all rows scored anew."""
+"""The risk against its formula in plain form: fairseq's generator, and one forward pass per row."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from sacrebleu import BLEU
 from torch import Tensor
 
+from fairseq_plugins.common import dropout
 from fairseq_plugins.search.generator import FastBeamSearch
 from fairseq_plugins.sequence_risk.config import SequenceRiskConfig
 from fairseq_plugins.sequence_risk.criterion import SequenceRisk
@@ -26,7 +27,7 @@ from tests.search.fairseq_models import fairseq_model
 from tests.sequence_risk.risk import EOS, PAD, batch, criterion, one_by_one, translation_task
 
 BOS = 0
-NO_DECODERS = (torch.nn.Linear, NATransformerModel)  # they do not write one word after the other
+NO_DECODERS = (torch.nn.Linear, NATransformerModel)  # not autoregressive
 
 
 def text(dictionary: Dictionary, tokens: list[int]) -> str:
@@ -35,7 +36,7 @@ def text(dictionary: Dictionary, tokens: list[int]) -> str:
 
 def bleu(hypothesis: str, reference: str) -> float:
     metric = BLEU(smooth_method="add-k", smooth_value=1, tokenize="none")
-    return metric.corpus_score([hypothesis], [[reference]]).score  # of one sentence, without advice on its options
+    return metric.corpus_score([hypothesis], [[reference]]).score  # `sentence_score` would warn about its options
 
 
 def plain(
@@ -49,12 +50,12 @@ def plain(
     epsilon: float = 0.0,
     words: Tensor | None = None,
 ) -> Tensor:
-    """``Σ α TokLS + (1 - α) Σ_u p(u) cost(u)``, each row by a call of its own."""
+    """Return ``Σ α TokLS + (1 - α) Σ_u p(u) cost(u)``, with one forward pass per row."""
     inputs, loss = sample["net_input"], torch.zeros((), dtype=torch.float64, device=sample["target"].device)
     words = torch.arange(len(dictionary), device=loss.device) if words is None else words
 
     def lprobs(sentence: int, tokens: list[int]) -> tuple[Tensor, Tensor]:
-        source = inputs["src_tokens"]  # of all, for fairseq's fconv looks at how they are padded
+        source = inputs["src_tokens"]  # the whole batch, because the padding changes outputs of fairseq's fconv
         previous = torch.tensor([[EOS, *tokens[:-1]]] * len(source), device=source.device)
         logits = model(source, inputs["src_lengths"], previous)[0][sentence]
         every = logits[:, words].log_softmax(dim=1)
@@ -74,7 +75,7 @@ def plain(
 
 
 def searched(model: Any, sample: dict[str, Any], dictionary: Dictionary, beam: int) -> list[list[list[int]]]:
-    """The beam of fairseq's own generator, for each sentence alone."""
+    """Return the hypotheses of fairseq's generator for each sentence alone."""
     generator = SequenceGenerator([model], dictionary, beam_size=beam, max_len_a=1.5, max_len_b=5)
     found = [generator.generate([model], one) for one in one_by_one(sample)]
     return [[h["tokens"].tolist() for h in hypotheses] for (hypotheses,) in found]
@@ -83,7 +84,7 @@ def searched(model: Any, sample: dict[str, Any], dictionary: Dictionary, beam: i
 def assert_same_gradients(models: list[Any], losses: list[Tensor]) -> None:
     for loss in losses:
         loss.backward()
-    # fairseq's fconv attends in float32.
+    # fairseq's fconv computes attention in float32.
     for (name, mine), theirs in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-7, atol=1e-8, msg=lambda m, n=name: f"{n}: {m}")
 
@@ -92,7 +93,7 @@ def assert_same_gradients(models: list[Any], losses: list[Tensor]) -> None:
     "options", [{}, {"risk_alpha": 0.0, "risk_scale": 4.0}, {"risk_alpha": 0.6, "label_smoothing": 0.1}]
 )
 def test_loss_and_gradients(models: list[Any], sample: Any, dictionary: Dictionary, options: dict[str, float]) -> None:
-    loss, size, log = criterion(dictionary, risk_candidates=5, **options)(models[0], sample)
+    loss, size, log = criterion(dictionary, risk_hypotheses=5, **options)(models[0], sample)
     sets = searched(models[1], sample, dictionary, 5)
     alpha, scale = options.get("risk_alpha", 0.3), options.get("risk_scale", 1.0)
     expected = plain(
@@ -105,11 +106,11 @@ def test_loss_and_gradients(models: list[Any], sample: Any, dictionary: Dictiona
 
 @pytest.mark.parametrize("options", [{}, {"risk_reference": True, "risk_cost": "chrf", "label_smoothing": 0.1}])
 def test_a_sentence_does_not_depend_on_its_batch(models, sentences, dictionary, options) -> None:
-    """Its loss and gradients are those that it has alone, also where no hypothesis ends before its limit."""
+    """Loss and gradients equal those of the sentence alone, even if hypotheses reach the maximum length."""
     if isinstance(models[0], FConvModel):
         pytest.skip("its encoder convolves over padding")
     sample = batch(sentences([9, 4, 1]), sentences([5, 4, 3], seed=2))
-    found = criterion(dictionary, risk_candidates=5, **options)
+    found = criterion(dictionary, risk_hypotheses=5, **options)
     losses = found(models[0], sample, reduce=False)[0]
     parameters, others = (list(model.parameters()) for model in models)
     for loss, one in zip(losses, one_by_one(sample), strict=True):
@@ -122,7 +123,7 @@ def test_a_sentence_does_not_depend_on_its_batch(models, sentences, dictionary, 
 
 
 def test_the_reference_is_one_more(models: list[Any], sample: Any, dictionary: Dictionary) -> None:
-    loss = criterion(dictionary, risk_candidates=3, risk_reference=True)(models[0], sample)[0]
+    loss = criterion(dictionary, risk_hypotheses=3, risk_reference=True)(models[0], sample)[0]
     references = [[token for token in row if token != PAD] for row in sample["target"].tolist()]
     sets = searched(models[1], sample, dictionary, 3)
     sets = [[*found, reference] for found, reference in zip(sets, references, strict=True)]
@@ -136,22 +137,22 @@ def test_a_reference_that_is_found_counts_once(models, sample, dictionary, monke
     sets = [[[8, EOS], reference] for reference in references]
     for options in ({}, {"risk_reference": True}):
         found = criterion(dictionary, **options)
-        monkeypatch.setattr(found.translator, "translate", lambda model, sample: sets)
+        monkeypatch.setattr(found.generator, "generate", lambda model, sample: sets)
         loss, _, log = found(models[0], sample)
         torch.testing.assert_close(loss, plain(models[1], sample, dictionary, sets), rtol=1e-9, atol=1e-9)
         assert (log["translations"], log["oracle"]) == (6, 0)
-        assert len(found.sets(sample, sets)[0].tokens) == 6, "none is scored twice"
+        assert len(found.hypothesis_sets(sample, sets)[0].tokens) == 6, "no row is scored twice"
 
 
 def test_sampling(models: list[Any], sentences: Any, dictionary: Dictionary) -> None:
-    """What fairseq's generator draws with the same random numbers, each different sentence once.
+    """The distinct samples of fairseq's generator with the same random numbers.
 
-    Its limits are those of the longest source, so all have one length.
+    Its maximum length depends on the longest source, so all sources have the same length.
     """
     sample = batch(sentences([4, 4, 4]), sentences([5, 4, 3], seed=2))
-    models[0].training = True  # not its parts, which would drop something
+    models[0].training = True  # submodules stay in evaluation mode, without dropout
     torch.manual_seed(5)
-    loss, _, log = criterion(dictionary, risk_candidates=6, risk_sampling=True)(models[0], sample)
+    loss, _, log = criterion(dictionary, risk_hypotheses=6, risk_sampling=True)(models[0], sample)
     torch.manual_seed(5)
     options = {"beam_size": 6, "max_len_a": 1.5, "max_len_b": 5, "search_strategy": Sampling(dictionary)}
     generator = SequenceGenerator([models[1]], dictionary, **options)
@@ -160,16 +161,16 @@ def test_sampling(models: list[Any], sentences: Any, dictionary: Dictionary) -> 
     torch.testing.assert_close(loss, plain(models[1], sample, dictionary, sets), rtol=1e-9, atol=1e-9)
     assert log["translations"] == sum(map(len, sets))
     torch.manual_seed(5)
-    translator = criterion(dictionary, risk_candidates=6, risk_sampling=True).translator
-    assert translator.translate(models[0], sample) == drawn
+    generator = criterion(dictionary, risk_hypotheses=6, risk_sampling=True).generator
+    assert generator.generate(models[0], sample) == drawn
 
 
-def test_among_candidates(models: list[Any], sample: Any, dictionary: Dictionary) -> None:
-    """Searched and scored among the words that the batch may need, and the references'."""
+def test_candidate_words(models: list[Any], sample: Any, dictionary: Dictionary) -> None:
+    """Search and scores use only the candidates of the batch and the words of the references."""
     always = torch.zeros(len(dictionary), dtype=torch.bool)
     always[:20] = True
     found = Candidates(torch.full((len(dictionary), 1), 30), always)
-    loss, _, log = criterion(dictionary, found, risk_candidates=4, label_smoothing=0.1)(models[0], sample)
+    loss, _, log = criterion(dictionary, found, risk_hypotheses=4, label_smoothing=0.1)(models[0], sample)
     words = sorted({*range(20), 30, *sample["target"].flatten().tolist()})
     assert 21 < len(words) < len(dictionary)
     task = translation_task(dictionary, candidates=found)
@@ -182,15 +183,15 @@ def test_among_candidates(models: list[Any], sample: Any, dictionary: Dictionary
     assert log["translations"] == 12
 
 
-def test_dropout_is_off_in_the_search_alone(build: Any, architecture: str, sample: Any, dictionary: Dictionary) -> None:
-    """And the model's parts are then in training or not as they were, with nothing new in them."""
-    model, found = build(architecture, dropout=0.5), criterion(dictionary, risk_candidates=3)
-    wanted = found.translator.translate(model, sample)
+def test_dropout_is_off_only_in_the_search(build: Any, architecture: str, sample: Any, dictionary: Dictionary) -> None:
+    """Modes, names and attributes of the model's modules are unchanged afterwards."""
+    model, found = build(architecture, dropout=0.5), criterion(dictionary, risk_hypotheses=3)
+    wanted = found.generator.generate(model, sample)
     model.train()
     model.encoder.eval()
     modes, names = [module.training for module in model.modules()], list(model.state_dict())
     attributes = set(vars(model))
-    assert found.translator.translate(model, sample) == wanted
+    assert found.generator.generate(model, sample) == wanted
     losses = []
     for seed in (1, 2):
         torch.manual_seed(seed)
@@ -204,8 +205,8 @@ def test_dropout_is_off_in_the_search_alone(build: Any, architecture: str, sampl
 
 
 def test_what_is_logged(models: list[Any], sample: Any, dictionary: Dictionary) -> None:
-    """Two updates, or two processes: means of sentences, and perplexity of words."""
-    found = criterion(dictionary, risk_candidates=3)
+    """Two updates, or two processes, log means over sentences, and the perplexity of words."""
+    found = criterion(dictionary, risk_hypotheses=3)
     half = {**sample, "net_input": {k: v[:2] for k, v in sample["net_input"].items()}, "target": sample["target"][:2]}
     half["ntokens"] = int(half["target"].ne(PAD).sum())
     logs = [found(models[0], each)[2] for each in (sample, half)]
@@ -225,7 +226,7 @@ def test_what_is_logged(models: list[Any], sample: Any, dictionary: Dictionary) 
 
 
 def test_a_wrapper_that_moves_arguments(build: Any, sample: Any, dictionary: Dictionary) -> None:
-    """torch's for several GPUs takes the first of them, and there must be one."""
+    """Like DataParallel, which moves the first argument and needs at least one."""
 
     class Wrapper(torch.nn.Module):
         def __init__(self, module: torch.nn.Module) -> None:
@@ -239,26 +240,26 @@ def test_a_wrapper_that_moves_arguments(build: Any, sample: Any, dictionary: Dic
             return super().__getattr__("module") if name == "module" else getattr(super().__getattr__("module"), name)
 
     model = build("convs2s_tiny")
-    found = criterion(dictionary, risk_candidates=3)
+    found = criterion(dictionary, risk_hypotheses=3)
     assert float(found(Wrapper(model), sample)[0]) == float(found(model, sample)[0])
 
 
-def test_too_many_candidates_for_the_memory(build, sample, dictionary, monkeypatch) -> None:
-    """torch's message stays in it, by which fairseq skips a batch on a GPU."""
+def test_too_many_hypotheses_for_the_memory(build, sample, dictionary, monkeypatch) -> None:
+    """The message keeps torch's words, because fairseq skips a batch on a GPU that names them."""
 
     def fill(*_: object) -> None:
         torch.empty(2**62, dtype=torch.int8)
 
-    found = criterion(dictionary, risk_candidates=40)
-    monkeypatch.setattr(found.translator, "translate", fill)
-    with pytest.raises(RuntimeError, match=r"^--risk-candidates 40: out of memory"):
+    found = criterion(dictionary, risk_hypotheses=40)
+    monkeypatch.setattr(found.generator, "generate", fill)
+    with pytest.raises(RuntimeError, match=r"^--risk-hypotheses 40: out of memory"):
         found(build("convs2s_tiny"), sample)
 
 
 @pytest.mark.parametrize("architecture", ["convs2s_tiny", "weighted_transformer_tiny"])
 def test_a_reference_beyond_the_positions(build, architecture, sentences, dictionary) -> None:
     with pytest.raises(ValueError, match="70"):
-        criterion(dictionary, risk_candidates=3)(build(architecture), batch(sentences([6]), sentences([70])))
+        criterion(dictionary, risk_hypotheses=3)(build(architecture), batch(sentences([6]), sentences([70])))
 
 
 def test_models_that_cannot_be_trained_are_refused(task: SimpleNamespace, dictionary: Dictionary) -> None:
@@ -270,30 +271,30 @@ def test_models_that_cannot_be_trained_are_refused(task: SimpleNamespace, dictio
 
 
 def test_tasks_of_several_languages_are_refused(dictionary: Dictionary) -> None:
-    """Unless all have one dictionary; in training fairseq names one of theirs as that of the targets."""
+    """Tasks of several languages need a common dictionary; fairseq's `target_dictionary` is one of several."""
     with pytest.raises(ValueError, match="--decoder-langtok"):
         SequenceRisk(translation_task(dictionary, args=SimpleNamespace(decoder_langtok=True)), SequenceRiskConfig())
     other = Dictionary()
     languages = {"lang_pairs": ["en-de", "en-cs"], "dicts": {"en": other, "de": dictionary, "cs": other}}
     with pytest.raises(ValueError, match="dictionary"):
         SequenceRisk(translation_task(dictionary, **languages), SequenceRiskConfig())
-    languages["dicts"] = {"src": other, "tgt": dictionary}  # of --target-dict, which is for all
+    languages["dicts"] = {"src": other, "tgt": dictionary}  # from --target-dict, for all languages
     SequenceRisk(translation_task(dictionary, **languages), SequenceRiskConfig())
 
 
 @pytest.mark.parametrize("name", ["convs2s_tiny", "weighted_transformer_tiny"])
-def test_dropout_has_its_places_in_a_tree(build, sample, dictionary, double, monkeypatch, name) -> None:
-    """Those that it has in rows: in training a factor stands in for it here."""
+def test_a_tree_has_dropout_where_rows_have_it(build, sample, dictionary, double, monkeypatch, name) -> None:
+    """In training, a factor replaces dropout here, so that results can be compared."""
     model = build(name, dropout=0.5, attention_dropout=0.0, relu_dropout=0.0).double()
-    rows, _ = criterion(dictionary).sets(sample, searched(model, sample, dictionary, 4))
+    rows, _ = criterion(dictionary).hypothesis_sets(sample, searched(model, sample, dictionary, 4))
     model.train()
-    drop = torch.nn.functional.dropout
-    monkeypatch.setattr(torch.nn.functional, "dropout", lambda x, p, training=True, inplace=False: x * (1 + p))
+    with_dropout = dropout.dropout
+    monkeypatch.setattr(dropout, "dropout", lambda x, p: x * (1 + p))
     tree = score_rows(model, sample["net_input"], rows, PAD)
     monkeypatch.delattr(type(model.decoder), "features_of_prefixes")
     in_rows = score_rows(model, sample["net_input"], rows, PAD)
     torch.testing.assert_close(tree.tokens, in_rows.tokens)
     torch.testing.assert_close(tree.sums, in_rows.sums)
-    monkeypatch.setattr(torch.nn.functional, "dropout", drop)
+    monkeypatch.setattr(dropout, "dropout", with_dropout)
     model.eval()
     assert not torch.allclose(score_rows(model, sample["net_input"], rows, PAD).tokens, in_rows.tokens)

@@ -48,6 +48,6 @@ def test_others(hypothesis: str, reference: str) -> None:
 
 
 def test_without_rouge_score(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)  # as where it is not installed
+    monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)  # makes the import fail
     with pytest.raises(ValueError, match="rouge-score"):
         SENTENCE_SCORES["rouge1"]()

@@ -105,7 +105,7 @@ def set_up(program, decoder, keys: str, values: str):
     return [(program.transposed(keys), ["B", width, "S"]), (values, ["B", "S", width]), (bias, ["B", 1, "S"])]
 
 
-def step(program, decoder, g: str) -> tuple[str, str]:
+def step(program, decoder, g: str) -> tuple[str, list[str]]:
     width = decoder.mix.in_features
     keys, values, bias = program.sources
     state = program.state(width)
@@ -113,4 +113,4 @@ def step(program, decoder, g: str) -> tuple[str, str]:
     program.keep(state, s)
     a = program.Softmax(program.Add(program.MatMul(program.by_sentence(s, width), keys), bias), axis=-1)
     context = program.Reshape(program.MatMul(a, values), [-1, width])
-    return program.linear(program.Add(s, context), decoder.mix.weight, decoder.mix.bias), a
+    return program.linear(program.Add(s, context), decoder.mix.weight, decoder.mix.bias), [a]

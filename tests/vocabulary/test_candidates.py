@@ -1,4 +1,4 @@
-"""Candidates, read from files made by hand."""
+"""Candidates, read from handwritten files."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def read(folder: Path, per_word: int = 2, frequent: int = 1) -> Candidates:
 
 
 def chosen(candidates: Candidates, src_tokens: torch.Tensor) -> torch.Tensor:
-    """The numbers of the candidates, rising."""
+    """Return the indices of the candidates in ascending order."""
     mask = candidates.mask(src_tokens)
     assert mask.dtype == torch.bool
     return mask.nonzero().squeeze(1)
@@ -69,41 +69,41 @@ def candidates(folder: Path, sentences: list[str], **options: int) -> list[str]:
     tokens = torch.tensor([[source.pad()] * (length - len(row)) + row for row in rows])
     found = chosen(read(folder, **options), tokens)
     assert found.dtype == torch.long
-    assert found.tolist()[:4] == [0, 1, 2, 3]  # special symbols keep their numbers
+    assert found.tolist()[:4] == [0, 1, 2, 3]  # special symbols keep their indices
     assert found.tolist() == sorted(set(found.tolist()))
     return [target[index] for index in found[4:].tolist()]
 
 
 def test_union_over_the_batch(write: Write) -> None:
-    """One batch, padded, with a word twice: of `house` the unknown translation does not take a place of the K."""
+    """A padded batch with a repeated word; an unknown translation of `house` does not count towards K."""
     assert candidates(write(), ["the house the </s>", "cat </s>"]) == [
         *("die", "das", "Haus", "Katze", "Kater", "Gebäude"),
     ]
     assert candidates(write(), ["cat </s>"]) == ["die", "Katze", "Kater"]
 
 
-def test_how_many(write: Write) -> None:
+def test_numbers_of_candidates(write: Write) -> None:
     assert candidates(write(), ["cat the </s>"], per_word=1, frequent=0) == ["das", "Katze"]
     assert candidates(write(), ["the </s>"], per_word=3, frequent=0) == ["die", "das", "Haus"]
     assert candidates(write(), ["the </s>"], per_word=100, frequent=100) == ["die", "das", "Haus"]
     assert candidates(write(), ["cat </s>"], per_word=1, frequent=2) == ["die", "das", "Katze"]
 
 
-def test_a_table_is_as_wide_as_the_most_that_there_is(write: Write) -> None:
-    """Which checkpoints hold, whatever was asked for."""
+def test_a_table_has_no_more_columns_than_needed(write: Write) -> None:
+    """Checkpoints contain the table, so a large option must not make them large."""
     assert read(write(), per_word=10**9).translations.shape == (len(dictionary(SOURCE)), 3)
 
 
-def test_a_byte_order_mark_is_no_letter(write: Write) -> None:
+def test_a_byte_order_mark_is_ignored(write: Write) -> None:
     assert candidates(write("\ufeffcat Katze 1\n"), ["cat </s>"], frequent=0) == ["Katze"]
 
 
 def test_words_without_translations(write: Write) -> None:
-    """Unknown ones and special symbols, whatever the file says of them, and those that the file does not know."""
+    """Unknown words and special symbols, even if the file lists them, and words that are not in the file."""
     assert candidates(write(), ["never seen rare <unk> </s>"]) == ["die"]
 
 
-def test_a_source_word_may_come_back(write: Write) -> None:
+def test_lines_of_a_source_word_need_not_be_adjacent(write: Write) -> None:
     folder = write("the das 0.5\ncat Katze 1\nthe die 0.4\nthe Haus 0.1\n")
     assert candidates(folder, ["the </s>"], frequent=0) == ["die", "das"]
 
@@ -114,7 +114,7 @@ def test_a_word_counts_once(write: Write) -> None:
 
 
 def test_odd_words(tmp_path: Path) -> None:
-    """With characters that Python takes for white space or for the end of a line; the last line has no end."""
+    """Characters that Python treats as white space or as line ends; the last line has no line feed."""
     words = ["a\u2028b", "c\x85d", "e\u00a0f", "g\rh"]
     (tmp_path / "candidates.txt").write_bytes("\n".join(f"{word} {word} 1" for word in words).encode())
     (tmp_path / "frequent.txt").write_bytes(f"{words[0]} 1".encode())
@@ -123,8 +123,7 @@ def test_odd_words(tmp_path: Path) -> None:
     assert found.tolist() == list(range(8))
 
 
-def test_files_are_utf8_wherever_they_are_read(write: Write) -> None:
-    """Not in the encoding of the user's language, which may be any."""
+def test_files_are_utf8_in_any_locale(write: Write) -> None:
     folder, before = write("cat Gebäude 1\n"), locale.setlocale(locale.LC_CTYPE)
     locale.setlocale(locale.LC_CTYPE, "C")
     try:
@@ -133,16 +132,16 @@ def test_files_are_utf8_wherever_they_are_read(write: Write) -> None:
         locale.setlocale(locale.LC_CTYPE, before)
 
 
-def test_how_much_was_read_is_logged(write: Write, caplog: pytest.LogCaptureFixture) -> None:
-    """Four special symbols and two words; `the`, `house` and `cat` of the four symbols and four words of the source."""
+def test_the_number_of_words_is_logged(write: Write, caplog: pytest.LogCaptureFixture) -> None:
+    """Four special symbols and two words are always candidates; of eight source symbols, three have translations."""
     folder = write()
     with caplog.at_level(logging.INFO):
         read(folder, frequent=2)
-    assert caplog.messages == [f"{folder}: 6 words are always candidates, 3 of 8 source words bring others"]
+    assert caplog.messages == [f"{folder}: 6 words are always candidates, 3 of 8 source words add others"]
 
 
 def test_masks_are_new(write: Write) -> None:
-    """Who adds words to one batch's candidates does not add them to the next one's."""
+    """Changing the mask of one batch does not change the mask of the next."""
     made, tokens = read(write()), torch.tensor([[4, 2]])
     before = chosen(made, tokens).tolist()
     made.mask(tokens).fill_(True)
@@ -150,10 +149,10 @@ def test_masks_are_new(write: Write) -> None:
 
 
 @pytest.mark.parametrize("devices", [("cpu", "meta", "meta"), ("meta", "cpu")])
-def test_masks_are_where_the_source_is(write: Write, devices: tuple[str, ...]) -> None:
-    """On a GPU, for which another device stands here."""
+def test_masks_are_on_the_device_of_the_source(write: Write, devices: tuple[str, ...]) -> None:
+    """The meta device stands for a GPU."""
     made = read(write())
-    with FakeTensorMode(allow_non_fake_inputs=True):  # there is a way back from that device
+    with FakeTensorMode(allow_non_fake_inputs=True):  # allows moving tensors back from that device
         for device in devices:
             assert made.mask(torch.zeros(2, 3, dtype=torch.long, device=device)).device.type == device
 
@@ -171,8 +170,8 @@ def test_masks_are_where_the_source_is(write: Write, devices: tuple[str, ...]) -
         ({"candidates": "the das 1\n\udcff\udcfe 1\n"}, "candidates.txt, line 2"),
         ({"frequent": "die 1\n" * 9 + "das 2\n"}, "frequent.txt, line 10"),
         ({"frequent": "die 1\ndas\n"}, "frequent.txt, line 2"),
-        ({"candidates": "das the 0.5\nHaus house 0.5\n"}, "candidates.txt has no translation"),
-        ({"candidates": ""}, "candidates.txt has no translation"),
+        ({"candidates": "das the 0.5\nHaus house 0.5\n"}, "candidates.txt"),
+        ({"candidates": ""}, "candidates.txt"),
     ],
 )
 def test_malformed(write: Write, files: dict[str, str], place: str) -> None:
@@ -191,14 +190,14 @@ def test_missing(write: Write, name: str) -> None:
 
 @pytest.mark.parametrize("options", [{"per_word": 0}, {"per_word": -1}, {"frequent": -1}])
 def test_options_out_of_range(write: Write, options: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=r"--candidates-per-word .* --frequent-candidates"):
+    with pytest.raises(ValueError, match=r"^--candidates-per-word|^--frequent-candidates"):
         read(write(), **options)
 
 
 @pytest.mark.parametrize("symbol", ["bos", "pad", "eos", "unk"])
 @pytest.mark.parametrize("index", [4, 6])
-def test_special_symbols_elsewhere(write: Write, symbol: str, index: int) -> None:
-    """Those of a dictionary of fairseq are the words 0 to 3."""
+def test_special_symbols_at_other_indices(write: Write, symbol: str, index: int) -> None:
+    """fairseq's dictionaries have them at 0 to 3."""
     target = dictionary(TARGET)
     setattr(target, f"{symbol}_index", index)
     with pytest.raises(ValueError, match="special symbols"):

@@ -1,4 +1,4 @@
-"""The loss among candidates against the same formulas over the whole vocabulary."""
+"""The loss over candidates against the same formulas over the whole vocabulary."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PAD, EOS = 1, 2
 
 
 def candidates(dictionary: Dictionary, everything: bool = False) -> Candidates:
-    """The special symbols, words 4 to 7, and word 30 for each source word; or all words."""
+    """Return candidates: special symbols, words 4 to 7, and word 30 for each source word; or all words."""
     always = torch.zeros(len(dictionary), dtype=torch.bool)
     always[: len(dictionary) if everything else 8] = True
     return Candidates(torch.full((len(dictionary), 1), 30), always)
@@ -37,7 +37,7 @@ def criterion(dictionary: Dictionary, found: Candidates, epsilon: float = 0.1, a
 
 
 def independent(model: Any, sample: dict[str, Any], words: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Smoothing gives each other candidate ε/(n-1), and the reference the rest."""
+    """Return loss and NLL by formula: each wrong candidate has probability ε/(n-1), and the reference the rest."""
     target = sample["target"].flatten()
     logits = model(**sample["net_input"])[0].flatten(0, 1)
     log_probabilities = (logits[:, words].exp() / logits[:, words].exp().sum(dim=1, keepdim=True)).log()
@@ -98,10 +98,10 @@ def test_one_loss_for_each_word(models: list[Any], sample: Any, dictionary: Dict
 
 
 def test_what_is_logged(build: Any, dictionary: Dictionary, device: torch.device) -> None:
-    """Two batches: of 7 target words, ends included, 5 are covered; 10 and 11 candidates."""
+    """Two batches with 10 and 11 candidates; 6 of 9 target words, including ends, are covered."""
     found, model = candidates(dictionary), build(ARCHITECTURES[0])
     targets = [
-        [[4, 30, 40, EOS], [5, EOS, PAD, PAD]],  # 40 is no candidate but for the reference, and padding is no word
+        [[4, 30, 40, EOS], [5, EOS, PAD, PAD]],  # 40 is a candidate only as a reference
         [[35, 36, EOS]],
     ]
     logs = []

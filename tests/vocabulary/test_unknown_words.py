@@ -1,4 +1,4 @@
-"""Unknown words and what they attend to, of hypotheses and files that are made by hand."""
+"""Replacement of unknown words, with handwritten attention and files."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ ATTENTION = torch.tensor([[0.5, 0.4, 0.0], [0.1, 0.0, 0.1], [0.4, 0.9, 0.9], [0.
 
 @pytest.mark.parametrize("padding", ["left", "right"])
 def test_only_words_are_attended_to(padding: str) -> None:
-    """Of three targets one attends most to padding, one as much to the end as to a word, and one to the end.
+    """Three target words attend most to padding, equally to a word and an end, and to an end.
 
-    The source holds the end of a sentence as text too.
+    The source also contains the end symbol as text.
     """
     order = [0, 1, 2, 3, 4] if padding == "left" else [1, 2, 3, 4, 0]
     source = torch.tensor([[PAD, 7, EOS, UNK, EOS]])
@@ -41,7 +41,7 @@ def test_only_words_are_attended_to(padding: str) -> None:
 
 
 @pytest.mark.parametrize(("offset", "positions"), [(-1, [0, 0, 2]), (0, [0, 1, 3]), (2, [2, 3, 3])])
-def test_an_offset_stays_within_the_sentence(offset: int, positions: list[int]) -> None:
+def test_an_offset_is_clipped_to_the_sentence(offset: int, positions: list[int]) -> None:
     attention = torch.zeros(5, 3)
     attention[[0, 1, 3], [0, 1, 2]] = 1
     aligned = SourceWords([], attention, torch.tensor([True, True, True, True, False]), offset)
@@ -67,8 +67,8 @@ def align(positions: list[int], length: int) -> SourceWords:
     return SourceWords([], attention, torch.arange(length + 1) < length)
 
 
-def test_words_of_a_buffer_are_forgotten_with_it(target: Dictionary) -> None:
-    """Those that come again get a number of their own again, for the numbers of others are theirs by then."""
+def test_words_of_a_buffer_are_dropped_with_it(target: Dictionary) -> None:
+    """Words that return in a later buffer get new indices, because other words may have taken the old ones."""
 
     def tokens_of(lines: list[str], encode) -> list[torch.Tensor]:
         return [target.encode_line(encode(line), add_if_not_exist=False) for line in lines]
@@ -84,7 +84,7 @@ def test_words_of_a_buffer_are_forgotten_with_it(target: Dictionary) -> None:
 
 
 def test_words_and_tokens_are_not_confused(target: Dictionary) -> None:
-    """A start of sentence inside a hypothesis is a token, and no word of its text."""
+    """A start symbol inside a hypothesis is a token but not a word of its text."""
     tokens = torch.tensor([UNK, target.bos(), target.index("Hund"), UNK, UNK, EOS])
     aligned = align([2, 0, 0, 1, 0, 0], length=3)
     size = len(target)
@@ -103,7 +103,7 @@ def test_without_the_option_nothing_changes(target: Dictionary) -> None:
     assert found[1:] == expected[1:] == ("<unk> Hund", "alignment")
 
 
-def test_another_text_than_the_model_reads_is_refused(target: Dictionary) -> None:
+def test_text_in_other_words_than_the_model_reads_is_refused(target: Dictionary) -> None:
     tokens = torch.tensor([UNK, EOS])
     for alignment in (align([0, 1], length=2), [(0, 0)]):
         with pytest.raises(ValueError, match="--replace-unk"):
@@ -129,7 +129,7 @@ def test_a_dictionary_with_a_byte_order_mark(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "line"), [(b"Hund dog\n\xff cat\n", 2), (b"Hund dog\rKatze cat\n", 1), (b"word " * 10**6, 1)]
 )
-def test_what_is_no_dictionary_is_refused(content: bytes, line: int, tmp_path: Path) -> None:
+def test_a_malformed_dictionary_is_refused(content: bytes, line: int, tmp_path: Path) -> None:
     (tmp_path / "dictionary").write_bytes(content)
     with pytest.raises(ValueError, match=f"dictionary, line {line}") as error:
         read_translations(str(tmp_path / "dictionary"))

@@ -10,6 +10,7 @@ from fairseq.models.transformer import TransformerDecoder, TransformerEncoder, b
 from torch import nn
 from torch.nn.functional import linear
 
+from fairseq_plugins.common import dropout
 from fairseq_plugins.common.source import padding_bias
 
 
@@ -86,3 +87,17 @@ def test_embeddings_are_fairseqs(build, sentences, dictionary, left_pad: bool, l
         else:
             expected, _ = theirs.extract_features(tokens, None)
         torch.testing.assert_close(ours(tokens)[present], expected[present])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_with_dropout(build, sentences, monkeypatch: pytest.MonkeyPatch, causal: bool) -> None:
+    """Its weights are torch's attention's: here none of them is dropped, though some might be."""
+    attention = enlivened(build).encoder.layers[0].attention
+    x, bias = inputs(sentences)
+    given = (x, x, None, True) if causal else (x, x, bias)
+    expected = attention(*given)
+    dropped = []
+    monkeypatch.setattr(dropout, "dropout", lambda weights, p: dropped.append(p) or weights)
+    attention.dropout.p = 0.5
+    torch.testing.assert_close(attention(*given), expected)
+    assert dropped == [0.5] * (x.device.type == "cpu")

@@ -54,10 +54,10 @@ def test_a_checkpoint_of_the_first_structure_is_refused(build) -> None:
 def test_logits_are_not_taken_for_weights(build, trained: str, asked: str) -> None:
     one = {"encoder_attention_heads": 1, "decoder_attention_heads": 1}
     state, other = (build("weighted_transformer_tiny", branch_constraint=each, **one) for each in (trained, asked))
-    with pytest.raises(ValueError, match=f"--branch-constraint {trained}"):
+    with pytest.raises(ValueError, match=f"--branch-constraint .* trained with {trained}"):
         other.load_state_dict(state.state_dict())
     state, other = (build("weighted_transformer_tiny", branch_constraint=each) for each in (trained, asked))
-    with pytest.raises(ValueError, match=f"--branch-constraint {trained}"):
+    with pytest.raises(ValueError, match=f"--branch-constraint .* trained with {trained}"):
         other.load_state_dict(state.state_dict())
     plain = {**state.state_dict(), "decoder.layers.0.branches.alpha.weight": torch.tensor([0.5, 0.6, 0.2, 0.2])}
     state.load_state_dict(plain)  # which has left the simplex, but is not of another kind

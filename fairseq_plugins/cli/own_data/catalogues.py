@@ -16,11 +16,12 @@ from fairseq_plugins.cli.own_data.parallel_text import Pair
 SUFFIX = ".po"
 SHOWN = 10  # entries that lost placeholders
 # Placeholders and markup to keep unchanged; the text before the <target> of a reference may be translated.
+# Numbers of letters are limited where a search would else take a time that grows with the square of a text.
 PLACEHOLDERS = re.compile(
-    r"""%\([^()\s]+\)[#0+-]*[\d.]*[a-z]                                       # %(name)s
-    | %(?:\d+\$)?[#0+-]*\d*(?:\.\d+)?(?:hh?|ll?|[jztLq])?[acdefgiorsux@]   # %s, %1$s, %.2f, %ld
+    r"""%\([^()\s]+\)[#0+-]{0,5}[\d.]{0,9}[a-z]                              # %(name)s
+    | %(?:\d{1,9}\$)?[#0+-]{0,5}\d{0,9}(?:\.\d{1,9})?(?:hh?|ll?|[jztLq])?[acdefgiorsux@]  # %s, %1$s, %.2f, %ld
     | ``.+?``                                                              # literal text
-    | :[\w:+.-]+:`[^`]+`                                                   # :role:`target`, :role:`text <target>`
+    | :[\w:+.-]{1,99}:`[^`]+`                                              # :role:`target`, :role:`text <target>`
     | \{[^{}\s]*\}                                                         # {name}, {0:>10}
     | https?://[\w/%?=&#~@+$.,:;!*-]*[\w/=&#~]
     | </?[a-z][^<>]*>                                                      # <b>

@@ -1,0 +1,151 @@
+#!/usr/bin/env python3
+"""Measure every ratio of README.md and docs/performance.md on this machine, beside the last figures of its kind.
+
+It runs generation.py, training.py and newstest.py one after the other, and writes one table for each kind of machine
+into ``figures/``.  Ratios that moved by more than a tenth are listed.  Start it on an idle machine.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+MOVED = 0.1  # differences of a tenth are those of another hour
+
+# Options of the scripts; together they take some 20 minutes on two cores.
+RUNS: dict[str, list[str]] = {
+    "16 sentences": ["generation.py", "--rounds", "5"],
+    "one sentence": ["generation.py", "--sentences", "1", "--rounds", "7"],
+    "an update": ["training.py", "--sentences", "32", "--rounds", "5"],
+    "whole commands": ["newstest.py", "--sentences", "150", "--rounds", "1"],
+}
+CONVS2S, WEIGHTED = "convs2s, translation_fast", "weighted_transformer_small, translation_fast"
+EXPORTED = "weighted_transformer_small, exported"
+TRAINED = (
+    "fconv_iwslt_de_en",
+    "fconv_wmt_en_ro (20+20 layers of 512)",
+    "transformer (6+6 layers of 512/2048)",
+    "lstm (bidirectional, 512 units) and conv_encoder_bilstm",
+)
+
+
+def comparisons() -> Iterator[tuple[str, str, str]]:
+    """Yield each ratio as the run that measures it, the contestant to compare with, and ours."""
+    for run in ("16 sentences", "one sentence"):
+        for precision in ("float32", "bfloat16", "int8"):
+            yield run, "fconv, as shipped", f"{CONVS2S}, {precision}"
+            yield run, "transformer", f"{WEIGHTED}, {precision}"
+        yield run, "fconv, weights cached", f"{CONVS2S}, float32"
+        for precision in ("float32", "int8"):
+            for ours in (CONVS2S, WEIGHTED):
+                yield run, f"CTranslate2, {precision}", f"{ours}, {precision}"
+    for model in TRAINED:
+        for precision in ("float32", "bfloat16"):
+            yield "an update", f"{model}, fairseq", f"{model}, {precision}"
+    for beam in (1, 5):
+        for precision in ("float32", "int8"):
+            for theirs, ours in (("fconv", CONVS2S), ("transformer", WEIGHTED)):
+                yield "whole commands", f"{theirs}, beam {beam}", f"{ours}, {precision}, beam {beam}"
+            theirs = f"CTranslate2, {precision}, beam {beam}"
+            yield "whole commands", theirs, f"{EXPORTED}, {precision}, beam {beam}"
+
+
+def seconds_of(rows: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """Return the seconds of each contestant from what a script wrote to ``--json``."""
+    found = {}
+    for row in rows:
+        if isinstance(row["seconds"], dict):
+            found |= {f"{row['model']}, {side}": seconds for side, seconds in row["seconds"].items()}
+        else:
+            beam = f", beam {row['beam']}" if "beam" in row else ""
+            found[row["contestant"] + beam] = row["seconds"]
+    return found
+
+
+def ratios_of(results: dict[str, dict[str, list[float]]]) -> dict[str, float]:
+    """Return how many times as fast ours is, for each comparison whose contestants are there."""
+    ratios = {}
+    for run, theirs, ours in comparisons():
+        seconds = results[run]
+        if theirs in seconds and ours in seconds:
+            turns = zip(seconds[theirs], seconds[ours], strict=True)
+            ratios[f"{run}: {ours}, versus {theirs}"] = statistics.median(their / our for their, our in turns)
+    return ratios
+
+
+def read_ratios(text: str) -> dict[str, float]:
+    """Return the ratios of a table that `table` made."""
+    return {name: float(ratio) for name, ratio in re.findall(r"^\| (.+) \| ([0-9.]+) \|$", text, flags=re.MULTILINE)}
+
+
+def table(heading: str, ratios: dict[str, float]) -> str:
+    """Return the file of a kind of machine."""
+    rows = "".join(f"| {name} | {ratio:.2f} |\n" for name, ratio in ratios.items())
+    return f"{heading}\n\n| | times as fast |\n|---|---|\n{rows}"
+
+
+def moved(before: dict[str, float], now: dict[str, float]) -> list[str]:
+    """Return a line for each ratio that differs by more than a tenth, or is in one of the tables only."""
+    lines = []
+    for name in {**before, **now}:
+        old, new = before.get(name), now.get(name)
+        if old is None or new is None:
+            lines.append(f"{name}: {'new' if old is None else 'not measured'}")
+        elif abs(new / old - 1) > MOVED:
+            lines.append(f"{name}: {old:.2f} before, {new:.2f} now")
+    return lines
+
+
+def measure(run: str, folder: Path, text: Path) -> dict[str, Any]:
+    """Run a script, and return what it wrote to ``--json``."""
+    script, *options = RUNS[run]
+    if script == "newstest.py":
+        options += ["--input", str(text)]
+    path = folder / "figures.json"
+    subprocess.run([sys.executable, "-W", "ignore", HERE / script, *options, "--json", path], check=True)
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def newstest(folder: Path) -> Path:
+    """Return newstest2014, which sacrebleu downloads once."""
+    text = folder / "test.en"
+    command = [sys.executable, "-m", "sacrebleu", "-t", "wmt14", "-l", "en-de", "--echo", "src"]
+    text.write_bytes(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    return text
+
+
+def main() -> None:
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("--input", type=Path, metavar="FILE", help="newstest2014 in English, where there is no network")
+    args = parser.parse_args()
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as name:
+        text = args.input or newstest(Path(name))
+        found = {run: measure(run, Path(name), text) for run in RUNS}
+    machine = found["16 sentences"]["machine"]
+    kind = f"{machine['processor']}, {found['16 sentences']['options']['threads']} threads"
+    git = ["git", "-C", str(HERE), "describe", "--always", "--dirty"]
+    commit = subprocess.run(git, check=True, capture_output=True, text=True).stdout.strip()
+    heading = f"{kind}; torch {machine['torch']}; {time.strftime('%Y-%m-%d')}; commit {commit}"
+    ratios = ratios_of({run: seconds_of(each["rows"]) for run, each in found.items()})
+    path = HERE / "figures" / f"{re.sub('[^a-z0-9]+', '-', kind.lower())}.txt"
+    before = read_ratios(path.read_text(encoding="utf-8")) if path.exists() else {}
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(table(heading, ratios), encoding="utf-8")
+    print(f"\n{path}, {(time.monotonic() - began) / 60:.0f} minutes")
+    print("\n".join(moved(before, ratios) if before else ["the first figures of a machine of this kind"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+#!/usr/bin/env python3
+"""Split gettext catalogues into training, validation and test parts, by file.
+
+``split.py CATALOGUES OUT`` copies each ``.po`` of a folder and its subfolders to ``OUT/train``, ``OUT/valid`` or
+``OUT/test``. Paragraphs of one document share names and sentences, so only a test part of other documents shows how a
+model translates a new one. The part depends on the file's name alone: documents keep their part when others are added.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import zlib
+from pathlib import Path
+
+HELD_OUT = {0: "valid", 1: "test"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("catalogues", type=Path, help="folder of the catalogues of one language")
+    parser.add_argument("out", type=Path, help="folder to create")
+    parser.add_argument("--every", type=int, default=40, metavar="N", help="one file in N for each held-out part (40)")
+    args = parser.parse_args()
+    files = sorted(path for path in args.catalogues.rglob("*.po") if path.is_file())
+    parts = {
+        path: HELD_OUT.get(zlib.crc32(bytes(path.relative_to(args.catalogues))) % args.every, "train") for path in files
+    }
+    if missing := " and no ".join(sorted({"train", *HELD_OUT.values()} - set(parts.values()))):
+        sys.exit(f"{args.catalogues}: {len(files)} catalogues give no {missing} part; try another --every")
+    if args.out.exists():
+        sys.exit(f"{args.out} already exists: choose another OUT")
+    for path, part in parts.items():
+        copy = args.out / part / path.relative_to(args.catalogues)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
+    for part in ("train", "valid", "test"):
+        print(f"{list(parts.values()).count(part)} catalogues in {args.out / part}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,314 @@
+"""The HTTP API, LibreTranslate's with additional fields, and the web page."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from fairseq_plugins.cli.own_data.catalogues import placeholders
+from fairseq_plugins.cli.serve.batches import Batches, QueueFullError
+from fairseq_plugins.cli.serve.files import FORMATS, Document, Results, read_document
+from fairseq_plugins.cli.serve.models import NAMES, Pair
+from fairseq_plugins.cli.serve.parameters import (
+    file_of,
+    is_set,
+    number_of,
+    read_parameters,
+    text_of,
+    unless_disconnected,
+)
+from fairseq_plugins.cli.serve.sentences import Sentence, split
+
+FILE_FACTOR = 10  # ratio of the limits of files and texts
+FILES = 4  # files in translation
+CHUNK = 128  # sentences of a file in the queue
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of requests.
+
+    Attributes:
+        key: API key; None without a key.
+        letters: characters of the texts in a request.
+        seconds: time limit of an answer.
+        origins: origins whose pages may call the server.
+    """
+
+    key: str | None
+    letters: int
+    seconds: float
+    origins: list[str]
+
+
+class Api:
+    """Endpoints.
+
+    Args:
+        models: queues of the models by languages.
+        limits: limits of all callers.
+    """
+
+    def __init__(self, models: Mapping[Pair, Batches], limits: Limits) -> None:
+        self.models, self.limits = models, limits
+        self.results, self.files = Results(), 0
+
+    async def languages(self, request: Request) -> Response:
+        """List all languages with their targets, like LibreTranslate."""
+        codes = dict.fromkeys(code for pair in self.models for code in pair)
+        targets = {code: [target for source, target in self.models if source == code] for code in codes}
+        return JSONResponse([{"code": code, "name": name(code), "targets": targets[code]} for code in codes])
+
+    async def health(self, request: Request) -> Response:
+        """Report that the server is alive."""
+        return JSONResponse({"status": "ok"})
+
+    async def settings(self, request: Request) -> Response:
+        """Return limits and default languages, like LibreTranslate, and the models that have attention."""
+        source, target = next(iter(self.models))
+        answer = {
+            "charLimit": self.limits.letters,
+            "keyRequired": self.limits.key is not None,
+            "alternativesLimit": min(batches.beam for batches in self.models.values()) - 1,
+            "filesTranslation": True,
+            "supportedFilesFormat": FORMATS,
+            "language": {side: {"code": x, "name": name(x)} for side, x in (("source", source), ("target", target))},
+            "attention": [pair for pair, batches in self.models.items() if batches.translator.has_attention],
+        }
+        return JSONResponse(answer)
+
+    async def detect(self, request: Request) -> Response:
+        """Return the only source language; the text is not inspected."""
+        parameters = await self.allowed(request)
+        text_of(parameters, "q")
+        return JSONResponse([self.detected(self.source_for(None))])
+
+    async def translate(self, request: Request) -> Response:
+        """Translate one text or several."""
+        parameters = await self.allowed(request)
+        q = parameters.get("q")
+        texts = q if isinstance(q, list) else [text_of(parameters, "q")]
+        if not texts or not all(isinstance(text, str) for text in texts):
+            raise HTTPException(400, "Invalid request: q parameter is neither a text nor a list of texts")
+        self.check_length(sum(map(len, texts)), self.limits.letters)
+        pair, batches = self.model_for(parameters)
+        if (kind := parameters.get("format") or "text") != "text":
+            raise HTTPException(400, f"{kind} format is not supported")
+        alternatives = number_of(parameters, "alternatives", batches.beam - 1)
+        attention = is_set(parameters, "attention")
+        if attention and not batches.translator.has_attention:
+            raise HTTPException(400, "attention: this model was exported by an earlier version; export it again")
+        work = translate_texts(batches, texts, alternatives + 1, attention)
+        told = await unless_disconnected(request, work, self.limits.seconds)
+        best = [[join(text, 0)] for text in told]
+        for text, found in zip(told, best, strict=True):
+            found += dict.fromkeys(join(text, rank) for rank in range(1, alternatives + 1))
+        answer: dict[str, Any] = {"translatedText": [found[0] for found in best]}
+        if alternatives:
+            answer["alternatives"] = [[each for each in found[1:] if each != found[0]] for found in best]
+        if parameters.get("source") == "auto":
+            answer["detectedLanguage"] = [self.detected(pair[0])] * len(texts)
+        if attention or is_set(parameters, "details"):
+            answer["sentences"] = [[*map(described, text)] for text in told]
+        return JSONResponse(answer if isinstance(q, list) else {field: value[0] for field, value in answer.items()})
+
+    async def translate_file(self, request: Request) -> Response:
+        """Translate a file, and return its URL; with ``progress``, stream one line of JSON per step."""
+        most = FILE_FACTOR * self.limits.letters
+        parameters = await self.allowed(request, FILE_FACTOR)
+        filename, content = await file_of(parameters)
+        pair, batches = self.model_for(parameters)
+        try:
+            document = await asyncio.to_thread(read_document, filename, content)
+        except ValueError as error:
+            raise HTTPException(400, f"Invalid request: {error}") from None
+        self.check_length(sum(map(len, document.texts)), most)
+        if self.files >= FILES:
+            raise HTTPException(429, f"Slowdown: {FILES} files are in translation, try again later")
+        steps = self.steps(batches, document, pair[1], str(request.base_url))
+        if is_set(parameters, "progress"):
+            lines = (json.dumps(step) + "\n" async for step in steps)
+            return StreamingResponse(lines, media_type="application/x-ndjson")
+
+        async def last() -> dict[str, Any]:
+            return [step async for step in steps][-1]
+
+        answer = await unless_disconnected(request, last(), 3600)
+        return JSONResponse(answer, 503 if "error" in answer else 200)
+
+    async def steps(
+        self, batches: Batches, document: Document, target: str, base: str
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Translate a file in parts, and yield the progress, and finally its URL or an error."""
+        self.files += 1
+        try:
+            sentences = await asyncio.to_thread(document.sentences)
+            translations: dict[str, str] = {}
+            size = min(CHUNK, batches.most)
+            for start in range(0, len(sentences), size):
+                yield {"done": start, "total": len(sentences)}
+                chunk = sentences[start : start + size]
+                found = await asyncio.wait_for(self.patiently(batches, chunk), self.limits.seconds)
+                translations |= zip(chunk, (each["translations"][0]["text"] for each in found), strict=True)
+            content, report = await asyncio.to_thread(document.translated, translations)
+            path = Path(document.name)
+            key = self.results.add(f"{path.stem}.{target}{path.suffix}", content)
+            yield {"translatedFileUrl": f"{base}download_file/{quote(key)}", "report": report}
+        except asyncio.TimeoutError:
+            yield {"error": f"Translation error: no answer within {self.limits.seconds:g} seconds, try again later"}
+        finally:
+            self.files -= 1
+
+    async def patiently(self, batches: Batches, sentences: list[str]) -> list[dict[str, Any]]:
+        """Translate as soon as the queue has room."""
+        while True:
+            try:
+                return await batches.translate(sentences, 1, False)
+            except QueueFullError:
+                await asyncio.sleep(0.5)
+
+    async def download_file(self, request: Request) -> Response:
+        """Return a translated file."""
+        key = request.path_params["key"]
+        if (content := self.results.get(key)) is None:
+            raise HTTPException(404, "Invalid filename")
+        shown = f"attachment; filename*=UTF-8''{quote(key.partition('.')[2])}"
+        return Response(content, media_type="application/octet-stream", headers={"content-disposition": shown})
+
+    async def allowed(self, request: Request, factor: int = 1) -> dict[str, Any]:
+        """Check the API key, and return the parameters of a request."""
+        # A character takes up to nine bytes in a form, such as %e3%81%82, and up to four in a file.
+        parameters = await read_parameters(request, (9 if factor == 1 else 4) * factor * self.limits.letters + 10_000)
+        key = parameters.get("api_key")
+        if self.limits.key is not None and not hmac.compare_digest(str(key or "").encode(), self.limits.key.encode()):
+            raise HTTPException(403, "Invalid API key" if key else "Please give the API key of this server")
+        return parameters
+
+    def check_length(self, letters: int, most: int) -> None:
+        """Refuse texts that are too long."""
+        if letters > most:
+            raise HTTPException(413, f"Invalid request: request ({letters}) exceeds text limit ({most})")
+
+    def model_for(self, parameters: Mapping[str, Any]) -> tuple[Pair, Batches]:
+        """Return the model of a request, and its languages."""
+        source, target = (text_of({**parameters}, side) for side in ("source", "target"))
+        if not any(target in pair for pair in self.models):
+            raise HTTPException(400, f"{target} is not supported")
+        if source == "auto":
+            source = self.source_for(target)
+        if not any(source in pair for pair in self.models):
+            raise HTTPException(400, f"{source} is not supported")
+        if (source, target) not in self.models:
+            languages = (
+                f"{name(target)} ({target}) is not available as a target language from {name(source)} ({source})"
+            )
+            raise HTTPException(400, languages)
+        return (source, target), self.models[source, target]
+
+    def source_for(self, target: str | None) -> str:
+        """Return the only source language of a target, or of all."""
+        sources = sorted({pair[0] for pair in self.models if target in (None, pair[1])})
+        if len(sources) != 1:
+            raise HTTPException(400, f"auto is not supported: give the source language, one of {', '.join(sources)}")
+        return sources[0]
+
+    def detected(self, language: str) -> dict[str, Any]:
+        """Return a language in the format of ``/detect``, with confidence 0."""
+        return {"confidence": 0.0, "language": language}
+
+
+def name(code: str) -> str:
+    """Return the English name of a language, or its code if unknown."""
+    return NAMES.get(code, code)
+
+
+Told = tuple[Sentence, dict[str, Any]]
+
+
+async def translate_texts(batches: Batches, texts: list[str], nbest: int, attention: bool) -> list[list[Told]]:
+    """Return the sentences of each text, each with its result of `Translator.explain`."""
+    sentences = [split(text) for text in texts]
+    flat = [each.text for text in sentences for each in text if each.text]
+    if len(flat) > batches.most:
+        raise HTTPException(413, f"Invalid request: request ({len(flat)} sentences) exceeds limit ({batches.most})")
+    told = iter(await batches.translate(flat, nbest, attention))
+    return [[(each, next(told) if each.text else {}) for each in text] for text in sentences]
+
+
+def join(text: list[Told], rank: int) -> str:
+    """Return the translation of a text from the translations of its sentences at a rank, or their last ones."""
+
+    def parts() -> Iterator[str]:
+        for sentence, told in text:
+            yield sentence.before
+            yield told["translations"][min(rank, len(told["translations"]) - 1)]["text"] if told else ""
+            yield sentence.after
+
+    return "".join(parts())
+
+
+def described(each: Told) -> dict[str, Any]:
+    """Return the details of a sentence for an answer."""
+    sentence, told = each
+    wanted = placeholders(sentence.text)
+    translations = []
+    for translation in told.get("translations", []):
+        lost = [*(wanted - placeholders(translation["text"])).elements()]
+        translations.append({**translation, "score": round(translation["score"], 4), "lost": lost})
+        if "attention" in translation:
+            translations[-1]["attention"] = translation["attention"].astype(float).round(3).tolist()
+    return {**sentence._asdict(), **told, "translations": translations}
+
+
+async def refuse(request: Request, error: Exception) -> Response:
+    """Return an error in LibreTranslate's format."""
+    if isinstance(error, HTTPException):
+        return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+    if isinstance(error, QueueFullError):
+        return JSONResponse({"error": "Slowdown: too many sentences wait, try again later"}, 429)
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=400)
+    return JSONResponse({"error": "Translation error: see the server's messages"}, 500)
+
+
+def make_app(models: Mapping[Pair, Batches], limits: Limits) -> Starlette:
+    """Return the application, which runs the queues during its lifespan."""
+    api = Api(models, limits)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        running = [asyncio.ensure_future(batches.run()) for batches in models.values()]
+        yield
+        for task in running:
+            task.cancel()
+
+    routes = [
+        Route("/translate", api.translate, methods=["POST"]),
+        Route("/translate_file", api.translate_file, methods=["POST"]),
+        Route("/download_file/{key}", api.download_file),
+        Route("/detect", api.detect, methods=["POST"]),
+        Route("/languages", api.languages),
+        Route("/health", api.health),
+        Route("/frontend/settings", api.settings),
+        Mount("/", StaticFiles(directory=Path(__file__).with_name("page"), html=True)),
+    ]
+    cors = Middleware(CORSMiddleware, allow_origins=limits.origins, allow_headers=["content-type"])
+    middleware = [cors] if limits.origins else []
+    handlers: Any = dict.fromkeys((HTTPException, QueueFullError, ClientDisconnect, Exception), refuse)
+    return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)

@@ -1,0 +1,179 @@
+"""Batches of sentences from all callers."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fairseq_plugins.export.translate import Translator
+
+PATIENCE = 0.005  # seconds to wait for a thread's share of sentences...
+SHARE = 0.1  # ... plus this part of the last batch's time, in which its callers may send more
+WIDER = 2  # factor of the padded size, since sentences of callers differ more in length than those of a sorted text
+SHORT = 1000  # characters that are segmented without another thread
+BURST = 16  # sentences of a long text with the priority of one sentence of another caller
+
+
+class QueueFullError(Exception):
+    """The queue has no room."""
+
+
+class Threads:
+    """The translating threads, one batch each, shared by all models.
+
+    Args:
+        number: number of threads.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.pool = ThreadPoolExecutor(number)
+        self.free = asyncio.Semaphore(number)
+
+
+@dataclass(eq=False)
+class Waiting:
+    """A waiting sentence.
+
+    Attributes:
+        words: the model's words, at least one.
+        nbest: number of translations.
+        attention: whether attention is requested.
+        due: position in the queue.
+        answer: result of `Translator.explain`.
+    """
+
+    words: list[str]
+    nbest: int
+    attention: bool
+    due: float
+    answer: asyncio.Future[dict[str, Any]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class Batches:
+    """The queue of one model, which translates sentences of similar lengths together.
+
+    Args:
+        translator: the model.
+        threads: translating threads.
+        beam: beam size.
+        most: largest number of sentences in the queue and in translation.
+    """
+
+    def __init__(self, translator: Translator, threads: Threads, beam: int, most: int) -> None:
+        self.translator, self.beam, self.most = translator, beam, most
+        self._options = partial(translator.options, None, beam=beam)
+        self._max_tokens = WIDER * self._options(False).max_tokens
+        self._threads = threads
+        self._segmenting = ThreadPoolExecutor(1)  # for long texts
+        self._waiting: list[Waiting] = []
+        self._arrived = asyncio.Event()
+        self._accepted = self._taken = 0  # unanswered sentences; batches so far
+        self._before = 0  # unanswered sentences when the last batch was taken
+        self._seconds = 0.0  # time of the last batch, at most 1
+
+    async def translate(self, sentences: list[str], nbest: int, attention: bool) -> list[dict[str, Any]]:
+        """Return the result of `Translator.explain` for each sentence, with the number of words that were cut.
+
+        Cancelling the call withdraws sentences that are not yet in translation.
+
+        Raises:
+            QueueFullError: the queue has no room.
+        """
+        if self._accepted + len(sentences) > self.most:
+            raise QueueFullError
+        self._accepted += len(sentences)
+        waiting: list[Waiting] = []
+        try:
+            loop, longest = asyncio.get_running_loop(), self.translator.config["source_positions"] - 1
+            if sum(map(len, sentences)) < SHORT:
+                segmented = self._segment(sentences)
+            else:
+                segmented = await loop.run_in_executor(self._segmenting, self._segment, sentences)
+            for rank, words in enumerate(segmented):
+                waiting.append(Waiting(words[:longest], nbest, attention, self._taken + rank / BURST))
+            for each in waiting:
+                if not each.words:  # for example only zero-width characters
+                    each.answer.set_result({"words": [], "unknown": [], "translations": [_BLANK]})
+            self._waiting += (each for each in waiting if each.words)
+            self._arrived.set()
+            answers = await asyncio.gather(*(each.answer for each in waiting))
+        finally:
+            self._accepted -= len(sentences)
+            for each in waiting:
+                each.answer.cancel()  # also after the failure of another sentence
+        cut = (max(0, len(words) - longest) for words in segmented)
+        return [{**answer, "cut": number} for answer, number in zip(answers, cut, strict=True)]
+
+    def _segment(self, sentences: list[str]) -> list[list[str]]:
+        return [self.translator.segment(sentence) for sentence in sentences]
+
+    async def run(self) -> None:
+        """Translate batches of the queue until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._arrived.wait()
+            await self._threads.free.acquire()
+            await self._settle()
+            batch = self._take()
+            if not batch:
+                self._arrived.clear()
+                self._threads.free.release()
+                continue
+            translated = loop.run_in_executor(self._threads.pool, self._translate, batch)
+            translated.add_done_callback(partial(self._answer, batch))
+
+    async def _settle(self) -> None:
+        """Wait briefly for more sentences."""
+        end = perf_counter() + PATIENCE + SHARE * self._seconds
+        while len(self._waiting) < self._share() and perf_counter() < end:
+            await asyncio.sleep(0.001)
+
+    def _share(self) -> int:
+        """Return a thread's share of all unanswered sentences, the size of a batch."""
+        return math.ceil(max(self._accepted, self._before) / self._threads.number)
+
+    def _take(self) -> list[Waiting]:
+        """Take a batch from the queue: the sentence that is due, and others of similar length."""
+        queue = sorted((each for each in self._waiting if not each.answer.done()), key=lambda each: len(each.words))
+        most = min(len(queue), self._share())
+        low = min(range(len(queue)), key=lambda at: queue[at].due, default=0)
+        high = min(low + 1, len(queue))
+        while high - low < most:
+            wider = [(low - 1, high)] if low else []
+            wider += [(low, high + 1)] if high < len(queue) else []
+            near = {len(queue[b - 1].words) - len(queue[a].words): (a, b) for a, b in wider}
+            a, b = near[min(near)]
+            if (b - a) * (len(queue[b - 1].words) + 1) > self._max_tokens:
+                break
+            low, high = a, b
+        self._waiting = queue[:low] + queue[high:]
+        self._taken, self._before = self._taken + 1, self._accepted
+        return queue[low:high]
+
+    def _translate(self, batch: list[Waiting]) -> list[dict[str, Any]]:
+        options = self._options(any(each.attention for each in batch), nbest=max(each.nbest for each in batch))
+        began = perf_counter()
+        told = self.translator.batch([each.words for each in batch], options)
+        self._seconds = min(1, perf_counter() - began)
+        return told
+
+    def _answer(self, batch: list[Waiting], translated: asyncio.Future[list[dict[str, Any]]]) -> None:
+        self._threads.free.release()
+        for place, each in enumerate(batch):
+            if each.answer.done():  # withdrawn by its caller
+                continue
+            if error := translated.exception():
+                each.answer.set_exception(error)
+            else:
+                told = translated.result()[place]
+                each.answer.set_result({**told, "translations": told["translations"][: each.nbest]})
+
+
+_BLANK = {"text": "", "score": 0.0, "words": [], "unknown": []}

@@ -1,0 +1,96 @@
+"""Uploaded files, plain text and gettext catalogues, and translated files for download."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from fairseq_plugins.cli.own_data import catalogues
+from fairseq_plugins.cli.serve.sentences import split
+
+FORMATS = [".txt", catalogues.SUFFIX]
+KEPT = 16_000_000  # bytes of translated files
+
+
+@dataclass(frozen=True)
+class Document:
+    """A file to translate.
+
+    Attributes:
+        name: name without a folder.
+        texts: distinct texts of the file.
+        fill: function from translations of the texts to the translated file and a report, which may be empty.
+    """
+
+    name: str
+    texts: list[str]
+    fill: Callable[[Mapping[str, str]], tuple[bytes, str]]
+
+    def sentences(self) -> list[str]:
+        """Return the distinct sentences of all texts."""
+        return [*dict.fromkeys(each.text for text in self.texts for each in split(text) if each.text)]
+
+    def translated(self, translations: Mapping[str, str]) -> tuple[bytes, str]:
+        """Return the translated file and a report for translations of all `sentences`."""
+        translations = {**translations, "": ""}
+        joined = (
+            "".join(each.before + translations[each.text] + each.after for each in split(text)) for text in self.texts
+        )
+        return self.fill(dict(zip(self.texts, joined, strict=True)))
+
+
+def read_document(name: str, content: bytes) -> Document:
+    """Read an uploaded file.
+
+    Raises:
+        ValueError: the file is neither text in UTF-8 nor a gettext catalogue.
+    """
+    if name.lower().endswith(catalogues.SUFFIX):
+        return _read_catalogue(name, content)
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise ValueError(f"file format not supported: {name} is neither text in UTF-8 nor a gettext catalogue (.po)")
+    return Document(name, [text], lambda translations: (translations[text].encode(), ""))
+
+
+def _read_catalogue(name: str, content: bytes) -> Document:
+    with TemporaryDirectory() as folder:  # polib would read a string that is a path as this file
+        path = Path(folder, "catalogue.po")
+        path.write_bytes(content)
+        try:
+            catalogue = catalogues.load(path)
+        except ValueError as error:
+            raise ValueError(str(error).replace(str(path), name)) from None
+    gaps = catalogues.gaps(catalogue)
+
+    def fill(translations: Mapping[str, str]) -> tuple[bytes, str]:
+        for gap in gaps:
+            gap.fill(translations)
+        return catalogues.in_utf8(catalogue), catalogues.report(Path(name), gaps)
+
+    return Document(name, [*dict.fromkeys(line for gap in gaps for line in gap.lines())], fill)
+
+
+class Results:
+    """The newest translated files, in memory."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, bytes] = {}
+
+    def add(self, name: str, content: bytes) -> str:
+        """Keep a file, and return an unguessable name for its download."""
+        key = f"{secrets.token_urlsafe(16)}.{name}"
+        self._files[key] = content
+        while sum(map(len, self._files.values())) > KEPT and len(self._files) > 1:
+            del self._files[next(iter(self._files))]
+        return key
+
+    def get(self, key: str) -> bytes | None:
+        """Return a file, or None if it is gone."""
+        return self._files.get(key)

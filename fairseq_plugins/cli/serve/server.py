@@ -1,0 +1,108 @@
+"""The server: uvicorn with a shutdown that loses no request."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from fairseq_plugins.cli.serve.app import Limits, make_app
+from fairseq_plugins.cli.serve.batches import Batches, Threads
+from fairseq_plugins.cli.serve.models import Pair
+from fairseq_plugins.cli.serve.parameters import SLOW
+
+if TYPE_CHECKING:
+    from fairseq_plugins.export.translate import Translator
+
+CONNECTIONS = 500
+HEADERS = {  # for all answers
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "cache-control": "no-cache",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+HEAD = 65536  # bytes of a request's head
+GRACE = 0.2  # seconds for reading requests that were sent before the shutdown
+
+
+class Protocol(HttpToolsProtocol):
+    """A connection that closes if the head of a request is too long or too slow."""
+
+    def connection_made(self, transport: Any) -> None:
+        """Wait for the first head."""
+        super().connection_made(transport)
+        self._in_head, self._size = True, 0
+        self._timer = self.loop.call_later(SLOW, self._close)
+
+    def _close(self) -> None:
+        if self._in_head and (self._size or self.cycle is None):  # uvicorn closes idle connections itself
+            self.transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        """Read a part of a request."""
+        if self._in_head and not self._size:
+            self._timer.cancel()
+            self._timer = self.loop.call_later(SLOW, self._close)
+        self._size += len(data)
+        super().data_received(data)
+        if self._in_head and self._size > HEAD:
+            self.transport.close()
+
+    def on_headers_complete(self) -> None:
+        """Stop waiting."""
+        self._in_head = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Wait for the next head."""
+        super().on_message_complete()
+        self._in_head, self._size = True, 0
+
+
+class Server(uvicorn.Server):
+    """A server that reads and answers all requests that were sent before its shutdown."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Refuse new connections, read requests in transit, and answer them."""
+        for server in self.servers:
+            server.close()
+        await asyncio.sleep(GRACE)
+        await super().shutdown(sockets)
+
+
+async def serve(
+    models: Mapping[Pair, Translator], limits: Limits, listening: socket.socket, threads: int, beam: int, most: int
+) -> None:
+    """Serve until a signal.
+
+    Args:
+        models: models by languages.
+        limits: limits of a request.
+        listening: bound socket.
+        threads: number of translating threads.
+        beam: beam size.
+        most: largest number of sentences in the queue of a model.
+    """
+    pool = Threads(threads)
+    queues = {pair: Batches(translator, pool, beam, most) for pair, translator in models.items()}
+    config = uvicorn.Config(
+        make_app(queues, limits),
+        http=Protocol,
+        ws="none",
+        lifespan="on",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        headers=[*HEADERS.items()],
+        limit_concurrency=CONNECTIONS,
+        timeout_keep_alive=SLOW,
+    )
+    host, port = listening.getsockname()[:2]
+    pairs = ", ".join(f"{source} to {target}" for source, target in models)
+    print(f"{pairs}: http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
+    await Server(config).serve([listening])

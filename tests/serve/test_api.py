@@ -1,0 +1,285 @@
+"""The HTTP API in unchanged clients: translations, which are `translate.py`'s, and errors."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urlencode
+
+import numpy as np
+import polib
+import pytest
+from libretranslatepy import LibreTranslateAPI
+
+from fairseq_plugins.cli import main as cli
+from fairseq_plugins.export.translate import Translator
+from tests.commands import ROOT
+from tests.export.exporting import forget_attention, lines_of
+from tests.serve.serving import Server, serving
+
+WORDS = 40
+LINES = [*lines_of([3, 9, 1, 5, 12, 7], WORDS), "never seen", "\u200b"]
+
+
+def multipart(**fields: str | tuple[str, bytes]) -> dict[str, Any]:
+    """Body and headers of a form with a file."""
+    parts = []
+    for name, value in fields.items():
+        file, content = ("", value.encode()) if isinstance(value, str) else value
+        more = f'; filename="{file}"' if file else ""
+        head = f'--limit\r\nContent-Disposition: form-data; name="{name}"{more}\r\n\r\n'
+        parts.append(head.encode() + content + b"\r\n")
+    return {
+        "body": b"".join(parts) + b"--limit--\r\n",
+        "headers": {"content-type": "multipart/form-data; boundary=limit"},
+    }
+
+
+def test_a_client_of_libretranslate(server: Server, translator: Translator) -> None:
+    client = LibreTranslateAPI(server.url)
+    assert client.languages() == [
+        {"code": "en", "name": "English", "targets": ["de"]},
+        {"code": "de", "name": "German", "targets": []},
+    ]
+    assert client.translate(LINES[1], "en", "de") == translator.translate(LINES[1:2])[0]
+    assert client.translate(LINES[1], "auto", "de") == translator.translate(LINES[1:2])[0]
+    assert client.detect("w1") == [{"confidence": 0.0, "language": "en"}]
+    with pytest.raises(HTTPError) as error:
+        client.translate("w1", "en", "fr")
+    assert (error.value.code, json.loads(error.value.read())) == (400, {"error": "fr is not supported"})
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="needs curl")
+def test_curl(server: Server, translator: Translator, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("w1 w2\n")
+    for words in (["-d", "q=w1 w2&source=en&target=de"], ["-F", "q=w1 w2", "-F", "source=en", "-F", "target=de"]):
+        shown = subprocess.run(
+            ["curl", "-s", f"{server.url}/translate", *words], capture_output=True, check=True
+        ).stdout
+        assert json.loads(shown) == {"translatedText": translator.translate(["w1 w2"])[0]}
+
+
+def test_texts_of_several_sentences(server: Server, translator: Translator) -> None:
+    """Each line and sentence is translated apart, and white space stays."""
+    assert server.translate(LINES)["translatedText"] == translator.translate(LINES)
+    one, two, three = (translator.translate([each])[0] for each in ("w1 w2.", "W3!", "w4 w5"))
+    found = server.translate([" w1 w2.  W3!\r\n\n\tw4 w5 ", "", "\n"], source="auto")
+    assert found["translatedText"] == [f" {one}  {two}\r\n\n\t{three} ", "", "\n"]
+    assert found["detectedLanguage"] == [{"confidence": 0.0, "language": "en"}] * 3
+
+
+def test_n_best_scores_and_attention(server: Server, translator: Translator) -> None:
+    text, (told,) = "w1 w2 %s foo", translator.explain(["w1 w2 %s foo"], attention=True, nbest=4)
+    found = server.translate(text, alternatives=3, attention=True)
+    wanted = [each["text"] for each in told["translations"]]
+    assert found["translatedText"] == wanted[0]
+    assert found["alternatives"] == [each for each in dict.fromkeys(wanted) if each != wanted[0]]
+    (sentence,) = found["sentences"]
+    assert {name: sentence[name] for name in ("before", "text", "after", "words", "unknown", "cut")} == {
+        "before": "", "text": text, "after": "", "words": text.split(), "unknown": [2, 3], "cut": 0,
+    }  # fmt: skip
+    for mine, theirs in zip(sentence["translations"], told["translations"], strict=True):
+        assert {name: mine[name] for name in ("text", "words", "unknown", "lost")} == {
+            **{name: theirs[name] for name in ("text", "words", "unknown")}, "lost": ["%s"],
+        }  # fmt: skip
+        assert mine["score"] == pytest.approx(theirs["score"], abs=1e-3)
+        np.testing.assert_allclose(mine["attention"], theirs["attention"], atol=2e-3)
+    assert server.translate("w1 " * 100, details=True)["sentences"][0]["cut"] == 37
+    assert "attention" not in server.translate(text, details=True)["sentences"][0]["translations"][0]
+    assert "sentences" not in server.translate(text)
+
+
+GOOD = {"q": "w1", "source": "en", "target": "de"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"q": ""}, "missing q parameter"),
+        ({"q": None}, "missing q parameter"),
+        ({"q": []}, "q parameter"),
+        ({"q": ["w1", 2]}, "q parameter"),
+        ({"q": {"a": 1}}, "q parameter"),
+        ({"source": ""}, "missing source parameter"),
+        ({"source": ["en"]}, "source parameter"),
+        ({"target": None}, "missing target parameter"),
+        ({"source": "xx"}, "xx is not supported"),
+        ({"target": "auto"}, "auto is not supported"),
+        ({"source": "de", "target": "en"}, r"English \(en\) is not available as a target language from German \(de\)"),
+        ({"format": "html"}, "html format is not supported"),
+        ({"alternatives": "many"}, "alternatives parameter is not a number"),
+        ({"alternatives": 5}, "alternatives parameter must be <= 4"),
+        ({"alternatives": float("inf")}, "alternatives parameter is not a number"),
+    ],
+)
+def test_wrong_parameters(server: Server, change: dict[str, Any], message: str) -> None:
+    status, answer, _ = server.ask("/translate", {**GOOD, **change})
+    assert (status, answer.keys()) == (400, {"error"})
+    assert re.search(message, answer["error"])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[1]", b"nope", b"[" * 100_000, b'{"q": ' + b"9" * 5000 + b"}", b'"\\ud800"', b'"\xed\xa0\x80"'],
+    ids=range(8),
+)
+@pytest.mark.parametrize("kind", ["application/json", "application/x-www-form-urlencoded", "multipart/form-data"])
+def test_bodies_that_cannot_be_read(server: Server, kind: str, body: bytes) -> None:
+    status, answer, _ = server.ask("/translate", body, headers={"content-type": kind})
+    assert (status, answer.keys()) == (400, {"error"})
+
+
+def test_other_errors(server: Server) -> None:
+    assert server.ask("/translate")[:2] == (404, {"error": "Not Found"})
+    assert server.ask("/nope")[:2] == (404, {"error": "Not Found"})
+    assert server.ask("/download_file/nope")[0] == 404
+    assert server.ask("/download_file/..%2f..%2fetc%2fpasswd")[0] == 404
+
+
+def test_limits(folder: Path, tmp_path: Path) -> None:
+    """Too much text, too many sentences, no answer in time; the server is as before."""
+    options = ["--max-letters", 300_000, "--max-waiting", 20_000, "--timeout", 1]
+    with serving(tmp_path / "log", folder, *options) as server:
+        for q, expected in (("w1 " * 100_001, 413), ("w1.\n" * 20_001, 413), ("w1 w2 w3.\n" * 20_000, 503)):
+            status, answer, _ = server.ask("/translate", {**GOOD, "q": q})
+            assert (status, answer.keys()) == (expected, {"error"})
+        assert server.ask("/translate", b"q=" + b"w" * 4_000_000)[0] == 413
+        began = time.perf_counter()
+        server.translate("w1 w2")
+        assert time.perf_counter() - began < 1, "what nobody waits for is still being translated"
+    with serving(tmp_path / "log", folder, "--max-waiting", 3, "--threads", 1) as server:
+        busy = server.connect()
+        busy.request("POST", "/translate", urlencode({**GOOD, "q": "\n".join(["w1 " * 60] * 3)}))
+        statuses = {server.ask("/translate", GOOD)[0] for _ in range(3)}
+        assert busy.getresponse().status == 200
+        assert 429 in statuses
+        assert server.ask("/translate", GOOD)[0] == 200
+
+
+def test_key(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("sesam\n")
+    with serving(tmp_path / "log", folder, "--api-key-file", tmp_path / "key") as server:
+        assert server.ask("/frontend/settings")[1]["keyRequired"] is True
+        for path in ("/translate", "/detect", "/translate_file"):
+            assert server.ask(path, GOOD)[0] == 403
+            assert server.ask(path, {**GOOD, "api_key": "sesame"})[:2] == (403, {"error": "Invalid API key"})
+        client = LibreTranslateAPI(server.url, api_key="sesam")
+        assert client.translate("w1", "en", "de") == server.translate("w1", api_key="sesam")["translatedText"]
+        assert b"sesam" not in Path(f"/proc/{server.process.pid}/cmdline").read_bytes()
+
+
+def test_headers(server: Server, folder: Path, tmp_path: Path) -> None:
+    """Other pages may call the server only if it was told so, and its own page runs nothing from elsewhere."""
+    origin = {"origin": "https://a.example"}
+    for path in ("/", "/languages", "/docs.html", "/nope"):
+        headers = server.ask(path, headers=origin)[2]
+        assert "access-control-allow-origin" not in headers
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+    with serving(tmp_path / "log", folder, "--cors", "https://a.example") as other:
+        assert other.ask("/languages", headers=origin)[2]["access-control-allow-origin"] == "https://a.example"
+        assert "access-control-allow-origin" not in other.ask("/languages", headers={"origin": "https://b.example"})[2]
+
+
+def test_a_text_file(server: Server, translator: Translator) -> None:
+    """With a byte order mark and line ends of all kinds; a hostile name stays a name."""
+    content = b"\xef\xbb\xbfw1 w2.\r\n\nw3 w4. W5\r\n"
+    form = multipart(file=('..\\../x/\u00e4".txt', content), source="auto", target="de")
+    status, answer, _ = server.ask("/translate_file", **form)
+    assert (status, answer["report"]) == (200, "")
+    status, found, headers = server.ask(answer["translatedFileUrl"].removeprefix(server.url))
+    one, two, three = translator.translate(["w1 w2.", "w3 w4.", "W5"])
+    assert (status, found.decode()) == (200, f"{one}\r\n\n{two} {three}\r\n")
+    assert headers["content-disposition"].startswith("attachment; ")
+    assert "/" not in headers["content-disposition"].partition("''")[2]
+
+
+def test_a_catalogue(server: Server, translator: Translator) -> None:
+    """Its empty entries are filled as own-data does it, and the answer tells how far it is."""
+    catalogue = polib.POFile()
+    catalogue.metadata = {"Content-Type": "text/plain; charset=UTF-8"}
+    for number in range(200):
+        catalogue.append(polib.POEntry(msgid=f"w{number % 40} w{number // 40} %s\n"))
+    catalogue.append(polib.POEntry(msgid="w1", msgstr="done"))
+    form = multipart(file=("a.po", str(catalogue).encode()), source="en", target="de", progress="1")
+    status, lines, _ = server.ask("/translate_file", **form)
+    *steps, last = map(json.loads, lines.splitlines())
+    assert status == 200
+    assert [each["total"] for each in steps] == [200] * len(steps)
+    assert [each["done"] for each in steps] == [0, 128]
+    assert "a.po: entries filled and marked as fuzzy: 200; with lost placeholders: 200" in last["report"]
+    filled = polib.pofile(server.ask(last["translatedFileUrl"].removeprefix(server.url))[1].decode())
+    assert [entry.msgstr for entry in filled][-2:] == [translator.translate(["w39 w4 %s"])[0] + "\n", "done"]
+    assert all(entry.fuzzy for entry in filled[:-1])
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.po", b'msgid "a"\nnonsense\n'), ("a.po", b"/etc/passwd"), ("a.txt", b"\xff\xfew\0"), ("a.png", b"\x89PNG\0")],
+)
+def test_files_that_cannot_be_read(server: Server, name: str, content: bytes) -> None:
+    status, answer, _ = server.ask("/translate_file", **multipart(file=(name, content), source="en", target="de"))
+    assert (status, answer.keys()) == (400, {"error"})
+    assert name in answer["error"]
+    assert "/tmp" not in answer["error"]
+    assert server.ask("/translate_file", **multipart(source="en", target="de"))[0] == 400
+
+
+def test_several_folders(folder: Path, back: Path, tmp_path: Path) -> None:
+    with serving(tmp_path / "log", folder, f"de:en={back}") as server:
+        assert (
+            server.translate("w1 w2", source="de", target="en")["translatedText"]
+            == Translator(back, 1).translate(["w1 w2"])[0]
+        )
+        assert [each["targets"] for each in server.ask("/languages")[1]] == [["de"], ["en"]]
+        assert server.ask("/detect", {"q": "w1"})[0] == 400
+        assert server.translate("w1", source="auto", target="en")["detectedLanguage"]["language"] == "de"
+
+
+def test_folders_that_cannot_be_served(folder: Path, back: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "settings").write_text("{}")
+    for words, message in (
+        ([tmp_path], "is not an exported folder"),
+        ([own], "holds no exported folder: .*fairseq-plugins export"),
+        ([back], "does not name its languages: .*en:de="),
+        ([folder, f"en:de={back}"], "both translate en to de"),
+        ([folder, "--host", "192.0.2.1"], "--host 192.0.2.1 --port 8000: "),
+        ([folder, "--api-key-file", "/dev/null"], "--api-key-file: /dev/null is empty"),
+    ):
+        with pytest.raises(SystemExit, match=f"serve: error: .*{message}"):
+            cli.main(["serve", *map(str, words)])
+    shutil.copytree(back, own / "arch.exported")
+    (own / "arch.exported" / "README.md").write_text("text\n\n# arch, cs to de\n")
+    with serving(tmp_path / "log", own) as server:
+        assert server.ask("/languages")[1][0]["code"] == "cs"
+
+
+def test_a_folder_of_an_earlier_version(folder: Path, tmp_path: Path) -> None:
+    """It translates, and says that it has no attention."""
+    old = shutil.copytree(folder, tmp_path / "out")
+    forget_attention(old)
+    with serving(tmp_path / "log", old) as server:
+        assert server.ask("/frontend/settings")[1]["attention"] == []
+        assert server.translate("w1 w2", details=True)["sentences"][0]["words"] == ["w1", "w2"]
+        status, answer, _ = server.ask("/translate", {**GOOD, "attention": True})
+        assert (status, "export it again" in answer["error"]) == (400, True)
+
+
+def test_openapi(server: Server) -> None:
+    """The document names all endpoints and no others, and the fields that they read."""
+    document = server.ask("/openapi.json")[1]
+    for path, methods in document["paths"].items():
+        (method,) = methods
+        status, _, _ = server.ask(path, b"" if method == "post" else None, method=method.upper())
+        assert status == (400 if method == "post" else 404 if "{" in path else 200)
+    source = ROOT / "fairseq_plugins" / "cli" / "serve" / "app.py"
+    routes = re.findall(r'Route\("(/[a-z_/]+[^"]*)", api\.', source.read_text())
+    assert {path.replace("{name}", "{key}") for path in document["paths"]} == set(routes)

@@ -1,0 +1,234 @@
+"""Many callers at once, well and ill behaved, and the end of the server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from fairseq_plugins.export.translate import Translator
+from tests.export.exporting import lines_of
+from tests.serve.serving import Server, serving
+
+WORDS = 40
+
+
+def message(q: Any, **more: Any) -> bytes:
+    """A request to translate."""
+    body = json.dumps({"q": q, "source": "en", "target": "de", **more}).encode()
+    return (
+        b"POST /translate HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n" + length(body) + b"\r\n\r\n" + body
+    )
+
+
+def length(body: bytes) -> bytes:
+    return b"Content-Length: %d" % len(body)
+
+
+async def answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    """The next answer's status and content."""
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    size = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
+    return int(head.split()[1]), await reader.readexactly(size)
+
+
+async def connect(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    parts = urlsplit(server.url)
+    return await asyncio.open_connection(parts.hostname, parts.port)
+
+
+async def call(server: Server, lines: list[str], callers: int, found: dict[str, str]) -> None:
+    """Each caller has a line translated after the other."""
+    waiting = iter(lines)
+
+    async def caller() -> None:
+        reader, writer = await connect(server)
+        for line in waiting:
+            writer.write(message(line))
+            status, content = await answer(reader)
+            assert status == 200, content
+            found[line] = json.loads(content)["translatedText"]
+        writer.close()
+
+    await asyncio.gather(*(caller() for _ in range(callers)))
+
+
+def test_callers_share_batches(folder: Path, translator: Translator, tmp_path: Path) -> None:
+    """No answer differs from `translate.py`'s, and many cost less than as many one after the other."""
+    lines = list(dict.fromkeys(lines_of([1 + number % 20 for number in range(150)], WORDS)))
+    expected = dict(zip(lines, translator.translate(lines), strict=True))
+    seconds = []
+    with serving(tmp_path / "log", folder, "--threads", 2) as server:
+        for callers in (32, 1):
+            before, found = cpu_seconds(server.process), {}
+            asyncio.run(call(server, lines, callers, found))
+            seconds.append(cpu_seconds(server.process) - before)
+            assert found == expected
+    print(seconds)
+    assert seconds[0] < 0.8 * seconds[1]
+
+
+def cpu_seconds(process: subprocess.Popen[str]) -> float:
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_a_short_text_does_not_wait_for_a_long_one(folder: Path, tmp_path: Path) -> None:
+    async def both(server: Server) -> None:
+        reader, writer = await connect(server)
+        writer.write(message("\n".join(lines_of([30] * 800, WORDS))))
+        await asyncio.sleep(0.5)
+        long = asyncio.ensure_future(answer(reader))
+        began = time.perf_counter()
+        await call(server, ["w1 w2"], 1, {})
+        short, still = time.perf_counter() - began, not long.done()
+        assert (await long)[0] == 200
+        assert still
+        assert short < 0.5 * (time.perf_counter() - began)
+        writer.close()
+
+    with serving(tmp_path / "log", folder, "--threads", 1) as server:
+        asyncio.run(both(server))
+
+
+def test_the_end_under_load(folder: Path, translator: Translator, tmp_path: Path) -> None:
+    """SIGTERM: whoever had sent a request gets his answer, then the server ends."""
+    lines = lines_of([25] * 300, WORDS)
+    expected = translator.translate(lines)
+
+    async def end(server: Server) -> None:
+        connections = [await connect(server) for _ in range(100)]
+        for number, (_, writer) in enumerate(connections):
+            writer.write(message(lines[3 * number : 3 * number + 3]))
+        await asyncio.sleep(0.05)
+        server.process.send_signal(signal.SIGTERM)
+        for number, (reader, _) in enumerate(connections):
+            status, content = await answer(reader)
+            assert (status, json.loads(content)["translatedText"]) == (200, expected[3 * number : 3 * number + 3])
+
+    with serving(tmp_path / "log", folder) as server:
+        asyncio.run(end(server))
+        assert server.process.wait(10) == -signal.SIGTERM
+
+
+def hostile(kind: str, chance: random.Random) -> tuple[bytes, set[int]]:
+    """A request of a kind, and the statuses of its answer; none for one that waits for no answer."""
+    letters = chance.choice(["w1 w2. ", "w3\n", "\U0001f600", "\0", "%s ", "<b>", " "])
+    text = letters * chance.randrange(1, 200)
+    requests: dict[str, tuple[bytes, set[int]]] = {
+        "good": (message(" ".join(lines_of([chance.randrange(1, 12)], WORDS))), {200}),
+        "odd text": (
+            message(text, alternatives=chance.randrange(5), details=True, attention=chance.random() < 0.3),
+            {200},
+        ),
+        "empty": (message(""), {400}),
+        "100 KB": (
+            message(chance.choice(["w1 w2 w3.\n" * 10_000, ("w1 w2 " * 30 + "\n") * 500])),
+            {200, 413, 429, 503},
+        ),
+        "longer": (message("w" * 200_000), {413}),
+        "bad JSON": (message(text)[:-2] + b"[{", {400}),
+        "wrong language": (message(text, target="xx"), {400}),
+        "no such page": (b"GET /" + b"x" * chance.randrange(5000) + b" HTTP/1.1\r\nHost: a\r\n\r\n", {404}),
+        "no HTTP": (chance.randbytes(200) + b"\r\n\r\n", {0, 400}),
+        "long head": (b"GET / HTTP/1.1\r\nA: " + b"a" * 200_000 + b"\r\n\r\n", {0, 400, 200}),
+        "slow": (message(text)[:60], set()),
+        "aborted": (message(text), set()),
+    }
+    return requests[kind]
+
+
+KINDS = ["good", "odd text", "empty", "100 KB", "longer", "bad JSON", "wrong language", "no such page", "no HTTP"]
+KINDS += ["long head", "slow", "aborted"]
+
+
+async def attack(server: Server, number: int, at_a_time: int, told: Callable[[int], None]) -> Counter[str]:
+    """Send requests of all kinds: each is answered or refused."""
+    chance, seen = random.Random(1), Counter[str]()
+    waiting = iter(range(number))
+
+    async def one(kind: str) -> None:
+        content, statuses = hostile(kind, chance)
+        reader, writer = await connect(server)
+        try:
+            writer.write(content)
+            if kind in ("slow", "aborted"):
+                await asyncio.sleep(chance.random() / 5)
+                return
+            try:
+                status, _ = await asyncio.wait_for(answer(reader), 120)
+            except (asyncio.IncompleteReadError, ConnectionError):
+                status = 0
+            assert status in statuses, (kind, status)
+            seen[f"{kind}: {status}"] += 1
+        finally:
+            writer.transport.abort()
+
+    async def caller() -> None:
+        for place in waiting:
+            # Of the expensive ones fewer.
+            kind = chance.choice(KINDS)
+            await one("good" if kind == "100 KB" and chance.random() < 0.9 else kind)
+            told(place)
+
+    await asyncio.gather(*(caller() for _ in range(at_a_time)))
+    return seen
+
+
+def check_attack(folder: Path, tmp_path: Path, number: int, growth: float) -> None:
+    """The server lives, its memory does not grow, and its answers are as before."""
+    memory: list[int] = []
+    with serving(tmp_path / "log", folder) as server:
+        every = number // 10
+
+        def told(place: int) -> None:
+            if place % every == every - 1:
+                memory.append(server.memory())
+
+        before = server.translate(["w1 w2", "w3"])
+        seen = asyncio.run(attack(server, number, min(100, number // 5), told))
+        print(seen, [size >> 20 for size in memory])
+        assert server.translate(["w1 w2", "w3"]) == before
+        assert max(memory[len(memory) // 2 :]) < growth * max(memory[: len(memory) // 2])
+
+
+def test_hostile_requests(folder: Path, tmp_path: Path) -> None:
+    check_attack(folder, tmp_path, 300, 1.5)
+
+
+@pytest.mark.slow
+def test_ten_thousand_hostile_requests(folder: Path, tmp_path: Path) -> None:
+    check_attack(folder, tmp_path, 10_000, 1.1)
+
+
+def test_slow_requests_end(folder: Path, tmp_path: Path) -> None:
+    """A connection that sends nothing, half a head or half a body is ended."""
+
+    async def wait(server: Server, content: bytes) -> bytes:
+        reader, writer = await connect(server)
+        writer.write(content)
+        found = await asyncio.wait_for(reader.read(), 30)
+        writer.close()
+        return found
+
+    async def all_kinds(server: Server) -> list[bytes]:
+        head = message("w1").partition(b"\r\n\r\n")[0]
+        kinds = (b"", head[:30], head + b"\r\n\r\n{", message("w1") + b"POST /transl")
+        return await asyncio.gather(*(wait(server, kind) for kind in kinds))
+
+    with serving(tmp_path / "log", folder) as server:
+        nothing, head, body, second = asyncio.run(all_kinds(server))
+    assert (nothing, head) == (b"", b"")
+    assert body.startswith(b"HTTP/1.1 408 ")
+    assert second.count(b"HTTP/1.1 ") == second.count(b"HTTP/1.1 200 ") == 1
