@@ -51,7 +51,7 @@ def test_only_a_line_feed_ends_a_line(data: Path, tmp_path: Path, options: list[
         (b"w1\nw2\nw3\n", "text.src has 2 lines, .*text.tgt has 3"),
         (b"w1\n", "text.src has 2 lines, .*text.tgt has 1"),
         (b"", "text.tgt is empty"),
-        (b"w1\n\xff\n", "text.tgt, line 2 is not UTF-8"),
+        (b"w1\n\xff\n", "text.tgt, line 2: invalid UTF-8"),
         (b"w1\rw2\r", "text.tgt .*carriage returns"),
     ],
     ids=["longer", "shorter", "empty", "latin", "mac"],

@@ -186,9 +186,7 @@ def test_a_checkpoint_of_another_model_is_refused(data: Path, save: Path, tmp_pa
     newer["model"]["version"] += 1
     torch.save(newer, tmp_path / "newer.pt")
     message = fail([*options(data, 3), "--finetune-from-model", tmp_path / "newer.pt"], tmp_path / "begun")
-    assert re.match(
-        rf"RuntimeError: {tmp_path / 'newer.pt'}: .* version 2 .* knows 1; a newer fairseq_plugins", message
-    )
+    assert re.match(rf"RuntimeError: {tmp_path / 'newer.pt'}: .* version 2 .* up to 1: ", message)
 
 
 def test_a_checkpoint_of_other_words_is_refused(data: Path, save: Path, tmp_path: Path) -> None:
