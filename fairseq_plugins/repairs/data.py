@@ -78,7 +78,7 @@ def check_texts(args: Namespace) -> None:
 
 
 def name_unusable_data() -> None:
-    """Name data without sentences, and sides with different numbers of them; fairseq's errors do not.
+    """Name the file if data has no sentences, or its sides have different numbers of sentences.
 
     No probe: other data is not affected.
     """
