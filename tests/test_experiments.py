@@ -59,7 +59,7 @@ def test_from_the_data_to_the_score(recipe: str, tmp_path: Path) -> None:
     assert result.returncode == 0, result.stdout[-6000:]
     assert (tmp_path / "out" / variables.get("NAME", name) / "seed1" / "checkpoint_last.pt").exists()
     assert (f" {more}" in result.stdout) == more.exists()
-    assert "\n== Training: seconds, in miniature\n" in result.stdout
+    assert "\n== Training: seconds with --smoke\n" in result.stdout
     assert "--smoke: after two updates a score means nothing" in result.stdout
     shown = re.findall(r"^\$ (?:env CUDA_VISIBLE_DEVICES=(\d+) )?(fairseq-\S+) (\S+)", result.stdout, re.MULTILINE)
     order = [tool if command == "fairseq-plugins" else command for _, command, tool in shown]

@@ -218,7 +218,7 @@ def test_a_family_is_gone_with_its_folder(family: str, tmp_path: Path) -> None:
     assert registered & FAMILIES == FAMILIES - {family}
     checkpoint.touch()
     refused = run_without(family, tree, "-c", MAIN, "import-fconv", checkpoint, tmp_path / "new.pt").stderr
-    assert ("no family converts fconv" in refused) == (family == "convs2s")
+    assert ("import-fconv: no family converts fconv" in refused) == (family == "convs2s")
 
 
 @pytest.mark.slow
