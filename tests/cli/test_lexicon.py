@@ -171,7 +171,7 @@ def test_a_full_disk_leaves_the_old_lexicon(corpus: Path, name: str, monkeypatch
     old = contents(corpus)
     lines = [["x" * 300 if each == name else "x"] for each in lexicon.FILES]
     monkeypatch.setattr(lexicon, "contents", lambda *_: lines)
-    with full_disk(200), pytest.raises(SystemExit, match=f"lexicon/{name} was not written"):
+    with full_disk(200), pytest.raises(SystemExit, match=f"lexicon/{name} cannot be written"):
         make_lexicon(corpus)
     assert contents(corpus) == old
 
