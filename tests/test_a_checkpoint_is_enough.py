@@ -1,4 +1,4 @@
-"""A model translates without the files that its training began with."""
+"""A model translates without the files that its training needed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.commands import MODEL, QUIET, SIZES, TRAINING, USER_DIR, hypotheses, 
 
 @pytest.fixture(scope="module")
 def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a checkpoint, and what its training needed: pretrained embeddings, and candidates."""
+    """A folder with a checkpoint, and with pretrained embeddings and candidates for its training."""
     folder = tmp_path_factory.mktemp("alone")
     lexicon = folder / "lexicon"
     lexicon.mkdir()
@@ -35,7 +35,7 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where what training needed has been; the checkpoint is the same."""
+    """The checkpoint without the files of its training."""
     folder = tmp_path_factory.mktemp("kept")
     checkpoint = shutil.copy(trained / "checkpoint_last.pt", folder)
     for name in ("words.txt", "lexicon"):
@@ -49,7 +49,7 @@ def from_python(data: Path, checkpoint: Path, **options: object) -> list[str]:
 
 
 def test_from_pretrained_translates_as_before(data: Path, trained: Path, request: pytest.FixtureRequest) -> None:
-    """Among the same candidates, but where other ones are asked for."""
+    """The same candidates are used, unless others are given."""
     path = trained / "checkpoint_last.pt"
     before, free = from_python(data, path), from_python(data, path, candidates=None)
     checkpoint = request.getfixturevalue("alone")
@@ -77,14 +77,14 @@ def test_plot_attention(data: Path, alone: Path, tmp_path: Path) -> None:
 
 
 def test_words_in_another_order_are_refused(data: Path, alone: Path, tmp_path: Path) -> None:
-    """As many as before; the second model of an ensemble is looked at too, and the first one does not say its words."""
+    """Other dictionaries of the same size are refused, also for the second model of an ensemble."""
     shuffled = shutil.copytree(data, tmp_path / "shuffled")
     dictionary = shuffled / "dict.tgt.txt"
     dictionary.write_text("".join(reversed(dictionary.read_text().splitlines(keepends=True))))
     state = torch.load(alone)
     del state["extra_state"]["words"]
     torch.save(state, tmp_path / "older.pt")
-    error = f"{alone} was trained with other target words"
+    error = f"{alone}: the target words differ"
     with pytest.raises(ValueError, match=re.escape(error)):
         checkpoint_utils.load_model_ensemble([str(tmp_path / "older.pt"), str(alone)], {"data": str(shuffled)})
     with pytest.raises(ValueError, match=re.escape(error)):
@@ -92,7 +92,7 @@ def test_words_in_another_order_are_refused(data: Path, alone: Path, tmp_path: P
     for number in range(2):
         shutil.copy(alone, tmp_path / f"parts-shard{number}.pt")
     parts = [str(tmp_path / "parts.pt")]
-    with pytest.raises(ValueError, match=r"parts\.pt .*target words"):
+    with pytest.raises(ValueError, match=r"parts\.pt: the target words"):
         checkpoint_utils.load_model_ensemble(parts, {"data": str(shuffled)}, strict=False, num_shards=2)
     for words in (
         ["plot-attention", shuffled, "--path", alone, "--input", "w1", "--output", tmp_path / "attention.png"],

@@ -28,7 +28,7 @@ def ablate(
 
 
 def trainings(out: Path, family: str) -> Iterator[tuple[str, list[dict], Path]]:
-    """Cell and seed, what its validations logged, and its folder."""
+    """Yield cell and seed, the validations' log, and the folder of each training."""
     for folder in sorted((out / family).glob("+cell=*")):
         log = (folder / "hydra_train.log").read_text()
         lines = map(json.loads, re.findall(r"\[valid\]\[INFO\] - (\{.*\})", log))
@@ -47,7 +47,7 @@ def test_all_tables_are_filled(data: Path, tmp_path: Path, family: str) -> None:
         assert int(validations[-1]["valid_num_updates"]) == UPDATES
         best = min(validations, key=lambda line: float(line["valid_loss"]))
         perplexities[name.removesuffix(",common.seed=1")] = f"{float(best['valid_ppl']):.2f}"
-        # Also of those that are not the first of their process.
+        # Also in trainings that are not the first of their process.
         state = checkpoint_utils.load_checkpoint_to_cpu(str(folder / "checkpoints" / "checkpoint_best.pt"))
         assert state["extra_state"]["best"] == pytest.approx(float(best["valid_loss"]), abs=1e-3)
         models.add(str(state["cfg"]["model"]))
@@ -63,13 +63,13 @@ def test_a_second_call_fills_what_is_left(data: Path, tmp_path: Path) -> None:
     first = ablate(data, tmp_path, "convs2s", "--tables", 4, "--seeds", 1)
     assert first.returncode == 0, first.stderr[-4000:]
     table = (tmp_path / "convs2s.md").read_text()
-    assert table.count("| 1 of 1 |") == 4 + 5  # the base of the other tables too
+    assert table.count("| 1 of 1 |") == 4 + 5  # The base is a cell of the other tables, too.
     assert "| attention-5 | not filled |  |  | 0 of 1 |" in table
     before = {name: (folder / "hydra_train.log").read_bytes() for name, _, folder in trainings(tmp_path, "convs2s")}
     for checkpoint in tmp_path.rglob("*.pt"):
-        checkpoint.unlink()  # what has been found stays, and is of this width
+        checkpoint.unlink()  # The results stay, and have this width.
     other = ablate(data, tmp_path, "convs2s", "--width", 8)
-    assert other.stderr.endswith(f"{tmp_path} was made with width 16, not 8; choose another folder\n")
+    assert other.stderr.endswith(f"{tmp_path} has width 16, not 8: choose another folder\n")
     second = ablate(data, tmp_path, "convs2s", "--tables", 4, "--seeds", 1, 2)
     assert second.returncode == 0, second.stderr[-4000:]
     assert "no-positions,common.seed=2" not in before
@@ -103,7 +103,7 @@ def test_one_at_a_time(data: Path, tmp_path: Path) -> None:
     with work_in(tmp_path):
         result = ablate(data, tmp_path, "convs2s")
     assert result.returncode == 1
-    assert result.stderr.endswith(f"another call, or what it has started, is at work in {tmp_path}\n")
+    assert result.stderr.startswith(f"{tmp_path} is in use")
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 

@@ -1,4 +1,4 @@
-"""Pictures of architectures: what is written on them are the sizes of the models, here as the papers have them."""
+"""Pictures of architectures show the sizes of the models, which the papers give."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_labels_are_the_sizes_of_the_papers(draw: Callable[[str], Any], architec
 
 @pytest.mark.parametrize("family", PICTURES)
 def test_pictures_of_the_pages_are_of_today(draw: Callable[[str], Any], family: str) -> None:
-    """matplotlib draws words as outlines, and writes into a comment which they are."""
+    """matplotlib draws words as outlines, and writes them into comments."""
     picture = (ROOT / "docs" / f"{family}_architecture.svg").read_text("utf-8")
     paper, *_ = draw(f"{family}_iwslt_de_en")
     assert [label for label in paper.labels if f"<!-- {label} -->" not in picture] == []
@@ -81,7 +81,7 @@ def test_pictures_of_the_pages_are_of_today(draw: Callable[[str], Any], family: 
 
 
 def test_number_of_parameters(draw: Callable[[str], Any]) -> None:
-    """Of a convs2s of three layers of 128 on either side: convolutions, attention and linear maps, by hand."""
+    """A convs2s with three layers of 128 on both sides: convolutions, attention and linear maps, counted by hand."""
     convolution = 3 * 128 * 256 + 256 + 256  # with bias and the g of weight normalisation
     linear = 128 * 128 + 128 + 128
     count = 6 * convolution + (4 + 3 * 2) * linear

@@ -1,4 +1,4 @@
-"""The benchmarks in miniature: they run, their checks pass, and what they count is what there was to do."""
+"""The benchmarks in miniature: they run, their checks pass, and their counts are right."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ FAST = "translation_fast, float32"
 
 
 def shown_by(script: str, *options: object) -> str:
-    """What a script prints."""
+    """Return the output of a script."""
     finished = python(BENCHMARKS / script, *options, "--threads", 1)
     assert finished.returncode == 0, finished.stdout[-1000:] + finished.stderr[-3000:]
     return finished.stdout
 
 
 def bench(script: str, folder: Path, *options: object) -> dict[str, Any]:
-    """What a script writes to ``--json``."""
+    """Return the file of a script's ``--json``."""
     path = folder / "figures.json"
     shown = shown_by(script, *options, "--rounds", 1, "--json", path)
     figures: dict[str, Any] = json.loads(path.read_text())
     assert figures["options"]["rounds"] == 1
     assert figures["machine"]["torch"]
-    for row in figures["rows"]:  # all of them are in the table
+    for row in figures["rows"]:  # the table has all of them
         assert f"| {row['contestant']} |" in shown
     return figures
 
@@ -65,7 +65,7 @@ def test_step_time(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_sequence_risk(data: Path, tmp_path: Path) -> None:
-    """It compares with the plainest form itself."""
+    """The script compares with the plain form itself."""
     sizes = ["--user-dir", ROOT / "user_dir", "--arch", "convs2s_tiny", "--optimizer", "adam"]
     sizes += ["--lr", 0.01, "--batch-size", 16]
     run("train", data, *sizes, "--max-epoch", 1, "--num-workers", 0, "--save-dir", tmp_path)
@@ -85,7 +85,7 @@ def test_training() -> None:
 
 @pytest.mark.slow
 def test_newstest(tmp_path: Path) -> None:
-    """Each sentence of a batch gets a translation as long as its longest one."""
+    """Each sentence of a batch gets a translation as long as the batch's longest source."""
     random.seed(1)
     lengths = [random.randint(1, 12) for _ in range(11)]
     lines = [" ".join(random.choices("abcdefgh", k=length)) + "\n" for length in [*lengths, 1]]

@@ -1,4 +1,4 @@
-"""The real commands, one after the other: preprocess, train, resume, generate, interactive, validate, hydra-train."""
+"""The real commands in turn: preprocess, train, resume, generate, interactive, validate, hydra-train."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fairseq_plugins.cli import main as cli
 from fairseq_plugins.convs2s.model import ConvS2SModel
 from tests.commands import MODEL, QUIET, ROOT, SIZES, TRAINING, USER_DIR, hypotheses, run
 
-# Validation by BLEU, hence translation in the middle of training, and the plugin's learning-rate schedule.
+# Validation by BLEU, which translates during training, and the plugin's learning-rate schedule.
 BLEU = ["--eval-bleu", "--eval-bleu-args", '{"beam": 3}', "--eval-bleu-remove-bpe", "--eval-bleu-detok", "space"]
 BLEU += ["--best-checkpoint-metric", "bleu", "--maximize-best-checkpoint-metric"]
 BLEU += ["--lr-scheduler", "anneal_after_plateau"]
@@ -59,7 +59,7 @@ def test_generate_with_a_relative_user_dir(data: Path, trained: Path, generated:
 
 def test_interactive_translates_what_generate_does(data: Path, trained: Path, generated: dict) -> None:
     sources = (data.parent / "test.src").read_text()
-    odd = "\nnever seen words\n"  # an empty line, and unknown words only
+    odd = "\nnever seen words\n"  # a blank line, and a line of unknown words
     options = ["--user-dir", USER_DIR, "--path", trained / "checkpoint_best.pt", "--beam", 3, "--nbest", 3]
     result = run("interactive", data, *options, "--buffer-size", 18, stdin=sources + odd)
     found = hypotheses(result.stdout)
@@ -77,7 +77,7 @@ def test_validate(data: Path, trained: Path) -> None:
 
 @pytest.fixture(scope="module")
 def fconv(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trained model of fairseq's own."""
+    """A trained model of fairseq."""
     folder = tmp_path_factory.mktemp("fconv")
     train(data, folder, "--max-epoch", 3, arch="fconv")
     return folder / "checkpoint_best.pt"
@@ -95,7 +95,7 @@ def test_a_trained_fconv_translates_the_same_after_import(data: Path, fconv: Pat
 
 
 def test_bleu_during_training_is_that_of_the_checkpoint(data: Path, trained: Path) -> None:
-    """Decoding in the middle of training sees the weights of its time."""
+    """Translation during training uses the current weights."""
     state = checkpoint_utils.load_checkpoint_to_cpu(str(trained / "checkpoint_last.pt"))
     options = ["--user-dir", USER_DIR, "--path", trained / "checkpoint_last.pt", "--gen-subset", "valid", "--beam", 3]
     result = run("generate", data, *options, "--scoring", "sacrebleu")
@@ -105,7 +105,7 @@ def test_bleu_during_training_is_that_of_the_checkpoint(data: Path, trained: Pat
 
 @pytest.mark.parametrize("recipe", sorted((ROOT / "examples").glob("*/*.yaml")), ids=lambda recipe: recipe.stem)
 def test_recipes_build_their_architecture(recipe: Path, task) -> None:
-    """hydra merges a configuration's defaults before it looks at the architecture, which must win all the same."""
+    """hydra merges a configuration's defaults before it looks at the architecture, which must override them."""
     cfg = OmegaConf.load(recipe)
     architecture = cfg.model._name
     options = {name: value for name, value in cfg.model.items() if name != "_name"}
@@ -134,7 +134,7 @@ def test_a_missing_checkpoint_gets_a_clear_error(data: Path) -> None:
 
 
 def test_forked_commands_do_what_those_do_that_users_start(data: Path, trained: Path) -> None:
-    """They print the same, but for what a command logs while it imports fairseq, and for numbers as of times."""
+    """They print the same, except for logs of fairseq's import and numbers such as times."""
     words = [data, "--user-dir", USER_DIR, "--task", "translation", "--path", trained / "checkpoint_last.pt"]
     forked, anew = (run("interactive", *words, stdin="w1 w2\n\nw3", anew=anew) for anew in (False, True))
     assert masked(forked.stdout) == masked(anew.stdout)
@@ -142,5 +142,5 @@ def test_forked_commands_do_what_those_do_that_users_start(data: Path, trained: 
 
 
 def masked(log: str) -> list[str]:
-    """Its lines without numbers that differ between two runs."""
+    """Return its lines without numbers that differ between two runs."""
     return [re.sub(r"[\d.,]+", "N", line) for line in log.splitlines() if "tensorboardX" not in line]

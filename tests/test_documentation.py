@@ -1,4 +1,4 @@
-"""What the pages name is there: files, headings, commands, targets of make, options, architectures and other names."""
+"""Files, headings, commands, make targets, options, architectures and other names on the pages exist."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ SPAN = re.compile(r"(`+)(.+?)\1", re.DOTALL)
 LINK = re.compile(r"\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)\)")
 # Options of pip, hydra, sacreBLEU and torchrun.
 FOREIGN = {"--echo", "--nnodes", "--no-build-isolation", "--config-dir", "--config-name"}
-FOREIGN |= {"--version", "--branch-step"}  # of fairseq-plugins itself, and of version 0.1.0 (CHANGELOG.md)
+FOREIGN |= {"--version", "--branch-step"}  # Options of fairseq-plugins itself, and of version 0.1.0 (CHANGELOG.md).
 FOREIGN |= {"--max-restarts", "--rdzv-backend", "--standalone"}
 
 
 class Page(NamedTuple):
     path: Path
-    prose: str  # without the code that has lines of its own
-    code: list[str]  # that code, and what stands between backticks
+    prose: str  # text without indented code
+    code: list[str]  # indented code, and text between backticks
 
 
 @cache
@@ -54,7 +54,7 @@ def read(path: Path) -> Page:
 
 @cache
 def anchors(path: Path) -> set[str]:
-    """Of a page's headings, as GitHub makes them."""
+    """Return the anchors of a page's headings on GitHub."""
     headings = re.findall(r"^#+ +(.+?) *$", FENCE.sub("", path.read_text(encoding="utf-8")), re.MULTILINE)
     plain = [re.sub(r"[^\w\- ]", "", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", heading)) for heading in headings]
     return {heading.strip().lower().replace(" ", "-") for heading in plain}
@@ -66,7 +66,7 @@ def page(request: pytest.FixtureRequest) -> Page:
 
 
 def words(page: Page) -> Iterator[str]:
-    """Of all code, as a shell would see them, or nearly."""
+    """Return approximately the words of all code, as a shell would split them."""
     for code in page.code:
         yield from (word.strip("'\"(),:;") for word in re.split(r"[\s=|]+", code))
 
@@ -84,9 +84,9 @@ def test_links_lead_somewhere(page: Page) -> None:
 
 
 def test_files_are_there(page: Page) -> None:
-    """Those of this repository, named from its root, the package or the page's folder; others by name alone."""
+    """Paths start at the repository, the package or the page's folder; other files are found by their names."""
     roots = (ROOT, ROOT / "fairseq_plugins", page.path.parent)
-    # Others are what commands leave behind.
+    # Other files are written by commands.
     folders = {"docs", "examples", "fairseq_plugins", "fairseq_plugins_user_dir", "tests", "user_dir"}
     missing = []
     for word in words(page):
@@ -112,7 +112,7 @@ def test_targets_of_make_exist(page: Page) -> None:
 
 @cache
 def known_options() -> set[str]:
-    """All that fairseq's commands, the plugin, the tools and the scripts of the examples take."""
+    """Return all options of fairseq's commands, the plugin, the tools and the examples' scripts."""
     parsers = [
         options.get_preprocessing_parser(),
         options.get_training_parser(),
@@ -134,7 +134,7 @@ def known_options() -> set[str]:
     sources = [*ROOT.glob("examples/**/*.py"), *ROOT.glob("examples/**/*.sh"), ROOT / "tests" / "conftest.py"]
     for source in (path.read_text(encoding="utf-8") for path in sources):
         known.update(re.findall(r"--[a-z][a-z0-9-]+", source))
-        # Scripts with many options have them in tables: name, default, help.
+        # Scripts with many options list them in tables of name, default and help.
         known.update(f"--{name}" for name in re.findall(r'\("([a-z][a-z0-9-]+)", ', source))
     return known
 
@@ -153,7 +153,7 @@ def test_the_picture_of_speed_is_drawn_from_cells_of_its_page() -> None:
 
 
 def cells(page: Path, row: str) -> list[list[str]]:
-    """Of each table of a page that has the row, without what is in brackets."""
+    """Yield the cells of each table that has this row, without text in brackets."""
     lines = page.read_text(encoding="utf-8").split("\n")
     return [
         [cell.partition("(")[0].strip() for cell in line.split("|")[2:]]
@@ -192,7 +192,7 @@ def test_pages_have_the_ratios_of_the_page_of_speed(page: Path, text: str, row: 
     ],
 )
 def test_pages_that_tell_a_figure_agree(figure: str, pages: str) -> None:
-    """Who changes it on one of them is reminded of the others."""
+    """A change of the figure on one page is a reminder to change the others."""
     without = [page for page in pages.split() if figure not in " ".join((ROOT / page).read_text("utf-8").split())]
     assert without == []
 

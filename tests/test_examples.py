@@ -1,4 +1,4 @@
-"""The scripts of the examples say what they are for."""
+"""The scripts of the examples print their usage."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.commands import ROOT, script
 
-# Those of a benchmark's contestant are started by the benchmark.
+# The benchmark starts its contestants' scripts.
 SCRIPTS = [
     path
     for path in sorted((ROOT / "examples").glob("*/*.py"))
@@ -30,12 +30,12 @@ def test_the_quickstart_removes_nothing_of_others(tmp_path: Path) -> None:
     command = ["bash", str(ROOT / "examples" / "quickstart" / "run.sh")]
     result = subprocess.run(command, env={**os.environ, "OUT": str(tmp_path)}, capture_output=True, check=False)
     assert (result.returncode, result.stdout) == (2, b"")
-    assert result.stderr.decode().startswith(f"{tmp_path} holds something else")
+    assert result.stderr.decode().startswith(f"OUT: {tmp_path} has another data-bin")
     assert (tmp_path / "data-bin").exists()
 
 
 def test_the_quickstart_goes_on_in_its_folder(tmp_path: Path) -> None:
-    """A log that is written there, as the notebook does, is in nobody's way; what runs before have left is its own."""
+    """Logs in the folder, such as the notebook's, are allowed; results of earlier runs are replaced."""
     (tmp_path / "text").mkdir()
     for name in ("codes", "text/train.en", "log.txt"):
         (tmp_path / name).touch()

@@ -1,4 +1,4 @@
-"""Every recipe of ``examples/`` on a miniature, from the data to the score: the real scripts with ``--smoke``."""
+"""Every recipe of ``examples/`` on small data, from the data to the score: the real scripts with ``--smoke``."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from omegaconf import OmegaConf
 from tests.commands import ROOT
 
 RECIPES = sorted(path.parent / path.stem for path in (ROOT / "examples").glob("*/*.yaml"))
-FAST = "wmt14_en_de/convs2s"  # the one that tunes a length penalty
+FAST = "wmt14_en_de/convs2s"  # this one tunes a length penalty
 WORDS = "wmt16_en_ro/convs2s-words"
 NAMES = [f"{recipe.parent.name}/{recipe.name}" for recipe in RECIPES]
 
 
 def run(experiment: str, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Its run.sh."""
+    """Run an experiment's run.sh."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     packages = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
     return subprocess.run(
@@ -44,22 +44,22 @@ def run(experiment: str, *arguments: object, **variables: str) -> subprocess.Com
     [pytest.param(name, marks=[] if name == FAST else [pytest.mark.slow]) for name in [*NAMES, WORDS]],
 )
 def test_from_the_data_to_the_score(recipe: str, tmp_path: Path) -> None:
-    """With two seeds, hence an ensemble and a mean, and two shards, in one of the examples."""
+    """One of the examples has two seeds, so an ensemble and a mean, and two shards."""
     experiment, name = recipe.split("/")
     variables = {"NAME": "variant"} if recipe == FAST else {}
     more = tmp_path / "out" / "orig" / "sumdata" / "DUC2004" / "task1_ref1.txt.gz"
-    if experiment == "gigaword":  # of whose references there are more; not those of the real files
+    if experiment == "gigaword":  # this one has more references, which are not the real files
         pytest.importorskip("rouge_score")
         more.parent.mkdir(parents=True)
         more.write_bytes(gzip.compress(b"one two\n" * 6))
         variables["ORIG"] = str(tmp_path / "none")
-    if recipe == WORDS:  # on GPUs that are not there, hence on the processor
+    if recipe == WORDS:  # on missing GPUs, so on the CPU
         variables = {"WORDS": "1", "SEEDS": "1 2", "SHARDS": "2", "CUDA_VISIBLE_DEVICES": "98,99"}
     result = run(experiment, name.removesuffix("-words"), tmp_path / "out", "--smoke", **variables)
     assert result.returncode == 0, result.stdout[-6000:]
     assert (tmp_path / "out" / variables.get("NAME", name) / "seed1" / "checkpoint_last.pt").exists()
     assert (f" {more}" in result.stdout) == more.exists()
-    assert "\n== Training: seconds, in miniature\n" in result.stdout
+    assert "\n== Training: seconds with --smoke\n" in result.stdout
     assert "--smoke: after two updates a score means nothing" in result.stdout
     shown = re.findall(r"^\$ (?:env CUDA_VISIBLE_DEVICES=(\d+) )?(fairseq-\S+) (\S+)", result.stdout, re.MULTILINE)
     order = [tool if command == "fairseq-plugins" else command for _, command, tool in shown]
@@ -68,7 +68,7 @@ def test_from_the_data_to_the_score(recipe: str, tmp_path: Path) -> None:
     if recipe == WORDS:
         devices = [device for device, command, _ in shown if command == "fairseq-generate"]
         assert sorted(devices) == ["98"] * 3 + ["99"] * 3  # two seeds and their ensemble
-    if recipe == FAST:  # the table, and what came of it
+    if recipe == FAST:  # the table and the best penalty
         best = re.search(r"^best of 6 sentences: --lenpen (\S+)$", result.stdout, re.MULTILINE)
         assert best is not None
         assert f"--tokenizer moses --source-lang en --target-lang de --lenpen {best[1]}\n" in result.stdout
@@ -84,7 +84,7 @@ def test_from_the_data_to_the_score(recipe: str, tmp_path: Path) -> None:
 
 
 def test_a_wrong_call_gets_the_usage_and_begins_nothing(tmp_path: Path) -> None:
-    """A mistyped --smoke, too, which would begin a real experiment."""
+    """A mistyped --smoke would begin a real experiment."""
     for arguments in (["convs2s", "--smoke", tmp_path / "out"], ["convs2s"], ["nothing", tmp_path / "out"]):
         result = run("wmt16_en_ro", *arguments)
         assert result.returncode == 2
@@ -97,14 +97,14 @@ def test_a_wrong_call_gets_the_usage_and_begins_nothing(tmp_path: Path) -> None:
 
 
 def commands(readme: Path) -> dict[str, list[str]]:
-    """The plain ``fairseq-train`` of each recipe: the words that follow ``# RECIPE`` in the page."""
+    """Return the plain ``fairseq-train`` of each recipe: the words that follow ``# RECIPE`` on the page."""
     blocks = re.findall(r"^    # (\w+)\n((?:    .*\n)+)", readme.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return {name: shlex.split(block.replace("\\\n", " "), comments=True) for name, block in blocks}
 
 
 @pytest.mark.parametrize("recipe", NAMES)
 def test_plain_command_says_what_the_recipe_does(recipe: str) -> None:
-    """Each value of the configuration is what fairseq-train makes of the command line."""
+    """fairseq-train parses the command line to each value of the configuration."""
     experiment, name = recipe.split("/")
     words = commands(ROOT / "examples" / experiment / "README.md")[name]
     assert words[0] == "fairseq-train"
@@ -112,9 +112,9 @@ def test_plain_command_says_what_the_recipe_does(recipe: str) -> None:
     given = options.parse_args_and_arch(parser, words[1:])
     found = OmegaConf.to_container(convert_namespace_to_omegaconf(given), enum_to_str=True)
     recipe_values: Any = OmegaConf.to_container(OmegaConf.load(ROOT / "examples" / f"{recipe}.yaml"))
-    recipe_values.pop("distributed_training", None)  # how many GPUs
+    recipe_values.pop("distributed_training", None)  # the number of GPUs
     if recipe_values["optimizer"] == {"_name": "nag", "momentum": 0.0}:
-        del recipe_values["optimizer"]  # SGD, which cannot be configured with hydra
+        del recipe_values["optimizer"]  # SGD has no hydra configuration
         assert given.optimizer == "sgd"
         assert given.momentum == 0
     for group, values in recipe_values.items():
@@ -124,7 +124,7 @@ def test_plain_command_says_what_the_recipe_does(recipe: str) -> None:
 
 
 def plain(value: object) -> object:
-    """Numbers as numbers, however they were written."""
+    """Return numbers as numbers, whatever their notation."""
     try:
         return float(str(value))
     except ValueError:

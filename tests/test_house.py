@@ -1,4 +1,4 @@
-"""The house: importing has no effect, no object changes its class, and a family is added and removed by its folder."""
+"""House rules: importing has no effect, no object changes its class, and a family is added and removed by a folder."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def imported_alone(names: list[str], folder: Path = ROOT) -> dict[str, list[str]
 
 
 def test_importing_has_no_effect() -> None:
-    """Each module alone: code of fairseq, torch, numpy and others, and settings of the process, stay as they are."""
+    """Each module alone leaves code of fairseq, torch, numpy and others, and settings of the process, unchanged."""
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in modules()]
     names.remove("fairseq_plugins.export.translate")  # a program, which sets up its process
     found = imported_alone(names)
-    # fairseq's text_to_speech asks for tensorboardX whenever fairseq is imported: the package hides this message.
+    # fairseq's text_to_speech asks for tensorboardX at each import of fairseq; the package hides this message.
     changed = {name: set(effects) - {"logger fairseq.tasks.text_to_speech"} for name, effects in found.items()}
     assert {name: effects for name, effects in changed.items() if effects} == {}
 
@@ -112,7 +112,7 @@ def test_forms_that_the_package_does_not_use() -> None:
     assert sorted(forbidden(ast.parse("\n".join(lines)))) == list(range(1, len(lines) + 1))
 
 
-# From a package up to those that may import it.
+# Rows from a package up to the packages that may import it.
 FLOORS = [
     {"cpu"},
     {"common"},
@@ -136,7 +136,7 @@ def test_imports_point_down() -> None:
 
 def test_the_picture_of_packages_has_their_imports() -> None:
     rooms = runpy.run_path(str(ROOMS))
-    graph, _ = rooms["reduce"](rooms["read_imports"]())  # which refuses circles
+    graph, _ = rooms["reduce"](rooms["read_imports"]())  # it raises an error for cycles
     arrows = {f"<title>{name} imports {other}</title>" for name, others in graph.items() for other in others}
     picture = (ROOT / "docs" / "rooms.svg").read_text(encoding="utf-8")
     redraw = "python examples/architectures/rooms.py docs/rooms.svg"
@@ -152,7 +152,7 @@ def toy_model(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_fourth_family_translates(toy_model: Path, data: Path) -> None:
-    """With the fast search, as with fairseq's."""
+    """It translates with the fast search, and with fairseq's."""
     options = [data, "--user-dir", TOY, "--path", toy_model, "--gen-subset", "valid", "--cpu", "--max-tokens", 200]
     slow, fast = (
         hypotheses(run("generate", *options, "--task", task).stdout) for task in ("translation", "translation_fast")
@@ -189,7 +189,7 @@ def test_a_fourth_family_is_known_to_own_data(tmp_path: Path) -> None:
     assert "$ fairseq-plugins export" in result.stderr
 
 
-# An editable installation finds the family in the tree that it is of.
+# An editable installation finds the family in its own tree.
 ONLY_HERE = """import sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in getattr(finder, "__module__", "")]
 """
@@ -210,7 +210,7 @@ def run_without(family: str, tree: Path, *words: object) -> subprocess.Completed
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_a_family_is_gone_with_its_folder(family: str, tmp_path: Path) -> None:
-    """The others are registered, and the command that needs it says so."""
+    """The others are registered, and the command that needs the family says so."""
     tree, checkpoint = tmp_path / "tree", tmp_path / "checkpoint.pt"
     program = "import fairseq_plugins; fairseq_plugins.install()\n"
     program += "from fairseq.models import MODEL_REGISTRY; print(*MODEL_REGISTRY)"
@@ -224,7 +224,7 @@ def test_a_family_is_gone_with_its_folder(family: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_the_others_pass_their_tests_without_a_family(family: str, tmp_path: Path) -> None:
-    """Tests in their folders, and those in folders of other packages that have their names."""
+    """Tests in their folders, and tests in folders of other packages with their names, pass."""
     folders = [path.name for path in (ROOT / "tests").glob("*/") if path.name not in ("toy_family", family)]
     ignored = [
         f"--ignore={path.relative_to(ROOT)}"

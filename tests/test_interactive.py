@@ -1,4 +1,4 @@
-"""``fairseq-interactive``: one translation for every line, whatever is in it."""
+"""``fairseq-interactive`` prints one translation for every line, whatever the line contains."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_every_line_has_its_translation(data, checkpoint, tmp_path, architecture
     if replace:
         assert set(texts[4].split()) <= {"never", "seen"}
         assert set(texts[8].split()) <= {"w1", "Name", "w3"}
-        assert set(texts[7].split()) == {"<unk>"}  # there is no word to copy
+        assert set(texts[7].split()) == {"<unk>"}  # without a word to copy
         assert set(texts[start - 1].split()) <= {"w1", "\ufffd\ufffdw2"}
 
     (tmp_path / "lines").write_bytes(TEXT)
@@ -91,7 +91,7 @@ def test_every_line_has_its_translation(data, checkpoint, tmp_path, architecture
 
 
 def test_a_batch_may_be_shorter_than_the_model(data: Path, checkpoint) -> None:
-    """A line has to fit into --max-tokens too; constraints are no part of it, and empty ones are none."""
+    """Lines must fit into --max-tokens, too; constraints do not count, and empty ones are ignored."""
     lines = "w1\t\tw5\n" + "w1 " * 30 + "\tw4\n"
     options = ["--max-tokens", 20, "--buffer-size", 4, "--constraints", "unordered"]
     result = run(*command(data, checkpoint(ARCHITECTURES[0]), *options), stdin=lines)
@@ -103,7 +103,7 @@ def test_a_batch_may_be_shorter_than_the_model(data: Path, checkpoint) -> None:
 
 
 def test_a_long_line_is_told_by_its_number_in_the_input(data: Path, checkpoint, tmp_path: Path) -> None:
-    """In the first buffer of lines, and in those after it."""
+    """In the first buffer of lines, and in later ones."""
     lines = ["w1", "w2 " * 70, "w3", "w4", "w5", "w6 " * 80, "w7 " * 90]
     (tmp_path / "lines").write_text("\n".join(lines) + "\n")
     options = ["--buffer-size", 3, "--batch-size", 2, "--input", tmp_path / "lines"]
@@ -114,7 +114,7 @@ def test_a_long_line_is_told_by_its_number_in_the_input(data: Path, checkpoint, 
 
 @pytest.mark.parametrize("task", ["translation", "translation_fast"])
 def test_fewer_hypotheses_than_the_beam_are_aligned(data: Path, checkpoint, task: str) -> None:
-    """With room for nothing but the end of a sentence there is one, and the next line has others."""
+    """One hypothesis is possible if only the end of a sentence fits, and the next line has more."""
     options = ["--print-alignment", "--task", task, "--min-len", 0, "--max-len-a", 0.2, "--max-len-b", 0, "--nbest", 5]
     text = "w1 w2\n" + "w1 w2 w3 w4 w5\n"
     printed = run(*command(data, checkpoint(ARCHITECTURES[0]), *options), stdin=text).stdout
@@ -136,7 +136,7 @@ def test_fewer_hypotheses_than_the_beam_are_aligned(data: Path, checkpoint, task
     ],
 )
 def test_a_blank_line_stays_blank(data: Path, checkpoint, task: str, options: list[object]) -> None:
-    """Beside others in a batch, and as often as other hypotheses."""
+    """With other sentences in its batch, and as often as other hypotheses."""
     options = ["--task", task, "--buffer-size", 4, "--batch-size", 4, *options]
     text = "\nw1 w2\n \t\u00a0\n"
     found = hypotheses(run(*command(data, checkpoint(ARCHITECTURES[0]), *options), stdin=text).stdout)
@@ -145,7 +145,7 @@ def test_a_blank_line_stays_blank(data: Path, checkpoint, task: str, options: li
 
 
 def test_a_blank_line_stays_blank_from_python(data: Path, checkpoint) -> None:
-    """But a prefix is gone on with."""
+    """A given prefix is continued."""
     path = checkpoint(ARCHITECTURES[0])
     hub = ConvS2SModel.from_pretrained(str(path.parent), path.name, str(data))
     blank, other = hub.translate(["", "w1 w2"], max_len_b=6)
@@ -166,7 +166,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)
 
 @pytest.mark.slow
 def test_a_long_stream_takes_no_more_memory_than_a_short_one(data: Path, checkpoint) -> None:
-    """Started as a script; each line has words of its own, all unknown."""
+    """Started as a script; each line has other words, all unknown."""
 
     def peak(lines: int) -> int:
         words = command(data, checkpoint("convs2s_tiny"), "--replace-unk", "--unkpen", -9, "--beam", 1)
@@ -190,7 +190,7 @@ def test_every_line_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
 
 @pytest.mark.parametrize("program", ["generate", "interactive", "preprocess"])
 def test_what_translates_prints_every_letter(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where an installed script has imported it; other programs are left alone."""
+    """Also for an installed script that imports the command; other programs are left alone."""
     printed = io.BytesIO()
     for name in ("generate", "interactive"):
         monkeypatch.setitem(sys.modules, f"fairseq_cli.{name}", None)

@@ -20,7 +20,7 @@ LETTERS = "abcdefghijklmnop"
 
 @pytest.fixture(scope="module")
 def codes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Learned from words of which one is long."""
+    """Codes learned from words with a long one among them."""
     folder = tmp_path_factory.mktemp("codes")
     random.seed(1)
     words = ["".join(random.choices(LETTERS, k=random.randint(2, 9))) for _ in range(200)]
@@ -36,7 +36,7 @@ def codes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "line", ["", " ", "abc  dog ", "hide " * LONGEST, "f" * LONGEST, f" a {'abcdefghijk' * LONGEST} b"]
 )
 def test_each_segments_alike(line: str, codes: Path) -> None:
-    """The taking apart is subword-nmt's own where no word is long, and is undone by taking its mark away."""
+    """Short words are segmented by subword-nmt alone; removing the separators restores the text."""
     with codes.open(encoding="utf-8") as file:
         bpe = BPE(file)
     ours, fairseq_s = parallel_text.segmenter(codes), SubwordNMTBPE(Namespace(bpe_codes=str(codes), bpe_separator="@@"))

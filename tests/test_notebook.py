@@ -1,4 +1,4 @@
-"""The notebook of the quickstart: its cells run one after the other, and what it shows is small."""
+"""The cells of the quickstart's notebook run in turn, and its outputs are small."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def cells() -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_its_cells_run(tmp_path: Path) -> None:
-    """Trainings end after three updates (``miniature``); all else is as a reader has it."""
+    """Trainings end after three updates (``miniature``); everything else is what readers run."""
     folder = tmp_path / "examples" / "quickstart"
     folder.mkdir(parents=True)
     for name in ("run.sh", "make_data.py", "report.py"):
@@ -45,7 +45,7 @@ def test_its_cells_run(tmp_path: Path) -> None:
 
 
 def test_it_is_shown_whole_and_small() -> None:
-    """With what its cells print and draw, in their order, so that it can be read without running it."""
+    """All cells have outputs in order, so that the notebook can be read without running it."""
     assert [cell["execution_count"] for cell in cells()] == list(range(1, len(cells()) + 1))
     assert all(cell["outputs"] for cell in cells())
     assert NOTEBOOK.stat().st_size < 100_000

@@ -1,4 +1,4 @@
-"""Options of models, optimizers, schedules and criterions that cannot be, refused by name."""
+"""Invalid options of models, optimizers, schedules and criterions are refused by name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.sequence_risk.risk import translation_task
 
 
 def options(config: type, values: dict[str, Any]) -> Any:
-    """A configuration whose references to other groups have plain values."""
+    """Return a configuration whose references to other groups are resolved."""
     plain = {
         "lr": [0.25],
         "tpu": False,
@@ -81,7 +81,7 @@ NUMBERS = [
 
 @pytest.mark.parametrize(("config", "name", "value"), NUMBERS)
 def test_numbers(config: type, name: str, value: float, dictionary: Any) -> None:
-    """Of every numeric option of the models, optimizers, schedules and criterions."""
+    """Every numeric option of the models, optimizers, schedules and criterions."""
     with pytest.raises(ValueError, match=rf"^--{name.replace('_', '-')} .*{value}"):
         MADE[config](dictionary, {name: value})
 

@@ -1,7 +1,7 @@
-"""The commands of the pages, run as they stand there, one after the other.
+"""Run the commands of the pages, unchanged and in turn.
 
-The text is made up and small, trainings end after three updates and translations after six words (``miniature``);
-all else is what a reader of the page would run.
+The text is invented and small, trainings end after three updates and translations after six words (``miniature``);
+everything else is what a reader of the page would run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COMMAND = re.compile(r"( *#.*\n)*(fairseq-|python |examples/|make |pip |torchrun
 
 
 class Step(NamedTuple):
-    """A block of a page: how it begins, what a shell does before it and after, and what a reader puts for some words.
+    """A block of a page: its beginning, shell commands before and after it, and a reader's replacements of words.
 
     A block in Python becomes ``script.py``.
     """
@@ -80,7 +80,7 @@ WALKS = {
         Step("examples/multi30k/README.md", "model="),
         Step("examples/multi30k/README.md", "examples/multi30k/vocab_selection.py"),
         Step("examples/multi30k/README.md", "fairseq-preprocess",
-             words={"5000": "9", "--print-alignment": "--print-alignment --unkpen -99"}),  # untrained, it has no <unk>
+             words={"5000": "9", "--print-alignment": "--print-alignment --unkpen -99"}),  # untrained: no <unk>
         Step("examples/multi30k/README.md", "python examples/multi30k/prepare.py TEXT out-2000",
              words={"--tokenizer moses": "--tokenizer moses --rates 1 --attention-dropouts 0 --seeds 1 "
                     "--grid-updates 3 -- --max-update 3"}),
@@ -103,7 +103,7 @@ WALKS = {
              f"{PREPARE}; mkdir data-bin; ln -s ../PREPARED/data-bin data-bin/wmt14_en_de",
              {"task.data": "common.log_format=json task.data"}),
         Step("examples/weighted_transformer/README.md", "recipe=",
-             words={"250000": "250000 --no-save --encoder-layers 1"}),  # else gigabytes
+             words={"250000": "250000 --no-save --encoder-layers 1"}),  # instead of gigabytes
         Step("examples/weighted_transformer/README.md", "fairseq-plugins plot-branches",
              words={"LOG ...": "outputs/*/*/hydra_train.log"}),
         Step("examples/weighted_transformer/README.md", "fairseq-generate ...",
@@ -126,10 +126,10 @@ WALKS = {
     ],
 }  # fmt: skip
 FAST = {"front page, Python"}
-NEED_INT8 = {"from concurrent"}  # the last step of its walk
+NEED_INT8 = {"from concurrent"}  # last step of its walk
 NEED_EFLOMAL = {"vocabulary", "captions", "quickstart", "papers, words", "papers, decoding"}
 
-# What other tests run, by how it begins.
+# Blocks that other tests run, by their beginnings.
 ELSEWHERE = {
     "make setup": "what starts the tests, and the demo is the quickstart",
     "make demo       #": "the quickstart, above",
@@ -157,7 +157,7 @@ ELSEWHERE = {
 
 
 def blocks(page: Path) -> list[str]:
-    """What the page has on indented lines of its own that is a command."""
+    """Return the commands of a page that stand on indented lines."""
     found = (re.sub(r"^    ", "", block, flags=re.MULTILINE) for block in INDENTED.findall(page.read_text("utf-8")))
     return [block for block in found if COMMAND.match(block)]
 
@@ -173,7 +173,7 @@ def test_no_command_is_forgotten() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where a reader stands: the repository's folders, and captions of a kind, which tokenising changes."""
+    """A reader's working directory: the repository's folders, and invented captions that tokenising changes."""
     for name in ("examples", "user_dir"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "TEXT").mkdir()
@@ -186,7 +186,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def shell(folder: Path, command: str) -> None:
-    """Run a script, which fails with the first command that does."""
+    """Run a script that fails with its first failing command."""
     packages = f"{ROOT / 'tests' / 'miniature'}:{ROOT}:{os.environ.get('PYTHONPATH', '')}"
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     result = subprocess.run(

@@ -1,4 +1,4 @@
-"""The names that users type: a change of one must be meant."""
+"""Names that users type are frozen, so that changes are deliberate."""
 
 from __future__ import annotations
 

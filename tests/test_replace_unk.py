@@ -1,4 +1,4 @@
-"""``--replace-unk``, the commands: unknown words are replaced by what they attend to (`test_unknown_words`: how)."""
+"""``--replace-unk`` of the commands replaces unknown words by attended source words (`test_unknown_words`: how)."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ MODELS = {
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Copying w to t and names to themselves; each name occurs once, which the dictionaries leave out.
+    """A corpus in which w is copied to t, and names to themselves; names occur once and are not in the dictionaries.
 
-    Holds ``bin``, and ``raw`` with the test set as text.
+    It has the folders ``bin``, and ``raw`` with the test set as text.
     """
     folder = tmp_path_factory.mktemp("names")
     random.seed(1)
@@ -70,21 +70,21 @@ def translations(corpus: Path) -> Path:
 
 
 def babble(model: torch.nn.Module, size: int) -> None:
-    """Teach a model to copy words or say that they are unknown, and so to attend to one after the other."""
-    model.eval()  # attention is reported, and nothing dropped
+    """Train a model to copy words or to output unknown words, and so to attend to each word in turn."""
+    model.eval()  # report attention, and drop nothing
     optimizer = torch.optim.Adam(model.parameters(), lr=0.002)
     for step in range(150):
-        length = 3 + step // 25  # short ones first: order is learned from them
+        length = 3 + step // 25  # short sentences first: they teach order
         tokens = torch.randint(UNK, size, (32, length))
         source = torch.nn.functional.pad(tokens, (0, 1), value=EOS)
         previous = tokens.roll(1, dims=1).index_fill(1, torch.tensor(0), EOS)
         logits, extra = model(source, torch.full((32,), length + 1), previous)
         wanted = tokens.where(torch.rand(tokens.shape) < 0.6, UNK)
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())
-        # Nor symbols that are left out where a hypothesis is printed.
+        # Also without symbols that printed hypotheses omit.
         loss = loss + logits[..., :UNK].add(5).relu().mean()
         attention = extra if torch.is_tensor(extra) else extra["attn"][0]
-        if attention.requires_grad:  # that of an LSTM learns from the words alone
+        if attention.requires_grad:  # an LSTM's attention learns from the words alone
             loss = loss - attention.diagonal(dim1=1, dim2=2).clamp(min=1e-6).log().mean()
         optimizer.zero_grad()
         loss.backward()
@@ -93,7 +93,7 @@ def babble(model: torch.nn.Module, size: int) -> None:
 
 @pytest.fixture(scope="module")
 def checkpoint(corpus: Path):
-    """``checkpoint(architecture)``: the path of a checkpoint of a model that has learned nothing about translation."""
+    """``checkpoint(architecture)``: the path of a checkpoint of a model that cannot translate."""
     task = TranslationTask.setup_task(TranslationConfig(data=str(corpus / "bin")))
 
     @functools.cache
@@ -108,14 +108,14 @@ def checkpoint(corpus: Path):
 
 @functools.cache
 def generate(corpus: Path, checkpoints: Path | str, *options: object, unknown: float = 1) -> str:
-    """Translate the test set, in two left-padded batches of sentences of different lengths, with many unknown words."""
+    """Translate the test set, in two left-padded batches with different lengths and many unknown words."""
     search = ["--unkpen", -unknown, "--max-len-b", 6, "--nbest", 3, "--batch-size", 12]
     command = [corpus / "raw", "--dataset-impl", "raw", "--user-dir", USER_DIR, "--path", checkpoints, *search]
     return run("generate", *command, *options).stdout
 
 
 def alignments(output: str) -> dict[int, list[str]]:
-    """The A lines for each sentence."""
+    """Return the A lines of each sentence."""
     found: dict[int, list[str]] = {}
     for number, text in re.findall(r"^A-(\d+)\t(.*)$", output, flags=re.MULTILINE):
         found.setdefault(int(number), []).append(text)
@@ -123,7 +123,7 @@ def alignments(output: str) -> dict[int, list[str]]:
 
 
 def replace_by_hand(corpus: Path, output: str, dictionary: Path | None) -> dict[int, list[tuple[float, str]]]:
-    """The hypotheses of an output with --print-alignment, their unknown words replaced by what the A lines say."""
+    """Return the hypotheses of an output with --print-alignment, with unknown words replaced by the A lines."""
     translations = dict(line.split() for line in dictionary.read_text().splitlines()) if dictionary else {}
     sources = [line.split() for line in (corpus / "test.src").read_text().splitlines()]
     replaced: dict[int, list[tuple[float, str]]] = {}
@@ -143,7 +143,7 @@ def unknown(output: str) -> int:
 
 
 def first_is_fast(architectures: Iterable[str]) -> list[object]:
-    """The first architecture stands for all of them where there is little time."""
+    """The first architecture represents all others in short runs."""
     first, *others = architectures
     return [first, *(pytest.param(name, marks=pytest.mark.slow) for name in others)]
 
@@ -163,14 +163,14 @@ def test_generate_replaces_what_the_alignment_says(corpus, checkpoint, translati
 
 
 def replaced(hypothesis: Any, source: list[str], offset: int, known: Any) -> list[str]:
-    """The words of a hypothesis, unknown ones replaced by the source word so many places behind the aligned one."""
+    """Return a hypothesis whose unknown words are replaced by source words at this distance from the aligned ones."""
     places = [min(max(place + offset, 0), len(source) - 1) for place in hypothesis.alignment]
     pairs = zip(hypothesis.words.split(), places, strict=True)
     return [known.get(source[place], source[place]) if word == "<unk>" else word for word, place in pairs]
 
 
 def test_an_offset_moves_what_is_replaced(corpus: Path, checkpoint, translations: Path, tmp_path: Path) -> None:
-    """As the alignments alone foresee it."""
+    """The replacements follow from the alignments."""
     path = checkpoint("convs2s_tiny")
     plain = tmp_path / "plain"
     plain.write_text(generate(corpus, path, "--print-alignment"))
@@ -225,7 +225,7 @@ def interactive(corpus: Path, checkpoints: Path, text: str, *options: object) ->
 
 @pytest.mark.parametrize("architecture", first_is_fast(["convs2s_tiny", "transformer_tiny"]))
 def test_interactive_copies_words_that_it_does_not_know(corpus, checkpoint, translations, architecture) -> None:
-    """Several buffers: a name of the first comes back in the second."""
+    """There are several buffers: a name of the first one recurs in the second."""
     path = checkpoint(architecture)
     text = (corpus / "test.src").read_text()
     plain = interactive(corpus, path, text, "--print-alignment")
@@ -238,7 +238,7 @@ def test_interactive_copies_words_that_it_does_not_know(corpus, checkpoint, tran
 
 def test_sentences_that_the_model_cannot_tell_apart_keep_their_own_words(corpus: Path, checkpoint) -> None:
     names = ["Ann", "Bob", "Cid", "Dot", "Eva"]
-    lines = "".join(f"{name} w1\n" for name in [*names, *names]) + "\n"  # the last one stays blank
+    lines = "".join(f"{name} w1\n" for name in [*names, *names]) + "\n"  # the last line stays blank
     found = hypotheses(interactive(corpus, checkpoint("convs2s_tiny"), lines, "--replace-unk"))
     texts = [{word for _, text in found[number] for word in text.split()} for number in range(11)]
     for number, name in enumerate([*names, *names]):
@@ -250,7 +250,7 @@ def test_sentences_that_the_model_cannot_tell_apart_keep_their_own_words(corpus:
 
 @pytest.mark.slow
 def test_a_trained_model_gets_its_names_right(corpus: Path, tmp_path: Path) -> None:
-    """Not only as the model aligns, but as it should."""
+    """The names are right, because the model was trained to attend to them."""
     training = ["--optimizer", "adam", "--lr", 0.003, "--clip-norm", 1, "--batch-size", 16, "--max-epoch", 12]
     command = [corpus / "bin", "--user-dir", USER_DIR, "--arch", "convs2s_tiny", *training, *QUIET]
     run("train", *command, "--save-dir", tmp_path, "--no-epoch-checkpoints")

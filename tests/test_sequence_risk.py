@@ -1,4 +1,4 @@
-"""Training for the expected risk through the real commands."""
+"""Training for the expected risk with the real commands."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def train(data: Path, save: Path, *more: object) -> str:
 
 @pytest.fixture(scope="module")
 def start(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that was trained with cross-entropy, if not for long."""
+    """A model that was briefly trained with cross-entropy."""
     save = tmp_path_factory.mktemp("start")
     train(data, save, "--criterion", "cross_entropy", "--max-epoch", 10)
     return save / "checkpoint_best.pt"
 
 
 def tune(data: Path, start: Path, save: Path, *more: object) -> list[dict[str, Any]]:
-    """What each of three epochs from this start has logged."""
+    """Return the log of three epochs from this start."""
     fine = ["--finetune-from-model", start, "--lr", 0.05, "--max-epoch", 3, "--dropout", 0]
     output = train(data, save, *CRITERION, *fine, *more)
     epochs = shown(output, "train")

@@ -1,4 +1,4 @@
-"""``make site``: all pages, with search, and each link leads to something."""
+"""``make site`` builds all pages with search, and each link has a target."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def build(source: Path, site: Path) -> subprocess.CompletedProcess[str]:
-    """As the Makefile does."""
+    """Build with the Makefile's options."""
     (command,) = re.findall(r"sphinx-build (.*) -c docs \. build/site$", (ROOT / "Makefile").read_text("utf-8"), re.M)
     command = [sys.executable, "-m", "sphinx", *command.split(), "-c", ROOT / "docs", source, site]
     return subprocess.run(command, capture_output=True, text=True, check=False)

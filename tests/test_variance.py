@@ -1,4 +1,4 @@
-"""What ConvS2S's normalisation and initialisation are for (sections 3.4 and 3.5, appendix A), measured."""
+"""The effects of ConvS2S's normalisation and initialisation (sections 3.4 and 3.5, appendix A), measured."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLAIN = "encoder without residual connections"
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Variances:
-    """For each stack and variant the variances of activations and gradients from its input up, in narrow layers."""
+    """Variances of activations and gradients for each stack and variant, from the input up, in narrow layers."""
     folder = tmp_path_factory.mktemp("variance")
     result = script(ROOT / "examples" / "variance" / "measure.py", folder, "--width", 64, "--length", 120)
     assert result.returncode == 0, result.stderr[-3000:]
@@ -42,7 +42,7 @@ def test_variance_is_kept_through_twenty_layers(measured: Variances, stack: str)
 
 
 def test_the_decoder_keeps_activations_and_shares_gradients_with_the_source(measured: Variances) -> None:
-    """Half the variance of a layer's result comes from the source, and so goes a quarter of what a layer sends down."""
+    """The source adds half of the variance of a layer's result, and gets a quarter of the layer's gradient."""
     activations, gradients = zip(*measured["decoder", AS_IT_IS], strict=True)
     assert spread(list(activations)) < 5
     assert 0.75**20 / 2 < gradients[0] / gradients[-1] < 0.1

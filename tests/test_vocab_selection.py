@@ -1,4 +1,4 @@
-"""Vocabulary selection through the real commands."""
+"""Vocabulary selection with the real commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FREQUENT = {"w0", "w1", "w2"}
 
 
 def translations(word: str) -> list[str]:
-    """Three for each word but the last, which nothing translates either."""
+    """Three translations for each word but the last, which is no translation either."""
     number = int(word[1:])
     return [] if number == 19 else [f"w{(number + step) % 19}" for step in range(3)]
 
@@ -50,7 +50,7 @@ def train(data: Path, save: Path, *more: object) -> subprocess.CompletedProcess[
 
 @pytest.fixture(scope="module")
 def trained(data: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """Four epochs without a stop, validated by BLEU too, and what was printed."""
+    """Four epochs without a stop, validated by BLEU, too, and their output."""
     save = tmp_path_factory.mktemp("trained")
     more = [*options(folder), *CRITERION, *BLEU, "--dropout", 0, "--batch-size", 64, "--max-epoch", 4]
     result = train(data, save, *more)
@@ -58,7 +58,7 @@ def trained(data: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def test_log(data: Path, trained: tuple[Path, str]) -> None:
-    """Words that nothing translates are candidates since the references hold them, and do not count as covered."""
+    """Words without a source are candidates because the references contain them, and do not count as covered."""
     targets = (data.parent / "valid.tgt").read_text()
     count = len(targets.split()) + targets.count("\n")
     found = {other for word in set(targets.split()) for other in translations(word)[:2]} | FREQUENT
@@ -75,7 +75,7 @@ def test_log(data: Path, trained: tuple[Path, str]) -> None:
     assert float(train_lines[0]["train_candidates"]) <= 24
 
 
-# With fairseq's default multiple of 8 a batch size of 1 loses the last sentence.
+# fairseq's default multiple of 8 would lose the last sentence with a batch size of 1.
 ONE_BY_ONE = ["--batch-size", 1, "--required-batch-size-multiple", 1]
 
 
@@ -94,13 +94,13 @@ def assert_only_candidates(data: Path, found: dict[int, list[tuple[float, str]]]
 
 
 def test_generate(data: Path, trained: tuple[Path, str], selection: list[object]) -> None:
-    """One sentence a batch: its words are its candidates.  Without candidates a longer list is chosen from."""
+    """One sentence per batch: its words are its candidates.  Without candidates, hypotheses come from a longer list."""
     path = trained[0] / "checkpoint_best.pt"
     found = generate(data, path, *selection, *ONE_BY_ONE)
     assert_only_candidates(data, found)
     plain, fast = (generate(data, path, "--task", task) for task in ("translation", "translation_fast"))
     assert plain != found
-    assert_near(fast, plain, 2e-5)  # rounding depends on the number of rows, of which a first step has fewer
+    assert_near(fast, plain, 2e-5)  # rounding depends on the number of rows, which is smaller at a first step
     assert {number: [text for _, text in beams] for number, beams in fast.items()} == {
         number: [text for _, text in beams] for number, beams in plain.items()
     }
@@ -108,7 +108,7 @@ def test_generate(data: Path, trained: tuple[Path, str], selection: list[object]
 
 
 def assert_near(found: dict[int, Any], expected: dict[int, Any], tolerance: float) -> None:
-    """Scores of hypotheses."""
+    """Compare scores of hypotheses."""
     assert [[score for score, _ in found[number]] for number in found] == [
         [pytest.approx(score, abs=tolerance) for score, _ in expected[number]] for number in found
     ]
@@ -126,7 +126,7 @@ def test_generate_with_compiled_steps(data: Path, trained: tuple[Path, str], sel
 
 
 def test_interactive(data: Path, trained: tuple[Path, str], selection: list[object]) -> None:
-    """Unknown words and an empty line have the frequent words; a constraint is no candidate, and obeyed."""
+    """Unknown words and a blank line have the frequent words; a constraint is obeyed without being a candidate."""
     path, sources = trained[0] / "checkpoint_best.pt", "w3 w4\nnever seen\n\n"
     command = ["interactive", data, "--user-dir", USER_DIR, "--path", path, *selection, "--beam", 3, "--nbest", 3]
     found = hypotheses(run(*command, stdin=sources).stdout)
@@ -158,7 +158,7 @@ def test_two_processes_are_one_with_twice_the_update_frequency(data, selection, 
     common = [data, "--user-dir", USER_DIR, "--arch", architecture, *TRAINING, *QUIET, *selection, *CRITERION]
     common += ["--dropout", 0, "--max-epoch", 2]
     first, single, _ = train_two_processes_as_one(tmp_path, *common)
-    # Each rank has its own candidates; what is logged is the mean over both.
+    # Each rank has its own candidates; the log has the mean over both.
     for part in ("train", "valid"):
         lines = [shown(output, part)[-1] for output in (first, single)]
         for name in (f"{part}_candidates", f"{part}_coverage", f"{part}_nll_loss"):

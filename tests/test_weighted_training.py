@@ -1,4 +1,4 @@
-"""Training the Weighted Transformer with fairseq's trainer, in all the ways in which κ and α could be lost."""
+"""Training of the Weighted Transformer with fairseq's trainer, in all cases that could lose κ and α."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MODEL = ["--arch", "weighted_transformer_tiny", "--criterion", "weighted_label_s
 MODEL += ["--encoder-layers", "1", "--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "32"]
 MODEL += ["--encoder-attention-heads", "4", "--label-smoothing", "0.1", "--clip-norm", "1"]
 MODEL += ["--optimizer", "simplex_adam", "--lr-scheduler", "weighted_inverse_sqrt"]
-MODEL += ["--warmup-updates", "4", "--branch-warmup-updates", "2", "--batch-size", "16"]  # an epoch is four updates
+MODEL += ["--warmup-updates", "4", "--branch-warmup-updates", "2", "--batch-size", "16"]  # an epoch has four updates
 
 
 def train(data: Path, save: Path, *options: object) -> subprocess.CompletedProcess[str]:
@@ -38,7 +38,7 @@ def assert_on_simplex(model: dict[str, torch.Tensor], tolerance: float = 1e-5) -
 
 @pytest.fixture(scope="module")
 def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """Two epochs with moving averages and a checkpoint after each update, and what was printed."""
+    """Two epochs with moving averages and a checkpoint after each update, and their output."""
     folder = tmp_path_factory.mktemp("trained")
     options = ["--max-epoch", 2, "--save-interval-updates", 1, "--store-ema", "--ema-decay", 0.5, "--log-interval", 2]
     result = train(data, folder, *options, "--log-file", folder / "log")
@@ -46,7 +46,7 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
 
 
 def test_weights_move_and_stay_on_the_simplex(trained: tuple[Path, str]) -> None:
-    """Those of each checkpoint, of their moving average, and of an average of checkpoints."""
+    """In each checkpoint, in the moving average, and in an average of checkpoints."""
     paths = [trained[0] / f"checkpoint{name}.pt" for name in ("_1_1", "_1_2", "_1_3", 1, "_2_5", "_2_6", "_2_7", 2)]
     checkpoints = [load_checkpoint(path) for path in paths]
     models = [checkpoint["model"] for checkpoint in checkpoints]
@@ -58,7 +58,7 @@ def test_weights_move_and_stay_on_the_simplex(trained: tuple[Path, str]) -> None
 
 
 def test_the_papers_rates_from_the_options_to_the_log(trained: tuple[Path, str]) -> None:
-    """Section 3.1, with d = 16, N = 1 and warm-ups of 4 and 2 updates; of the update that comes next."""
+    """Section 3.1, with d = 16, N = 1 and warm-ups of 4 and 2 updates; the log has the rate of the next update."""
     lines = [
         json.loads(line.split(" | train_inner | ")[1]) for line in trained[1].splitlines() if "train_inner" in line
     ]
@@ -72,7 +72,7 @@ def test_the_papers_rates_from_the_options_to_the_log(trained: tuple[Path, str])
 
 
 def test_resuming_is_bit_for_bit_not_having_stopped(data: Path, trained: tuple[Path, str], tmp_path: Path) -> None:
-    """In the middle of an epoch, dropout included: model, moments and moving average."""
+    """Within an epoch, with dropout: model, moments and moving average."""
     options = ["--max-update", 4, "--store-ema", "--ema-decay", 0.5]
     train(data, tmp_path, *options, "--restore-file", trained[0] / "checkpoint_1_2.pt")
     straight, resumed = load_checkpoint(trained[0] / "checkpoint1.pt"), load_checkpoint(tmp_path / "checkpoint_last.pt")
@@ -84,7 +84,7 @@ def test_resuming_is_bit_for_bit_not_having_stopped(data: Path, trained: tuple[P
             other = resumed["last_optimizer_state"]["state"][index][name]
             assert torch.equal(torch.as_tensor(other), torch.as_tensor(value)), (index, name)
     groups = [each["last_optimizer_state"]["param_groups"] for each in (straight, resumed)]
-    assert groups[0] == groups[1]  # rates, and the updates that freezing counts
+    assert groups[0] == groups[1]  # rates, and the updates at which freezing begins
 
 
 def test_frozen_from_an_update_on(data: Path, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_frozen_from_an_update_on(data: Path, tmp_path: Path) -> None:
 )
 @pytest.mark.slow
 def test_half_precision(data: Path, tmp_path: Path, precision: list[object]) -> None:
-    """The network trains, and κ and α are on the simplex as far as the precision of the parameters goes."""
+    """The network trains, and κ and α stay on the simplex up to the precision of the parameters."""
     train(data, tmp_path, *precision, "--max-epoch", 2, "--save-interval-updates", 1)
     first, last = load_checkpoint(tmp_path / "checkpoint_1_1.pt"), load_checkpoint(tmp_path / "checkpoint_last.pt")
     assert last["optimizer_history"][-1]["num_updates"] == 8
@@ -127,7 +127,7 @@ def test_two_processes_are_one_with_twice_the_update_frequency(data: Path, tmp_p
 
 
 def test_hydra_train(data: Path, tmp_path: Path) -> None:
-    """The schedule finds the sizes that the architecture sets, and the default ones where nothing does."""
+    """The schedule uses the sizes of the architecture, or its own defaults."""
     (tmp_path / "recipe.yaml").write_text(f"""\
 # @package _group_
 common: {{user_dir: {USER_DIR}, log_format: json}}
@@ -144,14 +144,14 @@ checkpoint: {{save_dir: {tmp_path / "save"}}}
     saved = load_checkpoint(tmp_path / "save" / "checkpoint_last.pt")
     assert_on_simplex(saved["model"])
     rates = {group["name"]: group["lr"] for group in saved["last_optimizer_state"]["param_groups"]}
-    # Set for the fifth update; the tiny model is 128 wide and has here one layer.
+    # Values for the fifth update; the tiny model is 128 wide and has one layer here.
     assert rates["network"] == pytest.approx(128**-0.5 * 5 * 4000**-1.5)
     assert rates["branch_simplex"] == pytest.approx(128**-0.5 * 5 * 400**-1.5)
 
 
 @pytest.mark.parametrize("mode", ["uniform", "random"])
 def test_other_weights_at_test_time(data: Path, trained: tuple[Path, str], mode: str) -> None:
-    """Table 3: the model as trained, but for κ and α."""
+    """Table 3: the trained model with other κ and α."""
     checkpoint = str(trained[0] / "checkpoint_last.pt")
 
     def load(**overrides: str) -> dict[str, torch.Tensor]:

@@ -168,7 +168,7 @@ def save(name: str, architecture: str, dictionary: Dictionary, folder: Path, **s
         parameters["decoder.fc3.weight_g"] *= 10
     for output in ("decoder.fc3.weight_g", "decoder.output_projection.weight"):
         if output in parameters:
-            # Zero is never among the largest of many logits: no sentence ends early or contains a start (not printed).
+            # The largest logits are above zero, so no sentence ends early or contains the token of its start.
             parameters[output][[dictionary.bos(), dictionary.eos()]] = 0
     settings = {**vars(options), "task": "translation", "data": "", "source_lang": "en", "target_lang": "de"}
     history = [{"num_updates": 1, "optimizer_name": "adam", "lr_scheduler_state": {}, "criterion_name": "x"}]

@@ -113,7 +113,7 @@ def prepare(model: BaseFairseqModel, beam: int) -> None:
 def random_sentences(
     dictionary: Dictionary, sentences: int, length: int, device: str = "cpu"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a padded batch of sentences with 3/4 to 4/4 of this length, and their lengths."""
+    """Return a padded batch of sentences, at least three quarters as long as ``length``, and their lengths."""
     tokens = torch.randint(dictionary.nspecial, len(dictionary), (sentences, length))
     lengths = torch.randint(length * 3 // 4, length + 1, (sentences,))
     for sentence, end in zip(tokens, lengths, strict=True):

@@ -38,7 +38,7 @@ NUMBERS = {
 }
 # Hydra removes a backslash before a brace, and omegaconf one before a reference.
 REFERENCE = re.compile(r"\$\\*\{")
-# Choices of torch's kernels for an update; fused ones trust the sizes of a state.
+# Options that choose torch's kernels for an update; fused kernels trust the sizes in a state.
 KERNELS = ("foreach", "fused", "capturable", "differentiable")
 
 

@@ -78,7 +78,7 @@ def check_texts(args: Namespace) -> None:
 
 
 def name_unusable_data() -> None:
-    """Name data without sentences, and sides with different numbers of them; fairseq's errors do not.
+    """Name the file if data has no sentences, or its sides have different numbers of sentences.
 
     No probe: other data is not affected.
     """
@@ -143,7 +143,7 @@ def name_bad_lines_of_dictionaries() -> None:
                 fault = "line 1 begins with a byte order mark, which would become part of the word"
         except OSError:
             raise
-        except Exception as error:  # fairseq raises three kinds
+        except Exception as error:  # fairseq raises three kinds of errors
             fault = first_fault(f) or str(error)
         if fault is not None:
             raise ValueError(f"{f}: {fault}; restore the training's dictionary, or make one with fairseq-preprocess")

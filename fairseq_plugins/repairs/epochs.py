@@ -130,7 +130,7 @@ def rows_passed(iterator: EpochBatchIterator, state: dict[str, Any]) -> int:
     elif again := passed % processes:
         logger.info(
             f"{processes} processes cannot share {passed} trained batches of epoch {epoch} equally: the last {again} "
-            "of them come twice"
+            "of them are trained twice"
         )
     rows = batches // processes if iterator.grouped_shuffling else len(iterator)
     last = rows - 1 - iterator.skip_remainder_batch

@@ -30,7 +30,7 @@ OPTION_OF = {"buffer_size": "interactive", "beam": "generate", "max_epoch": "tra
 GENERATE, INTERACTIVE, TRAIN, VALIDATE = ("generate",), ("interactive",), ("train",), ("validate",)
 TRANSLATE = (*GENERATE, *INTERACTIVE)
 COMMANDS = (*TRANSLATE, *TRAIN, *VALIDATE)
-SEARCHES = (*TRANSLATE, "python")  # python: `task.build_generator` for any caller
+SEARCHES = (*TRANSLATE, "python")  # python: any call of `task.build_generator`
 
 OF_THE_TASK = "${task."  # a model's default that refers to an option of the task
 

@@ -113,7 +113,7 @@ def replacing_checkpoint(path: str) -> Iterator[str]:
         with beside(Path(path)) as unfinished:
             yield str(unfinished)
     except Exception as error:
-        raise OSError(f"{path} was not written: {system_error(error) or error}{next_start(Path(path))}") from error
+        raise OSError(f"{path} cannot be written: {system_error(error) or error}{next_start(Path(path))}") from error
 
 
 def next_start(path: Path) -> str:

@@ -79,8 +79,8 @@ def block_repeated_ngrams() -> None:
 def build_generators() -> None:
     """Check the options of a search, compare a language model's words, and keep source words for ``--replace-unk``.
 
-    fairseq accepts a language model with other words (``dict.txt``) than the target's if their number is equal.  No
-    probe: other searches are built as before.
+    fairseq accepts a language model with other words (``dict.txt``) if both dictionaries have the same size.  No probe:
+    other searches are built as before.
     """
     build = FairseqTask.build_generator
     replaces = not takes_hard_alignments(utils.replace_unk)

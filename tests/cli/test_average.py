@@ -159,7 +159,7 @@ def test_code_in_a_checkpoint_is_refused_and_files_are_kept(trained: Path, tmp_p
     with pytest.raises(SystemExit, match="already exists"):
         cli.main(["average", str(first), "--output", str(first)])
     (tmp_path / "link").symlink_to("nowhere")
-    with pytest.raises(SystemExit, match="link exists already"):
+    with pytest.raises(SystemExit, match="link already exists"):
         cli.main(["average", str(first), "--output", str(tmp_path / "link")])
     assert (tmp_path / "link").is_symlink()
     with pytest.raises(SystemExit, match="missing"):

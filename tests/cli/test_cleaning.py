@@ -124,7 +124,7 @@ def test_lines_that_do_not_match(tmp_path: Path) -> None:
 def test_too_little_is_left(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="training pairs left after cleaning: 1, "):
         cleaned(tmp_path, [GOOD[0]] * 300)
-    with pytest.raises(ValueError, match="--valid: the text has no pairs"):
+    with pytest.raises(ValueError, match="--valid: the text has no usable pairs"):
         cleaned(tmp_path, GOOD, valid=[("", "")])
 
 

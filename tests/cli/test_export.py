@@ -183,7 +183,7 @@ def test_an_architecture_of_ones_own(data: Path, tmp_path: Path) -> None:
 def test_a_full_disk_and_a_kill_leave_no_folder(data: Path, tmp_path: Path) -> None:
     """The error names the folder; the next call removes what a killed call has left."""
     path, out = checkpoint(data, tmp_path / "model.pt", "convs2s_tiny"), tmp_path / "out"
-    with full_disk(100_000), pytest.raises(SystemExit, match="out was not written"):
+    with full_disk(100_000), pytest.raises(SystemExit, match="out cannot be written"):
         export(path, out, "--data", data)
     assert sorted(tmp_path.iterdir()) == [path]
     program = "import os, pathlib; pathlib.Path.replace = lambda *_: os.kill(os.getpid(), 9); " + MAIN

@@ -135,7 +135,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, data, fconv) -> None:
     checkpoint = save(tmp_path / "old.pt", fconv.state_dict(), data)
     before = sorted(tmp_path.iterdir())
     with full_disk(1000):
-        assert "new.pt was not written" in fails(checkpoint, tmp_path / "new.pt")
+        assert "new.pt cannot be written" in fails(checkpoint, tmp_path / "new.pt")
     assert sorted(tmp_path.iterdir()) == before
 
 

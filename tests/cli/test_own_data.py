@@ -100,7 +100,7 @@ def test_what_a_training_tells(trained: tuple[Path, str], texts: Path, capsys: p
     samples = re.findall(r"^  source       (.*)\n  reference    (.*)\n  translation  .", printed, flags=re.MULTILINE)
     lines = [(texts / f"test.{language}").read_text().splitlines() for language in ("en", "de")]
     assert samples == [(source, target) for source, target in zip(*lines, strict=True) if len(source) < 99][:3]
-    left_out = "1 sentence pairs are too long for the model and left out."
+    left_out = "Skipped sentence pairs, too long for the model: 1."
     assert printed.splitlines().count(left_out) == 2, "in training and in validation"
     for chatter in ("\r", "INFO", "ModuleList", "it/s]"):
         assert chatter not in printed
@@ -136,7 +136,7 @@ def test_held_out_lines_of_the_validation_part(
     options = folder.decoding_options(out / "convs2s_tiny" / "checkpoint_best.pt", USER_DIR)
     own_translations.score_held_out(folder, tmp_path, options)
     found = capsys.readouterr().err
-    assert "validation part (held-out lines: 29)" in found
+    assert "validation part (held-out lines: 29" in found
     for name, language in (("source     ", "en"), ("reference  ", "de")):
         first, _, *others = (texts / f"train.{language}").read_text().splitlines()[9:40:10]
         assert re.findall(rf"^  {name}  (.*)$", found, flags=re.MULTILINE) == [first, *others]

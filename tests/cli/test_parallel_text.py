@@ -127,7 +127,7 @@ def test_sides_of_different_length_are_named(tmp_path: Path) -> None:
 
 def test_letters_have_no_bpe(tmp_path: Path) -> None:
     (tmp_path / "letters").write_text("a b c\nb\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"letters and .*letters : cannot learn BPE"):
+    with pytest.raises(ValueError, match=r"letters and .*letters: cannot learn BPE"):
         parallel_text.learn_codes([tmp_path / "letters"] * 2, 9, tmp_path / "codes")
     assert not (tmp_path / "codes").exists()
 

@@ -25,7 +25,7 @@ def test_a_full_disk_leaves_what_was_there(name: str, tmp_path: Path) -> None:
     output.write_text("good")
     output.chmod(0o640)
     before = sorted(tmp_path.iterdir())
-    with full_disk(100), pytest.raises(SystemExit, match=f"{name} was not written: "):
+    with full_disk(100), pytest.raises(SystemExit, match=f"{name} cannot be written: "):
         cli.main([*words, "--output", str(output)])
     assert output.read_text() == "good"
     assert sorted(tmp_path.iterdir()) == before
@@ -82,7 +82,7 @@ def test_links_stay_and_their_files_are_replaced_whole(tmp_path: Path) -> None:
     (tmp_path / "hard").hardlink_to(tmp_path / "file")
     for name, target in (("link", "file"), ("dangling", "new"), ("round", "round")):
         (tmp_path / name).symlink_to(target)
-    with full_disk(2), pytest.raises(OSError, match="link was not written"):
+    with full_disk(2), pytest.raises(OSError, match="link cannot be written"):
         write(tmp_path / "link", "half")
     assert (tmp_path / "file").read_text() == "old"
     for name, target in (("link", "file"), ("dangling", "new")):

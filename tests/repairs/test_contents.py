@@ -215,9 +215,9 @@ def endless() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": None}, "no parameters"),
-        ({"model": "text"}, "no parameters"),
-        ({"model": [torch.ones(1)]}, "no parameters"),
+        ({"model": None}, "no model parameters"),
+        ({"model": "text"}, "no model parameters"),
+        ({"model": [torch.ones(1)]}, "no model parameters"),
         ({"model": {3: torch.ones(1)}}, "parameter of int is not a named tensor"),
         ({"cfg": []}, "its cfg must be a dict"),
         ({"cfg": "common: {seed: '\\x24{oc.env:SECRET}'}"}, "its cfg must be a dict"),

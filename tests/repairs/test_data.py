@@ -51,7 +51,7 @@ def test_only_a_line_feed_ends_a_line(data: Path, tmp_path: Path, options: list[
         (b"w1\nw2\nw3\n", "text.src has 2 lines, .*text.tgt has 3"),
         (b"w1\n", "text.src has 2 lines, .*text.tgt has 1"),
         (b"", "text.tgt is empty"),
-        (b"w1\n\xff\n", "text.tgt, line 2 is not UTF-8"),
+        (b"w1\n\xff\n", "text.tgt, line 2: invalid UTF-8"),
         (b"w1\rw2\r", "text.tgt .*carriage returns"),
     ],
     ids=["longer", "shorter", "empty", "latin", "mac"],
@@ -114,9 +114,9 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
-        (POINTER, "line 1: it is a pointer"),
-        (b"/annex/objects/SHA256E-s9--0.txt\n", "line 1: it is a pointer"),
-        (b"w1 5\nw2 4\nw1 3\n", "line 3: the word 'w1' is in line 1"),
+        (POINTER, "line 1: the file is a pointer"),
+        (b"/annex/objects/SHA256E-s9--0.txt\n", "line 1: the file is a pointer"),
+        (b"w1 5\nw2 4\nw1 3\n", "line 3: duplicate word 'w1'"),
         (b"<unk> 5\n", "'<unk>'"),
         (b"w1 5\nw2\t4\n", "line 2: expected `word count`"),
         (b"w1 5\nw2\n", "line 2: expected `word count`"),
@@ -128,7 +128,7 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
         ("w1 5\n".encode("utf-16"), "line 1 is not UTF-8"),
         (b"\x80\x02cposix\nsystem\n", "line 1 is not UTF-8"),
         (b"\xef\xbb\xbfw1 5\n", "line 1 begins with a byte order mark"),
-        (b"", "it has no words"),
+        (b"", "the dictionary has no words"),
     ],
 )
 def test_file_and_line_of_a_dictionary_are_named(content: bytes, fault: str, tmp_path: Path) -> None:

@@ -186,9 +186,7 @@ def test_a_checkpoint_of_another_model_is_refused(data: Path, save: Path, tmp_pa
     newer["model"]["version"] += 1
     torch.save(newer, tmp_path / "newer.pt")
     message = fail([*options(data, 3), "--finetune-from-model", tmp_path / "newer.pt"], tmp_path / "begun")
-    assert re.match(
-        rf"RuntimeError: {tmp_path / 'newer.pt'}: .* version 2 .* knows 1; a newer fairseq_plugins", message
-    )
+    assert re.match(rf"RuntimeError: {tmp_path / 'newer.pt'}: .* version 2 .* up to 1: ", message)
 
 
 def test_a_checkpoint_of_other_words_is_refused(data: Path, save: Path, tmp_path: Path) -> None:
@@ -198,12 +196,12 @@ def test_a_checkpoint_of_other_words_is_refused(data: Path, save: Path, tmp_path
     message = fail([*options(larger, 3), "--finetune-from-model", last], tmp_path / "begun")
     assert re.match(rf"RuntimeError: {last}: .*--srcdict --tgtdict.*size mismatch for encoder", message)
     other = with_other_words(data, tmp_path / "other")
-    assert f"ValueError: {last} was trained with other source words" in fail(options(other, 9), save)
+    assert f"ValueError: {last}: the source words differ" in fail(options(other, 9), save)
     assert updates(train(other, tmp_path / "tuned", "--max-update", 3, "--finetune-from-model", last)) == 3
-    assert f"{last} was trained with other target words" in (tmp_path / "tuned" / "log").read_text()
+    assert f"{last}: the target words differ" in (tmp_path / "tuned" / "log").read_text()
     for folder, error in (
         (larger, "RuntimeError: {}: "),
-        (other, "ValueError: {} was trained with other source words"),
+        (other, "ValueError: {}: the source words differ"),
     ):
         failed = run("generate", folder, "--user-dir", USER_DIR, "--path", last, "--cpu", succeeds=False)
         assert error.format(last) in failed.stderr

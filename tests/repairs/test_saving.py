@@ -37,7 +37,7 @@ def _full_disk() -> Iterator[None]:
 def test_a_full_disk_stops_training_and_nothing_else(data: Path, save: Path) -> None:
     size = (save / "checkpoint_last.pt").stat().st_size
     message = fail(options(data, 9), save, size // 2)
-    assert f"{save}/checkpoint_1_9.pt was not written: [Errno 27] File too large" in message
+    assert f"{save}/checkpoint_1_9.pt cannot be written: [Errno 27] File too large" in message
     assert message.endswith(f"resumes from {save}/checkpoint_last.pt")
     assert updates(resume(options(data, 9), save)) == 9
     assert "checkpoint_last.pt (epoch 1 @ 6 updates)" in (save / "log").read_text()
@@ -62,9 +62,9 @@ def test_a_failed_copy_names_the_checkpoint_to_resume_from(save: Path, request: 
 def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint_last.pt"
     path.write_text("before")
-    with pytest.raises(OSError, match=r"averaged\.pt was not written: \[Errno 27\] File too large$"):
+    with pytest.raises(OSError, match=r"averaged\.pt cannot be written: \[Errno 27\] File too large$"):
         checkpoint_utils.torch_persistent_save({"model": torch.zeros(100_000)}, str(tmp_path / "averaged.pt"))
-    with pytest.raises(OSError, match=r"checkpoint_last\.pt was not written: \[Errno 27\]"):
+    with pytest.raises(OSError, match=r"checkpoint_last\.pt cannot be written: \[Errno 27\]"):
         checkpoint_utils.torch_persistent_save({"model": torch.zeros(100_000)}, str(path))
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
@@ -119,7 +119,7 @@ def test_a_failed_copy_leaves_the_old_file(tmp_path: Path, request: pytest.Fixtu
     path.write_text("before")
     source.write_bytes(bytes(200_000))
     request.getfixturevalue("_full_disk")
-    with pytest.raises(OSError, match=r"checkpoint_last\.pt was not written: \[Errno 27\]"):
+    with pytest.raises(OSError, match=r"checkpoint_last\.pt cannot be written: \[Errno 27\]"):
         PathManager.copy(str(source), str(path), overwrite=True)
     assert path.read_text() == "before"
     assert sorted(tmp_path.iterdir()) == [source, path]

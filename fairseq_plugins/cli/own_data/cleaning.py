@@ -19,8 +19,8 @@ from fairseq_plugins.cli.bar import bar
 from fairseq_plugins.cli.own_data.parallel_text import Pair, read_pairs, writing
 
 LONGEST = 2000  # characters of a side
-RATIO = 9  # times as many characters on one side as on the other...
-SHORT = 50  # ... if the longer side exceeds this: "OK" may be a sentence in another language
+RATIO = 9  # limit of the ratio of both sides' characters
+SHORT = 50  # characters; shorter sides have no such limit, because "OK" may be a sentence in another language
 FEW = 200  # fewer held-out pairs are unreliable
 LEAST = 20  # training pairs
 MOST_BROKEN = 0.05  # share of the pairs; more mean that the text has another encoding

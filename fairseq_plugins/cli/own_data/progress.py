@@ -81,7 +81,7 @@ class TrainingProgress:
             self.seconds = (time.monotonic() - self.began[0]) / (done - self.began[1])
 
     def left(self, done: int) -> str:
-        """Return the remaining time, by the usual number of epochs or, beyond it, by patience."""
+        """Estimate the remaining time from the usual number of epochs, and after these from the patience."""
         usual = max(self.usual - done / self.per_epoch, self.patience - self.stale) if self.patience > 0 else math.inf
         left = min(usual * self.per_epoch, self.epochs * self.per_epoch - done, self.updates - done) * self.seconds
         return f"; about {span(left)} left" if 0.5 < left < math.inf else ""

@@ -63,7 +63,7 @@ class Base:
 
     @property
     def wishes(self) -> list[str]:
-        """Return the options of --train that it was trained with."""
+        """Return the options of --train with which the model was trained."""
         return shlex.split((self.checkpoint.parent / FINISHED).read_text(encoding="utf-8"))
 
 
