@@ -85,7 +85,7 @@ def test_training() -> None:
 
 @pytest.mark.slow
 def test_newstest(tmp_path: Path) -> None:
-    """Each sentence of a batch gets a translation as long as the batch's longest source."""
+    """Each sentence of a batch gets as many words as the longest source plus one, and an end symbol."""
     random.seed(1)
     lengths = [random.randint(1, 12) for _ in range(11)]
     lines = [" ".join(random.choices("abcdefgh", k=length)) + "\n" for length in [*lengths, 1]]
@@ -98,7 +98,7 @@ def test_newstest(tmp_path: Path) -> None:
         if (len(batches[-1]) + 1) * (length + 1) > 24:
             batches.append([])
         batches[-1].append(length)
-    expected = sum((batch[-1] + 1) * len(batch) for batch in batches)
+    expected = sum((batch[-1] + 2) * len(batch) for batch in batches)
     names = {row["contestant"] for row in rows}
     assert {"fconv", "convs2s", "transformer", f"convs2s, {FAST}", "convs2s, exported, float32"} < names
     for row in rows:

@@ -24,7 +24,7 @@ def main() -> None:
             batches.append([])
         batches[-1].append(number)
     for batch in batches:
-        length = len(sentences[batch[-1]])
+        length = len(sentences[batch[-1]]) + 1  # as newstest.py tells fairseq-generate
         results = translator.translate_batch(
             [sentences[number] for number in batch],
             beam_size=beam,

@@ -181,7 +181,7 @@ def contestants(args: Namespace, folder: Path, beam: int) -> dict[str, Contestan
     generate = [sys.executable, "-W", "ignore", "-m", "fairseq_cli.generate", str(folder / "data-bin")]
     generate += ["--user-dir", str(USER_DIR), "-s", "en", "-t", "de", "--beam", str(beam)]
     batches = ["--max-tokens", str(args.max_tokens)]
-    lengths = ["--max-len-a", "1", "--max-len-b=-1"]  # as long as the longest source
+    lengths = ["--max-len-a", "1", "--max-len-b", "0"]  # as many tokens as the longest source has, and an end
     generate += [*batches, "--required-batch-size-multiple", "1", *lengths]
     found = {}
     for name, beside in ((FCONV, FCONV), (CONVS2S, FCONV), (TRANSFORMER, TRANSFORMER), (WEIGHTED, WEIGHTED)):

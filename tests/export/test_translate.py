@@ -277,7 +277,7 @@ def check_spoiled(number: int, whole: Path, place: Path) -> None:
     damage = spoil(chance.choice(parts(place)), chance)
     hidden = chance.random() < 0.5
     if hidden:
-        add_up(place)
+        update_checksums(place)
     message = None
     try:
         translate.Translator(place, 1).translate(["w1 w2", "w3"], max_len_b=5)
@@ -308,7 +308,7 @@ def test_programs_with_other_output_names(name: str, output: str, full_folder: P
     next(each for each in graph.graph.output if each.name == output).name = "other"
     next(node for node in graph.graph.node if output in node.output).output[0] = "other"
     (place / name).write_bytes(graph.SerializeToString())
-    add_up(place)
+    update_checksums(place)
     with pytest.raises(ValueError, match=r"step\.onnx: "):
         translate.Translator(place, 1).translate(["w1 w2"])
 
