@@ -116,7 +116,8 @@ def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
     return (weight / scale.unsqueeze(1)).round_().to(torch.int8), scale
 
 
-def _has_bfloat16() -> bool:
+def has_bfloat16() -> bool:
+    """Return whether this CPU multiplies bfloat16 in hardware."""
     return has_onednn() and torch.cpu._is_avx512_bf16_supported()
 
 
@@ -126,7 +127,7 @@ def _has_int8() -> bool:
 
 PRECISIONS: dict[str, tuple[Pack, Callable[[], bool]]] = {
     "float32": (_pack_float32, lambda: True),
-    "bfloat16": (_pack_bfloat16, _has_bfloat16),
+    "bfloat16": (_pack_bfloat16, has_bfloat16),
     "int8": (_pack_int8, _has_int8),
 }
 

@@ -108,7 +108,7 @@ def test_the_parts_of_a_training_may_be_others(wishes: str, left_out: set[str], 
     chosen = own_training.training_settings(ConvS2SModel, 9, 9).split()
     kept = own_training.Training("convs2s_tiny", tmp_path, shlex.split(wishes)).settings(9, 9)
     assert {word for word in chosen if word.startswith("--")} - {*kept} == left_out
-    assert own_training.Training("convs2s_tiny", tmp_path, ["--lr", "1"]).settings(9, 9) == chosen
+    assert own_training.Training("convs2s_tiny", tmp_path, ["--lr", "1"], fp32=True).settings(9, 9) == chosen
 
 
 @pytest.mark.parametrize(
@@ -127,21 +127,36 @@ def test_half_precision_is_for_a_gpu_and_no_other_wish(
 ) -> None:
     """Precision options are fairseq's; two precisions are an error."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
     training = own_training.Training("weighted_transformer_tiny", tmp_path, wishes.split())
     chosen = own_training.parse(["DATA_BIN", *training.own, *training.settings(9, 9), *training.wishes])
     assert [name for name in ("fp16", "bf16", "amp", "cpu") if getattr(chosen, name)] == [precision]
     assert chosen.fp16_no_flatten_grads
 
 
+@pytest.mark.parametrize("has", [True, False])
+def test_a_cpu_trains_in_bfloat16_if_it_multiplies_it(
+    has: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Float32 is another CPU's default, and the wish of --fp32."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has)
+    for fp32 in (False, True):
+        training = own_training.Training("convs2s_tiny", tmp_path, [], fp32=fp32)
+        assert ("--bf16" in training.settings(9, 9)) == (has and not fp32)
+
+
 def test_a_training_keeps_its_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: Path) -> None:
     """A resumed training keeps its precision on a machine with other defaults."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     wishes = [*shlex.split(TINY), "--max-epoch", "1"]
-    for more in ([], ["--bf16"]):
-        save = tmp_path / f"save{len(more)}"
-        training = own_training.Training("convs2s_tiny", save, [*wishes, *more])
+    for fp32 in (True, False):
+        save = tmp_path / f"save{fp32}"
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda fp32=fp32: not fp32)
+        training = own_training.Training("convs2s_tiny", save, wishes)
         training.run(data, data.parent / "train.tgt", ["-s", "src", "-t", "tgt"])
-        assert ("--bf16" in own_training.Training("convs2s_tiny", save, wishes).settings(9, 9)) == bool(more)
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda fp32=fp32: fp32)
+        assert ("--bf16" in own_training.Training("convs2s_tiny", save, wishes).settings(9, 9)) != fp32
 
 
 def test_another_schedule_needs_a_rate(tmp_path: Path) -> None:

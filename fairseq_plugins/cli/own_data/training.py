@@ -35,6 +35,7 @@ from fairseq_plugins.cli.user_dir import USER_DIR
 from fairseq_plugins.common.files import naming
 from fairseq_plugins.common.model import TranslationModel
 from fairseq_plugins.common.options import flag
+from fairseq_plugins.cpu.products import has_bfloat16
 
 NOTHING_LEFT = "nothing is left to train"  # logged by repairs/resuming.py
 LONGEST_WARMUP = 4000  # updates
@@ -53,6 +54,7 @@ class Training:
         wishes: options of fairseq-train that override own-data's.
         user_dir: folder that registers the architecture.
         base: trained model to start from.
+        fp32: train in float32.
 
     Raises:
         ValueError: the architecture or an option is unknown, or the checkpoint could not be used for translation.
@@ -65,6 +67,7 @@ class Training:
         wishes: Sequence[str],
         user_dir: Path = USER_DIR,
         base: Base | None = None,
+        fp32: bool = False,
     ) -> None:
         fairseq_plugins.install()
         import_user_dir(user_dir)
@@ -77,7 +80,7 @@ class Training:
         self.best, self.last, self.log = save / "checkpoint_best.pt", save / "checkpoint_last.pt", save / LOG
         self.own = ["--user-dir", str(user_dir), "--arch", arch, "--save-dir", str(save)]
         self.own += [*ALL_SENTENCES, *NO_LONG_ONES]
-        self.base = base
+        self.base, self.fp32 = base, fp32
         if base is not None:
             self.own += ["--finetune-from-model", str(base.checkpoint), *without_ends(base.wishes)]
         self.wishes = [*wishes, "--log-format", "json"]  # for progress messages and plot-loss
@@ -99,12 +102,13 @@ class Training:
     def settings(self, pairs: int, tokens: int) -> list[str]:
         """Return `training_settings` without options unknown to the criterion, optimizer and schedule of --train.
 
-        A GPU trains in float16 unless --train gives a precision.  A resumed training keeps its precision.
+        GPUs train in float16, and CPUs with instructions for it in bfloat16, unless --fp32 or --train chooses another
+        precision.  A resumed training keeps its precision.
         """
         chosen = training_settings(self.model, pairs, tokens, adapts=self.base is not None).split()
         wished, unknown = parse(["DATA_BIN", *self.own, *chosen, *self.wishes], parse_known=True)
-        if not (wished.amp or wished.bf16 or wished.fp16) and (precision := self.precision(on_gpu=not wished.cpu)):
-            chosen.append(precision)
+        if not (self.fp32 or wished.amp or wished.bf16 or wished.fp16):
+            chosen += self.precision(on_gpu=torch.cuda.is_available() and not wished.cpu)
         kept, is_known = [], True
         for word in chosen:
             if word.startswith("--"):
@@ -113,13 +117,15 @@ class Training:
                 kept.append(word)
         return kept
 
-    def precision(self, on_gpu: bool) -> str | None:
-        """Return fairseq-train's option for the precision of a resumed or new training."""
+    def precision(self, on_gpu: bool) -> list[str]:
+        """Return fairseq-train's options for the precision of a resumed or new training."""
         for checkpoint in (self.last, self.best):
             with suppress(OSError):  # missing or damaged: fairseq-train resumes from another checkpoint
                 common = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))["cfg"]["common"]
-                return next((f"--{name}" for name in ("fp16", "bf16") if common[name]), None)
-        return "--fp16" if torch.cuda.is_available() and on_gpu else None
+                return [f"--{name}" for name in ("fp16", "bf16") if common[name]]
+        if on_gpu:
+            return ["--fp16"]
+        return ["--bf16"] if has_bfloat16() else []
 
     def run(self, binary: Path, training_part: Path, languages: Sequence[str]) -> None:
         """Train, or resume.
@@ -137,7 +143,11 @@ class Training:
         chosen = vars(parse(words))
         ends = {"patience": "validations in a row without improvement", "max_epoch": "epochs", "max_update": "updates"}
         when = " or ".join(f"{chosen[name]} {what}" for name, what in ends.items() if chosen[name] > 0)
-        print(f"\nTraining on {pairs} sentence pairs{f'; it stops after {when}' if when else ''}.", file=sys.stderr)
+        precision = "bfloat16" if chosen["bf16"] else "half precision" if chosen["fp16"] or chosen["amp"] else "float32"
+        print(
+            f"\nTraining on {pairs} sentence pairs in {precision}{f'; it stops after {when}' if when else ''}.",
+            file=sys.stderr,
+        )
         usual = self.model.usual_epochs(pairs)
         is_one_process = chosen["distributed_world_size"] == 1
         # On a GPU the first updates of the training give the estimate soon enough.
