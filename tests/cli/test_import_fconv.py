@@ -154,5 +154,5 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, data, fconv) -> None:
 def test_few_numbers_do_not_become_many(magnitude: torch.Tensor, direction: torch.Tensor) -> None:
     """A file of a few kilobytes must not allocate gigabytes."""
     parameters = {"encoder.fc1.weight_g": magnitude, "encoder.fc1.weight_v": direction}
-    with pytest.raises(ValueError, match=r"weight_v is no tensor that holds|a magnitude of"):
+    with pytest.raises(ValueError, match=r"weight_v is not a tensor|magnitude .* does not fit"):
         convert_parameters(parameters)

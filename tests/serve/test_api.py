@@ -253,11 +253,11 @@ def test_folders_that_cannot_be_served(folder: Path, back: Path, tmp_path: Path)
     (own / "settings").write_text("{}")
     for words, message in (
         ([tmp_path], "is not an exported folder"),
-        ([own], "holds no exported folder: .*fairseq-plugins export"),
+        ([own], "has no exported folder: .*fairseq-plugins export"),
         ([back], "does not name its languages: .*en:de="),
         ([folder, f"en:de={back}"], "both translate en to de"),
         ([folder, "--host", "192.0.2.1"], "--host 192.0.2.1 --port 8000: "),
-        ([folder, "--api-key-file", "/dev/null"], "--api-key-file: /dev/null is empty"),
+        ([folder, "--api-key-file", "/dev/null"], "--api-key-file /dev/null: the file is empty"),
     ):
         with pytest.raises(SystemExit, match=f"serve: error: .*{message}"):
             cli.main(["serve", *map(str, words)])

@@ -46,7 +46,7 @@ def open_models(places: Iterable[str]) -> dict[Pair, Translator]:
         translator = Translator(folder, threads=1)
         pair = (given[1], given[2]) if given else languages_of(folder)
         if pair is None:
-            raise ValueError(f"{folder} has no languages: give them, as in en:de={folder}")
+            raise ValueError(f"{folder} does not name its languages: give them, as in en:de={folder}")
         if pair in models:
             raise ValueError(
                 f"{folder} and {models[pair].folder} both translate {pair[0]} to {pair[1]}: give one of them"
