@@ -1,4 +1,4 @@
-"""Translation models for fairseq; `install` registers them, and applies repairs of fairseq."""
+"""Translation models for fairseq.  `install` registers the models and repairs bugs of fairseq."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import pkgutil
 
 __version__ = "0.2.0"
 
-# Packages that register no names with fairseq.
+# Packages that register nothing with fairseq.
 _UNREGISTERED = {"cli", "export", "repairs"}
 
-# Importing fairseq logs that its text_to_speech lacks tensorboardX, which this plugin does not need.
+# While it is imported, fairseq logs that text_to_speech needs tensorboardX.  This plugin does not need it.
 logging.getLogger("fairseq.tasks.text_to_speech").addFilter(lambda record: "tensorboardX" not in record.getMessage())
 
 
 def install(command: bool = False) -> None:
-    """Repair fairseq, and register all models, criterions, optimizers, schedules and the task.
+    """Repair fairseq, and register the plugin's models, criterions, optimizers, schedules and task.
 
-    ``--user-dir``, ``from_pretrained`` of this plugin's models, and the commands of ``fairseq-plugins`` call this
-    function.  Later calls are no-ops.
+    fairseq's ``--user-dir``, ``from_pretrained`` of this plugin's models, and the commands of ``fairseq-plugins`` call
+    this function.  Later calls are no-ops.
 
     Args:
-        command: also set up the process of a fairseq command: memory settings, option errors without traceback, and
-            suppression of warnings that users cannot act on.
+        command: whether to set up the process for a fairseq command, too: memory settings, option errors without
+            traceback, and no warnings that users cannot act on.
     """
     _repair_and_register()
     if command:

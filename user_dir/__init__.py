@@ -1,4 +1,4 @@
-"""The folder for ``--user-dir`` of fairseq's commands."""
+"""The folder to pass as ``--user-dir`` to fairseq's commands."""
 
 import fairseq_plugins
 

@@ -1,8 +1,8 @@
-"""The only package that patches fairseq, torch and numpy: safety, resuming, several processes, translating.
+"""Repairs of fairseq, torch and numpy; no other package patches them.
 
-Each repair probes for its fault, never for a version, or says why it has no probe.  No function of fairseq is wrapped
-twice, so the order matters only where a comment says so.  `fairseq_plugins.repairs.refusals` is the table of refused
-options.
+A probe tests whether the installed fairseq has a fault; it does not compare versions.  Each repair probes for its
+fault, or says why it needs no probe.  No two repairs wrap the same function, so their order matters only where a
+comment says so.  `fairseq_plugins.repairs.refusals` is the table of refused options.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,8 @@ Repair = Callable[[], None]
 # No file or option runs code or reads the environment.
 SAFETY: tuple[Repair, ...] = (
     checkpoints.load_checkpoints_safely,
-    checkpoints.broadcast_plain_configuration,  # after `load_checkpoints_safely`, which refuses the other form
+    # After `load_checkpoints_safely`, which refuses configurations of other types.
+    checkpoints.broadcast_plain_configuration,
     checkpoints.validate_contents,  # after `load_checkpoints_safely`, which names the file in errors
     checkpoints.fit_optimizer_states,
     safety.quote_file_names,
@@ -96,13 +97,13 @@ TRANSLATING: tuple[Repair, ...] = (
 
 
 def repair_fairseq() -> None:
-    """Apply all repairs; to be called once."""
+    """Apply all repairs.  Call this function only once."""
     for repair in (*SAFETY, *RESUMING, *DISTRIBUTED, *TRANSLATING):
         repair()
 
 
 def set_up_command() -> None:
-    """Set up a process of a fairseq command, which only trains or translates."""
+    """Set up a process that does nothing but run one fairseq command."""
     command.hide_chatter()
     command.keep_freed_memory()
     command.limit_cached_products()

@@ -15,10 +15,10 @@ from fairseq_plugins.repairs.wrapping import wrap
 
 
 def update_in_one_pass() -> None:
-    """Make a step of ``--optimizer adam`` on a CPU with torch's fused kernel.
+    """Run the steps of ``--optimizer adam`` on a CPU with torch's fused kernel.
 
-    fairseq goes through all parameters and moments eleven times.  State, checkpoints and formula stay, and results are
-    equal to rounding.  No probe: it changes no result.
+    fairseq reads all parameters and moments eleven times in each step.  The optimizer's state, its checkpoints and its
+    formula are unchanged, and results differ only by rounding.  No probe is needed, because results are unchanged.
     """
     step_by_operators = Adam.step
 
@@ -35,7 +35,7 @@ def update_in_one_pass() -> None:
 
 
 def is_plain(parameter: Tensor) -> bool:
-    """Return whether parameter and gradient are dense numbers in float32 on a CPU, in the same order in memory."""
+    """Return whether parameter and gradient are dense float32 tensors on a CPU with the same memory layout."""
     grad: Any = parameter.grad
     return all(
         each.device.type == "cpu"
@@ -48,7 +48,7 @@ def is_plain(parameter: Tensor) -> bool:
 
 @torch.no_grad()
 def update(optimizer: Adam, group: dict[str, Any]) -> None:
-    """Make fairseq's step with the parameters of a group that have gradients."""
+    """Make fairseq's step for those parameters of a group that have gradients."""
     trained = [each for each in group["params"] if each.grad is not None]
     for parameter in trained:
         state = optimizer.state[parameter]
@@ -59,7 +59,8 @@ def update(optimizer: Adam, group: dict[str, Any]) -> None:
         for name in ("exp_avg", "exp_avg_sq"):
             state[name] = state[name].to(parameter).contiguous()
     beta1, beta2 = group["betas"]
-    # fairseq adds epsilon to the root of the biased mean, torch to that of the unbiased: their quotient is the step's.
+    # fairseq adds epsilon to the square root of the biased second moment, and torch to the root of the unbiased one.
+    # Dividing epsilon by the root of the bias correction makes torch's step equal to fairseq's.
     ordered = sorted(trained, key=lambda each: optimizer.state[each]["step"])
     for number, same in itertools.groupby(ordered, key=lambda each: optimizer.state[each]["step"]):
         parameters = list(same)

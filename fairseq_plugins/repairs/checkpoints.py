@@ -1,7 +1,7 @@
 """Checkpoints contain data and no code; their contents are validated before use.
 
-torch's restricted unpickler reads them, and builds only allowed classes.  The classes of fairseq's checkpoints are
-allowed in a form that can neither run code nor corrupt memory, whatever the file contains.
+torch's restricted unpickler reads checkpoints and builds only allowed classes.  Stand-ins replace the classes of
+fairseq's checkpoints that could run code or corrupt memory.
 """
 
 from __future__ import annotations
@@ -31,28 +31,31 @@ from fairseq_plugins.repairs.saving import damage_of, newest_whole_checkpoint
 from fairseq_plugins.repairs.wrapping import saved, wrap
 
 OLD_METERS = (AverageMeter, StopwatchMeter, TimeMeter)  # fairseq before 0.10 saved them as objects
-MOST_VALUES = 300_000  # in a checkpoint; a tensor counts as one
+MOST_VALUES = 300_000  # values in a checkpoint; a tensor counts as one value
 NUMBERS = {
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool),
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
 }
-# Hydra removes a backslash before a brace, and omegaconf one before a reference.
+# A reference is ``${...}``.  Hydra removes a backslash before a brace, and omegaconf removes one before a reference, so
+# backslashes do not make a reference harmless.
 REFERENCE = re.compile(r"\$\\*\{")
-# Options that choose torch's kernels for an update; fused kernels trust the sizes in a state.
+# Optimizer options that choose torch's kernels.  Fused kernels do not check the sizes in the optimizer's state.
 KERNELS = ("foreach", "fused", "capturable", "differentiable")
 
 
 class PlainDtype:
     """A stand-in for ``numpy.dtype`` in a file: numbers and booleans only.
 
-    numpy trusts a pickled dtype: one with a hidden object field makes it follow the file's bytes as a pointer.
+    numpy trusts a pickled dtype.  A dtype with a hidden object field would make numpy use bytes of the file as a
+    pointer.
     """
 
     def __init__(self, code: str, align: bool = False, copy: bool = False) -> None:
         self.code = code
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.code = f"{state[1]}{self.code}"  # byte order; the rest of the state describes structures and objects
+        # Only the byte order is read: the rest of the state describes structures and objects.
+        self.code = f"{state[1]}{self.code}"
 
     def resolve(self) -> np.dtype[Any]:
         dtype = np.dtype(self.code)
@@ -73,11 +76,11 @@ class PlainArray(np.ndarray[Any, Any]):
         super().__setstate__(array.__reduce__()[2])  # type: ignore[arg-type]
 
     def __reduce__(self) -> Any:
-        return self.view(np.ndarray).__reduce__()  # saved again as numpy's own
+        return self.view(np.ndarray).__reduce__()  # saved again as a numpy array
 
 
 def plain_scalar(dtype: PlainDtype, data: bytes) -> Any:
-    """Build a number, instead of ``numpy.core.multiarray.scalar``."""
+    """Build a number; replaces ``numpy.core.multiarray.scalar``."""
     return np.frombuffer(data, dtype.resolve())[0]
 
 
@@ -85,7 +88,8 @@ SAFE_GLOBALS: list[Any] = [
     argparse.Namespace,  # a model's options
     *OLD_METERS,  # saved under two names
     *((meter, f"fairseq.meters.{meter.__name__}") for meter in OLD_METERS),
-    distributed_utils._TensorPlaceholder,  # a distributed resume first sends the state without its tensors
+    # Replaces each tensor when a resumed distributed training sends the state to other ranks.
+    distributed_utils._TensorPlaceholder,
     (PlainDtype, "numpy.dtype"),  # sums in the meters, such as those of --eval-bleu
     (PlainArray, "numpy.ndarray"),
     *((PlainArray, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")),
@@ -99,7 +103,8 @@ def refuses(load: Callable[[Any], Any], value: object) -> bool:
         load(value)
     except pickle.UnpicklingError:
         return True
-    except (TypeError, ValueError, RuntimeError):  # it is read, but not a checkpoint; or torch's settings conflict
+    # The value was read, but is not a checkpoint; or torch's settings conflict.
+    except (TypeError, ValueError, RuntimeError):
         pass
     return False
 
@@ -118,9 +123,9 @@ def load_from_memory(load: Callable[[str], Any], state: object) -> Any:
 def load_checkpoints_safely() -> None:
     """Allow the classes of fairseq's checkpoints, refuse others by name, and never load without torch's check.
 
-    torch refuses every checkpoint of fairseq, and advises to disable its check; later fairseq disables it.  Then
-    torch's environment variable enables the check for this process and its children.  If the probe still finds that
-    files are not checked, no checkpoint is loaded.
+    torch refuses every checkpoint of fairseq and advises users to disable its check.  Newer fairseq versions disable
+    the check; this repair then enables it by torch's environment variable, for this process and its children.  If the
+    probe still finds that files are not checked, no checkpoint is loaded.
     """
     load = checkpoint_utils.load_checkpoint_to_cpu
     load_value = functools.partial(load_from_memory, load)
@@ -136,16 +141,19 @@ def load_checkpoints_safely() -> None:
                 f"{path} was not loaded: code in it would be run. "
                 "Use torch 2.6 or later, and do not set TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD."
             )
-        if found := reference_in((args, kwargs)):  # overrides
-            raise ValueError(found)
+        for overrides in (*args, *kwargs.values()):
+            if found := reference_in(overrides):
+                raise ValueError(f"{found}; give the value itself")
         try:
             return load(path, *args, **kwargs)
         except (pickle.UnpicklingError, ValueError) as error:
-            # The reason without torch's advice to disable the check.
+            # Keep torch's reason, and drop its advice to disable the check.
             reason = str(error if isinstance(error, ValueError) else error.__context__ or error)
             if foreign := re.search(r"GLOBAL (\S+)", reason):
                 reason = f"it holds {foreign[1]}, which no checkpoint of fairseq needs"
-            raise pickle.UnpicklingError(f"{path} was refused: {reason}. Nothing that it carries was run.") from None
+            raise pickle.UnpicklingError(
+                f"{path} was refused: {reason}. No code in it was run; use another checkpoint."
+            ) from None
         except (EOFError, OSError, RuntimeError) as error:  # fairseq's errors do not name the file
             if str(path) in str(error):
                 raise
@@ -155,13 +163,17 @@ def load_checkpoints_safely() -> None:
             reason = f"{type(error).__name__}: {error}"
             if "ARCH_MODEL_REGISTRY[" in str(traceback.extract_tb(error.__traceback__)[-1].line):
                 reason += " is an architecture that is not registered; give the --user-dir of its training"
+            else:
+                reason += "; use another checkpoint"
             raise pickle.UnpicklingError(f"{path} cannot be read as a checkpoint of fairseq: {reason}") from error
 
 
 def undamaged_beside(path: Path) -> str:
-    """Return advice for an error about a damaged checkpoint: the newest undamaged one beside it."""
+    """Return advice for an error about a damaged checkpoint: the newest undamaged one beside it, or a new copy."""
     newest = newest_whole_checkpoint(path.parent) if path.parent.is_dir() else None
-    return "" if newest in (None, path) else f"; the newest undamaged checkpoint beside it is {newest}"
+    if newest in (None, path):
+        return "; copy it again, or use another checkpoint"
+    return f"; the newest undamaged checkpoint beside it is {newest}"
 
 
 def broadcast_plain_configuration() -> None:
@@ -178,7 +190,7 @@ def broadcast_plain_configuration() -> None:
 
 
 def contents(value: Any, place: str = "it") -> Iterator[tuple[str, Any]]:
-    """Yield a value and all values in it, each with its place."""
+    """Yield a value and all values nested in it, each with a description of its place."""
     yield place, value
     inner: Iterable[tuple[object, Any]] = ()
     if isinstance(value, dict):
@@ -189,7 +201,7 @@ def contents(value: Any, place: str = "it") -> Iterator[tuple[str, Any]]:
         inner = vars(value).items()
     for key, part in inner:
         if isinstance(key, str | int):
-            # Places are shortened, because each open level of the recursion keeps one.
+            # Descriptions of places are shortened, because each level of the recursion keeps one.
             yield from contents(part, f"{place}.{str(key)[:100]}".removeprefix("it.")[-300:])
         else:
             yield from contents((key, part), place)
@@ -199,12 +211,15 @@ def reference_in(value: Any) -> str | None:
     """Return an error message for the first ``${...}``, which omegaconf would replace, or None."""
     for place, text in contents(value):
         if isinstance(text, str) and REFERENCE.search(text):
-            return f"{place} is {text[:100]!r}, which refers to another value; give the value itself"
+            return f"{place}: {text[:100]!r} refers to another value"
     return None
 
 
 def fault_of(tensor: Tensor) -> str | None:
-    """Return why a tensor is refused, or None; calls methods of the class, because files can add attributes."""
+    """Return why a tensor is refused, or None.
+
+    Methods are called on the class, because a file can replace those of an instance.
+    """
     if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.is_nested or tensor.layout is not torch.strided:
         return "not a plain tensor"
     if tensor.dtype not in NUMBERS or tensor.device.type != "cpu":
@@ -216,7 +231,7 @@ def fault_of(tensor: Tensor) -> str | None:
 
 
 def check(state: Any) -> None:
-    """Refuse a state that is not a checkpoint of fairseq or would harm its user.
+    """Refuse a state that is not a checkpoint of fairseq, or that could harm the user who loads it.
 
     Raises:
         ValueError: a part is wrong; the error names it.
@@ -274,22 +289,25 @@ class CheckingTorch(ModuleType):
             if "weights_only" not in str(error):
                 raise
             kinds = "TorchScript, or a file of torch before 0.1.10"
-            raise ValueError(f"it is {kinds}, which cannot be read as data; save it again as a state_dict") from None
+            raise ValueError(
+                f"it is {kinds}, which cannot be read as data unless it is saved again as a state_dict"
+            ) from None
         check(state)
         return state
 
 
 def validate_contents() -> None:
-    """Validate a checkpoint's contents before use, and refuse damaged records by name; torch compares no checksums.
+    """Validate a checkpoint's contents before use, and name damaged records; torch does not compare checksums.
 
-    fairseq resolves references, also to the environment, and torch trusts a file that declares a tensor as sparse or
-    large.  No probe: a valid checkpoint is loaded as before.
+    fairseq resolves references in a checkpoint, even to environment variables.  torch does not check a file that
+    declares a tensor as sparse, or as larger than its data.  No probe is needed: a valid checkpoint is loaded as
+    before.
     """
     checkpoint_utils.torch = CheckingTorch("torch")
 
 
 def check_optimizer_state(state: Any, parameters: Iterable[Tensor]) -> None:
-    """Refuse moments whose sizes do not match their parameters.
+    """Refuse optimizer moments whose sizes do not match their parameters.
 
     Raises:
         ValueError: a size does not match, or the state is malformed.
@@ -298,15 +316,18 @@ def check_optimizer_state(state: Any, parameters: Iterable[Tensor]) -> None:
         numbers = [number for group in state["param_groups"] for number in group["params"]]
         sizes = [
             (name, value.shape, parameter.shape)
-            for number, parameter in zip(numbers, parameters, strict=False)  # torch itself compares the numbers
+            # Torch itself compares the numbers of parameters.
+            for number, parameter in zip(numbers, parameters, strict=False)
             for name, value in state["state"].get(number, {}).items()
             if isinstance(value, Tensor)
         ]
     except (AttributeError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"the checkpoint's optimizer state is malformed: {reason}") from None
+        raise ValueError(
+            f"the checkpoint's optimizer state is malformed: {reason}; give --reset-optimizer to leave it out"
+        ) from None
     for name, size, whole in sizes:
-        # The parameter's size, a single number, or (Adafactor) its rows or columns.
+        # Allowed sizes: the parameter's size, a single number, or (for Adafactor) one number per row or column.
         if size not in (whole, torch.Size(), whole[:-1], whole[:-2] + whole[-1:]):
             raise ValueError(
                 f"the checkpoint's optimizer state has {name} of {list(size)} for a parameter of {list(whole)}; give "
@@ -315,9 +336,9 @@ def check_optimizer_state(state: Any, parameters: Iterable[Tensor]) -> None:
 
 
 def fit_optimizer_states() -> None:
-    """Refuse moments whose sizes do not match their parameters, and keep this training's kernels, not the file's.
+    """Refuse optimizer moments of wrong sizes, and ignore the file's choice of torch's kernels.
 
-    No probe: a state of this training is loaded as before.
+    No probe is needed: a state of this training is loaded as before.
     """
     load = FairseqOptimizer.load_state_dict
 

@@ -22,7 +22,7 @@ from omegaconf import DictConfig
 from fairseq_plugins.repairs.refusals import command_of, refuse
 from fairseq_plugins.repairs.wrapping import programs, wrap
 
-# Warnings about fairseq's use of hydra and torch, which users cannot change.
+# Users cannot act on these warnings about fairseq's use of hydra and torch.
 _WARNINGS = (
     r"hydra\.experimental\.\w+\(\) is no longer experimental",
     r"\s*The version_base parameter is not specified",
@@ -39,11 +39,12 @@ _MEMORY_SETTINGS = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_T
 def parse_command_lines() -> None:
     """Check the options of a command line, and repair how fairseq parses them.
 
-    - The first of two parsing passes answers ``--help``, before the options of model, task and criterion are known.
-    - ``--bf16`` sets ``--tpu``, which fails without the software of TPUs.
-    - A missing ``--task`` or ``--arch`` raises an error that does not name the option.
+    - fairseq parses a command line twice.  The first pass already answers ``--help``, before the options of model, task
+      and criterion are known.
+    - ``--bf16`` sets ``--tpu``, which fails without TPU software.
+    - Without ``--task`` or ``--arch``, fairseq raises an error that does not name the option.
 
-    No probe: other command lines are parsed as before.
+    No probe is needed: other command lines are parsed as before.
     """
     parse, no_tpu = options.parse_args_and_arch, getattr(utils, "xm", None) is None
 
@@ -77,9 +78,9 @@ def parse_command_lines() -> None:
 
 
 def configure_parts_without_options() -> None:
-    """Add the configuration that hydra expects for a part without options, such as ``--bpe characters``.
+    """Add the empty configuration that hydra expects for a component without options, such as ``--bpe characters``.
 
-    No probe: a part with options keeps its own configuration.
+    No probe is needed: a component with options keeps its own configuration.
     """
     migrate = dataclass_utils.migrate_registry
 
@@ -101,7 +102,7 @@ def configure_parts_without_options() -> None:
 def name_values_of_lists() -> None:
     """Name the wrong value of a list option, such as ``--lr a``, in its error.
 
-    argparse replaces a ValueError by "invalid <lambda> value".  No probe: the error is the fault.
+    argparse replaces a ValueError by "invalid <lambda> value".  No probe is needed: this error is the fault.
     """
     read = dataclass_utils.eval_str_list
 
@@ -117,7 +118,7 @@ def name_values_of_lists() -> None:
 def print_option_errors_without_traceback() -> None:
     """Print a ValueError that begins with an option as one line, as argparse does.
 
-    No probe: fairseq leaves every error to Python.
+    No probe is needed: fairseq handles no error, so Python prints a traceback.
     """
     print_error = sys.excepthook
     if "fairseq_cli" not in sys.modules:
@@ -133,10 +134,10 @@ def print_option_errors_without_traceback() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Keep freed memory in a process that translates; the system would clear returned pages again at each step.
+    """Keep freed memory in a process that translates; the system would spend time on clearing pages for reuse.
 
-    Training still returns freed memory: its blocks of many sizes would leave gaps in one heap, and take 1.7 times as
-    much memory.  Other C libraries and settings in the environment are left alone.
+    Training still returns freed memory: its blocks have many sizes, so keeping them would leave gaps in the heap and
+    use 1.7 times as much memory.  Settings in the environment, and C libraries other than glibc, are not changed.
     """
     trains = Path(sys.argv[0]).stem.endswith("train")  # fairseq-train, fairseq-hydra-train, fairseq_cli/train.py
     if trains or _MEMORY_SETTINGS & os.environ.keys():
@@ -150,9 +151,9 @@ def keep_freed_memory() -> None:
 
 
 def limit_cached_products() -> None:
-    """Limit the cache of compiled products to 128 shapes instead of 1024; each takes 0.25 MB or more.
+    """Limit the cache of compiled matrix products to 128 shapes instead of 1024; each shape takes 0.25 MB or more.
 
-    oneDNN and ideep, through which torch calls oneDNN, have a cache each.  Batches rarely repeat a shape.
+    oneDNN has such a cache, and so has ideep, through which torch calls oneDNN.  Batches rarely repeat a shape.
     """
     if not {"ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY"} & os.environ.keys():
         os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "128"
@@ -160,10 +161,10 @@ def limit_cached_products() -> None:
 
 
 def hide_chatter() -> None:
-    """Hide deprecation warnings, and the log lines of ``fairseq-interactive`` between a user's lines.
+    """Hide deprecation warnings, and the log lines that ``fairseq-interactive`` prints between translations.
 
-    fairseq logs four lines about batches for each typed line, and at the start its configuration, which fills many
-    screens.  No probe: nothing else changes.
+    fairseq logs four lines about batches for each typed line.  At the start it logs its configuration, which fills many
+    screens.  No probe is needed: nothing else changes.
     """
     for message in _WARNINGS:
         warnings.filterwarnings("ignore", message)

@@ -21,31 +21,32 @@ from torch import Tensor
 from fairseq_plugins.common.files import count_lines
 from fairseq_plugins.repairs.wrapping import mentions, programs, raises, wrap
 
-POINTERS = (b"version https://git-lfs", b"/annex/objects/")  # files in git that point to large files
+# Git LFS stores a small pointer file in place of a large file.
+POINTERS = (b"version https://git-lfs", b"/annex/objects/")
 OVERWRITE = "#fairseq:overwrite"
 
 
 def ends_lines_at_carriage_returns() -> bool:
-    """Probe: whether fairseq opens texts without ``newline``; it reads the code, because a call needs a file."""
+    """Probe: whether fairseq opens texts without ``newline``.  It reads the code, because a call would need a file."""
     return "open" not in vars(file_chunker_utils) and "newline" not in str(Chunker.__enter__.__code__.co_consts)
 
 
 def open_text(file: Any, mode: str = "r", *args: Any, **options: Any) -> Any:
-    """Open a file; only a line feed ends a line of text."""
+    """Open a file so that only a line feed ends a line of text."""
     return open(file, mode, *args, **(options if "b" in mode else {"newline": "\n", **options}))  # noqa: PTH123
 
 
 def end_lines_at_line_feeds() -> None:
-    """End lines of texts at line feeds only: fairseq misaligns all pairs after a carriage return inside a line."""
+    """Split texts into lines only at line feeds; fairseq misaligns all pairs after a carriage return inside a line."""
     if ends_lines_at_carriage_returns():
         for module in (file_chunker_utils, indexed_dataset, *programs("preprocess", "_make_all")):
             module.open = open_text
 
 
 def refuse_misaligned_texts() -> None:
-    """Refuse texts of ``fairseq-preprocess`` with different numbers of lines, or none, before it writes anything.
+    """Refuse empty or misaligned texts before ``fairseq-preprocess`` writes anything.
 
-    No probe: aligned texts are not affected.
+    No probe is needed: aligned texts are not affected.
     """
     for program in programs("preprocess", "_make_all"):
         main = program.main
@@ -61,8 +62,8 @@ def check_texts(args: Namespace) -> None:
     """Check all texts of a call of ``fairseq-preprocess``.
 
     Raises:
-        OSError: one cannot be read.
-        ValueError: one has no lines or cannot be decoded, or two have different numbers of lines.
+        OSError: a text cannot be read.
+        ValueError: a text has no lines or cannot be decoded, or two texts have different numbers of lines.
     """
     ends = [args.source_lang] if args.only_source else [args.source_lang, args.target_lang]
     for option in ("trainpref", "validpref", "testpref"):
@@ -80,7 +81,7 @@ def check_texts(args: Namespace) -> None:
 def name_unusable_data() -> None:
     """Name the file if data has no sentences, or its sides have different numbers of sentences.
 
-    No probe: other data is not affected.
+    No probe is needed: other data is not affected.
     """
     load, pair = data_utils.load_indexed_dataset, translation.load_langpair_dataset
 
@@ -104,7 +105,10 @@ def name_unusable_data() -> None:
 
 
 def name_empty_translations() -> None:
-    """Explain why all sentences were skipped, where ``fairseq-generate`` divides by zero (the probe)."""
+    """Explain why all sentences were skipped; ``fairseq-generate`` then divides by zero.
+
+    The probe is the ZeroDivisionError.
+    """
     for program in programs("generate", "get_symbols_to_strip_from_output"):
         main = program.main
 
@@ -124,7 +128,7 @@ def name_empty_translations() -> None:
 def name_bad_lines_of_dictionaries() -> None:
     """Name file, line and fix for a dictionary that fairseq cannot read, and refuse one without words.
 
-    No probe: other dictionaries are not affected.
+    No probe is needed: other dictionaries are not affected.
     """
     add = Dictionary.add_from_file
 
@@ -170,15 +174,15 @@ def first_fault(name: str) -> str | None:
 
 
 def restore_numpy_compat() -> None:
-    """Restore ``np.compat.long`` for data sets of language models; NumPy 2 lacks it (the probe)."""
+    """Restore ``np.compat.long``, which data sets of language models use.  The probe: NumPy 2 lacks it."""
     if not hasattr(np, "compat"):
         vars(np)["compat"] = SimpleNamespace(long=int)
 
 
 def read_first_embedding() -> None:
-    """Read the first word of an embedding file (``--encoder-embed-path``) without a header, such as GloVe's.
+    """Read the first word of an embedding file without a header, such as GloVe's; fairseq skips this word.
 
-    A header is two integers: the number of words and their dimension.
+    The file is given by ``--encoder-embed-path``.  A header is two integers: the number of words and their dimension.
     """
     parse = utils.parse_embedding
     if not mentions(parse, "next"):  # the probe: whether it always skips a line
@@ -195,9 +199,10 @@ def read_first_embedding() -> None:
 
 
 def decode_pieces_with_their_model() -> None:
-    """Decode ``--bpe sentencepiece`` with its model; fairseq prints byte tokens such as ``<0xC3> <0xA4>``.
+    """Decode ``--bpe sentencepiece`` by the sentencepiece model; fairseq prints byte tokens such as ``<0xC3> <0xA4>``.
 
-    fairseq also drops spaces at the ends of a line.  Line feeds become spaces, so that a translation stays one line.
+    fairseq also drops spaces at both ends of a line.  This repair turns line feeds into spaces, so that each
+    translation is one line.
     """
     if raises(AttributeError, SentencepieceBPE.decode, None, "\u2581a"):  # the probe: whether decoding uses the model
         return

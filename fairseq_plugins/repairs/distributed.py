@@ -1,4 +1,4 @@
-"""Training in several processes, started by torchrun or fairseq, on GPUs or CPUs, and in half precision on CPUs."""
+"""Distributed training on GPUs or CPUs, started by torchrun or by fairseq, and half precision on CPUs."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ SET_BY_TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 
 
 def processes_of_torchrun() -> int:
-    """Return the number of processes that torchrun, or a launcher with its variables, has started; 1 without one."""
+    """Return the number of processes that torchrun or a similar launcher has started; 1 without a launcher."""
     return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in SET_BY_TORCHRUN) else 1
 
 
 def follow_torchrun() -> None:
-    """Read torchrun's variables on every machine; fairseq reads them only with several GPUs.
+    """Read torchrun's environment variables on every machine; fairseq reads them only on a machine with several GPUs.
 
-    With one GPU per machine, each process of fairseq trains alone and overwrites the others' checkpoints.  On several
-    machines with ``--rdzv-backend c10d`` set ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``.  No probe:
-    with several GPUs the result is fairseq's.
+    With one GPU per machine, each process of fairseq trains alone and overwrites the other processes' checkpoints.
+    Users must set ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` if they use several machines with ``--rdzv-backend c10d``.
+    No probe is needed: with several GPUs the result is the same as fairseq's.
     """
     infer = distributed_utils.infer_init_method
 
@@ -58,9 +58,9 @@ def follow_torchrun() -> None:
 def meeting_place() -> str:
     """Return the address where the processes of torchrun meet.
 
-    After a restart (``--max-restarts``), torch reuses the addresses of the ended processes if torchrun keeps its store
-    (``--standalone``).  Here each start has its own prefix.  On several machines the processes may count starts
-    differently, so the prefix is used on one machine only.
+    With ``--standalone``, torchrun keeps its store when it restarts processes (``--max-restarts``), and torch finds the
+    addresses of the ended processes there.  This function therefore gives the store's keys a new prefix at each start.
+    The prefix is used on one machine only, because several machines may count starts differently.
     """
     kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and os.environ.get("GROUP_WORLD_SIZE") == "1"
     if not kept:
@@ -70,7 +70,7 @@ def meeting_place() -> str:
         for store, rank, processes in rendezvous(f"env{url.removeprefix('torchrun')}", **kwargs):
             yield PrefixStore(f"start {os.environ['TORCHELASTIC_RESTART_COUNT']}", store), rank, processes
 
-    with contextlib.suppress(RuntimeError):  # it is registered already
+    with contextlib.suppress(RuntimeError):  # the handler is registered already
         register_rendezvous_handler("torchrun", meet)
     return "torchrun://"
 
@@ -78,9 +78,9 @@ def meeting_place() -> str:
 def join_processes_under_hydra() -> None:
     """Check the options of ``fairseq-hydra-train``, and join the processes of torchrun when training begins.
 
-    The command counts processes before it imports the plugin, and has no parser that checks its options.  Without
-    GPUs leave ``distributed_world_size`` out, and give fairseq 0.12.2 ``distributed_backend: gloo``.  The probe is
-    that the process has not joined yet.
+    This command counts processes before it imports the plugin, and has no parser that checks its options.  Without
+    GPUs, users must omit ``distributed_world_size`` and, with fairseq 0.12.2, set ``distributed_backend: gloo``.  The
+    probe is whether the process has already joined.
     """
     train: Any = sys.modules.get("fairseq_cli.train")
     if train is None:
@@ -110,7 +110,7 @@ def check_backends(training: Any) -> None:
 def train_on_cpus() -> None:
     """Start the processes of ``--distributed-world-size`` without GPUs, and connect them by gloo.
 
-    fairseq starts processes only on GPUs.  No probe: with GPUs fairseq starts them.
+    fairseq starts processes only on GPUs.  No probe is needed: with GPUs fairseq starts them.
     """
     call = distributed_utils.call_main
 
@@ -132,13 +132,13 @@ def train_on_cpus() -> None:
             )
         with socket.create_server(("localhost", 0)) as free:
             training.distributed_init_method = f"tcp://localhost:{free.getsockname()[1]}"
-        training.distributed_rank = None  # each process gets its own
+        training.distributed_rank = None  # each process gets its own rank
         arguments = (main, cfg, {**kwargs, "start_rank": 0})
         spawn(distributed_utils.distributed_main, arguments, training.distributed_world_size)
 
 
 def gather_on_cpus() -> None:
-    """Gather logs that cannot be summed by gloo if there are no GPUs; fairseq uses GPU memory.
+    """Without GPUs, gather logs that cannot be summed through gloo; fairseq gathers them through GPU memory.
 
     The probe reads the code, because a call would need several processes.
     """
@@ -157,9 +157,10 @@ def gather_on_cpus() -> None:
 
 
 def skip_empty_validation_batches() -> None:
-    """Return loss 0 for an empty batch, at which every criterion crashes; some processes of fairseq-validate get one.
+    """Return loss 0 for an empty batch in validation; every criterion crashes at an empty batch.
 
-    fairseq itself replaces empty batches in training.  No probe: a batch with sentences is validated as before.
+    If batches cannot be divided evenly, some processes of fairseq-validate get an empty one.  fairseq itself replaces
+    empty batches in training.  No probe is needed: a batch with sentences is validated as before.
     """
     for owner in {FairseqTask, *(task for task in TASK_REGISTRY.values() if "valid_step" in vars(task))}:
 
@@ -172,9 +173,9 @@ def skip_empty_validation_batches() -> None:
 
 
 def wrap_models_on_cpus() -> None:
-    """Pass no GPU to torch for a model on the CPU, as the default, ``--ddp-backend pytorch_ddp``, does.
+    """Wrap a model on the CPU without naming a GPU; fairseq's default, ``--ddp-backend pytorch_ddp``, names one.
 
-    No probe: models on GPUs are wrapped as before.
+    No probe is needed: models on GPUs are wrapped as before.
     """
     wrapper = distributed_fairseq_model.DistributedDataParallel
 
@@ -187,9 +188,9 @@ def wrap_models_on_cpus() -> None:
 
 
 def clip_gradients_on_their_device() -> None:
-    """Keep the norm of the gradients on the CPU with ``--cpu``; fairseq moves it to a GPU, and then cannot clip.
+    """Keep the norm of the gradients on the CPU with ``--cpu``; fairseq moves it to a GPU, and clipping then fails.
 
-    No probe: gradients on a GPU, and gradients on a machine without GPUs, are clipped as before.
+    No probe is needed: gradients on a GPU, and gradients on a machine without GPUs, are clipped as before.
     """
     clip = utils.clip_grad_norm_
 
@@ -204,7 +205,7 @@ def clip_gradients_on_their_device() -> None:
 
 def flatten_on_gpus_only() -> None:
     """Set ``--fp16-no-flatten-grads`` on a CPU; fairseq's flat vector of gradients in half precision needs a GPU."""
-    if not mentions(FP16Optimizer.build_fp32_params, "current_device"):  # the probe: whether it needs a GPU
+    if not mentions(FP16Optimizer.build_fp32_params, "current_device"):  # the probe: whether flattening needs a GPU
         return
     build: Any = FP16Optimizer.build_optimizer.__func__
 

@@ -1,4 +1,4 @@
-"""Batches of an epoch: no resume, number of processes or ``--update-freq`` may change, lose or repeat them."""
+"""Batches of an epoch, which must not depend on resumes, the number of processes, or ``--update-freq``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def at_most(positions: Any, tokens: int) -> Any:
-    """Limit maximum positions, a number or several, to a number of tokens."""
+    """Limit maximum positions, one number or several, to a number of tokens."""
     if isinstance(positions, Mapping):
         return {name: at_most(each, tokens) for name, each in positions.items()}
     if isinstance(positions, tuple | list):
@@ -28,11 +28,12 @@ def at_most(positions: Any, tokens: int) -> Any:
 
 
 def keep_batches_on_resume() -> None:
-    """Use the batches of a training's first epoch in resumed trainings, too, and skip sentences above ``--max-tokens``.
+    """Resume with the batches that the training started with, and skip sentences longer than ``--max-tokens``.
 
-    fairseq's batches depend on the epoch in which the process starts: after a resume, some sentences occur twice in an
-    epoch and others never.  fairseq also fails at a sentence above ``--max-tokens``, although it skips sentences that
-    are too long for the model.  No probe: the batches of a start in the first epoch are fairseq's own.
+    fairseq's batches depend on the epoch in which the process starts, so after a resume some sentences occur twice in
+    an epoch and others never.  fairseq also fails at a sentence longer than ``--max-tokens``, although it skips
+    sentences that are too long for the model.  No probe is needed: a training that starts in the first epoch has
+    fairseq's batches.
     """
     get = FairseqTask.get_batch_iterator
     signature = inspect.signature(get)
@@ -56,7 +57,7 @@ def keep_batches_on_resume() -> None:
 
 
 def keeps_the_last_batch() -> bool:
-    """Probe: whether batches of a multiple of eight keep all of three sentences."""
+    """Probe: whether three sentences are all kept if batch sizes are multiples of eight."""
     try:
         batches = data_utils.batch_by_size(np.arange(3), lambda _: 1, max_sentences=8, required_batch_size_multiple=8)
     except IndexError:
@@ -65,9 +66,10 @@ def keeps_the_last_batch() -> bool:
 
 
 def keep_the_last_batch() -> None:
-    """Keep the last batch, which later fairseq drops unless it is a multiple of ``--required-batch-size-multiple``.
+    """Keep the last batch, even if its size is not a multiple of ``--required-batch-size-multiple``.
 
-    The last batch has the longest sentences, which would be neither translated nor validated.
+    Newer fairseq versions drop such a batch.  It has the longest sentences, which would be neither translated nor
+    validated.
     """
     if keeps_the_last_batch():
         return
@@ -77,18 +79,18 @@ def keep_the_last_batch() -> None:
     def batch_by_size(indices: Any, *args: Any, **kwargs: Any) -> Any:
         indices = np.asarray(indices)
         batches = divide(indices, *args, **kwargs) if len(indices) else []
-        if kwargs.get("fixed_shapes") is None:  # batches of fixed shapes are not in order
+        if kwargs.get("fixed_shapes") is None:  # with fixed shapes, batches are not in order of length
             rest = indices[sum(map(len, batches)) :]
             batches = [*batches, rest] if len(rest) else batches
         return batches
 
 
 def resume_with_other_processes() -> None:
-    """Save the number of batches that all processes have trained in total, and skip as many in a resumed training.
+    """Save the number of batches that all processes have trained together; a resumed training skips this number.
 
-    fairseq saves the number of one process: two processes that resume the training of one skip half an epoch or crash.
-    Other batches, after a change of ``--max-tokens``, have similar effects.  The probe reads the code, because a call
-    would need several processes.
+    fairseq saves the number of one process.  If two processes resume a training of one process, they skip half an epoch
+    or crash.  A change of ``--max-tokens`` changes the batches and has similar effects.  The probe reads the code,
+    because a call would need several processes.
     """
     save, load = EpochBatchIterator.state_dict, EpochBatchIterator.load_state_dict
     if mentions(load, "num_shards"):
@@ -109,7 +111,7 @@ def resume_with_other_processes() -> None:
 
 
 def order_of(iterator: EpochBatchIterator) -> str:
-    """Return a digest of the batches of all processes and of the shuffling."""
+    """Return a digest of the batches of all processes and of their shuffled order."""
     shuffled_by = (iterator.seed, iterator.num_shards if iterator.grouped_shuffling else None)
     digest = hashlib.sha256(repr(shuffled_by).encode())
     for batch in iterator.frozen_batches:
@@ -118,7 +120,7 @@ def order_of(iterator: EpochBatchIterator) -> str:
 
 
 def rows_passed(iterator: EpochBatchIterator, state: dict[str, Any]) -> int:
-    """Return the number of batches that each process skips to continue after the checkpoint's."""
+    """Return the number of batches that each process must skip to continue where the checkpoint was saved."""
     processes, epoch, passed, before = iterator.num_shards, state["epoch"], state["passed"], state["batches"]
     batches = len(iterator.frozen_batches)
     if state["order"] != order_of(iterator):
@@ -138,7 +140,7 @@ def rows_passed(iterator: EpochBatchIterator, state: dict[str, Any]) -> int:
 
 
 def loses_the_end() -> bool:
-    """Probe: whether updates of two batches lose one of the three that follow the first."""
+    """Probe: whether, after one trained batch, updates of two batches lose one of the three remaining batches."""
     with quietly():
         return sum(map(len, GroupedIterator(CountingIterator([0] * 3, start=1), 2))) < 3
 

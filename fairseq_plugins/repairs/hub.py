@@ -1,4 +1,4 @@
-"""fairseq's Python interface: ``from_pretrained``, and the hub that it returns."""
+"""Repairs of fairseq's Python interface: ``from_pretrained``, and the hub that it returns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fairseq_plugins.repairs.wrapping import mentions, raises, wrap
 logger = logging.getLogger(__name__)
 
 # Options that do nothing, each with what to use instead.
-WHOLE_BEAM = {"nbest": "generate returns the whole beam, the best translation first"}
+WHOLE_BEAM = {"nbest": "leave it out: generate returns the whole beam, the best translation first"}
 UNREAD_BY_LOADING = WHOLE_BEAM | {
     "beam": "give it to translate or generate",
     "fp16": "call half() on the result of from_pretrained",
@@ -41,12 +41,12 @@ UNREAD_BY_GENERATE = WHOLE_BEAM | {
     "prefix_size": 'give inference_step_args={"prefix_tokens": ...}',
 }
 
-# Parts of a configuration that translation from Python reads.
+# Sections of a configuration that translation from Python reads.
 READ = {"task", "model", "generation", "dataset", "tokenizer", "bpe"}
 
 
 def options_of(task: str | None) -> set[str]:
-    """Return the names of a task's options; none if the task uses argparse."""
+    """Return the names of a task's options, or nothing if the task uses argparse."""
     return set(getattr(TASK_DATACLASS_REGISTRY.get(task), "__dataclass_fields__", ()))
 
 
@@ -65,7 +65,7 @@ def ignores_the_task(overwrite: Callable[..., None]) -> bool:
 def use_given_task() -> None:
     """Use the ``task`` and ``bpe`` given to ``from_pretrained``, and ``fairseq-validate --criterion``.
 
-    fairseq silently uses the checkpoint's values, and ignores options that the checkpoint's task lacks.
+    fairseq silently uses the checkpoint's values instead, and ignores options that the checkpoint's task lacks.
     """
     overwrite = checkpoint_utils.overwrite_args_by_name
     if not ignores_the_task(overwrite):
@@ -88,18 +88,18 @@ def use_given_task() -> None:
         overwrite(cfg, overrides)
 
 
-def refuse_unread(given: dict[str, Any], instead: dict[str, str]) -> None:
+def refuse_unread(given: dict[str, Any], instead: dict[str, str], function: str) -> None:
     """Refuse options that do nothing, unless they have their defaults."""
     for option, fix in instead.items():
         if given.get(option) not in (None, False, 0, getattr(GenerationConfig, option, None)):
-            raise ValueError(f"{option} does nothing here, got {given[option]!r}; {fix}")
+            raise ValueError(f"{option} does nothing in {function}, got {given[option]!r}; {fix}")
 
 
 def refuse_unread_options() -> None:
     """Refuse options of ``from_pretrained`` that do nothing, and unregistered names; warn about unknown options.
 
-    fairseq ignores an option of another task, such as ``cpu_dtype`` of translation_fast.  No probe: the configuration
-    shows which options were used.
+    fairseq ignores an option of another task, such as ``cpu_dtype`` of translation_fast.  No probe is needed: the
+    configuration shows which options were used.
     """
     load = hub_utils.from_pretrained
     read_by_the_hub = {*inspect.signature(load).parameters, "user_dir"}
@@ -119,9 +119,10 @@ def refuse_unread_options() -> None:
         task = getattr(cfg.get("task"), "_name", None)
         if isinstance(asked, str) and task not in (None, asked):
             raise ValueError(f"task={asked!r} cannot take a checkpoint of the task {task}; leave task= out")
-        if not issubclass(TASK_REGISTRY.get(task, object), TranslationTask):  # speech has its own interface
+        # Models of speech have their own interface.
+        if not issubclass(TASK_REGISTRY.get(task, object), TranslationTask):
             return loaded
-        refuse_unread({**kwargs, **(kwargs.get("generation_args") or {})}, UNREAD_BY_LOADING)
+        refuse_unread({**kwargs, **(kwargs.get("generation_args") or {})}, UNREAD_BY_LOADING, "from_pretrained")
         parts = {part: cfg[part] for part in cfg if isinstance(cfg[part], DictConfig | dict | Namespace)}
         for option in kwargs.keys() - options_of(task) - read_by_the_hub - READ:
             places = {part for part, options in parts.items() if option in options}
@@ -134,7 +135,7 @@ def refuse_unread_options() -> None:
 
 @contextlib.contextmanager
 def reporting_attention(models: nn.Module) -> Iterator[None]:
-    """Let models that were prepared without attention report it in this context."""
+    """Make models report attention in this context, even if they were prepared for inference without it."""
     silent = [module for module in models.modules() if not getattr(module, "need_attn", True)]
     for module in silent:
         module.need_attn = True  # type: ignore[assignment]
@@ -148,7 +149,7 @@ def reporting_attention(models: nn.Module) -> Iterator[None]:
 def generate_with_skipped(generate: Callable[..., Any], arguments: dict[str, Any]) -> list[list[dict[str, Tensor]]]:
     """Translate with ``skip_invalid_size_inputs``, and return an empty translation for a skipped sentence.
 
-    fairseq drops skipped sentences, so later translations are returned for the wrong sentences.
+    fairseq returns nothing for a skipped sentence, so all later translations belong to the wrong sentences.
     """
     hub, sentences = arguments.pop("self"), arguments.pop("tokenized_sentences")
     batches = hub._build_batches(sentences, arguments.pop("skip_invalid_size_inputs"))
@@ -167,12 +168,13 @@ def generate_as_asked() -> None:
 
     - ``print_alignment`` crashes, because models are prepared without attention.
     - ``score`` crashes for translations, because it has no argument for the source.
-    - options of the task, ``replace_unk``, and for a single sentence all options but the beam are ignored.
+    - options of the task and ``replace_unk`` are ignored; for a single sentence, all options except the beam are
+      ignored.
     - sentences are sorted, but not their prefixes.
     - each call logs four lines about batches.
     """
     generate = GeneratorHubInterface.generate
-    if mentions(generate, "need_attn"):  # the probe: whether it asks for attention
+    if mentions(generate, "need_attn"):  # the probe: whether `generate` asks the model for attention
         return
     signature = inspect.signature(generate)
 
@@ -191,7 +193,7 @@ def generate_as_asked() -> None:
             )
         if self.cfg.generation.retain_dropout:
             del asked["retain_dropout"]
-        refuse_unread(asked, UNREAD_BY_GENERATE)
+        refuse_unread(asked, UNREAD_BY_GENERATE, "generate")
         for option in kwargs.keys() - self.cfg.generation.keys():
             if tasks_with(option):
                 raise ValueError(f"{option} is an option of a task: give it to from_pretrained")
@@ -207,13 +209,13 @@ def generate_as_asked() -> None:
 
 
 def make_tasks_copyable() -> None:
-    """Let tasks be copied, and hubs with them; fairseq's copies of a task's state recurse without end."""
+    """Allow copies of tasks, and of hubs, which contain tasks; fairseq's copy of a task recurses endlessly."""
     if not raises(RecursionError, copy.copy, StatefulContainer()):  # the probe
         return
     find = StatefulContainer.__getattr__
 
     @wrap(StatefulContainer, "__getattr__")
     def look(self: Any, name: str) -> Any:
-        if name.startswith("_"):  # an attribute of Python's, or one that the copy lacks yet
+        if name.startswith("_"):  # a special attribute of Python, or one that the copy does not have yet
             raise AttributeError(name)
         return find(self, name)

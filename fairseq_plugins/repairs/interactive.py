@@ -1,4 +1,4 @@
-"""``fairseq-interactive`` translates every line and prints every letter, in bounded memory."""
+"""Repairs of ``fairseq-interactive``: it translates every line and prints every letter, in bounded memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def translate_every_line() -> None:
     """Accept invalid UTF-8, carriage returns and long lines, and free lines after their translation.
 
     fairseq crashes at a line that is invalid UTF-8 or too long, splits lines at carriage returns, and keeps all lines
-    in memory.  No probe: other lines are read as before.
+    in memory.  No probe is needed: other lines are read as before.
     """
     for program in programs("interactive", "buffered_read"):
         program.buffered_read = buffered_read
@@ -52,9 +52,9 @@ def decode(lines: Iterable[bytes]) -> Iterator[str]:
 
 
 def print_every_letter() -> None:
-    """Escape characters that the standard output cannot encode, at which fairseq's commands crash.
+    """Escape characters that the standard output cannot encode; fairseq's commands crash at them.
 
-    The probe is the stream's error handler.
+    The probe is the error handler of the output stream.
     """
     if not any(programs(command, "cli_main") for command in ("generate", "interactive")):
         return
@@ -63,12 +63,12 @@ def print_every_letter() -> None:
 
 
 def takes_long_words(encode: Callable[..., str]) -> bool:
-    """Probe: whether the BPE gets a word of 1000 letters in one piece."""
+    """Probe: whether the BPE gets a word of 1000 letters as a whole."""
     return encode(SimpleNamespace(bpe=SimpleNamespace(process_line=str, separator="@@")), "a" * 1000) == "a" * 1000
 
 
 def segment_long_words() -> None:
-    """Split long words before ``--bpe subword_nmt``, which takes minutes for 100 000 letters."""
+    """Split long words before ``--bpe subword_nmt``, which needs minutes for a word of 100 000 letters."""
     if takes_long_words(SubwordNMTBPE.encode):
         SubwordNMTBPE.encode = lambda self, line: segment(self.bpe, line)
 
@@ -76,7 +76,8 @@ def segment_long_words() -> None:
 def cut_long_lines(program: Any) -> None:
     """Truncate lines that are too long for the model or a batch, with a warning for each.
 
-    Also remove empty constraints, at which fairseq's search crashes, and free each buffer after its translation.
+    Empty constraints are removed, because fairseq's search crashes at them.  Each buffer is freed after its
+    translation.
     """
     make_batches, before = program.make_batches, 0  # number of lines in earlier buffers
 

@@ -16,8 +16,8 @@ from fairseq_plugins.repairs.wrapping import wrap
 def smooth_in_one_pass() -> None:
     """Compute ``--criterion label_smoothed_cross_entropy`` on a CPU without fairseq's five copies of the logits.
 
-    They fill memory, which the system clears at each update.  The formula stays, and results are equal to rounding.  No
-    probe: it changes no result.
+    The system must provide cleared memory for these copies at each update.  The formula is unchanged, and results
+    differ only by rounding.  No probe is needed, because results are unchanged.
     """
     compute = LabelSmoothedCrossEntropyCriterion.compute_loss
 
@@ -25,7 +25,7 @@ def smooth_in_one_pass() -> None:
     def compute_loss(
         self: Any, model: Any, net_output: Any, sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, Tensor]:
-        own = getattr(model.get_normalized_probs, "__self__", None)  # of a model that is wrapped for several processes
+        own = getattr(model.get_normalized_probs, "__self__", None)  # the model in a wrapper for several processes
         if (
             reduce
             and not self.ignore_prefix_size

@@ -1,4 +1,4 @@
-"""Ranges of options; fairseq itself accepts values that no training or search can use."""
+"""Allowed ranges of options; fairseq itself accepts values that no training or search can use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from fairseq_plugins.common.literal import literal
 from fairseq_plugins.common.options import FINITE, FRACTION, NOT_NEGATIVE, SIZE, Range, flag
 
-# Options of training; fairseq checks none of them.
+# Ranges of training options; fairseq checks none of them.
 TRAINING: dict[str, Range] = {
     "seed": Range(0, 2**32 - 1),
     **dict.fromkeys(["clip_norm", "stop_min_lr", "stop_time_hours"], FINITE),
@@ -34,7 +34,7 @@ def whole(least: int) -> tuple[Callable[[Any], bool], str]:
     return lambda n: isinstance(n, Integral) and int(n) >= least, f"must be a whole number and at least {least}"
 
 
-# Options of a search: a test of the number, and its description.
+# For each option of a search, a test of its value and a description of the test.
 SEARCH: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(["beam", "nbest"], whole(1)),
     **dict.fromkeys(["min_len", "max_len_b", "prefix_size", "no_repeat_ngram_size"], whole(0)),
@@ -47,14 +47,14 @@ SEARCH: dict[str, tuple[Callable[[Any], bool], str]] = {
     "diversity_rate": (lambda x: x == -1 or 0 <= x < math.inf, "must be finite and at least 0"),
 }
 
-# Validation metrics by the last part of their name.
+# Validation metrics, by the last part of their names.
 HIGHER_IS_BETTER = ("bleu", "sacrebleu", "chrf", "rouge", "accuracy")
 LOWER_IS_BETTER = ("loss", "ppl", "wer", "uer", "cer", "ter")
 RISK_METRICS = ("risk", "best", "oracle")  # of sequence_risk
 
 
 def outside_search_range(option: str, holds: Callable[[Any], bool], o: Any) -> bool:
-    """Return whether an option has a value that is not a number or that ``holds`` rejects."""
+    """Return whether an option's value is not a number, or is rejected by the test ``holds``."""
     value = getattr(o, option)
     return value is not None and (isinstance(value, bool) or not isinstance(value, Real) or not holds(value))
 

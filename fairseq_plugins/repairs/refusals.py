@@ -1,4 +1,4 @@
-"""The table of refused options, checked before a command starts from a command line, hydra or Python."""
+"""The table of refused options, checked on command lines, in hydra configurations and in calls from Python."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from fairseq_plugins.repairs.ranges import (
     wrong_direction,
 )
 
-# A parser is recognised by the first of these options that it has.
+# The first of these options that a parser has tells its command.
 OPTION_OF = {"buffer_size": "interactive", "beam": "generate", "max_epoch": "train", "path": "validate"}
 GENERATE, INTERACTIVE, TRAIN, VALIDATE = ("generate",), ("interactive",), ("train",), ("validate",)
 TRANSLATE = (*GENERATE, *INTERACTIVE)
 COMMANDS = (*TRANSLATE, *TRAIN, *VALIDATE)
-SEARCHES = (*TRANSLATE, "python")  # python: any call of `task.build_generator`
+SEARCHES = (*TRANSLATE, "python")  # "python" means any call of `task.build_generator`
 
-OF_THE_TASK = "${task."  # a model's default that refers to an option of the task
+OF_THE_TASK = "${task."  # a model's option whose default refers to an option of the task
 
 
 class Options:
-    """Options by name, from a command line, a task, or all sections of a configuration; a missing one is None."""
+    """Options by name, from a command line, a task, or all sections of a configuration; a missing option is None."""
 
     def __init__(self, *parts: Any) -> None:
         self.values: dict[str, Any] = {}
@@ -64,8 +64,9 @@ class Refusal(NamedTuple):
 
     Attributes:
         commands: commands to which the row applies.
-        found: returns the fault in the options, or a false value.
-        sentence: a format string for the options ``o`` and ``found``: ``--option: problem, got value; fix``.
+        found: a function that returns the fault in the options, or a false value if there is none.
+        sentence: the error message, a format string for the options ``o``, the fault ``found`` and the name of the
+            ``command``, in the form ``--option: problem, got value; fix``.
     """
 
     commands: tuple[str, ...]
@@ -95,9 +96,9 @@ def refines(o: Options) -> bool:
     return is_task(o, TranslationLevenshteinTask)
 
 
-REFINING = "it needs a model that refines a translation step by step (--task translation_lev)"
-SPEECH = "it is for speech models only"
-# Options of other tasks' generators, which tasks that translate word by word do not read.
+REFINING = "leave it out, or use a model that refines a translation step by step (--task translation_lev)"
+SPEECH = "leave it out: it is for speech models only"
+# Options that only the generators of other tasks read; tasks that translate word by word ignore them.
 UNREAD_BY_SEARCHES = {
     "no_early_stop": "leave it out",
     **dict.fromkeys(("eos_token", "beam_mt", "max_len_a_mt", "max_len_b_mt", "lenpen_mt"), SPEECH),
@@ -111,7 +112,7 @@ STEPS = {"max_valid_steps": "leave it out"}
 HALF = ("bf16", "memory_efficient_bf16", "amp")
 SHARDS = ("num_shards", "shard_id")
 WORLD_SIZE = dict.fromkeys(SHARDS, "use --distributed-world-size")
-# Options that each command's parser accepts and the command does not read, with what to use instead.
+# Options that a command's parser accepts but the command ignores, each with a replacement.
 UNREAD: dict[tuple[str, ...], dict[str, str]] = {
     INTERACTIVE: {
         **dict.fromkeys(("lm_path", "prefix_size", "score_reference", "scoring"), "use fairseq-generate"),
@@ -131,7 +132,7 @@ UNREAD: dict[tuple[str, ...], dict[str, str]] = {
         **WORLD_SIZE,
         **dict.fromkeys(HALF, "use --fp16 on a GPU"),
         **dict.fromkeys(("train_subset", "gen_subset"), "use --valid-subset"),
-        "scoring": "validation uses the training's criterion",
+        "scoring": "leave it out: validation uses the training's criterion",
         "quiet": "leave it out",
         **RESULTS,
         **LOG,
@@ -160,19 +161,19 @@ def given_to_a_search(option: str, o: Options) -> bool:
 def unread(
     commands: tuple[str, ...], instead: dict[str, str], found: Callable[[str, Options], bool] = given
 ) -> Iterator[Refusal]:
-    """Refuse options that these commands do not read."""
+    """Yield a row for each option that these commands ignore."""
     for option, fix in instead.items():
-        sentence = f"{flag(option)} does nothing here, got {{o.{option}!r}}; {fix}"
+        sentence = f"{flag(option)} does nothing in {{command}}, got {{o.{option}!r}}; {fix}"
         yield Refusal(commands, partial(found, option), sentence)
 
 
 def other_in_validation(option: str, o: Options) -> bool:
-    """Return whether validation gets another value; a command line copies the value of ``option`` to it."""
+    """Return whether ``option`` has another value for validation; a command line copies its value for validation."""
     return getattr(o, f"{option}_valid") not in (None, getattr(o, option))
 
 
 def missing_of_a_part(o: Options) -> str | None:
-    """Name a part and its first missing option without a default, such as ``--bpe-codes`` of subword_nmt."""
+    """Name a component and the first option it requires that was not given, such as ``--bpe-codes`` of subword_nmt."""
     for kind, registry in REGISTRIES.items():
         fields = getattr(registry["dataclass_registry"].get(getattr(o, kind)), "__dataclass_fields__", {})
         for option, field in fields.items():
@@ -182,7 +183,7 @@ def missing_of_a_part(o: Options) -> str | None:
 
 
 def several_searches(o: Options) -> str | None:
-    """Name the searches that the options choose, if they are more than one."""
+    """Name the searches that the options choose, if they choose more than one."""
     chosen = {
         "--sampling": o.sampling,
         "--constraints": o.constraints,
@@ -194,7 +195,7 @@ def several_searches(o: Options) -> str | None:
 
 
 def ranges() -> Iterator[Refusal]:
-    """Refuse numbers outside the ranges of searches, and sizes of batches below 1."""
+    """Yield rows that refuse search options outside their ranges, and batch sizes below 1."""
     sizes = dict.fromkeys(("max_tokens", "batch_size"), whole(1))
     for commands, table in ((SEARCHES, SEARCH), (COMMANDS, sizes)):
         for option, (holds, numbers) in table.items():
@@ -203,8 +204,8 @@ def ranges() -> Iterator[Refusal]:
 
 
 def without_refining(option: str) -> Refusal:
-    """Refuse an option of generators that refine translations, for all other tasks."""
-    return Refusal(SEARCHES, lambda o: getattr(o, option) and not refines(o), f"{flag(option)} is not read: {REFINING}")
+    """Return a row that refuses an option of refining generators for all other tasks."""
+    return Refusal(SEARCHES, lambda o: getattr(o, option) and not refines(o), f"{flag(option)} is not read; {REFINING}")
 
 
 REFUSALS = (
@@ -256,7 +257,7 @@ REFUSALS = (
     Refusal(
         GENERATE,
         lambda o: o.sacrebleu and o.scoring != "sacrebleu",
-        "--sacrebleu does nothing here; use --scoring sacrebleu",
+        "--sacrebleu does nothing in {command}; use --scoring sacrebleu",
     ),
     Refusal(
         GENERATE,
@@ -273,7 +274,7 @@ REFUSALS = (
         Refusal(
             (*TRANSLATE, *VALIDATE),
             partial(other_in_validation, option),
-            f"{flag(option)}-valid does nothing here, got {{o.{option}_valid}}; use {flag(option)}",
+            f"{flag(option)}-valid does nothing in {{command}}, got {{o.{option}_valid}}; use {flag(option)}",
         )
         for option in ("max_tokens", "batch_size")
     ),
@@ -286,8 +287,14 @@ REFUSALS = (
     Refusal(SEARCHES, several_searches, "{found} are different searches; use one of them"),
     Refusal(
         SEARCHES,
-        lambda o: given("diverse_beam_groups", o) or given("diverse_beam_strength", o),
+        partial(given, "diverse_beam_groups"),
         "--diverse-beam-groups fails in fairseq, got {o.diverse_beam_groups}; use --diversity-rate or --sampling",
+    ),
+    Refusal(
+        SEARCHES,
+        partial(given, "diverse_beam_strength"),
+        "--diverse-beam-strength needs --diverse-beam-groups, which fails in fairseq, got {o.diverse_beam_strength}; "
+        "use --diversity-rate",
     ),
     Refusal(
         SEARCHES,
@@ -338,4 +345,5 @@ def refuse(command: str | None, *parts: Any) -> None:
     o = Options(*parts)
     for refusal in REFUSALS:
         if command in refusal.commands and (found := refusal.found(o)):
-            raise ValueError(refusal.sentence.format(o=o, found=found))
+            place = "task.build_generator" if command == "python" else f"fairseq-{command}"
+            raise ValueError(refusal.sentence.format(o=o, found=found, command=place))

@@ -1,4 +1,4 @@
-"""Begin, resume and fine-tune a training with the right checkpoint, or refuse with a clear error."""
+"""Choose the right checkpoint when a training begins, resumes or is fine-tuned, or raise a clear error."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fairseq_plugins.repairs.wrapping import mentions, programs, wrap
 
 logger = logging.getLogger(__name__)
 
-UNKNOWN = "unknown"  # start of a training whose checkpoint was saved without this plugin
+UNKNOWN = "unknown"  # stands for the unknown start of a training that was saved without this plugin
 
 
 def begin_training_right() -> None:
@@ -39,12 +39,13 @@ def begin_training_right() -> None:
 
     - Forget the best validation of an earlier training in this process.
     - Load the newest undamaged checkpoint if the last one is damaged or missing.
-    - Pass the last validation's result to the schedule; fairseq saves the result and does not use it.
+    - Pass the result of the last validation to the learning-rate schedule; fairseq saves the result but does not use
+      it.
     - Restore the count of ``--patience``.
     - Stop at once if ``--max-update``, ``--stop-time-hours`` or ``--patience`` has ended the training.
 
-    The probes for the schedule and for patience read the code; the other steps are no-ops in a fairseq that does the
-    same.
+    The probes for the schedule and for patience read the code.  The other steps need no probe: they change nothing if
+    fairseq does the same.
     """
     load = checkpoint_utils.load_checkpoint
     finish_schedule, restore_patience = not mentions(load, "val_loss"), not mentions(load, "num_runs")
@@ -57,7 +58,7 @@ def begin_training_right() -> None:
             extra_state, epoch_itr = load(cfg, trainer, **passthrough)
         if finish_schedule and extra_state is not None:
             finish_epoch(cfg, trainer, epoch_itr, extra_state)
-        if restore_patience and hasattr(checkpoint_utils.save_checkpoint, "best"):  # not at the start of fine-tuning
+        if restore_patience and hasattr(checkpoint_utils.save_checkpoint, "best"):  # false at the start of fine-tuning
             patience().update((extra_state or {}).get("patience", {}))
         end_finished_training(trainer)
         return extra_state, epoch_itr
@@ -66,7 +67,8 @@ def begin_training_right() -> None:
 def forget_earlier_training() -> None:
     """Forget the best validation of earlier trainings in this process (``fairseq-hydra-train --multirun``).
 
-    Otherwise a training saves no ``checkpoint_best.pt`` until it beats an earlier one, and ``--patience`` ends early.
+    Otherwise a training saves no ``checkpoint_best.pt`` until it beats an earlier training, and ``--patience`` ends it
+    too early.
     """
     for memory in (vars(checkpoint_utils.save_checkpoint), patience()):
         for name in ("best", "num_runs"):
@@ -74,13 +76,13 @@ def forget_earlier_training() -> None:
 
 
 def patience() -> dict[str, Any]:
-    """Return the state of ``--patience``: the best validation, and the number of validations since."""
+    """Return the state of ``--patience``: the best validation result, and the number of validations since then."""
     found = programs("train", "should_stop_early")
     return vars(found[-1].should_stop_early) if found else {}
 
 
 def save_epoch_without_metric() -> None:
-    """Save the first epoch before an unknown ``--best-checkpoint-metric`` ends the training."""
+    """Save a checkpoint of the first epoch before an unknown ``--best-checkpoint-metric`` stops the training."""
     program = next(reversed(programs("train", "should_stop_early")), None)
     validate = getattr(program, "validate", None)
     if validate is None or hasattr(validate, "__wrapped__"):
@@ -106,8 +108,9 @@ def save_epoch_without_metric() -> None:
 def newest_instead_of_last(cfg: Any, trainer: Any) -> Iterator[None]:
     """Load the newest undamaged checkpoint if ``checkpoint_last.pt`` is damaged or missing, with a warning.
 
-    fairseq does not start with a damaged checkpoint.  If the last one is missing, because the disk was full after the
-    first epoch, fairseq begins from the start and overwrites the others.  No probe: an undamaged last one is loaded.
+    fairseq does not start with a damaged checkpoint.  The last checkpoint may be missing because the disk was full;
+    fairseq then begins from the start and overwrites the others.  No probe is needed: an undamaged
+    ``checkpoint_last.pt`` is loaded as before.
     """
     last, start, newest = Path(cfg.save_dir, "checkpoint_last.pt"), cfg.finetune_from_model, None
     given = cfg.restore_file, start
@@ -126,10 +129,10 @@ def newest_instead_of_last(cfg: Any, trainer: Any) -> Iterator[None]:
 
 
 def finish_epoch(cfg: Any, trainer: Any, epoch_itr: Any, extra_state: dict[str, Any]) -> None:
-    """Pass the validation loss of the epoch that ended with the checkpoint to the learning-rate schedule.
+    """Pass the validation loss of the checkpoint's last epoch to the learning-rate schedule.
 
-    fairseq saves the checkpoint before this step.  Fine-tuning starts in the first epoch, without the validation of the
-    old model.
+    fairseq saves a checkpoint before it updates the schedule.  Fine-tuning starts in its first epoch, and does not use
+    the old model's validation.
     """
     resumes = not (cfg.reset_lr_scheduler or cfg.reset_optimizer)
     if resumes and epoch_itr.epoch > 1 and epoch_itr.iterations_in_epoch == 0:
@@ -137,22 +140,23 @@ def finish_epoch(cfg: Any, trainer: Any, epoch_itr: Any, extra_state: dict[str, 
 
 
 def end_finished_training(trainer: Any) -> None:
-    """End a training that has reached its limits; fairseq would train at least one more update at each start."""
+    """Do not train if a limit is already reached; fairseq would make at least one more update at each start."""
     limits, updates = trainer.cfg.optimization, trainer.get_num_updates()
     hours = trainer.cumulative_training_time() / 3600
     impatient = 0 < trainer.cfg.checkpoint.patience <= patience().get("num_runs", 0)
     if 0 < limits.max_update <= updates or 0 < limits.stop_time_hours < hours or impatient:
         logger.info(f"nothing is left to train: {updates} updates, {hours:.1f} hours")
-        limits.max_epoch = -1  # fairseq reads it later; 0 would mean no limit
+        limits.max_epoch = -1  # fairseq reads this limit later; 0 would mean no limit
 
 
 def compare_checkpoints() -> None:
-    """Record dictionaries, patience and the start of fine-tuning in checkpoints, and refuse one that does not match.
+    """Record dictionaries, patience and the start of fine-tuning in checkpoints, and refuse mismatched checkpoints.
 
-    A missing ``--restore-file`` and a checkpoint without optimizer state are refused, too: fairseq would start with
-    random parameters, or with a fresh optimizer in the old epoch.
+    A missing ``--restore-file`` is refused, because fairseq would start with random parameters.  A checkpoint without
+    optimizer state is refused, because fairseq would continue the old epoch with a new optimizer.
 
-    The probe for dictionaries is whether saving reads them; for parameters, whether the error names the reason.
+    There are two probes: whether fairseq saves the dictionaries, and whether its error about mismatched parameters
+    names the reason.
     """
     save, load = Trainer.save_checkpoint, Trainer.load_checkpoint
     compares_words = mentions(save, "source_dictionary")
@@ -191,12 +195,12 @@ def compare_checkpoints() -> None:
 
 
 def refuse_missing_file(options: Any, filename: str) -> None:
-    """Refuse a missing checkpoint; fairseq would train random parameters and overwrite the folder.
+    """Refuse a missing checkpoint; fairseq would train random parameters and overwrite the checkpoints in the folder.
 
     Only ``checkpoint_last.pt``, the default, may be missing.
 
     Raises:
-        ValueError: the file is missing; the error names a file of that name elsewhere.
+        ValueError: the file is missing; the error names a file of that name in another folder, if there is one.
     """
     names = ("finetune_from_model", "continue_once")
     option = next((name for name in names if getattr(options, name, None) == filename), "restore_file")
@@ -207,13 +211,13 @@ def refuse_missing_file(options: Any, filename: str) -> None:
     started_in = get_original_cwd() if HydraConfig.initialized() else ""  # hydra changes the working directory
     similar = (path, path.name, f"{path}.pt", f"{path.name}.pt", path / "checkpoint_last.pt")
     places = (Path(folder, name) for folder in (options.save_dir, started_in) for name in similar)
-    found = next((f"; a checkpoint of that name is {place}" for place in places if place.is_file()), "")
+    found = next((f"; a checkpoint of that name is {place}" for place in places if place.is_file()), "; check the path")
     problem = "is a folder" if path.is_dir() else "does not exist"
     raise ValueError(f"{flag(option)} {filename}: {path.absolute()} {problem}{found}")
 
 
 def refuse_lost_optimizer(filename: str, saved: int, loaded: int) -> None:
-    """Refuse a checkpoint without optimizer state, with which fairseq would repeat the warm-up in a later epoch.
+    """Refuse a checkpoint without optimizer state; fairseq would repeat the warm-up in the middle of the training.
 
     Args:
         filename: the checkpoint.
@@ -232,10 +236,10 @@ def refuse_lost_optimizer(filename: str, saved: int, loaded: int) -> None:
 
 
 def misfit(filename: str, options: Any, reason: str) -> str:
-    """Explain why a model with these options cannot load a checkpoint, given the reason of torch or the model."""
+    """Explain why a model with these options cannot load a checkpoint; ``reason`` is the error of torch or model."""
     theirs, ours = family(checkpoint_utils.load_checkpoint_to_cpu(filename)["cfg"].model), family(options)
     if theirs != ours:
-        return f"the checkpoint is a {theirs}, and --arch is a {ours}"
+        return f"the checkpoint is a {theirs}, and --arch is a {ours}; give the --arch of its training"
     if "state_dict" not in reason:
         return reason
     return (
@@ -261,7 +265,7 @@ def words(task: Any) -> dict[str, str]:
 
 
 def sides_of_other_words(task: Any, extra_state: Any) -> list[str]:
-    """Return the sides whose dictionaries differ from the checkpoint's; none if the checkpoint has no digests."""
+    """Return the sides whose dictionaries differ from the checkpoint's, or nothing if the checkpoint has no digests."""
     saved = extra_state.get("words") if isinstance(extra_state, dict) else None
     if not isinstance(saved, dict):
         return []
@@ -280,7 +284,7 @@ def refuse_other_words(task: Any, filename: str, extra_state: Any, reset_optimiz
 def refuse_another_folder(start: str, folder: Path) -> None:
     """Refuse to fine-tune in a folder with checkpoints of another training but no ``checkpoint_last.pt``.
 
-    ``--no-last-checkpoints`` leaves such folders, and fairseq would overwrite the checkpoints.
+    Trainings with ``--no-last-checkpoints`` leave such folders, and fairseq would overwrite the checkpoints in them.
     """
     if (other := newest_whole_checkpoint(folder)) is not None:
         extra_state = checkpoint_utils.load_checkpoint_to_cpu(str(other))["extra_state"]
@@ -288,11 +292,11 @@ def refuse_another_folder(start: str, folder: Path) -> None:
 
 
 def refuse_another_start(start: str, filename: str, recorded: str | None) -> None:
-    """Refuse to fine-tune in the folder of another training, which fairseq would silently resume.
+    """Refuse to fine-tune in the folder of another training; fairseq would silently resume the other training.
 
     Raises:
         ValueError: the folder's training began with another checkpoint, or with random parameters (``recorded`` is
-            None).  If one of the two checkpoints is unknown, the training resumes.
+            None).  If one of the two checkpoints is unknown, no error is raised and the training resumes.
     """
     if recorded is not None and (recorded == UNKNOWN or fingerprint(start) in (recorded, None)):
         return

@@ -1,6 +1,6 @@
 """No option, file name or archive runs code, reads the environment, or writes outside its folder.
 
-Checkpoints are the subject of `fairseq_plugins.repairs.checkpoints`.
+`fairseq_plugins.repairs.checkpoints` does the same for checkpoints.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ from fairseq.data import FastaDataset
 from fairseq.dataclass import utils as dataclass_utils
 
 from fairseq_plugins.common.literal import literal
+from fairseq_plugins.common.options import flag
 from fairseq_plugins.repairs.checkpoints import reference_in
 from fairseq_plugins.repairs.wrapping import mentions, raises, wrap
 
 FAIRSEQ = ("fairseq", "fairseq_cli")
-MOST_MEMBERS = 10_000  # of an archive; fairseq's have about ten
-LONGEST_NAME = 255  # bytes, as in a plain tar
+MOST_MEMBERS = 10_000  # members of an archive; fairseq's archives have about ten
+LONGEST_NAME = 255  # bytes; the limit of a plain tar archive
 
 
 def refuse_to_run(code: object, *_: object) -> NoReturn:
-    """Raise an error instead of `exec`."""
-    raise ValueError(f"code {str(code)[:100]!r} was not run: files and options must not contain code")
+    """Raise an error; replaces `exec`."""
+    raise ValueError(f"code {str(code)[:100]!r} was not run: files and options must not contain code; remove it")
 
 
 def read_literals(module: ModuleType) -> None:
-    """Replace ``eval`` in a module by `literal`, and ``exec`` by an error, unless (probe) it has its own."""
+    """Replace ``eval`` in a module by `literal` and ``exec`` by an error, unless it defines its own (the probe)."""
     names = vars(module)
     for builtin, replacement in ((eval, literal), (exec, refuse_to_run)):
         if names.get(builtin.__name__, builtin) is builtin:
@@ -54,7 +55,7 @@ class FairseqFinder(PathFinder):
     def find_spec(
         cls, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Leave other modules to the finders after this one."""
+        """Return None for other modules, which later finders of Python then find."""
         if fullname.partition(".")[0] not in FAIRSEQ:
             return None
         spec = super().find_spec(fullname, path, target)
@@ -70,12 +71,12 @@ class FairseqFinder(PathFinder):
 
 
 def read_options_without_eval() -> None:
-    """Parse options as literals in all modules of fairseq, which evaluates them as Python code.
+    """Parse options as literals in all modules of fairseq; fairseq evaluates them as Python code.
 
     Some options come from a checkpoint: ``--encoder-layers`` of its model, ``wer_args`` of its criterion ctc.
     """
     for module in list(sys.modules.values()):
-        # A command run with `python -m` is found by its package.
+        # A command that is started by `python -m` is called __main__, but still has its package's name.
         if isinstance(module, ModuleType) and str(vars(module).get("__package__")).partition(".")[0] in FAIRSEQ:
             read_literals(module)
     sys.meta_path.insert(0, FairseqFinder)
@@ -87,9 +88,9 @@ def takes_references(read: Any) -> bool:
 
 
 def refuse_references() -> None:
-    """Refuse ``${...}`` in options, which omegaconf replaces by another option or the environment.
+    """Refuse ``${...}`` in options; omegaconf replaces it by another option or an environment variable.
 
-    fairseq's own defaults, some of which are references, do not pass through here.
+    Some of fairseq's own defaults are references; they are not checked.
     """
     read = dataclass_utils.override_module_args
     if not takes_references(read):
@@ -97,15 +98,16 @@ def refuse_references() -> None:
 
     @wrap(dataclass_utils, "override_module_args")
     def override_module_args(args: Any) -> Any:
-        if found := reference_in(args):
-            raise ValueError(found)
+        options = {name if name == "data" else flag(name): value for name, value in vars(args).items()}
+        if found := reference_in(options):
+            raise ValueError(f"{found}; give the value itself")
         return read(args)
 
 
 def quote_file_names() -> None:
-    """Quote file names in the shell commands by which ``--dataset-impl fasta`` reads its files."""
+    """Quote file names in the shell commands that read the files of ``--dataset-impl fasta``."""
     build = getattr(FastaDataset, "_build_index", None)
-    if build is None or not mentions(build, "subprocess"):  # the probe: whether it calls a command
+    if build is None or not mentions(build, "subprocess"):  # the probe: whether fairseq runs a shell command
         return
 
     @wrap(FastaDataset, "_build_index")
@@ -114,13 +116,13 @@ def quote_file_names() -> None:
 
 
 def unpack_archives_safely() -> None:
-    """Unpack archives of ``from_pretrained`` to a folder beside them, and name a missing file.
+    """Unpack archives of ``from_pretrained`` safely into a folder beside them, and name a missing file.
 
-    In fairseq, an archive may overwrite any file of the user, it is removed before its folder is complete, and a
-    missing file fails later.
+    With fairseq, an archive can overwrite any file of the user.  fairseq deletes the archive before its folder is
+    complete, and reports a missing file too late.
     """
     load = file_utils.load_archive_file
-    if not mentions(load, "extractall"):  # the probe: whether archives choose their paths
+    if not mentions(load, "extractall"):  # the probe: whether an archive can choose any path
         return
 
     @wrap(file_utils, "load_archive_file")
@@ -128,20 +130,25 @@ def unpack_archives_safely() -> None:
         try:
             path = Path(file_utils.cached_path(archive_file))
         except OSError as error:
-            raise FileNotFoundError(f"{archive_file!r} is not a folder, archive or known model: {error}") from error
+            raise FileNotFoundError(
+                f"{archive_file!r} is not a folder, archive or known model; check the path: {error}"
+            ) from error
         if path.is_dir():
             return str(load(str(path)))
         try:
             return str(unpacked(path))
         except Exception as error:  # damaged archives raise almost any error
-            raise OSError(f"{path} cannot be unpacked: {error}") from error
+            raise OSError(
+                f"{path} cannot be unpacked: {error}; download it again, or pack only plain files, each once and with a "
+                "relative path"
+            ) from error
 
 
 def unpacked(archive: Path) -> Path:
-    """Return the folder of an archive's files, unpacked beside it for later calls, or else for this process only.
+    """Return a folder with an archive's files, beside the archive if possible, otherwise a temporary one.
 
-    The folder gets its name when it is complete, so a kill, another process or a full disk never leaves a part.
-    Another archive of the same name gets another folder.
+    The folder gets its name only when it is complete, so that a killed process or a full disk leaves no incomplete
+    folder. Another archive of the same name gets another folder.
     """
     about = archive.stat()
     folder = archive.with_name(f"{archive.name}.unpacked-{about.st_mtime_ns:x}-{about.st_size:x}")
@@ -168,7 +175,7 @@ def unpacked(archive: Path) -> Path:
 def unpack(archive: Path, folder: Path) -> None:
     """Write the files of an archive to a new folder, without the parent folders that all files share.
 
-    No name is resolved, because the result would depend on Python's version and on earlier members of the archive.
+    Paths are not resolved, because the result would depend on Python's version and on earlier members of the archive.
 
     Raises:
         tarfile.TarError: the archive is empty, or a member is not a file or folder below ``folder``.
@@ -194,7 +201,7 @@ def path_of(member: tarfile.TarInfo) -> PurePosixPath:
     """
     name = member.name[:LONGEST_NAME]
     if not (member.isdir() or (member.isreg() and not member.issparse() and member.size >= 0)):
-        raise tarfile.ReadError(f"{name!r} is not a plain file or folder; pack the archive without links and devices")
+        raise tarfile.ReadError(f"{name!r} is a link, a device or another special file")
     path = PurePosixPath(member.name)
     if path.is_absolute() or ".." in path.parts or len(os.fsencode(member.name)) > LONGEST_NAME:
         raise tarfile.ReadError(f"{name!r} is absolute, contains '..' or is longer than {LONGEST_NAME} bytes")
@@ -204,7 +211,7 @@ def path_of(member: tarfile.TarInfo) -> PurePosixPath:
 
 
 def write(file: tarfile.TarFile, member: tarfile.TarInfo, path: Sequence[str], root: Path) -> None:
-    """Write one member with the user's modes, opening each folder of its path relative to its parent's descriptor.
+    """Write one member with the user's default permissions; each folder of its path is opened relative to its parent.
 
     Raises:
         tarfile.ReadError: the member exists already, or a file has the name of its folder.

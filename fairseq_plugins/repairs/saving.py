@@ -1,4 +1,4 @@
-"""Saving of complete checkpoints with float32 parameters, and detection of damaged ones."""
+"""Save checkpoints completely and with float32 parameters, and detect damaged checkpoints."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ from fairseq_plugins.repairs.wrapping import mentions, wrap
 logger = logging.getLogger(__name__)
 
 ARCHIVE = b"PK\x03\x04"  # the first bytes of torch's archives
-PICKLE = b"\x80"  # the first byte of files of torch before 1.6, which have no checksums and do not show their end
-SAVED_BY_TRAINING = r"checkpoint(\d+|_\d+_\d+|_best|\.best_.+)\.pt"  # complete, like checkpoint_last.pt
+PICKLE = b"\x80"  # the first byte of files that torch before 1.6 saved, which have neither checksums nor an end mark
+# These files can resume a training, like checkpoint_last.pt.
+SAVED_BY_TRAINING = r"checkpoint(\d+|_\d+_\d+|_best|\.best_.+)\.pt"
 
-# State that checkpoints of fairseq's loss scaler lack, and the state of torch's scaler.
+# State of loss scalers: the counters of fairseq's scaler, which fairseq does not save, and torch's scaler.
 COUNTERS = (
     *("_iter", "_last_overflow_iter", "_last_rescale_iter", "_overflows_since_rescale"),
     *("scale", "_growth_tracker"),
@@ -48,7 +49,8 @@ def damage_of(file: IO[bytes]) -> str | None:
             for record in archive.infolist():
                 place = f"its record {record.filename!r}"
                 with archive.open(record) as content:
-                    while record.CRC and content.read(1 << 20):  # 0: torch saved it without checksums
+                    # 0 means that torch saved the record without a checksum.
+                    while record.CRC and content.read(1 << 20):
                         pass
     except Exception as error:  # damaged files raise almost any error
         return f"{place} is not what was saved: {error}"
@@ -56,7 +58,7 @@ def damage_of(file: IO[bytes]) -> str | None:
 
 
 def is_whole(path: Path) -> bool:
-    """Return whether all records of a checkpoint match their checksums; files of older torch have no checksums."""
+    """Return whether all records of a checkpoint match their checksums; files of old torch versions have none."""
     with path.open("rb") as file:
         start = file.read(len(ARCHIVE))
         return (start == ARCHIVE or start[:1] == PICKLE) and damage_of(file) is None
@@ -67,7 +69,7 @@ def newest_whole_checkpoint(folder: Path, start: str | None = None) -> Path | No
 
     Args:
         folder: the training's folder.
-        start: the checkpoint that is fine-tuned; only checkpoints of its fine-tuning count.
+        start: the checkpoint that is fine-tuned, if any; only checkpoints of a fine-tuning from it count.
     """
     paths = (path for path in folder.glob("*.pt") if re.fullmatch(SAVED_BY_TRAINING, path.name))
     newest = sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)
@@ -75,7 +77,7 @@ def newest_whole_checkpoint(folder: Path, start: str | None = None) -> Path | No
 
 
 def has_start(path: Path, start: str) -> bool:
-    """Return whether a training began with the checkpoint ``start``, compared by its name if the file is gone."""
+    """Return whether a training began with the checkpoint ``start``; if the file is gone, its name is compared."""
     state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
     if (expected := fingerprint(start)) is not None:
         return bool(state["extra_state"].get("finetuned_from") == expected)
@@ -96,7 +98,7 @@ def fingerprint(checkpoint: str) -> str | None:
 
 
 def system_error(error: BaseException | None) -> BaseException | None:
-    """Return the system's error behind an error of torch such as "unexpected pos 1280 vs 1174", if there is one."""
+    """Return the system error that caused an error of torch such as "unexpected pos 1280 vs 1174", if there is one."""
     while error is not None and not isinstance(error, OSError):
         error = error.__context__
     return error
@@ -104,7 +106,7 @@ def system_error(error: BaseException | None) -> BaseException | None:
 
 @contextlib.contextmanager
 def replacing_checkpoint(path: str) -> Iterator[str]:
-    """Yield the name of a temporary file, which replaces ``path`` at the end and is removed after an error.
+    """Yield the name of a temporary file; it replaces ``path`` at the end, or is removed after an error.
 
     Raises:
         OSError: the file could not be written; ``path`` is unchanged.
@@ -117,7 +119,7 @@ def replacing_checkpoint(path: str) -> Iterator[str]:
 
 
 def next_start(path: Path) -> str:
-    """Name the checkpoint from which training would resume, if ``path`` is a checkpoint of a training."""
+    """Return a sentence about the checkpoint from which the training of ``path`` would resume, if there is one."""
     if not re.fullmatch(rf"checkpoint_last\.pt|{SAVED_BY_TRAINING}", path.name):
         return ""
     last = path.with_name("checkpoint_last.pt")
@@ -130,8 +132,8 @@ def next_start(path: Path) -> str:
 def save_checkpoints_whole() -> None:
     """Write a checkpoint to a temporary file and rename it.
 
-    On a full disk fairseq leaves a partial file, and an error without the file's name and the reason.  No probe: a
-    complete file stays the same.
+    On a full disk fairseq leaves a partial file, and its error names neither the file nor the reason.  No probe is
+    needed: a complete file has the same contents.
     """
     save = checkpoint_utils.torch_persistent_save
 
@@ -145,9 +147,9 @@ def save_checkpoints_whole() -> None:
 
 
 def copy_checkpoints_whole() -> None:
-    """Copy to a temporary file and rename it to ``checkpoint_last.pt``; a kill would leave a part of fairseq's copy.
+    """Copy to a temporary file and rename it to ``checkpoint_last.pt``; if killed, fairseq leaves a partial copy.
 
-    No probe: renaming twice is harmless.
+    No probe is needed: renaming twice is harmless.
     """
     copy = PathManager.copy
 
@@ -180,10 +182,10 @@ def modules(trainer: Trainer) -> dict[str, nn.Module]:
 
 
 def save_masters() -> None:
-    """Save the float32 parameters of a training in half precision, and the counters of its loss scale.
+    """Save the float32 parameters of a training with ``--fp16`` or ``--bf16``, and the counters of its loss scale.
 
-    fairseq saves the rounded parameters as float32 numbers, so the file keeps its layout and size.  The probe reads the
-    optimizer's code, because a call would need a training.
+    fairseq saves parameters that were rounded to half precision, but stores them as float32, so this repair changes
+    neither the file's layout nor its size.  The probe reads the optimizer's code, because a call would need a training.
     """
     get = Trainer.state_dict
     if mentions(FP16Optimizer.state_dict, "fp32_params"):
@@ -204,9 +206,9 @@ def save_masters() -> None:
 
 @contextlib.contextmanager
 def loading_masters(trainer: Trainer, filename: str, reset_optimizer: bool) -> Iterator[None]:
-    """Copy the float32 parameters of a checkpoint loaded in this context to the optimizer, on each rank.
+    """Copy the float32 parameters of a checkpoint that is loaded in this context to the optimizer, on each rank.
 
-    A checkpoint with rounded parameters, saved by plain fairseq or an older version of the plugin, causes a warning.
+    Plain fairseq and older versions of the plugin saved rounded parameters; such a checkpoint causes a warning.
     """
     read: dict[Tensor, Tensor] = {}
 
@@ -237,14 +239,14 @@ def is_rounded(value: Tensor, dtype: torch.dtype) -> bool:
 
 
 def scaler_state(optimizer: Any) -> dict[str, Any]:
-    """Return the counters that change the loss scale of ``--fp16`` or ``--amp``; empty if the loss is not scaled."""
+    """Return the counters by which ``--fp16`` or ``--amp`` adapts the loss scale; empty if the loss is not scaled."""
     scaler = getattr(optimizer, "scaler", None)
     state = {} if scaler is None else vars(scaler) if isinstance(scaler, DynamicLossScaler) else scaler.state_dict()
     return {name: state[name] for name in COUNTERS if name in state}
 
 
 def restore_loss_scale(optimizer: Any, saved: Any) -> None:
-    """Restore the counters of the loss scale, and with ``--amp`` the scale, which fairseq does not restore."""
+    """Restore the counters of the loss scale, and with ``--amp`` also the scale; fairseq restores neither."""
     saved = saved if isinstance(saved, dict) else {}
     known = {name: saved[name] for name in scaler_state(optimizer) if type(saved.get(name)) in (int, float)}
     if known and isinstance(optimizer.scaler, DynamicLossScaler):
@@ -254,10 +256,10 @@ def restore_loss_scale(optimizer: Any, saved: Any) -> None:
 
 
 def save_every(seconds: float) -> None:
-    """Also write ``checkpoint_last.pt`` within an epoch if the last one is older than this; for own-data, not a repair.
+    """Also write ``checkpoint_last.pt`` within an epoch, if it is older than ``seconds``; used by own-data only.
 
     fairseq's ``--save-interval-updates`` counts updates, whose duration is unknown, and validates at each save.
-    Several processes would have to agree on the time, so they save as fairseq does.
+    Trainings in several processes save as fairseq does, because their processes would have to agree on the time.
     """
     train: Any = import_module("fairseq_cli.train")
     validate_and_save = train.validate_and_save

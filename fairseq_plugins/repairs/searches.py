@@ -24,10 +24,10 @@ from fairseq_plugins.vocabulary.unknown_words import keep_source_words
 
 
 def align_incomplete_beams() -> None:
-    """Align each hypothesis with its own copy of the source, as fairseq does for a beam of one.
+    """Align each hypothesis with its own copy of the source, as fairseq does with a beam of one.
 
     fairseq's ``--print-alignment`` raises an IndexError if a sentence has fewer finished hypotheses than the beam.  No
-    probe: complete beams get the same alignments.
+    probe is needed: complete beams get the same alignments.
     """
     prepare = SequenceGeneratorWithAlignment._prepare_batch_for_alignment
 
@@ -60,9 +60,9 @@ def blocks_in_a_buffer(size: int) -> bool:
 
 
 def block_repeated_ngrams() -> None:
-    """Apply ``--no-repeat-ngram-size`` to the tokens of a hypothesis, and also for n = 1.
+    """Apply ``--no-repeat-ngram-size`` only to the tokens of a hypothesis, and also for n = 1.
 
-    Without its CUDA extension, fairseq compares with the padding at the end of the generator's buffer.
+    Without its CUDA extension, fairseq also compares with the padding at the end of the generator's buffer.
     """
     if all(map(blocks_in_a_buffer, (1, 2))):
         return
@@ -72,15 +72,16 @@ def block_repeated_ngrams() -> None:
     def _no_repeat_ngram(self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_size: int, step: int) -> Tensor:
         if self.no_repeat_ngram_size == 1:
             others = lprobs.scatter(1, tokens[:, 1 : step + 1], -math.inf)  # the first token is not a word
-            return lprobs.where(others.isneginf().all(dim=1, keepdim=True), others)  # unless a prefix repeats a word
+            # A given prefix may repeat a word and allow no other.
+            return lprobs.where(others.isneginf().all(dim=1, keepdim=True), others)
         return find(self, tokens[:, : step + 1], lprobs, bsz, beam_size, step)
 
 
 def build_generators() -> None:
-    """Check the options of a search, compare a language model's words, and keep source words for ``--replace-unk``.
+    """Check options of a search, refuse a language model with other words, and keep source words for ``--replace-unk``.
 
-    fairseq accepts a language model with other words (``dict.txt``) if both dictionaries have the same size.  No probe:
-    other searches are built as before.
+    fairseq accepts a language model with another dictionary (``dict.txt``) of the same size.  No probe is needed: other
+    searches are built as before.
     """
     build = FairseqTask.build_generator
     replaces = not takes_hard_alignments(utils.replace_unk)
@@ -104,8 +105,8 @@ def build_generators() -> None:
 def leave_blank_lines_blank() -> None:
     """Translate a blank line to a blank line, as exported folders do, unless the caller forces words.
 
-    A model that was trained without blank lines invents a word.  White space in pieces of sentencepiece is not a word.
-    No probe: every search runs until the model ends the sentence.
+    A model that was trained without blank lines invents a word for a blank line.  Sentencepiece pieces of white space
+    are not words.  No probe is needed: every search runs until the model ends the sentence.
     """
     translate = TranslationTask.inference_step
 

@@ -29,7 +29,7 @@ from fairseq_plugins.repairs.resuming import sides_of_other_words
 from fairseq_plugins.repairs.wrapping import mentions, wrap
 from fairseq_plugins.vocabulary.unknown_words import read_translations, replace_unknown_words
 
-# Initialisers that a mode intercepts; other functions of torch.nn.init call these methods of tensors.
+# Initialisers that `Unfilled` skips.  The other functions of torch.nn.init call the two methods of Tensor.
 _FILL = {Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_}
 
 
@@ -42,22 +42,23 @@ class Unfilled(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _FILL:
             tensor = kwargs["tensor"] if "tensor" in kwargs else args[0]
-            if tensor.requires_grad:  # a parameter, or a part of one
+            if tensor.requires_grad:  # a parameter, or a view of a part of it
                 return tensor
         return func(*args, **kwargs)
 
 
 def load_models() -> None:
-    """Load models without embedding files or random numbers, name the file in errors, and refuse other words.
+    """Load models without embedding files or random numbers, name the file in errors, and refuse other dictionaries.
 
-    - Pretrained embedding files, which may be gone, are not read: the checkpoint has the embeddings.
-    - Parameters of our models are not initialised, because a checkpoint has all of them (0.7 s for 137 million).
-      Numbers drawn later, as for ``--sampling``, therefore differ from those of plain fairseq.
-    - Errors name the file whose sizes differ, or whose architecture is not registered (the probe is the error).
-    - A dictionary of the same size with other words is refused; fairseq would translate nonsense.
+    - Pretrained embedding files are not read, because the checkpoint has the embeddings and the files may be gone.
+    - Parameters of this plugin's models are not initialised, because a checkpoint has all of them; this saves 0.7 s for
+      137 million parameters.  Random numbers drawn later, for example by ``--sampling``, therefore differ from plain
+      fairseq's.
+    - Errors name the file whose sizes differ, or whose architecture is not registered.  The error is the probe.
+    - A dictionary of the same size with other words is refused; with it, fairseq's translations are nonsense.
     - Sentences may be as long as in training (`take_positions`).
 
-    No probe, but for errors: other models are loaded as before.
+    No other probe is needed: other models are loaded as before.
     """
     load = checkpoint_utils.load_model_ensemble_and_task
     no_files = dict.fromkeys(("encoder_embed_path", "decoder_embed_path"))
@@ -66,7 +67,7 @@ def load_models() -> None:
     def load_one(filename: str, given: dict[str, Any]) -> Any:
         path = checkpoint_utils.get_maybe_sharded_checkpoint_filename(filename, given["suffix"], 0, given["num_shards"])
         state = given["state"]
-        if state is None and PathManager.exists(path):  # fairseq reports a missing file
+        if state is None and PathManager.exists(path):  # fairseq itself reports a missing file
             state = checkpoint_utils.load_checkpoint_to_cpu(path, given["arg_overrides"])
         try:
             with Unfilled() if given["strict"] and is_ours(state) else contextlib.nullcontext():
@@ -81,10 +82,13 @@ def load_models() -> None:
         except RuntimeError as error:
             if "state_dict" not in str(error) or str(filename) in str(error):
                 raise
-            raise RuntimeError(
-                f"{filename}: the vocabulary or the architecture differs from the checkpoint's. {error}"
+            reason = " ".join(str(error).partition(":")[2].split())[:160]
+            raise ValueError(
+                f"{filename}: the vocabulary or the architecture differs from the checkpoint's ({reason}); give the "
+                "data folder (--data) of its training"
             ) from None
-        # A model of several language pairs has a dictionary for each pair, and its task in training has another one.
+        # Models of several language pairs are not compared: they have a dictionary for each pair, and their task has
+        # another one in training.
         extra_state = (state or {}).get("extra_state")
         if not isinstance(models[0], FairseqMultiModel) and (sides := sides_of_other_words(task, extra_state)):
             raise ValueError(
@@ -101,22 +105,24 @@ def load_models() -> None:
         given = bound.arguments
         given["arg_overrides"] = {**no_files, **(given["arg_overrides"] or {})}
         ensemble, cfg = [], None
-        for filename in given["filenames"]:  # one by one, so that each file is read once and errors name it
+        # Files are loaded one by one, so that each file is read once and errors name it.
+        for filename in given["filenames"]:
             models, cfg, given["task"] = load_one(filename, given)
             ensemble += models
         return ensemble, cfg, given["task"]
 
 
 def is_ours(state: dict[str, Any] | None) -> bool:
-    """Return whether a checkpoint has a model of this plugin, and so all of its parameters."""
+    """Return whether a checkpoint has a model of this plugin; such a checkpoint has all parameters of the model."""
     name = architecture(state["cfg"].model) if state and state["cfg"] else None
     return issubclass(ARCH_MODEL_REGISTRY.get(name, MODEL_REGISTRY.get(name, object)), TranslationModel)
 
 
 def take_positions(task: Any, trained: Any) -> None:
-    """Raise position limits from their defaults to the training's.
+    """Replace default position limits by the limits of the training.
 
-    fairseq treats the defaults as the user's limits, and cuts or refuses sentences that the model can translate.
+    fairseq treats the defaults as limits that the user gave.  It truncates or refuses sentences that the model can
+    translate.
     """
     for option in ("max_source_positions", "max_target_positions"):
         limit, longest = (getattr(cfg, option, None) for cfg in (getattr(task, "cfg", None), trained))
@@ -125,9 +131,9 @@ def take_positions(task: Any, trained: Any) -> None:
 
 
 def use_no_fused_encoder_layer() -> None:
-    """Disable torch's fused encoder layer in fairseq 0.12.2, whose calls torch 2 rejects.
+    """Disable torch's fused encoder layer in fairseq 0.12.2; torch 2 rejects this version's calls.
 
-    The error is "Mask Type should be defined".  Later fairseq does not use the layer.
+    The error is "Mask Type should be defined".  Newer fairseq versions do not use the layer.
     """
     if mentions(TransformerEncoderLayerBase.__init__, "can_use_fastpath"):
         TransformerEncoderLayerBase.can_use_fastpath = property(lambda _: False, lambda _, __: None)
@@ -144,7 +150,7 @@ def takes_hard_alignments(replace: Callable[..., str]) -> bool:
 def replace_unknown_words_by_attention() -> None:
     """Replace each unknown word by the source word with the most attention (``--replace-unk``).
 
-    fairseq crashes at an unknown word, and ``fairseq-interactive`` loses the unknown words of the source.
+    fairseq crashes at an unknown word, and ``fairseq-interactive`` does not keep the unknown words of the source.
     """
     if takes_hard_alignments(utils.replace_unk):
         return

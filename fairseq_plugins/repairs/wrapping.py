@@ -1,4 +1,4 @@
-"""Tools of repairs: wrap a function, probe for a fault, find the module of a running command."""
+"""Helpers of the repairs: wrap a function, probe for a fault, find the module of a running command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 def wrap(owner: Any, name: str) -> Callable[[FunctionT], FunctionT]:
-    """Return a decorator that replaces ``owner.name`` by the function, which wraps it."""
+    """Return a decorator that replaces ``owner.name`` by a function that wraps it."""
 
     def replace(function: FunctionT) -> FunctionT:
         setattr(owner, name, functools.wraps(getattr(owner, name))(function))
@@ -29,7 +29,7 @@ def programs(command: str, function: str) -> list[Any]:
     """Return the loaded modules of a fairseq command, which may run as a script or as a module.
 
     Args:
-        command: its name without ``fairseq-``.
+        command: name of the command without ``fairseq-``.
         function: a function that only this command's module has.
     """
     modules = (sys.modules.get(name) for name in (f"fairseq_cli.{command}", "__main__"))
@@ -38,7 +38,7 @@ def programs(command: str, function: str) -> list[Any]:
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Drop log records below errors during a probe."""
+    """Suppress log records below the level ERROR during a probe."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -57,13 +57,13 @@ def raises(error: type[Exception], call: Callable[..., Any], *args: Any) -> bool
 
 
 def mentions(function: Any, name: str) -> bool:
-    """Return whether the code of a function uses a name or a string, for probes that cannot call it."""
+    """Return whether the code of a function contains a name or a string, for probes that cannot call the function."""
     code = getattr(function, "__func__", function).__code__
     return name in code.co_names or name in code.co_consts
 
 
 def saved(value: object) -> io.BytesIO:
-    """Return a value as torch saves it; probes write no files."""
+    """Return the bytes that torch would save for a value, because probes write no files."""
     file = io.BytesIO()
     torch.save(value, file)
     file.seek(0)
