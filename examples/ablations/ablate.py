@@ -44,7 +44,7 @@ class Result(NamedTuple):
 
 
 def write_configuration(folder: Path, family: str, width: int) -> None:
-    """Write the recipe and a hydra group with a file for each cell, with W replaced by ``width``."""
+    """Write the recipe, and a hydra group with one file per cell.  Replace W by ``width`` in all of them."""
 
     def write(path: Path, text: str) -> None:
         path.write_text(re.sub(r"\b(\d*)W\b", lambda found: str(int(found[1] or 1) * width), text), encoding="utf-8")

@@ -93,7 +93,13 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Translation:
-    """Words, log-probabilities of the words and the end (only from fairseq), and their mean, in bits."""
+    """A translation, with log-probabilities in bits.
+
+    Attributes:
+        words: words.
+        scores: log-probabilities of the words and of end-of-sentence; only from fairseq.
+        score: mean log-probability.
+    """
 
     words: list[str]
     scores: list[float]

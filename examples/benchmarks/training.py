@@ -70,7 +70,7 @@ class PlainCriterion(LabelSmoothedCrossEntropyCriterion):
 
 
 def training_of(model: BaseFairseqModel, criterion: LabelSmoothedCrossEntropyCriterion, bfloat16: bool) -> Callable:
-    """Return the update of a model, which takes a sample, as fairseq's trainer makes it."""
+    """Return a function that takes a sample and updates the model as fairseq's trainer does."""
     parameters = [each for each in model.parameters() if each.requires_grad]
     optimizer: FairseqOptimizer
     if bfloat16:

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Translate the test part of Multi30k with several numbers of candidates, and with the whole vocabulary.
 
-``vocab_selection.py PREPARED OUT LEXICON`` reads the output of prepare.py, the folder of a training and the folder of a
-lexicon, which is extracted from the training part if it does not exist.  For each number K of translations per source
-word, with and without frequent words, the script prints the mean number of candidates of a batch of 16 sentences, the
-percentage of reference tokens among the candidates, and BLEU.
+The arguments of ``vocab_selection.py PREPARED OUT LEXICON`` are prepare.py's output, a training folder and a lexicon
+folder.  A missing lexicon is extracted from the training part.  For each number K of translations per source word, with
+and without frequent words, the script prints the mean number of candidates of a batch of 16 sentences, the percentage
+of reference tokens among the candidates, and BLEU.
 """
 
 from __future__ import annotations

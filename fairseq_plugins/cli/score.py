@@ -58,7 +58,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="output of fairseq-generate, or of its shards; repeat the option for other runs and their mean",
+        help="output of fairseq-generate, or of its shards; repeat the option for each further run, and the mean of "
+        "the runs is printed, too",
     )
     parser.add_argument(
         "--reference",

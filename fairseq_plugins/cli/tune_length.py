@@ -39,8 +39,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--tokenize",
         choices=TOKENIZERS,
-        help="sacreBLEU's tokenizer; use zh or char for text without spaces (default: 13a; none for tokenised "
-        "references; by the language of own-data's folder)",
+        help="sacreBLEU's tokenizer; use zh or char for text without spaces (default: none if references are "
+        "tokenised; with own-data's folder, chosen by language; otherwise 13a)",
     )
     parser.add_argument(
         "--alphas",

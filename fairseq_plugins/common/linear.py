@@ -137,6 +137,6 @@ def fold_weight_norm_(state_dict: dict[str, Tensor], module: nn.Module) -> None:
 
 
 def folded_weight(magnitude: Tensor, direction: Tensor) -> Tensor:
-    """Return ``g v / |v|``, with one norm per entry of the magnitude g, whose other dimensions have size 1."""
+    """Return ``g v / |v|``.  g has size 1 in some dimensions; the norm of v is taken over those."""
     normed = [axis for axis, size in enumerate(magnitude.shape) if size == 1]
     return direction * (magnitude / torch.linalg.vector_norm(direction, dim=normed, keepdim=True))

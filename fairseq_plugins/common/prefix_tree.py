@@ -3,8 +3,8 @@
 The hypotheses of a beam search share most of their prefixes: eight hypotheses have about a third as many distinct
 prefixes as words.  A decoder predicts from a prefix, so it has to compute each prefix only once.
 
-B sentences, R rows (target sentences), T target positions, M prefixes in the batch, N prefixes of a sentence at most,
-C width.
+B sentences, R rows (target sentences), T target positions, M prefixes in the batch; N: maximum number of prefixes per
+sentence; C: width.
 """
 
 from __future__ import annotations

@@ -31,11 +31,10 @@ class GatedConvolution(WeightNormalisable):
 
     Args:
         in_dim: C.
-        out_dim: D; the convolution has 2D outputs.
+        out_dim: D; the convolution has 2·D output channels.
         kernel: w, odd or even.
-        causal: whether a position sees only itself and the w-1 previous positions; otherwise the window is centred,
-        with
-            the longer half on the right if w is even.
+        causal: whether a position sees only itself and the w-1 previous positions; otherwise the window is
+            centred, with the longer half on the right if w is even.
         retain: p.
 
     Attributes:

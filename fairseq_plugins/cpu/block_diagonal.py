@@ -34,7 +34,7 @@ def add_block_diagonal(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
 
 
 def batched(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """Return the result of `add_block_diagonal` without overwriting y: its plain twin."""
+    """Return the result of `add_block_diagonal` without overwriting y: its plain PyTorch version."""
     rows, by_block = (part.unflatten(1, (len(weight), -1)).transpose(0, 1) for part in (y, x))
     return torch.baddbmm(rows, by_block, weight).transpose(0, 1).flatten(1)
 

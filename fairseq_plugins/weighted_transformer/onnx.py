@@ -19,7 +19,10 @@ PARTS = (WeightedTransformerEncoder, WeightedTransformerDecoder)
 
 
 def encode(program: SourceProgram, encoder: WeightedTransformerEncoder, e: str) -> tuple[str, str]:
-    """Add `WeightedTransformerEncoder.encode`: embeddings, (B, S, d), to equal keys and values, (B, S, d)."""
+    """Add the operators of `WeightedTransformerEncoder.encode`: embeddings (B, S, d) -> keys and values.
+
+    Keys and values are the same tensor, (B, S, d).
+    """
     dim = encoder.embedding.words.embedding_dim
     x, bias = program.flat(e, dim), program.Unsqueeze(program.bias, [1])
     layers: Any = encoder.layers

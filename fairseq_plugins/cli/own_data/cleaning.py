@@ -143,7 +143,11 @@ def _write_held_out_parts(
 def _write_usable_pairs(
     pairs: Iterable[Pair], languages: tuple[str, str], folder: Path, keep: Set[str], numbers: Counter[str]
 ) -> tuple[Array, Array]:
-    """Write pairs that break no rule on their own, and return the keys of their sources and of the pairs."""
+    """Write the pairs that pass every rule that looks at one pair.
+
+    Returns:
+        keys of their sources, and of the whole pairs.
+    """
     of_source, of_pair = array("q"), array("q")
     with _writing(folder, "usable", languages) as write:
         for pair in bar(pairs, desc="read and clean", unit=" pairs"):

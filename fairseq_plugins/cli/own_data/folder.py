@@ -1,7 +1,7 @@
 """The folder OUT of ``own-data``: text, subwords and fairseq's binary data, each created once.
 
-``text`` contains the cleaned lines of each part, ``train.en`` and so on their subwords, and ``data-bin`` the binary
-data.
+``text`` contains the cleaned lines of each part.  ``train.en`` and similar files contain their subwords.  ``data-bin``
+contains the binary data.
 """
 
 from __future__ import annotations
