@@ -154,7 +154,7 @@ def given(option: str, o: Options) -> bool:
 
 
 def given_to_a_search(option: str, o: Options) -> bool:
-    """Return whether an option differs from its default, and the task translates word by word."""
+    """Return whether an option differs from its default and the task translates word by word."""
     return is_task(o, TranslationTask) and not refines(o) and given(option, o)
 
 

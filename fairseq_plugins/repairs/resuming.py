@@ -239,7 +239,7 @@ def misfit(filename: str, options: Any, reason: str) -> str:
     """Explain why a model with these options cannot load a checkpoint; ``reason`` is the error of torch or model."""
     theirs, ours = family(checkpoint_utils.load_checkpoint_to_cpu(filename)["cfg"].model), family(options)
     if theirs != ours:
-        return f"the checkpoint is a {theirs}, and --arch is a {ours}; give the --arch of its training"
+        return f"the checkpoint is a {theirs}, but --arch is a {ours}; give the --arch of its training"
     if "state_dict" not in reason:
         return reason
     return (

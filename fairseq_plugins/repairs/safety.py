@@ -139,8 +139,8 @@ def unpack_archives_safely() -> None:
             return str(unpacked(path))
         except Exception as error:  # damaged archives raise almost any error
             raise OSError(
-                f"{path} cannot be unpacked: {error}; download it again, or pack only plain files, each once and with a "
-                "relative path"
+                f"{path} cannot be unpacked: {error}; download it again, or pack only plain files, each once and "
+                "with a relative path"
             ) from error
 
 

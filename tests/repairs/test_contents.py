@@ -20,6 +20,7 @@ from fairseq.optim import FairseqOptimizer
 from omegaconf import OmegaConf
 
 from fairseq_plugins.cli import main as cli
+from fairseq_plugins.common.options import flag
 from fairseq_plugins.repairs.checkpoints import check, contents
 from tests.commands import USER_DIR, run
 from tests.repairs.payloads import Pickled
@@ -69,18 +70,22 @@ def test_tools_write_nothing_of_the_environment(command: str, state: dict[str, A
     "text", [*REFERENCES, r"\${oc.env:SECRET}", r"$\{oc.env:SECRET\}", "${save_dir}", "${checkpoint.restore_file}"]
 )
 def test_references_in_an_option_are_refused(text: str, data: Path) -> None:
-    for name in ("save_dir", "tokenizer", "arch", "encoder_embed_path"):
-        with pytest.raises(ValueError, match=f"{name} is .* refers to another value"):
+    for name in ("save_dir", "tokenizer", "arch", "encoder_embed_path", "data"):
+        with pytest.raises(ValueError, match=f"^{name if name == 'data' else flag(name)}: "):
             convert_namespace_to_omegaconf(argparse.Namespace(**{"arch": "transformer_tiny", name: text}))
 
 
-@pytest.mark.parametrize("text", ["${oc.env:SECRET}", "\\x24{oc.env:SECRET}"])
-def test_references_in_an_override_are_refused(text: str, state: dict[str, Any], data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "option"), [("${oc.env:SECRET}", "--model-overrides"), ("\\x24{oc.env:SECRET}", "wandb_project")]
+)
+def test_references_in_an_override_are_refused(
+    text: str, option: str, state: dict[str, Any], data: Path, tmp_path: Path
+) -> None:
     torch.save(state, tmp_path / "model.pt")
     overrides = f"{{'wandb_project': '{text}'}}"
     options = ["--user-dir", USER_DIR, "--path", tmp_path / "model.pt", "--model-overrides", overrides]
     failed = run("generate", data, *options, succeeds=False)
-    assert "refers to another value" in failed.stderr
+    assert f"ValueError: {option}: " in failed.stderr
     assert WORD not in failed.stderr + failed.stdout
 
 

@@ -81,7 +81,7 @@ REFUSED = [
     *((f"generate --sampling --sampling-topp={value}", "--sampling-topp") for value in ("nan", "1.5", "-0.5")),
     *((f"generate --diversity-rate={value}", "--diversity-rate") for value in ("nan", "inf", "-0.5", "-2")),
     ("generate --diverse-beam-groups 5", "--diverse-beam-groups"),
-    ("interactive --diverse-beam-strength 2", "--diverse-beam-groups"),
+    ("interactive --diverse-beam-strength 2", "--diverse-beam-strength"),
     ("generate --sampling --diversity-rate 0", "--sampling"),
     ("interactive --constraints --match-source-len", "--constraints"),
     ("generate --prefix-size=-1", "--prefix-size"),

@@ -200,7 +200,7 @@ def test_a_checkpoint_of_other_words_is_refused(data: Path, save: Path, tmp_path
     assert updates(train(other, tmp_path / "tuned", "--max-update", 3, "--finetune-from-model", last)) == 3
     assert f"{last}: the target words differ" in (tmp_path / "tuned" / "log").read_text()
     for folder, error in (
-        (larger, "RuntimeError: {}: "),
+        (larger, "ValueError: {}: "),
         (other, "ValueError: {}: the source words differ"),
     ):
         failed = run("generate", folder, "--user-dir", USER_DIR, "--path", last, "--cpu", succeeds=False)
