@@ -21,25 +21,40 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="checkpoint of this plugin's models")
     parser.add_argument("output", type=Path, metavar="OUT", help="folder to create")
     parser.add_argument(
-        "--data", type=Path, metavar="DATA_BIN", help="folder of the dictionaries (default: as in training)"
+        "--data",
+        type=Path,
+        metavar="DATA_BIN",
+        help="folder of the dictionaries (default: the data folder of the training)",
     )
-    parser.add_argument("-s", "--source-lang", metavar="XX", help="source language (default: from names in DATA_BIN)")
-    parser.add_argument("-t", "--target-lang", metavar="XX", help="target language (default: from names in DATA_BIN)")
+    parser.add_argument(
+        "-s", "--source-lang", metavar="XX", help="source language (default: taken from the file names in DATA_BIN)"
+    )
+    parser.add_argument(
+        "-t", "--target-lang", metavar="XX", help="target language (default: taken from the file names in DATA_BIN)"
+    )
     add_user_dir(parser)
     parser.add_argument("--bpe-codes", type=Path, metavar="CODES", help="BPE codes of subword-nmt")
     parser.add_argument("--sentencepiece-model", type=Path, metavar="FILE", help="sentencepiece model")
-    parser.add_argument("--tokenizer", choices=["moses"], help="tokenizer of the text (default: split at spaces)")
+    parser.add_argument("--tokenizer", choices=["moses"], help="tokenizer of the text (default: split at white space)")
     parser.add_argument("--int8", action="store_true", help="store and multiply weights in int8: smaller and faster")
     parser.add_argument(
         "--candidates",
         type=Path,
         metavar="FOLDER",
-        help="predict only likely words, from this folder of fairseq-plugins lexicon",
+        help="predict only candidate words from this folder, which fairseq-plugins lexicon wrote",
     )
     parser.add_argument(
-        "--candidates-per-word", type=int, metavar="N", help="translations of each source word (default: 20)"
+        "--candidates-per-word",
+        type=int,
+        metavar="N",
+        help="with --candidates: number of translations of each source word (default: 20)",
     )
-    parser.add_argument("--frequent-candidates", type=int, metavar="N", help="frequent target words (default: 1000)")
+    parser.add_argument(
+        "--frequent-candidates",
+        type=int,
+        metavar="N",
+        help="with --candidates: number of frequent target words (default: 1000)",
+    )
 
 
 def run(args: Namespace) -> None:
@@ -52,10 +67,10 @@ def run(args: Namespace) -> None:
     refuse_existing(args.output)
     for path in (args.checkpoint, args.bpe_codes, args.sentencepiece_model):
         if path is not None and not path.is_file():
-            ensemble = ": an ensemble cannot be exported, give one checkpoint" if ":" in str(path) else ""
-            raise ValueError(f"{path} is not a file{ensemble}")
+            fix = "an ensemble cannot be exported, give one checkpoint" if ":" in str(path) else "check the path"
+            raise ValueError(f"{path} is not a file: {fix}")
     if args.sentencepiece_model is not None and (args.bpe_codes is not None or args.tokenizer is not None):
-        raise ValueError("--sentencepiece-model needs neither --bpe-codes nor --tokenizer: remove them")
+        raise ValueError("--sentencepiece-model cannot be combined with --bpe-codes or --tokenizer: remove them")
     if args.bpe_codes is not None:
         segmenter(args.bpe_codes)
     given = args.candidates_per_word, args.frequent_candidates

@@ -62,7 +62,7 @@ def export(args: Namespace) -> None:
 
 
 def about_subwords(words: list[str], has_codes: bool, has_pieces: bool) -> str | None:
-    """Return a warning if the given subwords do not match the dictionary of the model."""
+    """Return a warning if the given subword model does not match the dictionary of the translation model."""
     kind = bpe_symbol(words)
     if kind == "sentencepiece" and not has_pieces:
         return "without --sentencepiece-model the exported folder reads and writes sentencepiece pieces instead of text"
@@ -76,7 +76,7 @@ def about_subwords(words: list[str], has_codes: bool, has_pieces: bool) -> str |
 
 
 def load(checkpoint: Path, overrides: dict[str, str]) -> tuple[Any, Any]:
-    """Load a model for inference, and its task with overridden options.
+    """Load a model for inference, and its task; ``overrides`` replaces options of both.
 
     Raises:
         ValueError: the checkpoint is unreadable, not from this plugin, or from an unsupported task.
@@ -89,12 +89,13 @@ def load(checkpoint: Path, overrides: dict[str, str]) -> tuple[Any, Any]:
         raise ValueError(f"{error.filename} does not exist: give the folder of the dictionaries with --data") from error
     if not isinstance(getattr(model, "decoder", None), IncrementalDecoder):
         raise ValueError(
-            f"{checkpoint} contains {type(model).__name__}, which is not a model of this plugin; fairseq-plugins "
-            "import-fconv converts fairseq's fconv"
+            f"{checkpoint} contains {type(model).__name__}, which is not a model of this plugin; give a checkpoint "
+            "of this plugin, or convert fconv with fairseq-plugins import-fconv"
         )
-    if not isinstance(task, TranslationTask):  # multilingual tasks add symbols to source and target
+    if not isinstance(task, TranslationTask):  # Multilingual tasks add language symbols to source and target.
         raise ValueError(
-            f"{checkpoint} was trained with {type(task).__name__}: only --task translation can be exported"
+            f"{checkpoint} was trained with {type(task).__name__}, and only --task translation and translation_fast "
+            "can be exported; give another checkpoint"
         )
     model.eval()
     model.make_generation_fast_(need_attn=True)

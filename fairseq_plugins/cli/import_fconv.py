@@ -14,7 +14,7 @@ from fairseq_plugins.cli.files import naming_file_in_errors, refuse_existing, re
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("input", type=Path, metavar="IN.pt", help="checkpoint of fairseq's fconv, of any age")
+    parser.add_argument("input", type=Path, metavar="IN.pt", help="fconv checkpoint of any fairseq version")
     parser.add_argument("output", type=Path, metavar="OUT.pt", help="convs2s checkpoint to write")
     add_user_dir(parser)
 
@@ -25,7 +25,7 @@ def run(args: Namespace) -> None:
     Raises:
         ValueError: the input is missing or not an fconv checkpoint, or the output is not allowed.
         OSError: a file cannot be read or written.
-        UnpicklingError: the input is not a checkpoint, or contains more than data.
+        UnpicklingError: the input is not a checkpoint, or contains code.
     """
     if not args.input.is_file():
         raise ValueError(f"{args.input} is not a file: give a checkpoint of fairseq's fconv")
@@ -37,14 +37,18 @@ def run(args: Namespace) -> None:
 
     family = find_converter("fconv")
     with naming_file_in_errors(args.input, "cannot be converted from fairseq's fconv"):
-        converted = family.convert(checkpoint_utils.load_checkpoint_to_cpu(str(args.input)))
+        state = checkpoint_utils.load_checkpoint_to_cpu(str(args.input))
+        try:
+            converted = family.convert(state)
+        except ValueError as error:  # about the contents
+            raise ValueError(f"{args.input}: {error}") from error
     checkpoint_utils.torch_persistent_save(converted, str(args.output))
     path = shlex.quote(str(args.output))
     print(f'{args.output}: translate with fairseq-generate --user-dir "$(fairseq-plugins user-dir)" --path {path}')
 
 
 def find_converter(model: str) -> ModuleType:
-    """Import the family's module that converts checkpoints of a fairseq model.
+    """Import the module that converts checkpoints of a fairseq model to one of this plugin's families.
 
     Raises:
         ValueError: no family converts the model.

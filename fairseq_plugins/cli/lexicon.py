@@ -29,7 +29,7 @@ from fairseq_plugins.common.files import naming
 
 FILES = ("dictionary.txt", "candidates.txt", "frequent.txt")
 REINSTALL = "reinstall eflomal"
-LONGEST = 1023  # words; eflomal treats longer sentences as empty
+LONGEST = 1023  # limit of a sentence's words; eflomal treats longer sentences as empty
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -47,12 +47,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=positive,
         default=100,
         metavar="K",
-        help="translations of each source word in candidates.txt (default: %(default)s)",
+        help="number of translations of each source word in candidates.txt (default: %(default)s)",
     )
 
 
 def run(args: Namespace) -> None:
-    """Align the text and write the lexicon; existing files are replaced at the end.
+    """Align the text and write the lexicon; existing files are replaced only at the end.
 
     Raises:
         ValueError: eflomal is missing or fails, the text is invalid, or the output is not a folder.
@@ -68,7 +68,7 @@ def run(args: Namespace) -> None:
         work = Path(stack.enter_context(TemporaryDirectory()))
         with naming(work):
             pairs, frequency = copy_text(args.source, args.target, work)
-        # Opened before the alignment, which may take hours, to find a read-only folder early.
+        # The files are opened before the alignment, which may take hours, so that a read-only folder is found early.
         files = [stack.enter_context(writing(path)) for path in outputs]
         with naming(work):
             align(aligner, work)
@@ -83,12 +83,12 @@ def run(args: Namespace) -> None:
 def find_aligner() -> str:
     """Return the path of eflomal's command, in this environment or on the PATH.
 
-    eflomal has the GPL: it runs as a separate program and is never imported.
+    eflomal's licence is the GPL, so it runs as a separate program and is never imported.
 
     Raises:
         ValueError: eflomal is not installed.
     """
-    # An empty entry of PATH means the working folder, whose programs are not trusted.
+    # An empty entry of PATH means the working folder.  Programs there are not trusted.
     path = [folder for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
     aligner = shutil.which("eflomal-align", path=os.pathsep.join([str(Path(sys.executable).parent), *path]))
     if aligner is None:
@@ -97,10 +97,10 @@ def find_aligner() -> str:
 
 
 def copy_text(source: Path, target: Path, work: Path) -> tuple[int, Counter[str]]:
-    """Copy both sides to the files ``source`` and ``target`` in ``work``, words separated by single spaces.
+    """Copy both sides to the files ``source`` and ``target`` in ``work``, with single spaces between words.
 
     Returns:
-        The number of sentence pairs and the frequency of each target type.
+        The number of sentence pairs, and the frequency of each target word.
 
     Raises:
         ValueError: the text is invalid or empty.
@@ -125,7 +125,7 @@ def copy_text(source: Path, target: Path, work: Path) -> tuple[int, Counter[str]
 
 
 def read_word_pairs(source: Path, target: Path) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield the words of each pair of lines, without pairs of empty lines.
+    """Yield the words of each pair of lines; skip pairs of empty lines.
 
     Raises:
         ValueError: a sentence has no translation, or a line is invalid.
@@ -152,7 +152,7 @@ def read(path: Path) -> Iterator[list[str]]:
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
-                text = line.decode("utf-8")  # fairseq keeps a byte order mark as part of the word
+                text = line.decode("utf-8")  # fairseq keeps a byte order mark as a part of the first word
             except UnicodeDecodeError as error:
                 raise ValueError(f"{path}, line {number}: invalid UTF-8, convert the file: {error}") from error
             # fairseq ends a line at every carriage return, which would shift the pairs.
@@ -177,24 +177,27 @@ def align(aligner: str, work: Path) -> None:
         running(command, stderr=subprocess.PIPE, errors="replace") as process,
         bar(total=0, desc="align", unit=" iterations") as progress,
     ):
-        assert process.stderr is not None  # mypy: it was asked for
+        assert process.stderr is not None  # mypy does not know that PIPE gives a stream
         for line in process.stderr:
             last.append(line)
-            if found := re.search(r" -1 (\d+) -2 (\d+) -3 (\d+) ", line):  # iterations of three models
+            if found := re.search(r" -1 (\d+) -2 (\d+) -3 (\d+) ", line):  # iterations of eflomal's three models
                 progress.total = 2 * sum(map(int, found.groups()))  # both directions
             elif found := re.match(r"Aligning with model \d \((\d+) iterations\)", line):
                 iterations = int(found[1])
             elif line.startswith("Done"):
                 progress.update(iterations)
     if process.returncode:
-        raise ValueError(f"eflomal-align failed with status {process.returncode}:\n{''.join(last).rstrip()}")
+        raise ValueError(
+            f"eflomal-align failed with status {process.returncode}; free memory or {REINSTALL}. Its last lines:\n"
+            f"{''.join(last).rstrip()}"
+        )
 
 
 def count_links(work: Path, pairs: int) -> dict[str, Counter[str]]:
     """Count the links of each source word to each target word.
 
-    Links of both directions are added.  On held-out sentences these candidates miss fewer words than those of one
-    direction, the intersection or grow-diag, and as few as those of the union.
+    The counts of both alignment directions are summed.  Candidates from the sum cover more words of held-out sentences
+    than candidates from one direction, the intersection or grow-diag, and as many as candidates from the union.
 
     Raises:
         ValueError: eflomal's output is empty or does not match the text.
@@ -228,7 +231,7 @@ def count_links(work: Path, pairs: int) -> dict[str, Counter[str]]:
 
 
 def contents(links: Mapping[str, Counter[str]], frequency: Counter[str], max_candidates: int) -> list[Iterable[str]]:
-    """Return the lines of the three files; equally likely translations are sorted by frequency."""
+    """Return the lines of the three output files; equally likely translations are sorted by frequency."""
     ranking = sorted(frequency, key=lambda word: (-frequency[word], word))
     rank = {word: position for position, word in enumerate(ranking)}
     targets = {

@@ -48,7 +48,8 @@ def convert(state: dict[str, Any]) -> dict[str, Any]:
     family = ARCH_MODEL_NAME_REGISTRY.get(name, "unknown")
     if family != "fconv":
         raise ValueError(
-            f"architecture {name!r} (family {family}) is not fairseq's fconv; give --user-dir for your own architecture"
+            f"architecture {name!r} (family {family}) is not fairseq's fconv; give an fconv checkpoint, or --user-dir "
+            "if you registered your own fconv architecture"
         )
     ARCH_CONFIG_REGISTRY[name](options)  # old checkpoints omit the defaults of the architecture
     with open_dict(cfg):
@@ -112,7 +113,7 @@ def _renamed(name: str, side: str, module: str) -> str:
         for pattern, replacement in _RENAMED:
             if re.fullmatch(pattern, module):
                 return re.sub(pattern, replacement, module)
-    raise ValueError(f"{name} is not a parameter of fairseq's fconv")
+    raise ValueError(f"{name} is not a parameter of fairseq's fconv; use another checkpoint")
 
 
 def _is_whole(value: Any) -> bool:
@@ -129,7 +130,10 @@ def _normalised(target: str, magnitude: Tensor, direction: Tensor) -> dict[str, 
     if list(magnitude.shape) != expected:
         sizes = zip(reversed(magnitude.shape), reversed(direction.shape), strict=False)
         if magnitude.dim() > direction.dim() or any(mine not in (1, whole) for mine, whole in sizes):
-            raise ValueError(f"{target}: magnitude {[*magnitude.shape]} does not fit direction {[*direction.shape]}")
+            raise ValueError(
+                f"{target} has a magnitude {[*magnitude.shape]} that does not fit its direction {[*direction.shape]}; "
+                "use another checkpoint"
+            )
         direction = folded_weight(magnitude, direction)
         others = [axis for axis in range(direction.dim()) if axis != weight_dim]
         magnitude = torch.linalg.vector_norm(direction, dim=others, keepdim=True)

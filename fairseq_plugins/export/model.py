@@ -65,12 +65,15 @@ def onnx_program(model: Any) -> ModuleType:
     """
     name = vars(type(model)).get("onnx_program")
     if not (isinstance(model, TranslationModel) and name):
-        raise ValueError(f"{type(model).__name__} cannot be exported: its class has no attribute onnx_program")
+        raise ValueError(
+            f"{type(model).__name__} cannot be exported: its class has no attribute onnx_program; add it, or use "
+            "another model"
+        )
     program = importlib.import_module(name)
     for part in (model.encoder, model.decoder):
         if type(part) not in program.PARTS:
             names = ", ".join(each.__name__ for each in program.PARTS)
-            raise ValueError(f"{type(part).__name__} cannot be exported: use {names}")
+            raise ValueError(f"{type(part).__name__} cannot be exported; use a model with one of {names}")
     return program
 
 

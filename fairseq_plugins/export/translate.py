@@ -50,27 +50,28 @@ ort.create_and_register_allocator(MEMORY, None)  # both programs share freed mem
 
 
 @contextmanager
-def naming_file_in_errors(path: Path) -> Iterator[None]:
+def naming_file_in_errors(path: Path, fix: str = "export the model again") -> Iterator[None]:
     """Turn errors in this context into a ValueError that names the file, or a MemoryError that names the fix."""
     try:
         yield
     except (Exception, SystemExit) as error:  # a malformed file can cause any of them
         if isinstance(error, MemoryError) or "allocate memory" in str(error) or "bad_alloc" in str(error):
             raise MemoryError("out of memory: reduce --max-tokens, --beam or --threads") from None
-        raise ValueError(f"{path}: {type(error).__name__}: {error}".splitlines()[0][:400]) from None
+        problem = f"{path}: {type(error).__name__}: {error}".splitlines()[0][:400]
+        raise ValueError(f"{problem}; {fix}") from None
 
 
-def read_lines(path: Path) -> list[str]:
-    with naming_file_in_errors(path):
+def read_lines(path: Path, fix: str = "export the model again") -> list[str]:
+    with naming_file_in_errors(path, fix):
         return path.read_bytes().decode("utf-8-sig").removesuffix("\n").split("\n")
 
 
-def decode(lines: Iterable[bytes]) -> Iterator[str]:
+def decode(lines: Iterable[bytes], place: str = "the input") -> Iterator[str]:
     """Yield decoded lines, and warn about the first one that is not UTF-8."""
     warned = False
     for number, line in enumerate(lines, 1):
         if number == 1 and line.startswith((b"\x1f\x8b", b"\xff\xfe", b"\xfe\xff")):
-            raise ValueError("the input is gzipped or UTF-16: convert it to UTF-8")
+            raise ValueError(f"{place} is gzipped or UTF-16: convert it to UTF-8")
         text = line.decode("utf-8", errors="replace")
         if not warned and (warned := text.encode() != line):
             print(f"line {number} is not UTF-8: \ufffd replaces invalid bytes, here and below", file=sys.stderr)
@@ -167,7 +168,10 @@ class Decoding:
 
 
 def search(decoding: Decoding, eos: int, o: Namespace, longest: int) -> list[Any]:
-    """Return the nbest hypotheses of each sentence: triples of word, most attended source word and row, and a score."""
+    """Return the nbest hypotheses of each sentence.
+
+    Each hypothesis is a list of triples (word, most attended source word, row) and a score.
+    """
     sentences: Array = np.arange(len(decoding.seen))
     k, order = o.beam, sentences[:, None]  # one row per sentence at first, since all would be equal
     tokens, totals = np.full_like(order, eos), np.zeros_like(order, np.float32)
@@ -229,7 +233,7 @@ class Translator:
             valid &= all(isinstance(c[name], (str, type(None))) for name in STRINGS) and type(c["candidates"]) is bool
             valid &= sizes == (c["source_words"], c["target_words"]) and c["inputs"] == self.inputs
             if not valid or max(c[name] for name in NUMBERS[:4]) >= min(sizes):
-                raise ValueError("it does not match the model files or this program: export the model again")
+                raise ValueError("it does not match the model files or this program")
         self.numbers = {
             word: n for n, word in enumerate(source) if n not in map(c.get, NUMBERS[:3])
         }  # text never means </s>
@@ -240,7 +244,7 @@ class Translator:
                 self.candidates = of_words, always = tables["translations"], tables["always"]
                 least, most = (edge(np.append(of_words, always)) for edge in (np.min, np.max))
                 if of_words.shape[:-1] != (len(source),) or not 0 <= least <= most < len(self.target):
-                    raise ValueError("it does not match the vocabularies: export the model again")
+                    raise ValueError("it does not match the vocabularies")
         if c["bpe_separator"] is not None:
             bpe = import_module(
                 "subword_nmt.apply_bpe"
@@ -268,15 +272,17 @@ class Translator:
 
     def options(self, replace_unk: dict[str, str] | None, attention: bool, **given: float) -> Namespace:
         """Validate and return all options of a search."""
+        if unknown := given.keys() - OPTIONS.keys():
+            raise ValueError(f"{min(unknown)}: unknown option; use one of {', '.join(OPTIONS)}")
         o = Namespace(**{name: given.get(name, default) for name, (default, _) in OPTIONS.items()})
-        for name, value in given.items():
-            most = 10 if name == "lenpen" else 1e9  # larger exponents overflow
-            if name not in OPTIONS or type(value) not in (int, type(OPTIONS[name][0])) or not abs(value) <= most:
-                raise ValueError(f"{name}: unknown option or invalid value, got {value!r}")
-        if not (1 <= o.nbest <= o.beam and o.min_len >= 0 < o.max_tokens) or not hasattr(replace_unk or {}, "get"):
-            raise ValueError(
-                "nbest must be 1 to beam, min_len at least 0, max_tokens above 0, and replace_unk a dictionary"
-            )
+        ranges = {"beam": (1, 1e9), "min_len": (0, 1e9), "max_tokens": (1, 1e9), "lenpen": (-10, 10)}  # others overflow
+        for name, (default, _) in OPTIONS.items():  # beam is valid before nbest is compared with it
+            value, (least, most) = getattr(o, name), (1, o.beam) if name == "nbest" else ranges.get(name, (-1e9, 1e9))
+            if type(value) not in (int, type(default)) or not least <= value <= most:
+                kind = "a whole number" if isinstance(default, int) else "a number"
+                raise ValueError(f"{name} must be {kind} from {least:.0f} to {most:.0f}, got {value!r}")
+        if not hasattr(replace_unk or {}, "get"):
+            raise ValueError(f"replace_unk must be a dictionary, got {replace_unk!r}")
         if attention and not self.has_attention:
             raise ValueError(f"attention: {self.folder} was exported by an earlier version: export the model again")
         if self.pieces is not None:
@@ -334,9 +340,10 @@ class Translator:
         longest = min(int(o.max_len_a * length + o.max_len_b), c["target_positions"] - 1)
         if o.min_len > longest or o.beam >= len(candidates):
             raise ValueError(
-                f"no translation of {o.min_len} to {longest} words is possible with beam {o.beam}: change the options"
+                f"no translation of {o.min_len} to {longest} words is possible with beam {o.beam}: lower --min-len or "
+                "--beam, or raise --max-len-b"
             )
-        with naming_file_in_errors(self.folder / "step.onnx"):
+        with naming_file_in_errors(self.folder / "step.onnx", "export another checkpoint"):
             decoding = Decoding(self, source, o.beam, candidates, o.attention)
             found = search(decoding, c["eos"], o, longest)
             if not all(found):
@@ -393,13 +400,15 @@ def main() -> None:
     if sys.stdout is None or (path is None and sys.stdin is None):
         raise ValueError("the standard output or input is closed: open it, or redirect it to a file")
     if replace:
-        pairs = [line.split() for line in read_lines(Path(replace))]
+        pairs = [line.split() for line in read_lines(Path(replace), "give text in UTF-8")]
         if wrong := [number for number, words in enumerate(pairs, 1) if len(words) not in (0, 2)]:
-            raise ValueError(f"--replace-unk {replace}: line {wrong[0]} must have two words")
+            raise ValueError(
+                f"--replace-unk {replace}: line {wrong[0]} must have two words, got {len(pairs[wrong[0] - 1])}"
+            )
         replace = dict(filter(None, pairs))
     lines = sys.stdin.buffer if path is None else path.open("rb")
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
-    typed, texts = lines.isatty(), decode(lines)
+    typed, texts = lines.isatty(), decode(lines, "the standard input" if path is None else f"--input {path}")
     translator = Translator(Path(__file__).parent, *((threads, 1) if typed else (1, threads, sys.stderr.isatty())))
     while block := list(islice(texts, 1 if typed else max(1, buffer))):
         for found in translator.translate(block, replace, **args):

@@ -284,6 +284,11 @@ class TokenRules(NamedTuple):
             bos=generator.eos if bos is None else bos,
         )
 
+    def exclude_forced_words(self) -> Tensor:
+        """Return whether a sentence must take a word with a penalty of minus infinity, (B,)."""
+        excluded = self.penalties.isneginf().unsqueeze(1)
+        return self.forced.unsqueeze(2).eq(self.penalised).logical_and(excluded).any(dim=2).any(dim=0)
+
     def clone(self) -> TokenRules:
         """Return a copy with tensors of its own."""
         parts: Any = (each.clone() if torch.is_tensor(each) else each for each in self)

@@ -148,9 +148,15 @@ class FastBeamSearch(SequenceGenerator):
             steps_made = run_search(state, step, sentences, steps)
             found = state.hypotheses(steps_made, self.len_penalty if self.normalize_scores else 0)[:sentences]
         if not all(found):
+            missing = [place for place, each in enumerate(found) if not each]
+            if rules.exclude_forced_words()[missing].any():
+                raise RuntimeError(
+                    "a sentence has no translation, because options exclude a word of its prefix, or its end; lower "
+                    "--unkpen, or give another prefix"
+                )
             raise RuntimeError(
-                "a sentence has no translation, because scores are NaN or options exclude all words: check the model "
-                "and the options"
+                "a sentence has no translation, because the model's scores are NaN or infinite; use another checkpoint "
+                "or leave out --fp16"
             )
         for hypothesis in chain(*found):
             hypothesis["attention"] = hypothesis["attention"][: source.size(1)]  # without padding

@@ -180,6 +180,17 @@ def test_an_architecture_of_ones_own(data: Path, tmp_path: Path) -> None:
     assert len(translate(tmp_path / "out")) == 4
 
 
+def test_dictionaries_of_another_training(data: Path, tmp_path: Path) -> None:
+    """The error names the file once, and the option."""
+    path, other = checkpoint(data, tmp_path / "model.pt", "convs2s_tiny"), tmp_path / "other"
+    other.mkdir()
+    for dictionary in data.glob("dict.*.txt"):
+        (other / dictionary.name).write_text(dictionary.read_text() + "more 1\n")
+    with pytest.raises(SystemExit, match=r"error: \S*model\.pt: .*--data") as stop:
+        export(path, tmp_path / "out", "--data", other)
+    assert str(stop.value).count("model.pt") == 1
+
+
 def test_a_full_disk_and_a_kill_leave_no_folder(data: Path, tmp_path: Path) -> None:
     """The error names the folder; the next call removes what a killed call has left."""
     path, out = checkpoint(data, tmp_path / "model.pt", "convs2s_tiny"), tmp_path / "out"

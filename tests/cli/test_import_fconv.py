@@ -120,9 +120,9 @@ def test_refuses_what_it_cannot_convert(tmp_path, data, fconv) -> None:
         ((checkpoint, checkpoint), "old.pt already exists"),
         ((checkpoint, tmp_path / "nowhere" / "new.pt"), "nowhere"),
         ((checkpoint, tmp_path / "link"), "link already exists"),
-        ((other, new), "'transformer'"),
-        ((ours, new), "'convs2s_tiny'"),
-        ((more, new), "decoder.gate.weight"),
+        ((other, new), f"{other}: architecture 'transformer'"),
+        ((ours, new), f"{ours}: architecture 'convs2s_tiny'"),
+        ((more, new), f"{more}: decoder.gate.weight"),
         ((save(tmp_path / "large.pt", large, data), new), "encoder.fc1.bias"),
         ((tmp_path / "text.pt", new), "text.pt"),
     ):

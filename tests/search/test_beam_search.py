@@ -274,8 +274,15 @@ def test_a_model_that_changes_its_probabilities(build, architecture: str, dictio
 def test_a_sentence_without_any_translation_is_an_error(build, dictionary, sentences) -> None:
     model, source = build("weighted_transformer_tiny"), sentences(LENGTHS)
     model.encoder.embedding.words.weight.data[source[0, 0]] = math.nan
-    with pytest.raises(RuntimeError, match="no translation"):
+    with pytest.raises(RuntimeError, match="NaN"):
         generate(FastBeamSearch, [model], dictionary, source)
+
+
+def test_a_prefix_of_an_excluded_word_is_an_error_of_options(build, dictionary, sentences) -> None:
+    model, source = build("weighted_transformer_tiny"), sentences(LENGTHS)
+    prefix = torch.full((len(source), 1), dictionary.unk())
+    with pytest.raises(RuntimeError, match="--unkpen"):
+        generate(FastBeamSearch, [model], dictionary, source, prefix_tokens=prefix, unk_penalty=math.inf)
 
 
 @pytest.mark.parametrize("alignment", ["hard", "soft"])
