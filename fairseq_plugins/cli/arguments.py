@@ -28,7 +28,7 @@ def add_user_dir(parser: ArgumentParser | _ArgumentGroup, default: Path | None =
         type=_folder,
         default=default,
         metavar="DIR",
-        help="folder that registers your own architecture, like fairseq-train's --user-dir",
+        help="folder with Python code that registers your own architecture, like fairseq-train's --user-dir",
     )
 
 
@@ -43,10 +43,12 @@ def import_user_dir(folder: Path | None) -> None:
     try:
         import_user_module(Namespace(user_dir=folder))
     except ImportError as error:
-        raise ValueError(f"--user-dir {folder}: {error}") from error
+        raise ValueError(
+            f"--user-dir {folder} cannot be imported: {error}; correct it, or give another folder"
+        ) from error
 
 
 def _folder(text: str) -> Path:
     if not Path(text).is_dir():
-        raise ArgumentTypeError(f"{text} is not a folder")
+        raise ArgumentTypeError(f"{text} is not a folder; give one that registers your architecture")
     return Path(text)

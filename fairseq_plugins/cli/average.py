@@ -1,8 +1,8 @@
 """Average the parameters of several checkpoints of a training.
 
-INPUT is the checkpoints, or with --last N the folder of a training.  --last averages the last N checkpoints of epochs
-(checkpoint7.pt), or with --updates those of --save-interval-updates (checkpoint_2_5000.pt).  All checkpoints must
-have the same layout version.
+INPUT is a list of checkpoints, or with --last N the folder of a training.  --last averages the checkpoints of the last
+N epochs (checkpoint7.pt), or with --updates the last N checkpoints of --save-interval-updates (checkpoint_2_5000.pt).
+All checkpoints must have the same version of the parameter layout.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="checkpoint to write")
     parser.add_argument("--last", type=positive, metavar="N", help="average the last N checkpoints of the folder")
     parser.add_argument(
-        "--updates", action="store_true", help="with --last: checkpoints of --save-interval-updates instead of epochs"
+        "--updates",
+        action="store_true",
+        help="with --last: use checkpoints of --save-interval-updates instead of those of epochs",
     )
 
 
 def run(args: Namespace) -> None:
-    """Average parameters; everything else except the optimizer state comes from the last checkpoint.
+    """Average the parameters; copy the rest of the last checkpoint, except the optimizer state.
 
     Raises:
         ValueError: there are too few checkpoints, one is unreadable, their models differ, or the output is not allowed.
@@ -59,7 +61,8 @@ def last_checkpoints(folders: Sequence[Path], count: int, updates: bool) -> list
         ValueError: there is not exactly one folder, or it has too few checkpoints.
     """
     if len(folders) != 1 or not folders[0].is_dir():
-        raise ValueError("--last needs exactly one folder as INPUT")
+        got = folders[0] if len(folders) == 1 else f"{len(folders)} paths"
+        raise ValueError(f"--last needs exactly one folder as INPUT, got {got}")
     pattern = BY_UPDATES if updates else BY_EPOCH
     found = {int(match[1]): path for path in folders[0].iterdir() if (match := pattern.fullmatch(path.name))}
     if len(found) < count:

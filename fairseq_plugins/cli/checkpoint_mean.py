@@ -14,9 +14,9 @@ from torch import Tensor
 FIX = "average checkpoints of one training"
 
 
-@torch.no_grad()  # parameters in a file require gradients
+@torch.no_grad()  # parameters that are loaded from a file require gradients
 def write_mean(paths: Sequence[Path], output: Path) -> None:
-    """Write a checkpoint with the mean parameters and, except the optimizer state, the rest of the last checkpoint.
+    """Write a checkpoint with the mean parameters and the rest of the last checkpoint, but without optimizer state.
 
     Raises:
         ValueError: a checkpoint is unreadable, or the models differ.
@@ -64,12 +64,12 @@ def architecture(state: Mapping[str, Any]) -> Any:
 
 
 def is_averaged(name: str, value: Tensor) -> bool:
-    """Return whether an entry is a parameter; a version number is not, even if it is floating-point."""
+    """Return whether an entry is averaged: all parameters are; version numbers are not, even as floats."""
     return value.is_floating_point() and not name.endswith("version")
 
 
 def check_same_model(first_path: Path, first: Mapping[str, Any], path: Path, state: Mapping[str, Any]) -> None:
-    """Refuse checkpoints that differ in architecture, dictionary, parameters or their layout.
+    """Refuse checkpoints that differ in architecture, dictionary, parameters or parameter layout.
 
     Raises:
         ValueError: the checkpoints differ; the error names the difference.

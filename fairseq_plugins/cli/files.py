@@ -1,8 +1,7 @@
-"""Files and folders of commands: validation, names in errors, locks, and records of settings."""
+"""Files and folders of commands: validation, file names in errors, locks, and records of settings."""
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -37,21 +36,21 @@ def refuse_missing_folder(path: Path) -> None:
 
 
 def refuse_unreadable(*paths: Path | None) -> None:
-    """Refuse missing input files, and folders in their place, before slow imports.
+    """Refuse missing input files, and folders given as files, before slow imports.
 
     Raises:
-        OSError: a file is missing, or a folder.
+        OSError: a file is missing, or is a folder.
     """
     for path in paths:
         if path is not None and S_ISDIR(path.stat().st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+            raise IsADirectoryError(f"{path} is a folder: give a file")
 
 
 def refuse_input_as_output(output: Path, inputs: Iterable[Path]) -> None:
     """Refuse to overwrite an input file.
 
     Raises:
-        ValueError: the output is one of the inputs, also through links.
+        ValueError: the output is one of the inputs, or a link to it.
     """
     if output.is_file() and any(path.is_file() and path.samefile(output) for path in inputs):
         raise ValueError(f"{output} is also an input: choose another output")
@@ -59,14 +58,14 @@ def refuse_input_as_output(output: Path, inputs: Iterable[Path]) -> None:
 
 @contextmanager
 def naming_file_in_errors(path: Path, cannot: str) -> Iterator[None]:
-    """Turn errors in this context into errors that name the file.
+    """Turn any error in this context into a ValueError that names the file.
 
     Args:
         path: the file.
         cannot: the part of the message after its name, such as "cannot be exported".
 
     Raises:
-        ValueError: any error that does not name a file yet.
+        ValueError: for each error that does not name a file yet.
     """
     try:
         yield
@@ -74,15 +73,17 @@ def naming_file_in_errors(path: Path, cannot: str) -> Iterator[None]:
         named = isinstance(error, ValueError | OSError | pickle.UnpicklingError)
         if named and not isinstance(error, UnicodeError):
             raise
-        raise ValueError(f"{path} {cannot}: {type(error).__name__}: {error}") from error
+        raise ValueError(
+            f"{path} {cannot}: {type(error).__name__}: {error}; correct this, or give another file"
+        ) from error
 
 
 @contextmanager
 def work_in(folder: Path) -> Iterator[None]:
-    """Lock a folder, and tell users how to resume if they stop the command.
+    """Lock a folder in this context; print how to resume if the user stops the command.
 
-    The system releases the lock when this process and its children have ended: a training that outlives its killed
-    parent keeps the lock.
+    The system releases the lock only when this process and its children have ended, so a training keeps the lock even
+    if its parent was killed.
 
     Raises:
         ValueError: another process holds the lock.
@@ -102,17 +103,17 @@ def work_in(folder: Path) -> Iterator[None]:
             print("\nThe same command resumes here.", file=sys.stderr)
             raise
         finally:
-            # Grandchildren of a killed child may hold the lock for some more seconds.
+            # Without this call, grandchildren could keep the lock for some seconds after their parent was killed.
             fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def refuse_other_settings(record: Path, settings: Mapping[str, object], made: Iterable[Path]) -> None:
-    """Refuse to continue the work of an earlier call with other settings, and record the settings.
+    """Record the settings; refuse to continue an earlier call's work that has other settings.
 
     Args:
         record: file of the settings.
         settings: names and values.
-        made: results of earlier calls; without results, other settings are allowed.
+        made: files that earlier calls made; if there are none, other settings are allowed.
 
     Raises:
         ValueError: the record has other settings.

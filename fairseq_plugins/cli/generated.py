@@ -1,7 +1,8 @@
 """Parser for the output of fairseq-generate and fairseq-interactive: the n-best list of each sentence.
 
-Each sentence has a line S (source) and optionally T (reference).  Each hypothesis has the lines H (score and words),
-D (score and detokenised text), P (token scores) and, with ``--print-alignment``, A.  Other lines are skipped.
+The output has a line S (source) and optionally a line T (reference) for each sentence.  It has the lines H (score and
+words), D (score and detokenised text), P (token scores) and, with ``--print-alignment``, A for each hypothesis.  Other
+lines are skipped.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from fairseq_plugins.cli.own_data import parallel_text
 from fairseq_plugins.common.files import decoded
 
-LARGEST = 10  # length penalty; larger powers of lengths overflow
+LARGEST = 10  # largest length penalty; larger powers of a length would overflow
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Hypothesis:
     Attributes:
         words: generated words, after ``--remove-bpe``.
         text: detokenised text.
-        log_probability: log p(words | source) in nats, to 4 decimals per token.
+        log_probability: log p(words | source) in nats; fairseq prints it with 4 decimals for each token.
         length: number of generated tokens, including the end of the sentence.
         alignment: most attended source position of each word; None without ``--print-alignment hard``.
     """
@@ -61,7 +62,7 @@ class _Line:
 
 
 def add_generated(parser: ArgumentParser, made_by: str, more: str = "") -> None:
-    """Add the argument for files with the output of a fairseq command."""
+    """Add the argument ``generated``: files with the output of a fairseq command."""
     parser.add_argument(
         "generated", nargs="+", type=Path, metavar="GENERATED", help=f"output of {made_by}, or of its shards{more}"
     )
@@ -71,7 +72,8 @@ def read_generated(paths: Iterable[Path]) -> list[Sentence]:
     """Read the sentences of all files, sorted by number.
 
     Raises:
-        ValueError: a file is invalid UTF-8, truncated, incomplete or without translations, or a sentence is repeated.
+        ValueError: a file is not UTF-8, is truncated, has no translations or only a part of them, or repeats a
+            sentence.
         OSError: a file cannot be read.
     """
     found: dict[int, Sentence] = {}
@@ -92,7 +94,7 @@ def lines_of(path: Path, sentences: Sequence[Sentence]) -> list[str]:
     """Read one line of a file for each sentence.
 
     Raises:
-        ValueError: the numbers of lines and sentences differ, or a line is invalid UTF-8.
+        ValueError: the file has more or fewer lines than there are sentences, or a line is invalid UTF-8.
         OSError: the file cannot be read.
     """
     text = list(parallel_text.read_text(path, ""))
@@ -109,7 +111,8 @@ def lines_of(path: Path, sentences: Sequence[Sentence]) -> list[str]:
 
 
 def _read_lines(path: Path) -> Iterator[_Line]:
-    # Text may contain Python's other line separators. A carriage return at the end belongs to the line end.
+    # Text may contain other characters that Python treats as line ends. A carriage return at the end of a line is
+    # dropped.
     with path.open("rb") as file:
         for count, line in enumerate(decoded(file, path), start=1):
             if match := re.fullmatch(r"([STHDPA])-([0-9]{1,18})\t([^\n]*?)\r?(\n?)", line):
@@ -146,7 +149,7 @@ def _read_hypothesis(words: _Line, text: _Line, positions: _Line, alignment: _Li
         alignment=_read_alignment(alignment.text) if alignment else None,
     )
     # Words may contain other whitespace, such as a no-break space.
-    if len(scores) <= len(list(filter(None, hypothesis.words.split(" ")))):  # the end of the sentence has a score, too
+    if len(scores) <= len(list(filter(None, hypothesis.words.split(" ")))):  # The end of the sentence has a score, too.
         raise ValueError(f"{positions.place}: fewer scores than tokens in {words.place}; run fairseq-generate again")
     return hypothesis
 

@@ -40,10 +40,10 @@ def find(name: str) -> ModuleType:
 @stoppable()
 @standard_streams()
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; user errors print one line and exit with status 1."""
+    """Run the command line; for a user's error, print one line and exit with status 1."""
     args = parse(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # escape characters outside its encoding
+        sys.stdout.reconfigure(errors="backslashreplace")  # Escape characters that the stream cannot encode.
     try:
         args.run(args)
     except (ValueError, OSError, pickle.UnpicklingError) as error:
@@ -64,11 +64,12 @@ def parse(words: list[str]) -> Namespace:
         os.environ.setdefault("TQDM_DISABLE", "1")  # hide subword-nmt's progress bar
     for name, (_, text) in COMMANDS.items():
         command = commands.add_parser(name, help=text)
-        if words[:1] == [name]:  # importing all commands with torch and fairseq would take seconds
+        # Only this command is imported: importing all commands, with torch and fairseq, would take seconds.
+        if words[:1] == [name]:
             tool = find(name)
             command.description = tool.__doc__
             tool.add_arguments(command)
             command.set_defaults(command=name, run=tool.run)
-            # Options may stand between SOURCE, TARGET and OUT, and TARGET may be missing.
+            # A user may put options between SOURCE, TARGET and OUT, and may omit TARGET.
             return command.parse_intermixed_args(words[1:])
     return parser.parse_args(words)

@@ -1,4 +1,4 @@
-"""Processes of the commands: signals, standard streams, and fairseq's commands as children."""
+"""Processes of the commands: signals, standard streams, and fairseq's commands as child processes."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 
-GRACE = 5  # seconds that a program gets to end
+GRACE = 5  # seconds that a program has to end after an interrupt
 UNWRITABLE = {errno.EPIPE, errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO, errno.EBADF}
 
-# Later versions of fairseq drop a last batch that is not a multiple of 8 sentences.
+# Newer fairseq versions drop the last batch if its number of sentences is not a multiple of 8. This option keeps it.
 ALL_SENTENCES = ["--required-batch-size-multiple", "1"]
 
-# Skip sentences that are too long for the model in validation and test, as fairseq does in training.
+# Skip sentences that are too long for the model in validation and test, too; fairseq does so only in training.
 NO_LONG_ONES = ["--skip-invalid-size-inputs-valid-test"]
 
-SHOWN = 15  # last lines of a failed command
+SHOWN = 15  # last lines of a failed command that its error shows
 
-# Runs the installed command without the working folder on the module path, where a text folder may contain a
-# sacrebleu.py. Python's option for this, -P, exists from 3.11 on.
+# Run the installed command without the working folder on the module path, because a folder of texts may contain a
+# sacrebleu.py. Python's option for this, -P, exists from Python 3.11 on.
 RUN = """import sys
 sys.path[:] = filter(None, sys.path)
 sys.argv[0] = "fairseq-{}"
@@ -37,7 +37,7 @@ cli_main()
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Delay signals that end this process until its children have ended.
+    """Delay signals that would end this process until its children have ended.
 
     Ignored signals, as under nohup, stay ignored.
     """
@@ -48,7 +48,8 @@ def stoppable() -> Iterator[None]:
             (number,) = stop.args
             print("fairseq-plugins: stopped", file=sys.stderr)
             signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)  # so that a shell sees the signal and ends its loops
+            # The process ends by the signal itself, so that a shell sees the signal and ends its loops.
+            signal.raise_signal(number)
 
 
 @contextmanager
@@ -56,7 +57,7 @@ def running(call: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[st
     """Start a program, and end it if this process is stopped or fails."""
     early: list[int] = []
     with ExitStack() as stack:
-        # A signal during the start would leave the program running.
+        # Signals are delayed, because a signal during the start would leave the program running.
         with _handled_by(lambda number, _: early.append(number)):
             # The program inherits the inheritable lock.
             process = stack.enter_context(subprocess.Popen(call, text=True, close_fds=False, **options))
@@ -71,7 +72,7 @@ def _stop(number: int, _: object) -> None:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Interrupt a program, which can then end its own children, and kill it if it does not end."""
+    """Interrupt a program, so that it can end its own children; kill it if it does not end."""
     process.send_signal(signal.SIGINT)
     try:
         with suppress(subprocess.TimeoutExpired):
@@ -83,8 +84,8 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 @contextmanager
 def _handled_by(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Handle all signals that would end this process, except ignored ones and foreign handlers."""
-    with ExitStack() as before:  # restores all handlers, even if a signal arrives meanwhile
+    """Handle all signals that would end this process, except ignored signals and signals with other handlers."""
+    with ExitStack() as before:  # Restores all handlers, even if a signal arrives during this.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if (old := signal.getsignal(number)) not in (signal.SIG_IGN, None):
                 before.callback(signal.signal, number, old)
@@ -93,7 +94,7 @@ def _handled_by(handler: Callable[[int, Any], None]) -> Iterator[None]:
 
 
 def fairseq(command: str, *options: object) -> None:
-    """Run ``fairseq-COMMAND`` without showing its output.
+    """Run ``fairseq-COMMAND``, and hide its output unless it fails.
 
     Raises:
         ValueError: the command fails; the error has its last lines.
@@ -112,7 +113,7 @@ def fairseq_lines(
         command: name of the command.
         options: its arguments.
         stdin: its standard input.
-        before: Python code to run in its process first.
+        before: Python code that runs first in the command's process.
 
     Raises:
         ValueError: the command fails; the error has its last lines.
@@ -121,18 +122,20 @@ def fairseq_lines(
     print(f"\n$ {shlex.join([f'fairseq-{command}', *words])}", file=sys.stderr, flush=True)
     # Hide deprecation warnings in fairseq.
     call = [sys.executable, "-u", "-W", "ignore", "-c", RUN.format(command, command.replace("-", "_"), before), *words]
-    # Its own child processes do the same, from Python 3.11 on.
+    # Child processes of the command do the same, from Python 3.11 on.
     environment = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONIOENCODING": "utf-8"}
     pipes = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     last: deque[str] = deque(maxlen=SHOWN)
     with running(call, **pipes, encoding="utf-8", env=environment) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if "{'_name'" not in line:  # the configuration, many screens long
+            if "{'_name'" not in line:  # The configuration fills many screens.
                 last.append(line)
                 yield line
     if process.returncode < 0:
-        raise ValueError(f"fairseq-{command} was killed by {signal.Signals(-process.returncode).name}")
+        name = signal.Signals(-process.returncode).name
+        fix = "the memory was probably full: free some, and repeat" if name == "SIGKILL" else "repeat"
+        raise ValueError(f"fairseq-{command} was killed by {name}; {fix} the command")
     if process.returncode:
         end = "".join(last).rstrip()
         raise ValueError(f"fairseq-{command} failed (status {process.returncode}). Its last lines:\n{end}")
@@ -140,7 +143,7 @@ def fairseq_lines(
 
 @contextmanager
 def standard_streams() -> Iterator[None]:
-    """Allow a closed standard input or error stream, and handle errors of the standard output.
+    """Work without standard input or standard error in this context, and handle errors of the standard output.
 
     If the reader of the output has exited (``| head``), the program ends by SIGPIPE, as usual.
 
@@ -150,10 +153,10 @@ def standard_streams() -> Iterator[None]:
     for number in range(3):
         try:
             os.fstat(number)
-        except OSError:  # otherwise the next opened file would become this stream
+        except OSError:  # Otherwise the next opened file would become this stream.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115  (for as long as the process)
+        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115  (open until the process ends)
     if sys.stdout is None:
         sys.exit("fairseq-plugins: error: the standard output is closed; redirect it to a file")
     try:
@@ -170,7 +173,7 @@ def standard_streams() -> Iterator[None]:
 
 
 def is_of_output(error: BaseException) -> bool:
-    """Return whether an error comes from the standard output; errors of files have a name (`replacing`)."""
+    """Return whether an error comes from the standard output; errors of files have a file name (`replacing`)."""
     return isinstance(error, OSError) and error.filename is None and error.errno in UNWRITABLE
 
 
@@ -178,5 +181,5 @@ def _end_by_output(error: OSError) -> None:
     if error.errno == errno.EPIPE:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         signal.raise_signal(signal.SIGPIPE)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # otherwise Python flushes again at exit and prints a traceback
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Otherwise Python would flush again at exit and print a traceback.
     sys.exit(f"fairseq-plugins: error: cannot write to the standard output: {error.strerror}")

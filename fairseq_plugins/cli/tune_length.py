@@ -1,9 +1,10 @@
 """Find the length penalty with the best BLEU in n-best lists of a development set.
 
-With own-data's folder OUT, tune-length first translates the validation part once, to OUT/ARCH/nbest.  It ranks the
-hypotheses by (log p(y|x) + W (|y| - 1)) / |y|^A for each exponent A and word penalty W (in nats; Gehring et al. 2016,
-section 4.4, --word-penalty of translation_fast), without decoding.  Make the lists without a word penalty and with
---nbest equal to --beam.  Decode again with the best penalty, which may find other hypotheses.
+tune-length ranks the hypotheses by (log p(y|x) + W (|y| - 1)) / |y|^A for each exponent A and word penalty W, without
+decoding again.  W is in nats (Gehring et al. 2016, section 4.4; --word-penalty of translation_fast).  If own-data's
+folder OUT is given, tune-length first translates the validation part to OUT/ARCH/nbest, unless it has done so before.
+Other lists must be made without a word penalty, and with --nbest equal to --beam.  After tuning, decode with the best
+penalty: the search may then find other hypotheses.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from fairseq_plugins.cli.user_dir import USER_DIR
 
 def add_arguments(parser: ArgumentParser) -> None:
     add_generated(parser, "fairseq-generate --nbest K", "; or own-data's folder")
-    parser.add_argument("--arch", help="with own-data's folder: architecture, if several were trained there")
+    parser.add_argument("--arch", help="with own-data's folder: the architecture, if several models were trained there")
     add_user_dir(parser, default=USER_DIR)
     parser.add_argument(
         "--reference",
         type=Path,
         metavar="FILE",
-        help="untokenised references, one per line (default: those in GENERATED)",
+        help="untokenised references, one per line (default: the references in GENERATED)",
     )
     parser.add_argument(
         "--tokenize",
@@ -61,12 +62,14 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    """Print BLEU and the relative length for each exponent and penalty, and recommend the best.
+    """Print BLEU and the length ratio for each exponent and penalty, and recommend the best ones.
 
-    Ties are broken by the exponent closest to fairseq's default, 1, and then by the smallest penalty.
+    If several are equally good, the exponent closest to fairseq's default, 1, is recommended, and then the smallest
+    penalty.
 
     Raises:
-        ValueError: the lists or references are unreadable or do not match, or have one hypothesis per sentence.
+        ValueError: the lists or references are unreadable or do not match, or the lists have only one hypothesis per
+            sentence.
     """
     if not all(abs(alpha) <= LARGEST for alpha in args.alphas):
         raise ValueError(f"--alphas {args.alphas}: must be between -{LARGEST} and {LARGEST}")
@@ -105,7 +108,7 @@ def run(args: Namespace) -> None:
 
 
 def validation_lists(output: Path, arch: str | None, user_dir: Path) -> HeldOut:
-    """Return n-best lists of the validation part of own-data's folder, generated once.
+    """Return n-best lists of the validation part in own-data's folder; generate them if they are missing.
 
     Raises:
         ValueError: there is no model, or fairseq-generate fails.
@@ -118,12 +121,12 @@ def validation_lists(output: Path, arch: str | None, user_dir: Path) -> HeldOut:
 
 
 def best_texts(sentences: Sequence[Sentence], alpha: float, word_penalty: float = 0.0) -> list[str]:
-    """Return the best hypothesis of each sentence; ties keep fairseq's order."""
+    """Return the best hypothesis of each sentence; among equally good ones, the first in fairseq's order."""
     return [max(sentence.hypotheses, key=lambda each: each.score(alpha, word_penalty)).text for sentence in sentences]
 
 
 def printed_references(sentences: Sequence[Sentence], tokenizer: str | None) -> tuple[list[str], str]:
-    """Return the references in the lists, and the tokenizer (default: ``13a`` for detokenised text, else ``none``)."""
+    """Return the lists' references, and sacreBLEU's tokenizer: by default ``13a`` for detokenised text, else ``none``."""
     references = [sentence.reference for sentence in sentences if sentence.reference is not None]
     if len(references) < len(sentences):
         missing = f"{len(sentences) - len(references)} of {len(sentences)}"

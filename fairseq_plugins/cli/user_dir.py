@@ -7,7 +7,7 @@ from pathlib import Path
 
 import fairseq_plugins
 
-# The installed folder has a unique name (setup.py).
+# The installed folder has a unique name, which setup.py defines.
 _ROOT = Path(fairseq_plugins.__file__).parents[1]
 USER_DIR = next(
     (folder for name in ("fairseq_plugins_user_dir", "user_dir") if (folder := _ROOT / name).is_dir()),

@@ -54,8 +54,6 @@ RESUMING: tuple[Repair, ...] = (
 
 # Training in several processes, with GPUs or without.
 DISTRIBUTED: tuple[Repair, ...] = (
-    adam.update_in_one_pass,
-    losses.smooth_in_one_pass,
     distributed.clip_gradients_on_their_device,
     distributed.flatten_on_gpus_only,
     distributed.follow_torchrun,
@@ -64,6 +62,12 @@ DISTRIBUTED: tuple[Repair, ...] = (
     distributed.skip_empty_validation_batches,
     distributed.train_on_cpus,
     distributed.wrap_models_on_cpus,
+)
+
+# The same results in less time on a CPU.
+SPEED: tuple[Repair, ...] = (
+    adam.update_in_one_pass,
+    losses.smooth_in_one_pass,
 )
 
 # Data, commands, search, and the interface from Python.
@@ -98,7 +102,7 @@ TRANSLATING: tuple[Repair, ...] = (
 
 def repair_fairseq() -> None:
     """Apply all repairs.  Call this function only once."""
-    for repair in (*SAFETY, *RESUMING, *DISTRIBUTED, *TRANSLATING):
+    for repair in (*SAFETY, *RESUMING, *DISTRIBUTED, *SPEED, *TRANSLATING):
         repair()
 
 

@@ -174,7 +174,7 @@ def first_fault(name: str) -> str | None:
 
 
 def restore_numpy_compat() -> None:
-    """Restore ``np.compat.long``, which data sets of language models use.  The probe: NumPy 2 lacks it."""
+    """Restore ``np.compat.long``, which data sets of language models use, if it is missing, as in NumPy 2."""
     if not hasattr(np, "compat"):
         vars(np)["compat"] = SimpleNamespace(long=int)
 

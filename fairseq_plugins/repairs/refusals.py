@@ -26,7 +26,7 @@ from fairseq_plugins.repairs.ranges import (
 )
 
 # The first of these options that a parser has tells its command.
-OPTION_OF = {"buffer_size": "interactive", "beam": "generate", "max_epoch": "train", "path": "validate"}
+COMMAND_OF_OPTION = {"buffer_size": "interactive", "beam": "generate", "max_epoch": "train", "path": "validate"}
 GENERATE, INTERACTIVE, TRAIN, VALIDATE = ("generate",), ("interactive",), ("train",), ("validate",)
 TRANSLATE = (*GENERATE, *INTERACTIVE)
 COMMANDS = (*TRANSLATE, *TRAIN, *VALIDATE)
@@ -35,7 +35,7 @@ SEARCHES = (*TRANSLATE, "python")  # "python" means any call of `task.build_gene
 OF_THE_TASK = "${task."  # a model's option whose default refers to an option of the task
 
 
-class Options:
+class GivenOptions:
     """Options by name, from a command line, a task, or all sections of a configuration; a missing option is None."""
 
     def __init__(self, *parts: Any) -> None:
@@ -70,7 +70,7 @@ class Refusal(NamedTuple):
     """
 
     commands: tuple[str, ...]
-    found: Callable[[Options], Any]
+    found: Callable[[GivenOptions], Any]
     sentence: str
 
 
@@ -85,13 +85,13 @@ def missing_in_the_task(o: Any) -> Iterator[str]:
             yield option
 
 
-def is_task(o: Options, kind: type) -> bool:
+def is_task(o: GivenOptions, kind: type) -> bool:
     """Return whether the task, given by its name or class, is a subclass of ``kind``."""
     task = TASK_REGISTRY.get(o.task, o.task)
     return isinstance(task, type) and issubclass(task, kind)
 
 
-def refines(o: Options) -> bool:
+def refines(o: GivenOptions) -> bool:
     """Return whether the task's generator refines a translation step by step."""
     return is_task(o, TranslationLevenshteinTask)
 
@@ -148,18 +148,18 @@ DEFAULTS = {option: registry["default"] for option, registry in REGISTRIES.items
 }
 
 
-def given(option: str, o: Options) -> bool:
+def given(option: str, o: GivenOptions) -> bool:
     """Return whether an option differs from its default."""
     return getattr(o, option) not in (None, DEFAULTS[option])
 
 
-def given_to_a_search(option: str, o: Options) -> bool:
+def given_to_a_search(option: str, o: GivenOptions) -> bool:
     """Return whether an option differs from its default and the task translates word by word."""
     return is_task(o, TranslationTask) and not refines(o) and given(option, o)
 
 
 def unread(
-    commands: tuple[str, ...], instead: dict[str, str], found: Callable[[str, Options], bool] = given
+    commands: tuple[str, ...], instead: dict[str, str], found: Callable[[str, GivenOptions], bool] = given
 ) -> Iterator[Refusal]:
     """Yield a row for each option that these commands ignore."""
     for option, fix in instead.items():
@@ -167,12 +167,12 @@ def unread(
         yield Refusal(commands, partial(found, option), sentence)
 
 
-def other_in_validation(option: str, o: Options) -> bool:
+def other_in_validation(option: str, o: GivenOptions) -> bool:
     """Return whether ``option`` has another value for validation; a command line copies its value for validation."""
     return getattr(o, f"{option}_valid") not in (None, getattr(o, option))
 
 
-def missing_of_a_part(o: Options) -> str | None:
+def missing_of_a_part(o: GivenOptions) -> str | None:
     """Name a component and the first option it requires that was not given, such as ``--bpe-codes`` of subword_nmt."""
     for kind, registry in REGISTRIES.items():
         fields = getattr(registry["dataclass_registry"].get(getattr(o, kind)), "__dataclass_fields__", {})
@@ -182,7 +182,7 @@ def missing_of_a_part(o: Options) -> str | None:
     return None
 
 
-def several_searches(o: Options) -> str | None:
+def several_searches(o: GivenOptions) -> str | None:
     """Name the searches that the options choose, if they choose more than one."""
     chosen = {
         "--sampling": o.sampling,
@@ -333,7 +333,7 @@ REFUSALS = (
 
 def command_of(options: Any) -> str | None:
     """Return the name of the command that has these options, without ``fairseq-``."""
-    return next((command for option, command in OPTION_OF.items() if option in options), None)
+    return next((command for option, command in COMMAND_OF_OPTION.items() if option in options), None)
 
 
 def refuse(command: str | None, *parts: Any) -> None:
@@ -342,7 +342,7 @@ def refuse(command: str | None, *parts: Any) -> None:
     Raises:
         ValueError: the command cannot do what the options ask for.
     """
-    o = Options(*parts)
+    o = GivenOptions(*parts)
     for refusal in REFUSALS:
         if command in refusal.commands and (found := refusal.found(o)):
             place = "task.build_generator" if command == "python" else f"fairseq-{command}"

@@ -147,7 +147,7 @@ def save_checkpoints_whole() -> None:
 
 
 def copy_checkpoints_whole() -> None:
-    """Copy to a temporary file and rename it to ``checkpoint_last.pt``; if killed, fairseq leaves a partial copy.
+    """Copy checkpoints to a temporary file and rename it; if killed, fairseq leaves a partial ``checkpoint_last.pt``.
 
     No probe is needed: renaming twice is harmless.
     """

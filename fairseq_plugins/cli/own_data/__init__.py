@@ -1,1 +1,1 @@
-"""``fairseq-plugins own-data``: from two text files to translations."""
+"""``fairseq-plugins own-data``: train a model on two text files and translate with it."""

@@ -14,9 +14,9 @@ import polib
 from fairseq_plugins.cli.own_data.parallel_text import Pair
 
 SUFFIX = ".po"
-SHOWN = 10  # entries that lost placeholders
-# Placeholders and markup to keep unchanged; the text before the <target> of a reference may be translated.
-# Numbers of letters are limited where a search would else take a time that grows with the square of a text.
+SHOWN = 10  # number of entries with lost placeholders that a report lists
+# Placeholders and markup that a translation must keep unchanged; the text before the <target> of a reference may be
+# translated. Repetitions are limited, so that a search takes linear, not quadratic, time.
 PLACEHOLDERS = re.compile(
     r"""%\([^()\s]+\)[#0+-]{0,5}[\d.]{0,9}[a-z]                              # %(name)s
     | %(?:\d{1,9}\$)?[#0+-]{0,5}\d{0,9}(?:\.\d{1,9})?(?:hh?|ll?|[jztLq])?[acdefgiorsux@]  # %s, %1$s, %.2f, %ld
@@ -39,14 +39,14 @@ def load(path: Path) -> polib.POFile:
     """
     try:
         return polib.pofile(str(path))
-    except (OSError, UnicodeDecodeError, LookupError) as error:  # polib's errors of syntax are OSErrors
+    except (OSError, UnicodeDecodeError, LookupError) as error:  # polib raises OSError for a syntax error
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise ValueError(f"{path} is not a gettext catalogue: {error}; repair it or give another file") from error
 
 
 def read_catalogue(path: Path) -> Iterator[Pair]:
-    """Read the translated entries, without obsolete and fuzzy ones."""
+    """Return the translated entries, except obsolete and fuzzy ones."""
     for entry in load(path):
         if entry.translated() and not entry.obsolete:
             if entry.msgid_plural:
@@ -58,7 +58,7 @@ def read_catalogue(path: Path) -> Iterator[Pair]:
 
 
 def on_one_line(text: str) -> str:
-    """Return the text with spaces for line feeds."""
+    """Return the text with each line feed replaced by a space."""
     return " ".join(text.split("\n"))
 
 
@@ -69,12 +69,12 @@ def language_of_catalogue(path: Path) -> str | None:
 
 @dataclass(eq=False)
 class Gap:
-    """An empty translation of an entry.
+    """An entry's translation that is empty and can be filled.
 
     Attributes:
         entry: the entry.
         source: the text to translate.
-        form: number of the plural form; None without a plural.
+        form: number of the plural form; None if the entry has no plural.
         lost: placeholders of the source that are missing in its translation.
     """
 
@@ -85,15 +85,15 @@ class Gap:
 
     @property
     def line(self) -> int:
-        """Return the line of the catalogue where the entry begins."""
+        """Return the number of the catalogue's line where the entry begins."""
         return max(int(self.entry.linenum), 1)
 
     def lines(self) -> list[str]:
-        """Return the lines of the source without their outer white space, and without blank lines."""
+        """Return the lines of the source without white space at their ends, and without blank lines."""
         return [text for line in self.source.split("\n") if (text := line.strip())]
 
     def fill(self, translations: Mapping[str, str]) -> None:
-        """Mark the entry fuzzy, and translate its lines, each between the white space that it has."""
+        """Fill in translations of the source's lines, keep white space around each line, and mark the entry fuzzy."""
         lines = self.source.split("\n")
         for place, line in enumerate(lines):
             if text := line.strip():
@@ -109,7 +109,7 @@ class Gap:
 
 
 def gaps(catalogue: polib.POFile) -> list[Gap]:
-    """Return all empty translations of entries that are not obsolete."""
+    """Return a `Gap` for each empty translation; obsolete entries are skipped."""
     found = []
     for entry in catalogue:
         if not entry.obsolete and entry.msgid_plural:
@@ -129,7 +129,7 @@ def placeholders(text: str) -> Counter[str]:
 
 
 def in_utf8(catalogue: polib.POFile) -> bytes:
-    """Return the content of the catalogue in UTF-8, with a header that says so."""
+    """Return the content of the catalogue in UTF-8, with this encoding in the header."""
     if codecs.lookup(catalogue.encoding).name != "utf-8":
         catalogue.metadata["Content-Type"] = "text/plain; charset=UTF-8"
     return str(catalogue).encode()

@@ -1,7 +1,7 @@
 """Cleaning of parallel text.
 
-The first pass writes all usable pairs and stores 8 bytes per source and per pair.  The second pass writes the pairs
-that are neither repeated nor held out.
+The first pass writes all usable pairs to a file, and keeps a hash of 8 bytes in memory for each source and each pair.
+The second pass writes the pairs that are neither repeated nor held out.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from fairseq_plugins.cli.bar import bar
 from fairseq_plugins.cli.own_data.parallel_text import Pair, read_pairs, writing
 
 LONGEST = 2000  # characters of a side
-RATIO = 9  # limit of the ratio of both sides' characters
-SHORT = 50  # characters; shorter sides have no such limit, because "OK" may be a sentence in another language
-FEW = 200  # fewer held-out pairs are unreliable
+RATIO = 9  # limit of the ratio of the numbers of characters on the two sides
+# Characters; the ratio of shorter sides has no limit, because "OK" may be a long sentence in another language.
+SHORT = 50
+FEW = 200  # scores on fewer held-out pairs are unreliable
 LEAST = 20  # training pairs
-MOST_BROKEN = 0.05  # share of the pairs; more mean that the text has another encoding
+MOST_BROKEN = 0.05  # share of pairs with invalid UTF-8; a larger share means that the text has another encoding
 
-# Rules in the order of application. --keep switches off the rules in `OPTIONAL`.
+# Cleaning rules in the order in which they are applied. --keep switches off rules in `OPTIONAL`.
 RULES = {
     "broken": "invalid UTF-8 or U+FFFD",
     "empty": "an empty side",
@@ -43,7 +44,7 @@ Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 
 def broken_rule(pair: Pair, keep: Set[str]) -> str | None:
-    """Return the first rule that a pair breaks by itself."""
+    """Return the first rule that a pair breaks, except rules that compare pairs."""
     short, long = sorted(map(len, pair))
     if "\ufffd" in pair[0] or "\ufffd" in pair[1]:
         return "broken"
@@ -64,7 +65,7 @@ def key(*texts: str) -> int:
 
 
 class Write(Protocol):
-    """Append a pair to the files of a part."""
+    """Appends a pair to the files of a part."""
 
     def __call__(self, pair: Pair) -> None: ...
 
@@ -72,10 +73,11 @@ class Write(Protocol):
 def clean(
     parts: Mapping[str, Iterable[Pair]], languages: tuple[str, str], folder: Path, keep: Set[str] = frozenset()
 ) -> dict[str, int]:
-    """Write the cleaned files of ``train``, ``valid`` and, if given, ``test``, one line per pair.
+    """Clean the pairs, and write one line per pair to the files of ``train``, ``valid`` and, if given, ``test``.
 
-    A test part stays complete.  A validation part loses unusable pairs only.  Without a validation part, evenly spaced
-    training pairs are held out after cleaning: 1 %, at least 200, at most 3000, and never more than a tenth.
+    A test part keeps all its pairs.  A validation part loses only unusable pairs.  If no validation part is given,
+    evenly spaced training pairs are held out after cleaning: 1 %, at least 200, at most 3000, and never more than a
+    tenth.
 
     Args:
         parts: pairs of ``train``, and optionally of ``valid`` and ``test``.
@@ -104,7 +106,7 @@ def clean(
     masks = {"train": train}
     if "valid" not in parts:
         masks["valid"] = valid = _evenly(train)
-        same_source = np.isin(of_source, of_source[valid])  # exceeds `valid` only if repeated sources are kept
+        same_source = np.isin(of_source, of_source[valid])  # larger than `valid` only if repeated sources are kept
         numbers["held-out"] += int((train & same_source & ~valid).sum())
         train &= ~same_source
     for part, mask in masks.items():
@@ -188,7 +190,7 @@ def report(numbers: Mapping[str, int]) -> str:
 
 
 def _first(keys: Array) -> Mask:
-    """Return a mask of the first occurrence of each key."""
+    """Return a mask that selects the first occurrence of each key."""
     first = np.zeros(len(keys), dtype=np.bool_)
     first[np.unique(keys, return_index=True)[1]] = True
     return first

@@ -1,10 +1,10 @@
 """Train a translation model on parallel text, score it, and translate with it.
 
-own-data cleans the text, learns subwords, trains until validation stops improving, and scores held-out text.  The same
-command resumes a stopped training, and translates with --translate.  SOURCE and TARGET are line-aligned files, plain
-or gzipped (train.en, train.pt-BR.gz, .sgm, .xml), or folders of such files (en, zh); a translation memory (.tmx), a
-gettext catalogue (.po) or a folder of them contains both languages.  29 000 image captions take half an hour to an hour
-on one CPU core.
+own-data cleans the text, learns subwords, trains until the validation loss stops improving, and scores held-out text.
+Run the same command again to resume a stopped training; add --translate to translate.  SOURCE and TARGET are
+line-aligned files, plain or gzipped (train.en, train.pt-BR.gz, .sgm, .xml), or folders of such files (en, zh).  A
+translation memory (.tmx), a gettext catalogue (.po) or a folder of them contains both languages, so TARGET is omitted.
+29 000 image captions take half an hour to an hour on one CPU core.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fairseq_plugins.cli.user_dir import USER_DIR
 if TYPE_CHECKING:
     from fairseq_plugins.cli.own_data.training import Training
 
-BEGUN = "begun"  # before it is `FINISHED`
+BEGUN = "begun"  # name of `FINISHED` before the training ends
 DEFAULT_ARCH = "convs2s_iwslt_de_en"
 
 
@@ -46,7 +46,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=Path,
         nargs="?",
         metavar="TARGET",
-        help="translation, line by line; omit it if SOURCE contains both languages (.tmx, .po)",
+        help="the translation of each line of SOURCE; omit TARGET if SOURCE contains both languages (.tmx, .po)",
     )
     parser.add_argument("output", type=Path, metavar="OUT", help="folder for all results")
     text, training = parser.add_argument_group("text"), parser.add_argument_group("training")
@@ -60,8 +60,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     text.add_argument(
         "--tokenizer",
         choices=TOKENIZERS,
-        help="preprocessing: sentencepiece restores text of any language unchanged; moses (with "
-        "subword-nmt's BPE) is the papers' preprocessing (default: sentencepiece, or the one of an existing OUT)",
+        help="preprocessing: sentencepiece works for every language and loses no character; moses, with subword-nmt's "
+        "BPE, is the papers' preprocessing (default: sentencepiece, or the preprocessing of an existing OUT)",
     )
     text.add_argument(
         "--keep",
@@ -72,7 +72,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="cleaning rules to switch off: " + "; ".join(f"{rule} ({RULES[rule]})" for rule in OPTIONAL),
     )
     text.add_argument(
-        "--workers", type=positive, default=1, metavar="N", help="processes for preparing text (default: %(default)s)"
+        "--workers",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="number of processes that prepare the text (default: %(default)s)",
     )
     training.add_argument("--arch", help=f"architecture (default: {DEFAULT_ARCH}, or the one of --from)")
     add_user_dir(training, default=USER_DIR)
@@ -81,14 +85,15 @@ def add_arguments(parser: ArgumentParser) -> None:
         dest="base",
         type=Path,
         metavar="OUT2",
-        help="adapt the model of own-data's folder OUT2, or a checkpoint in it, to this text; its subwords are kept",
+        help="adapt a trained model to this text: OUT2 is a folder of own-data or a checkpoint in one; its subwords "
+        "are kept",
     )
     training.add_argument(
         "--train",
         default="",
         metavar="'OPTIONS'",
-        help="options of fairseq-train (except --log-format), which override own-data's; write a single option as "
-        "--train=--cpu",
+        help="options of fairseq-train (except --log-format), which override the options that own-data chooses; write "
+        "a single option as --train=--cpu",
     )
     training.add_argument(
         "--fp32",
@@ -115,7 +120,7 @@ def run(args: Namespace) -> None:
     args.arch = args.arch or (base.arch if base else DEFAULT_ARCH)
     texts, model = check(args), args.output / args.arch
     begun = existing(args.output)
-    if args.translate is not None and begun is not None and args.target is None:  # the texts may be elsewhere by now
+    if args.translate is not None and begun is not None and args.target is None:  # the user may have moved the texts
         languages = begun.languages
     else:
         languages = languages_of(*texts["train"], args.source_lang, args.target_lang)
@@ -127,7 +132,7 @@ def run(args: Namespace) -> None:
         )
     told = ["--source-lang", languages[0], "--target-lang", languages[1]]
     decoding = folder.decoding_options(model / BEST, args.user_dir)
-    if args.translate is not None:  # needs no lock: several processes may translate
+    if args.translate is not None:  # Translation needs no lock: several processes may translate.
         if not (folder.binary / f"train.{languages[0]}-{languages[1]}.{languages[0]}.idx").exists():
             raise ValueError(
                 f"--translate: {folder.binary} has no data for {languages[0]} to {languages[1]}; check "
@@ -184,7 +189,7 @@ def check(args: Namespace) -> dict[str, FilePair]:
 
 
 def files_of(args: Namespace, part: str) -> FilePair | None:
-    """Return the source and target files of a part; a file with both languages is both.
+    """Return the source and target files of a part; a file with both languages is returned as both.
 
     Raises:
         ValueError: a part has more than two files.
@@ -198,10 +203,10 @@ def files_of(args: Namespace, part: str) -> FilePair | None:
 
 
 def choose_tokenizer(wished: str | None, begun: Folder | None, base: Base | None) -> str:
-    """Return the tokenizer of an existing folder or base model, or else the wished or default one.
+    """Return the tokenizer of an existing folder or base model; for a new one, the user's choice or the default.
 
     Raises:
-        ValueError: the wish differs from the tokenizer of an existing folder or base model.
+        ValueError: the user's choice differs from the tokenizer of an existing folder or base model.
     """
     for folder in (begun, base.folder if base else None):
         if folder is not None:
@@ -212,7 +217,7 @@ def choose_tokenizer(wished: str | None, begun: Folder | None, base: Base | None
 
 
 def next_commands(args: Namespace, folder: Folder, model: Path, decoding: list[object]) -> dict[str, str]:
-    """Return useful next commands by their purpose."""
+    """Return shell commands that are useful after a training, by their purpose."""
     from fairseq_plugins.cli.own_data.training import is_exportable  # noqa: PLC0415  (with torch and fairseq: seconds)
 
     commands: dict[str, list[object]] = {
@@ -229,14 +234,14 @@ def next_commands(args: Namespace, folder: Folder, model: Path, decoding: list[o
 
 
 def refuse_no_text(path: Path) -> None:
-    """Refuse a missing file, and a regular file that is gzipped or in UTF-16.
+    """Refuse a file to translate that is missing, gzipped or in UTF-16.
 
     Raises:
         ValueError: the file cannot be translated.
     """
     if not path.exists() or path.is_dir():
         raise ValueError(f"--translate: {path} is not a file; give a text file, or - for standard input")
-    if not path.is_file():  # a pipe, such as <(zcat text.gz), can be read only once
+    if not path.is_file():  # a pipe, such as <(zcat text.gz), is not checked, because it can be read only once
         return
     with path.open("rb") as file:
         if file.read(2) in (b"\x1f\x8b", b"\xff\xfe", b"\xfe\xff"):
@@ -262,11 +267,12 @@ def plan(args: Namespace, model: Path, base: Base | None = None) -> Training | N
         raise ValueError(f"{model} has been trained {others}: choose another folder, or remove {model} to train again")
     if (
         not trained and (model / "checkpoint_last.pt").exists() and others
-    ):  # for example after a crash for lack of memory
+    ):  # Without a checkpoint the options may change, for example after a crash for lack of memory.
         raise ValueError(
             f"{model} is partly trained {others}: repeat these options, or remove {record} to continue with other ones"
         )
-    if trained and (not before or not wishes or shlex.split(before) == wishes):  # otherwise it continues to a later end
+    # With other limits, a finished training continues.
+    if trained and (not before or not wishes or shlex.split(before) == wishes):
         return None
     from fairseq_plugins.cli.own_data.training import Training  # noqa: PLC0415  (with torch and fairseq: seconds)
 

@@ -1,4 +1,4 @@
-"""The folder OUT of ``own-data``: text, subwords and fairseq's binary data, each created once.
+"""The folder OUT of ``own-data``: text, subwords and fairseq's binary data; existing files are not created again.
 
 ``text`` contains the cleaned lines of each part.  ``train.en`` and similar files contain their subwords.  ``data-bin``
 contains the binary data.
@@ -23,9 +23,10 @@ from fairseq_plugins.cli.processes import fairseq
 from fairseq_plugins.common.files import beside, replacing
 
 SETTINGS = "settings"
-FIGURES = "figures.json"  # of the cleaning, in `text`
+FIGURES = "figures.json"  # report of the cleaning, in the folder ``text``
 TOKENIZERS = ("sentencepiece", "moses")
-# 6000 merges were best for 29 000 image captions; fairseq's IWSLT'14 recipe uses 10 000 for 160 000 pairs.
+# Numbers of BPE merges, by the largest number of training pairs. 6000 merges were best for 29 000 image captions, and
+# fairseq's IWSLT'14 recipe uses 10 000 for 160 000 pairs.
 MERGES = {20_000: 2000, 100_000: 6000, 1_000_000: 10_000}
 MOST_MERGES = 40_000
 BEAM = 5
@@ -74,9 +75,9 @@ class Folder:
         return folder / f"{part}.{source}", folder / f"{part}.{target}"
 
     def fairseq_options(self) -> list[object]:
-        """Return options of fairseq's commands for the model's preprocessing."""
+        """Return options of fairseq's commands that describe the model's preprocessing."""
         if self.tokenizer == "sentencepiece":
-            # No source word is unknown, so translations need no unknown word either.
+            # No source word is unknown, so no translation needs an unknown word.
             return ["--bpe", "sentencepiece", "--sentencepiece-model", self.subwords, "--unkpen", 1000]
         return ["--tokenizer", "moses", "--bpe", "subword_nmt", "--bpe-codes", self.subwords]
 
@@ -95,14 +96,14 @@ class Folder:
         return lambda line: segment(tokenize(line))
 
     def export_options(self) -> list[object]:
-        """Return options of ``fairseq-plugins export`` for the model's preprocessing."""
+        """Return options of ``fairseq-plugins export`` that describe the model's preprocessing."""
         if self.tokenizer == "sentencepiece":
             return ["--data", self.binary, "--sentencepiece-model", self.subwords]
         return ["--data", self.binary, "--bpe-codes", self.subwords, "--tokenizer", "moses"]
 
 
 def existing(path: Path) -> Folder | None:
-    """Return the folder that an earlier call of own-data began at ``path``, if any."""
+    """Return the folder that an earlier call of own-data created at ``path``, or None."""
     record = path / SETTINGS
     if not record.exists():
         return None
@@ -114,7 +115,7 @@ def existing(path: Path) -> Folder | None:
 
 
 def open_folder(path: Path) -> Folder:
-    """Return the folder of an earlier call, which must contain text and binary data.
+    """Return the folder of an earlier call; it must contain text and binary data.
 
     Raises:
         ValueError: the folder is missing or incomplete.
@@ -122,7 +123,8 @@ def open_folder(path: Path) -> Folder:
     folder = existing(path)
     if folder is None:
         raise ValueError(f"{path} is not a folder of own-data (no file {SETTINGS}): give the OUT of own-data")
-    if not folder.binary.exists() or not (path / "text").exists():  # for example a folder of an earlier version
+    # A folder that an earlier version began may be incomplete, for example.
+    if not folder.binary.exists() or not (path / "text").exists():
         raise ValueError(f"{path} has no text or no binary data yet: run own-data again to complete it")
     return folder
 
@@ -134,14 +136,14 @@ def prepare(
     workers: int = 1,
     base: Folder | None = None,
 ) -> None:
-    """Create the missing files of the folder.
+    """Create the files of the folder that are missing.
 
     Args:
         folder: the folder.
         texts: files of ``train``, and optionally of ``valid`` and ``test``.
         keep: cleaning rules to switch off.
         workers: number of processes.
-        base: folder whose subwords and dictionary are reused; None to learn them from the text.
+        base: folder whose subwords and dictionary are reused; if None, they are learned from the text.
 
     Raises:
         ValueError: the folder has other text or options, or a text is unusable.
@@ -196,7 +198,7 @@ def prepare(
 
 
 def adopt(folder: Folder) -> None:
-    """Restore the text of held-out parts in a folder of version 0.1, which stored Moses' tokens.
+    """Restore the text of held-out parts in a folder of version 0.1, which stored only Moses' tokens.
 
     Raises:
         ValueError: the folder has no binary data.
@@ -272,7 +274,7 @@ def binarise(folder: Folder, workers: int, base: Folder | None) -> None:
     options = ["--source-lang", source, "--target-lang", target, "--destdir", unfinished, "--joined-dictionary"]
     options += ["--workers", workers]
     options += [word for part in folder.parts for word in (f"--{part}pref", folder.path / part)]
-    if folder.tokenizer == "sentencepiece":  # all pieces, including unused ones
+    if folder.tokenizer == "sentencepiece":  # all pieces, even pieces that the text does not use
         pieces.write_dictionary(folder.subwords, folder.path / "pieces.txt")
         options += ["--srcdict", folder.path / "pieces.txt"]
     elif base is not None:

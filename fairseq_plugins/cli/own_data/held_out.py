@@ -21,8 +21,8 @@ class HeldOut:
     Attributes:
         part: ``test`` or ``valid``.
         language: target language.
-        sources: untouched source lines.
-        references: untouched target lines.
+        sources: source lines before preprocessing.
+        references: target lines before preprocessing.
         sentences: n-best lists of the model.
         left_out: number of lines that are too long for the model.
     """
@@ -80,7 +80,7 @@ def is_complete(path: Path, checkpoint: Path) -> bool:
 
 
 def read_held_out(folder: Folder, results: Path, part: str) -> HeldOut:
-    """Read the output of fairseq-generate and the untouched text of the part.
+    """Read the output of fairseq-generate, and the text of the part before preprocessing.
 
     Raises:
         ValueError: a file is unreadable, or the numbers of lines differ.

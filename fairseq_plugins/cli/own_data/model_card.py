@@ -1,6 +1,6 @@
 """The model card of ``own-data``: text, training and scores of a model.
 
-The card is the README.md in the folder of the checkpoints.  Exported folders repeat it without its commands.
+The card is the README.md in the folder of the checkpoints.  Exported folders contain the card without its commands.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from fairseq_plugins.cli.plots.loss import LOG, records
 from fairseq_plugins.cli.score import Scores
 
 CARD = "README.md"
-COMMANDS = "## Commands"  # exported folders repeat the card up to here
+COMMANDS = "## Commands"  # Exported folders contain the card up to this heading.
 KINDS = {"sentencepiece": "sentencepiece BPE", "moses": "Moses' tokens with subword-nmt's BPE"}
 SHOWN = 20  # named text files
-PATHS = ("--user-dir", "--save-dir", "--finetune-from-model")  # options with local paths
+PATHS = ("--user-dir", "--save-dir", "--finetune-from-model")  # options whose values are local paths
 
 
 def write_card(folder: Folder, model: Path, scores: Scores, base: Base | None, commands: Mapping[str, str]) -> None:
     """Write the card of a trained model.
 
     Args:
-        folder: folder of its text.
-        model: folder of its checkpoints.
-        scores: its scores.
-        base: base model of an adaptation.
+        folder: folder of the training text.
+        model: folder of the checkpoints.
+        scores: scores of the model.
+        base: base model, if the model is an adaptation.
         commands: shell commands by their purpose.
     """
     with writing(model / CARD) as file:
@@ -108,7 +108,7 @@ def _text(folder: Folder) -> Iterator[str]:
 
 
 def _training(log: Path) -> Iterator[str]:
-    """Read size, duration and options of the training from fairseq-train's log."""
+    """Read the model's size, the duration and the options of the training from fairseq-train's log."""
     parameters, options, epochs, updates = "", "", 0, 0
     for line in log.open(encoding="utf-8", errors="replace") if log.exists() else ():
         if found := re.search(r"num\. (?:shared )?model params: ([\d,]+)", line):
@@ -127,6 +127,6 @@ def _training(log: Path) -> Iterator[str]:
 
 
 def _without_paths(words: list[str]) -> str:
-    """Return options of fairseq-train as text, without the data and other local paths."""
+    """Return options of fairseq-train as text, without the data folder and other local paths."""
     places = {at for at, word in enumerate(words) if word in PATHS}
     return shlex.join(word for at, word in enumerate(words) if at and at not in places and at - 1 not in places)

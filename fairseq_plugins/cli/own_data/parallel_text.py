@@ -1,6 +1,6 @@
 """Steps from parallel text to subwords: reading, tokenising, cleaning, BPE.
 
-Each file gets its name when it is complete, so a resumed call repeats only unfinished steps.
+Each file gets its name only when it is complete, so a resumed call repeats only unfinished steps.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from fairseq_plugins.cli.bar import bar
 from fairseq_plugins.common.files import decoded, replacing
 from fairseq_plugins.common.subwords import segment, without_long_words
 
-_XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"  # TMX before 1.4 has another
-BLOCK = 100_000  # lines in the queue of the workers
+_XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"  # TMX before 1.4 has another attribute for the language.
+BLOCK = 100_000  # limit of the lines in the workers' queue
 
 Line = Callable[[str], str]
 Pair = tuple[str, str]
@@ -40,17 +40,18 @@ Pair = tuple[str, str]
 
 @contextmanager
 def writing(path: Path) -> Iterator[TextIO]:
-    """Open a text file for writing, which gets its name when it is complete."""
-    # Only \n ends a line: text may contain Python's other line separators.
+    """Open a text file for writing; the file gets its name only when it is complete."""
+    # Only \n ends a line, because text may contain other characters that Python treats as line ends.
     with replacing(path) as beside, beside.open("w", encoding="utf-8", newline="\n") as file:
         yield file
 
 
 def read_text(path: Path, language: str, errors: str = "strict") -> Iterator[str]:
-    """Read the sentences of a file, gzipped or not, in the format of its name.
+    """Read the sentences of a file, gzipped or not; the suffix of its name tells the format.
 
-    ``.sgm`` and ``.xml`` (WMT, IWSLT) have one sentence per ``<seg>`` and line, ``.tmx`` one per language and ``<tu>``.
-    ``train.tags.*`` (IWSLT) mixes sentences with lines about the talk.  Other files have one sentence per line.
+    ``.sgm`` and ``.xml`` (WMT, IWSLT) have one ``<seg>`` per line, with one sentence.  ``.tmx`` has one sentence per
+    language in each ``<tu>``.  ``train.tags.*`` (IWSLT) mixes sentences with lines about the talk.  Other files have
+    one sentence per line.
 
     Raises:
         ValueError: the file is not UTF-8, or violates its format.
@@ -64,7 +65,8 @@ def read_text(path: Path, language: str, errors: str = "strict") -> Iterator[str
             lines = (line.rstrip("\r\n") for line in decoded(file, path, errors))
             if name.endswith((".sgm", ".xml")):
                 for line in lines:
-                    # A regular expression would need quadratic time for many unclosed <seg>.
+                    # A regular expression for the whole element would need quadratic time if many <seg> were not
+                    # closed.
                     text, end, _ = line.partition("<seg")[2].partition(">")[2].partition("</seg>")
                     if end:
                         yield " ".join(text.split())
@@ -75,13 +77,13 @@ def read_text(path: Path, language: str, errors: str = "strict") -> Iterator[str
             else:
                 yield from lines
         except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-            raise ValueError(f"{path}: {error}") from error
+            raise ValueError(f"{path} is not a whole gzip file: {error}; copy or compress it again") from error
 
 
 def _units(file: Any, path: Path, language: str) -> Iterator[str]:
-    """Yield the sentences of a translation memory in a language (``en``) or one of its regions (``en-US``).
+    """Yield the sentences of a translation memory in a language (``en``) or a regional variety of it (``en-US``).
 
-    A unit without the language yields an empty sentence.  Inline codes are skipped.
+    A translation unit without the language yields an empty sentence.  Inline codes are skipped.
     """
     language = language.lower().replace("_", "-")
     for element in _elements(file, path):
@@ -102,7 +104,7 @@ def _units(file: Any, path: Path, language: str) -> Iterator[str]:
 
 
 def _elements(file: Any, path: Path) -> Iterator[ElementTree.Element]:
-    """Yield each element of an XML file at its end.
+    """Yield each element of an XML file when its end is read.
 
     Raises:
         ValueError: the file is not XML, has an unknown encoding, or refers to undefined entities.
@@ -114,7 +116,7 @@ def _elements(file: Any, path: Path) -> Iterator[ElementTree.Element]:
         ElementTree.ParseError,
         LookupError,
         ValueError,
-    ) as error:  # LookupError and ValueError come from Python's codecs
+    ) as error:  # Python's codecs raise LookupError and ValueError
         raise ValueError(f"{path} is not valid XML: {error}; repair the file") from error
 
 
@@ -123,11 +125,11 @@ class _Worker:
 
 
 def _start(make: Callable[[], Line]) -> None:
-    # The parent handles Ctrl-C and ends its workers.
+    # Workers ignore Ctrl-C: the parent handles it and ends them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _Worker.function = make()
-    # A worker whose parent was killed would otherwise wait forever and keep the inherited lock.
+    # Otherwise a worker whose parent was killed would wait forever and keep the inherited lock.
     Thread(target=_end_with, args=(parent_process(),), daemon=True).start()
 
 
@@ -144,7 +146,7 @@ def each_line(make: Callable[[], Line], lines: Iterable[str], workers: int) -> I
     """Apply the function returned by ``make`` to each line, in order, in several processes.
 
     Raises:
-        ValueError: a process was killed.
+        ValueError: a worker process was killed.
     """
     if workers <= 1:
         yield from map(make(), lines)
@@ -165,7 +167,7 @@ def moses(language: str, dashes: bool = True, normalise: bool = False, lowercase
 
     Args:
         language: language of the text.
-        dashes: split hyphenated words, marked ``@-@``.
+        dashes: split words at hyphens, and mark the splits with ``@-@``.
         normalise: normalise punctuation first.
         lowercase: lowercase the tokens.
     """
@@ -206,7 +208,7 @@ def read_pairs(source: Path, target: Path) -> Iterator[Pair]:
 
 
 def clean(pairs: Iterable[Pair], max_words: int, max_ratio: float | None) -> Iterator[Pair]:
-    """Yield pairs without an empty side, a side of more than ``max_words``, or a ratio of words above ``max_ratio``."""
+    """Yield the pairs whose sides have 1 to ``max_words`` words and a length ratio of at most ``max_ratio``."""
     for source, target in pairs:
         short, long = sorted((len(source.split()), len(target.split())))
         if short and long <= max_words and (max_ratio is None or long <= max_ratio * short):
@@ -214,7 +216,7 @@ def clean(pairs: Iterable[Pair], max_words: int, max_ratio: float | None) -> Ite
 
 
 def split(pairs: Iterable[Pair], every: int | None, outputs: dict[str, tuple[Path, Path]]) -> None:
-    """Write every n-th pair (none without ``every``) to ``outputs["valid"]``, all others to ``outputs["train"]``."""
+    """Write every n-th pair (``every``) to ``outputs["valid"]`` and all others to ``outputs["train"]``."""
     with ExitStack() as stack:
         files = {part: [stack.enter_context(writing(path)) for path in paths] for part, paths in outputs.items()}
         for number, pair in enumerate(bar(pairs, desc="clean and split", unit=" pairs"), start=1):
@@ -227,14 +229,14 @@ def learn_codes(paths: Sequence[Path], merges: int, output: Path) -> None:
     """Learn one BPE (Sennrich et al. 2016) of all files.
 
     Raises:
-        ValueError: no word has two letters.
+        ValueError: no word has more than one letter.
     """
     with ExitStack() as stack, writing(output) as file:
         texts = [stack.enter_context(path.open(encoding="utf-8", newline="\n")) for path in paths]
         lines = bar(chain(*texts), desc="count words", unit=" lines")
         try:
             learn_bpe((without_long_words(line) for line in lines), file, merges)
-        except ValueError as error:  # subword-nmt takes the maximum of no pairs
+        except ValueError as error:  # subword-nmt computes the maximum of an empty list of pairs
             names = " and ".join(map(str, paths))
             raise ValueError(f"{names}: cannot learn BPE, because no word has two letters; give more text") from error
 
@@ -243,14 +245,14 @@ def segmenter(codes: Path) -> Line:
     """Return a function that segments a line of words by BPE codes.
 
     Raises:
-        ValueError: the file has no codes of subword-nmt.
+        ValueError: the file does not contain codes of subword-nmt.
     """
     said = StringIO()
     with codes.open(encoding="utf-8") as file, redirect_stderr(said):
         try:
             bpe = BPE(file)
-            bpe.process_line("xy")  # fails for an unknown version of the codes
-        except (Exception, SystemExit) as error:  # subword-nmt prints a reason and exits
+            bpe.process_line("xy")  # subword-nmt raises SystemExit for an unknown version of the codes
+        except (Exception, SystemExit) as error:  # subword-nmt prints a reason and calls sys.exit
             reason = " ".join(said.getvalue().split()) or str(error) or type(error).__name__
             raise ValueError(f"{codes} has no BPE codes of subword-nmt: {reason[:300]}; give another file") from error
     return partial(segment, bpe)

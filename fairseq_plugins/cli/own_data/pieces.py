@@ -19,23 +19,24 @@ from fairseq_plugins.cli.own_data.parallel_text import Line, writing
 from fairseq_plugins.common.files import replacing
 
 SAMPLE = 1_000_000  # lines to learn from
-DISTINCT = 8_000_000  # characters in distinct words to learn from, about 130 bytes of memory each
-COVERAGE = 0.9995  # share of characters with a piece; rarer characters become bytes
-SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")  # fairseq's symbols, which no text produces
+# Limit of the characters in distinct words that subwords are learned from; each takes about 130 bytes of memory.
+DISTINCT = 8_000_000
+COVERAGE = 0.9995  # share of the text's characters that get a piece; rarer characters become bytes
+SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")  # fairseq's special symbols; text is never segmented into them
 OTHER_SPACE = re.compile(r"[^\S ]+")  # fairseq would split a piece at any whitespace
-# sentencepiece writes a space as U+2581. A U+2581 of the text becomes two Unicode noncharacters, and so does the first
-# noncharacter itself, so that decoding is unambiguous.
+# sentencepiece writes a space as U+2581. To keep decoding unambiguous, a U+2581 in the text becomes two Unicode
+# noncharacters; the first of these noncharacters, if it is in the text, also becomes two.
 ESCAPES = {"2581": "FDD0 FDD1", "FDD0": "FDD0 FDD2"}
 BLOCK = 10_000  # lines per call of sentencepiece
 
 
 def learn(paths: Sequence[Path], lines: int, merges: int, output: Path) -> None:
-    """Learn one BPE of all files (Sennrich et al. 2016, sentencepiece's ``bpe``).
+    """Learn one BPE from all files (Sennrich et al. 2016, sentencepiece's ``bpe``).
 
     Args:
         paths: text, one sentence per line.
-        lines: total number of lines.  Only every n-th line is read if there are more than `SAMPLE` lines, or more than
-            `DISTINCT` characters in distinct words, as in languages without spaces.
+        lines: total number of lines.  Only every n-th line is used if there are more than `SAMPLE` lines, or if
+            distinct words have more than `DISTINCT` characters, as happens in languages without spaces.
         merges: number of pieces in addition to characters and bytes.
         output: file of the sentencepiece model.
 
@@ -99,7 +100,7 @@ def _sample(paths: Sequence[Path], every: int) -> Iterator[str]:
 
 
 def write_dictionary(model: Path, output: Path) -> None:
-    """Write the pieces of a model as a fairseq dictionary, without the special symbols that fairseq adds."""
+    """Write the pieces of a model as a fairseq dictionary, except the special symbols, which fairseq adds itself."""
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(model))
     with writing(output) as file:
         file.writelines(f"{pieces.id_to_piece(n)} 1\n" for n in range(len(SPECIAL), pieces.get_piece_size()))

@@ -1,4 +1,4 @@
-"""Progress of a training, from fairseq's log (``--log-format json``): one line per validation."""
+"""Progress of a training, read from fairseq's log (``--log-format json``) and printed as one line per validation."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 from fairseq_plugins.cli.plots.loss import records
 
-SILENCE = 60  # seconds between messages
+SILENCE = 60  # minimum of seconds between two messages about updates
 
 
 class TrainingProgress:
     """Print the progress of a training on stderr.
 
     Args:
-        usual: usual number of epochs until validation stops improving; infinity if unknown.
+        usual: number of epochs after which validation usually stops improving; infinity if unknown.
         patience: ``--patience``; no limit unless positive.
         epochs: ``--max-epoch``; no limit unless positive.
         updates: ``--max-update``; no limit unless positive.
@@ -33,7 +33,7 @@ class TrainingProgress:
         self.epochs, self.updates = (limit if limit > 0 else math.inf for limit in (epochs, updates))
         self.per_epoch = self.seconds = math.nan  # updates per epoch, seconds per update
         self.began: tuple[float, int] | None = None  # time and updates of the first record
-        self.best, self.stale = math.inf, 0  # best metric times `sign`, and validations since then
+        self.best, self.stale = math.inf, 0  # best metric times `sign`, and number of validations since then
         self.told = 0.0
 
     def see(self, line: str) -> None:
@@ -41,7 +41,8 @@ class TrainingProgress:
         if too_long := re.search(r"(?<!\S)(\S+) samples have invalid sizes and will be skipped", line):
             self.tell(f"Skipped sentence pairs, too long for the model: {too_long[1]}.")
         for record in records(line):
-            if {"update", "num_updates"} <= record.keys():  # counted in epochs, and by themselves
+            # "update" counts epochs, and "num_updates" counts updates.
+            if {"update", "num_updates"} <= record.keys():
                 self.see_updates(int(record["num_updates"]), record)
             elif {"valid_loss", f"valid_{self.metric}", "valid_num_updates"} <= record.keys():
                 self.see_validation(int(record["valid_num_updates"]), record)
@@ -69,7 +70,7 @@ class TrainingProgress:
         loss, value = float(record["valid_loss"]), float(record[f"valid_{self.metric}"])
         best, before = float(record.get(f"valid_best_{self.metric}", value)), self.best
         self.best = min(self.best, self.sign * value, self.sign * best)
-        # fairseq counts a validation that equals the best one as no improvement.
+        # For fairseq, a validation that only equals the best one is not an improvement.
         self.stale = 0 if self.sign * value <= self.best < before else self.stale + 1
         found = f"{loss:.3f}" if self.metric == "loss" else f"{loss:.3f}, {self.metric} {value:.3f}"
         compared = f"the best is {self.sign * self.best:.3f}" if self.stale else "the best so far"
@@ -81,7 +82,7 @@ class TrainingProgress:
             self.seconds = (time.monotonic() - self.began[0]) / (done - self.began[1])
 
     def left(self, done: int) -> str:
-        """Estimate the remaining time from the usual number of epochs, and after these from the patience."""
+        """Estimate the remaining time from the usual number of epochs; after these epochs, from the patience."""
         usual = max(self.usual - done / self.per_epoch, self.patience - self.stale) if self.patience > 0 else math.inf
         left = min(usual * self.per_epoch, self.epochs * self.per_epoch - done, self.updates - done) * self.seconds
         return f"; about {span(left)} left" if 0.5 < left < math.inf else ""

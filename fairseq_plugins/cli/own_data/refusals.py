@@ -1,4 +1,4 @@
-"""Errors of options that ``own-data`` cannot train with."""
+"""Errors about options that ``own-data`` cannot train with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq_plugins.common.model import TranslationModel
 from fairseq_plugins.common.options import flag
 
-# Options and the packages that they need. fairseq only logs a missing package and trains without it.
+# Options, and the packages that they need. If a package is missing, fairseq only logs this and ignores the option.
 PACKAGES = {
     "tensorboard_logdir": ("tensorboard", "tensorboardX"),
     "wandb_project": ("wandb",),
@@ -22,7 +22,7 @@ PACKAGES = {
 
 
 def unknown_architecture(arch: str) -> ValueError:
-    """Return the error for an unknown architecture, which lists all architectures, similar names first."""
+    """Return the error for an unknown architecture; it lists all architectures, with similar names first."""
     ours = sorted(name for name, model in ARCH_MODEL_REGISTRY.items() if issubclass(model, TranslationModel))
     similar = get_close_matches(arch, ours, n=len(ours))
     names = ", ".join([*similar, *(name for name in ours if name not in similar)])

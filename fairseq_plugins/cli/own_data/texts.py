@@ -16,12 +16,13 @@ FORMATS = {"txt", "tsv", "sgm", "xml", "tmx", "po"}  # endings that are not lang
 
 
 def pair_up(source: Path, target: Path, languages: tuple[str, str]) -> list[FilePair]:
-    """Return the two files, or the files of two folders paired by their names without the language.
+    """Return the given pair of files, or pair the files of two folders by their names without the language.
 
-    If both sides are the same folder, its files and those of its subfolders contain both languages.
+    If both sides are the same folder, each file in it and its subfolders contains both languages.
 
     Raises:
-        ValueError: only one side is a folder, a file has no partner, or two files have the same name.
+        ValueError: only one side is a folder, a file has no partner, or two files have the same name without the
+            language.
     """
     if source.is_dir() != target.is_dir():
         raise ValueError(f"{source} and {target} are a file and a folder: give two files or two folders")
@@ -60,7 +61,7 @@ def _by_name(folder: Path, language: str) -> dict[str, Path]:
 
 
 def languages_of(source: Path, target: Path, source_lang: str | None, target_lang: str | None) -> tuple[str, str]:
-    """Return the given source and target language, or else those of the files.
+    """Return the source and target language, as given or as told by the names of the files.
 
     Raises:
         ValueError: a language is missing or invalid, or both are equal.

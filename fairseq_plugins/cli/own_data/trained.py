@@ -10,7 +10,7 @@ from pathlib import Path
 from fairseq_plugins.cli.own_data.folder import BEST, Folder, open_folder
 
 FINISHED = "finished"  # file beside the checkpoints with the options of --train
-# Options that only end a training; they may change when it resumes.
+# Options that only limit the length of a training; they may change when it resumes.
 ENDS = ("--max-epoch", "--max-update", "--patience", "--stop-time-hours", "--stop-min-lr")
 
 
@@ -63,7 +63,7 @@ class Base:
 
     @property
     def wishes(self) -> list[str]:
-        """Return the options of --train with which the model was trained."""
+        """Return the options that --train gave when the model was trained."""
         return shlex.split((self.checkpoint.parent / FINISHED).read_text(encoding="utf-8"))
 
 

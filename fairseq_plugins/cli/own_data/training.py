@@ -1,4 +1,4 @@
-"""Training in ``own-data``: options by the size of the text, which the user's options override."""
+"""Training in ``own-data``: options depend on the size of the text, and the user's options override them."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from fairseq_plugins.common.model import TranslationModel
 from fairseq_plugins.common.options import flag
 from fairseq_plugins.cpu.products import has_bfloat16
 
-NOTHING_LEFT = "nothing is left to train"  # logged by repairs/resuming.py
+NOTHING_LEFT = "nothing is left to train"  # repairs/resuming.py logs this sentence
 LONGEST_WARMUP = 4000  # updates
-PATIENCE = 5  # validations, one per epoch
+PATIENCE = 5  # number of validations, one per epoch, without improvement
 SAVE_EVERY = 90  # seconds between checkpoints
 SAVE = f"from fairseq_plugins.repairs.saving import save_every; save_every({SAVE_EVERY})"
-TRIED = 3  # updates that are timed for the estimate, after one for warm-up
+TRIED = 3  # updates that are timed to estimate an epoch's time, after one update of warm-up
 
 
 class Training:
@@ -51,7 +51,7 @@ class Training:
     Args:
         arch: architecture.
         save: folder of its checkpoints.
-        wishes: options of fairseq-train that override own-data's.
+        wishes: the user's options of fairseq-train, which override own-data's.
         user_dir: folder that registers the architecture.
         base: trained model to start from.
         fp32: train in float32.
@@ -94,13 +94,14 @@ class Training:
                 option = flag(name)
                 instead = "give it to own-data itself" if name in ("arch", "user_dir") else "remove it"
                 raise ValueError(f"--train: {option} is not allowed, because own-data needs {self.best}; {instead}")
-        # fairseq's default --lr fits no schedule, and a family's own schedule may need no --lr.
+        # fairseq's default --lr suits no schedule, so --lr must be given with --lr-scheduler.  A family's own schedule
+        # may compute its rates without --lr.
         needs_rate = getattr(LR_SCHEDULER_REGISTRY[found["lr_scheduler"]], "needs_rate", True)
         if needs_rate and found["lr"] == OptimizationConfig().lr:
             raise ValueError(f"--train: --lr-scheduler {found['lr_scheduler']} needs a rate; add --lr")
 
     def settings(self, pairs: int, tokens: int) -> list[str]:
-        """Return `training_settings` without options unknown to the criterion, optimizer and schedule of --train.
+        """Return `training_settings`, without options that the criterion, optimizer or schedule of --train lack.
 
         GPUs train in float16, and CPUs with instructions for it in bfloat16, unless --fp32 or --train chooses another
         precision.  A resumed training keeps its precision.
@@ -118,9 +119,10 @@ class Training:
         return kept
 
     def precision(self, on_gpu: bool) -> list[str]:
-        """Return fairseq-train's options for the precision of a resumed or new training."""
+        """Return fairseq-train's options for the precision, for a new or a resumed training."""
         for checkpoint in (self.last, self.best):
-            with suppress(OSError):  # missing or damaged: fairseq-train resumes from another checkpoint
+            # If the file is missing or damaged, fairseq-train resumes from another checkpoint.
+            with suppress(OSError):
                 common = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))["cfg"]["common"]
                 return [f"--{name}" for name in ("fp16", "bf16") if common[name]]
         if on_gpu:
@@ -132,7 +134,7 @@ class Training:
 
         Args:
             binary: folder of binary data.
-            training_part: target side of the training text.
+        training_part: target side of the training text.
             languages: options for the languages; fairseq-train cannot read ``pt-BR`` from file names.
 
         Raises:
@@ -150,10 +152,10 @@ class Training:
         )
         usual = self.model.usual_epochs(pairs)
         is_one_process = chosen["distributed_world_size"] == 1
-        # On a GPU the first updates of the training give the estimate soon enough.
+        # On a GPU no estimate is needed: the training itself soon tells its speed.
         if is_one_process and not self.log.exists() and not torch.cuda.is_available():
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # deprecations in fairseq
+                warnings.simplefilter("ignore")  # hide deprecation warnings in fairseq
                 epoch = seconds_of_epoch(words)
             epochs = min(usual, chosen["max_epoch"] or math.inf)
             total = f", about {span(epochs * epoch)} for the usual {epochs:.0f} epochs" if epochs < math.inf else ""
@@ -168,7 +170,7 @@ class Training:
         progress = TrainingProgress(usual, *limits, *metric)
         self.log.parent.mkdir(exist_ok=True)
         lines = fairseq_lines("train", *words, before=SAVE)
-        # Line buffering, so that a killed training leaves complete lines.
+        # Line buffering makes a killed training leave complete lines.
         with naming(self.log), closing(lines), self.log.open("a", encoding="utf-8", buffering=1) as log:
             log.write(f"$ {shlex.join(['fairseq-train', *words])}\n")  # for the model card
             for line in lines:
@@ -190,7 +192,7 @@ def is_exportable(arch: str, user_dir: Path) -> bool:
 
 
 def brings_this_plugin(user_dir: Path) -> bool:
-    """Return whether a user directory loads this plugin, tested in a separate process like fairseq's commands."""
+    """Return whether a user directory loads this plugin; a separate process imports it, as fairseq's commands do."""
     program = "import sys; from argparse import Namespace; from fairseq.utils import import_user_module as load\n"
     program += "load(Namespace(user_dir=sys.argv[1])); sys.exit('fairseq_plugins.repairs' not in sys.modules)"
     return not subprocess.run([sys.executable, "-c", program, user_dir], capture_output=True, check=False).returncode
@@ -207,7 +209,7 @@ def parse(words: Sequence[str], **more: Any) -> Any:
     try:
         return options.parse_args_and_arch(parser, [*words], **more)
     except SyntaxError as error:  # in a Python list
-        raise ValueError(f"--train: {error.msg}: {error.text}") from error
+        raise ValueError(f"--train: {error.msg}: {error.text}; write a Python list, such as '[1, 2]'") from error
 
 
 def _refuse(message: str) -> None:
@@ -215,7 +217,7 @@ def _refuse(message: str) -> None:
 
 
 def seconds_of_epoch(words: Sequence[str]) -> float:
-    """Estimate the time of one epoch on this CPU by a few updates of a throwaway training."""
+    """Estimate the time of one epoch on this CPU; a temporary training makes a few updates."""
     level = logging.root.manager.disable
     logging.disable()
     try:
@@ -254,7 +256,7 @@ def count(path: Path) -> tuple[int, int]:
 def training_settings(model: type[TranslationModel], pairs: int, tokens: int, adapts: bool = False) -> str:
     """Return options of fairseq-train for a number of sentence pairs and target tokens.
 
-    An adaptation keeps a low learning rate: its warm-up is longer than a training on little text.
+    An adaptation keeps the learning rate low, because its warm-up does not end before a training on little text does.
     """
     max_tokens = 1500 if pairs < 100_000 else 4000
     epoch = tokens // max_tokens + 1  # updates per epoch

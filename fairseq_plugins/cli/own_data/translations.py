@@ -1,4 +1,4 @@
-"""Translations with a model of ``own-data``: held-out text with scores, and text of the user."""
+"""Translations with a model of ``own-data``: held-out text with scores, and the user's text."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def scores_of(folder: Folder, results: Path, options: list[object]) -> Scores:
 
 
 def compare_with_base(scores: Scores, folder: Folder, model: Path, base: Base, user_dir: Path) -> None:
-    """Print scores before and after the adaptation, on this text and on the text of the base model."""
+    """Print scores of the base model and of the adapted model, on this text and on the text of the base model."""
     after = {"this text": scores}
     before: dict[str, Scores] = {}
     old = f"the text of {base.folder.path}"
@@ -73,7 +73,7 @@ def compare_with_base(scores: Scores, folder: Folder, model: Path, base: Base, u
 
 
 def translate(text: str, options: list[object]) -> None:
-    """Print the translation of each line of a text file, or a gettext catalogue with its empty entries filled."""
+    """Print the translation of each line of a text file, or a gettext catalogue with its empty entries translated."""
     if text.lower().endswith(catalogues.SUFFIX):
         fill_catalogue(Path(text), options)
         return
@@ -115,7 +115,7 @@ def translations(options: list[object], stdin: int | None = None, places: Sequen
     Args:
         options: data, checkpoint, search and input options.
         stdin: file descriptor for its standard input; None to inherit it.
-        places: line numbers for warnings, if they differ from those of the input.
+        places: line numbers to print in warnings, if they differ from the line numbers of the input.
 
     Raises:
         ValueError: fairseq-interactive fails.

@@ -1,4 +1,4 @@
-"""Translation of one sentence, with the attention of each decoder layer."""
+"""Translate one sentence, and record the attention of each decoder layer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def translate(
         path: checkpoint.
         data: folder of the dictionaries.
         text: sentence.
-        segment: splits the sentence into subwords; by default the codes beside the data do, if they exist.
+        segment: function that splits the sentence into subwords; by default, it uses the file ``code`` beside the data,
+            if that file exists.
         beam: beam size.
 
     Raises:
@@ -45,13 +46,15 @@ def translate(
         load = checkpoint_utils.load_model_ensemble_and_task
         (model,), _, task = load([str(path)], arg_overrides={"data": data})
         if not isinstance(model, FairseqEncoderDecoderModel):
-            raise ValueError(f"{path}: expected an encoder-decoder, got a {type(model).__name__}")
+            raise ValueError(
+                f"{path}: expected an encoder-decoder, got a {type(model).__name__}; give a translation model"
+            )
         sentence = segmented(text, Path(data), task.source_dictionary) if segment is None else segment(text)
         return search(task, model, sentence, beam)
 
 
 def segmented(sentence: str, data: Path, dictionary: Dictionary) -> str:
-    """Split a sentence into subwords by the codes beside the data, if the model uses such codes."""
+    """Split a sentence into subwords by the file ``code`` beside the data, if the model uses such codes."""
     beside = data.absolute().parent / "code"
     if beside.is_file() and "@@" not in sentence and bpe_symbol(dictionary.symbols) == "subword_nmt":
         try:
@@ -67,8 +70,8 @@ def search(
     """Find the best translation of a sentence.
 
     Returns:
-        source tokens, target tokens, and the attention of each layer (source tokens, target tokens) by name; for models
-        with unknown layers, the attention that the model reports.
+        source tokens, target tokens, and by layer name the attention, with a row per source token and a column per
+            target token.  If the layers of the model are unknown, the attention that the model itself reports.
     """
     dictionary = task.source_dictionary
     tokens = dictionary.encode_line(sentence, add_if_not_exist=False).long()
@@ -79,22 +82,25 @@ def search(
             file=sys.stderr,
         )
     if len(tokens) < 2:  # only the end-of-sentence token
-        raise ValueError("--input: the sentence is empty")
+        raise ValueError("--input: the sentence is empty; give at least one word")
     longest = model.max_positions()[0]
     if len(tokens) > longest:
-        raise ValueError(f"--input: the sentence has {len(tokens)} tokens, and the model reads at most {longest}")
+        raise ValueError(
+            f"--input: the sentence has {len(tokens)} tokens, the model reads at most {longest}; shorten it"
+        )
     dataset = task.build_dataset_for_inference([tokens], [len(tokens)])
     sample = dataset.collater([dataset[0]])
-    # Preparing the model for inference would switch its attention off. fairseq's plain generator does not prepare it.
+    # The model is not prepared for inference, because this would switch off its attention. fairseq's plain generator
+    # does not prepare models.
     generator = task.build_generator([model], Namespace(beam=beam), seq_gen_cls=SequenceGenerator)
     found = task.inference_step(generator, [model], sample)[0]
     if not found or not found[0]["positional_scores"].isfinite().all():
-        raise ValueError("the model finds no translation, or its scores are not finite; check its parameters")
+        raise ValueError("--path: the model finds no translation with finite scores; use another checkpoint")
     best = found[0]
     layers = {f"layer {number}": a for number, a in attention_by_layer(model, sample, best["tokens"]).items()}
     if not layers:
         if best["attention"].numel() == 0:
-            raise ValueError("the model reports no attention; choose another model")
+            raise ValueError("--path: the model reports no attention; use another checkpoint")
         layers = {"attention": best["attention"]}
     return symbols(task.source_dictionary, tokens), symbols(task.target_dictionary, best["tokens"]), layers
 
@@ -110,11 +116,11 @@ def attention_by_layer(model: BaseFairseqModel, sample: dict[str, Any], target: 
     Args:
         model: an encoder-decoder in eval mode, not prepared for inference.
         sample: a batch with only this sentence, in the form that fairseq's generators read.
-        target: tokens of the translation with its end, (T,).
+        target: tokens of the translation with the end-of-sentence token, (T,).
 
     Returns:
-        attention (S, T) of each attending layer, averaged over heads, by the layer's number from 1; empty if the layers
-        of the model are unknown.
+        attention (S, T) of each layer that attends to the source, averaged over heads.  Keys are the layers' numbers,
+            from 1. Empty if the layers of the model are unknown.
     """
     found: dict[int, Tensor] = {}
     with ExitStack() as hooks, torch.no_grad():
@@ -122,21 +128,22 @@ def attention_by_layer(model: BaseFairseqModel, sample: dict[str, Any], target: 
 
             def keep(module: Any, inputs: tuple[Any, ...], output: Any, number: int = number) -> None:
                 weights = module.weights(*inputs) if hasattr(module, "weights") else output[1]
-                # fairseq's Transformer returns (heads, 1, T, S), and only from one layer.
+                # fairseq's Transformer returns (heads, 1, T, S), and only for one layer.
                 found[number] = weights.float().view(-1, *weights.shape[-2:]).mean(dim=0).t()
 
             hooks.callback(module.register_forward_hook(keep).remove)
-        previous = target.roll(1).unsqueeze(0)  # starts with the end-of-sentence token, as fairseq expects
+        # The decoder's input starts with the end-of-sentence token, as fairseq expects.
+        previous = target.roll(1).unsqueeze(0)
         model(**sample["net_input"], prev_output_tokens=previous)
     return found
 
 
 def _attending(decoder: nn.Module) -> Iterator[tuple[int, nn.Module]]:
-    """Yield the modules that attend to the source, with their layers' numbers."""
+    """Yield the modules that attend to the source, with the numbers of their layers."""
     if isinstance(decoder, IncrementalDecoder):
         yield from decoder.attention_modules().items()
         return
-    for name, module in decoder.named_modules():  # fairseq's fconv and Transformer
+    for name, module in decoder.named_modules():  # names of the modules in fairseq's fconv and Transformer
         if isinstance(module, AttentionLayer) or (
             isinstance(module, MultiheadAttention) and module.encoder_decoder_attention
         ):

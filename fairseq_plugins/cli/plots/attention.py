@@ -1,6 +1,7 @@
 """Translate one sentence and draw the attention of each decoder layer (ConvS2S, appendix C).
 
-With own-data's folder as DATA, plot-attention finds the model, tokenizer and subwords there and reads plain text.
+If DATA is own-data's folder, plot-attention finds the model, tokenizer and subwords in it, and the sentence is plain
+text.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "data",
         metavar="DATA",
-        help="own-data's folder, or a folder with fairseq-preprocess's dictionaries",
+        help="own-data's folder, or a folder with dictionaries of fairseq-preprocess",
     )
     parser.add_argument(
         "--path", type=Path, metavar="FILE", help="checkpoint of the model (default: the best one in own-data's folder)"
     )
-    parser.add_argument("--arch", help="with own-data's folder: architecture, if several were trained there")
+    parser.add_argument("--arch", help="with own-data's folder: the architecture, if several models were trained there")
     parser.add_argument(
         "--input",
         required=True,
         metavar="TEXT",
-        help="source sentence: plain text with own-data's folder, otherwise tokenised like the training text",
+        help="source sentence: plain text if DATA is own-data's folder, otherwise tokenised like the training text",
     )
     add_picture(parser)
     add_user_dir(parser)
@@ -48,8 +49,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--bpe-codes",
         type=Path,
         metavar="FILE",
-        help="subword-nmt codes for the sentence (default: the file code beside DATA, for a model of subwords and a "
-        "sentence without @@)",
+        help="subword-nmt codes for the sentence (default: the file 'code' beside DATA, if the model uses subwords and "
+        "the sentence has no @@)",
     )
     parser.add_argument("--beam", type=positive, default=5, metavar="N", help="beam size (default: %(default)s)")
     parser.add_argument(
@@ -57,7 +58,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=int,
         nargs="+",
         metavar="N",
-        help="decoder layers to draw, from 1 (default: all with attention)",
+        help="decoder layers to draw, counted from 1 (default: all layers with attention)",
     )
 
 
@@ -113,7 +114,7 @@ def choose(layers: dict[str, Tensor], numbers: Sequence[int]) -> dict[str, Tenso
 def draw(source: Sequence[str], target: Sequence[str], layers: dict[str, Tensor], output: Path) -> None:
     """Draw one panel per layer: source tokens downwards, target tokens to the right, darker for more attention.
 
-    Labels of tokens are skipped at regular distances if the picture would grow beyond `LARGEST`.
+    If the picture would grow beyond `LARGEST`, only every n-th token has a label.
     """
     columns = math.ceil(math.sqrt(len(layers)))
     rows = math.ceil(len(layers) / columns)
@@ -130,7 +131,7 @@ def draw(source: Sequence[str], target: Sequence[str], layers: dict[str, Tensor]
         panel.set_title(name, fontsize="medium")
         panel.set_xticks(*across, rotation=90, fontsize="small", fontfamily=fonts, parse_math=False)
         panel.set_yticks(*down, fontsize="small", fontfamily=fonts, parse_math=False)
-        # Only the left and bottom panels have words.
+        # Only panels at the left and at the bottom have words.
         panel.tick_params(labelleft=number % columns == 0, labelbottom=number + columns >= len(layers))
     for panel in panels:
         panel.remove()

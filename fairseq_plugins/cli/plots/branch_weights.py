@@ -1,4 +1,4 @@
-"""κ and α of a Weighted Transformer's layers, read from checkpoints."""
+"""Read κ and α of a Weighted Transformer's layers from checkpoints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Vector(NamedTuple):
-    """Address of a κ or α vector in the model."""
+    """Name of a κ or α vector: its layer, side and letter."""
 
     side: str
     layer: int
@@ -21,7 +21,7 @@ class Vector(NamedTuple):
 
 
 def read(files: Sequence[Path], layer: str | None) -> tuple[list[int], dict[Vector, Tensor]]:
-    """Return the sorted updates of the checkpoints, and κ and α of one layer or all, (updates, M).
+    """Return the sorted numbers of updates of the checkpoints, and κ and α of one layer or all layers, (updates, M).
 
     Raises:
         ValueError: a file has no such weights, or two files of the same update differ.
@@ -39,8 +39,9 @@ def read(files: Sequence[Path], layer: str | None) -> tuple[list[int], dict[Vect
                     raise ValueError(f"{file}: {parameter} is not a vector of finite numbers; use another checkpoint")
                 found[Vector(match[1], int(match[2]), match[3])] = point
         if not found:
-            wanted = "" if layer is None else f" for --layer {layer}; use encoder.N or decoder.N"
-            raise ValueError(f"{file}: no branch weights{wanted}")
+            if layer is not None:
+                raise ValueError(f"{file}: no branch weights for --layer {layer}; use encoder.N or decoder.N")
+            raise ValueError(f"{file}: no branch weights; give a checkpoint of a Weighted Transformer")
         before = points.setdefault(updates, found)
         if any(not torch.equal(value, before[vector]) for vector, value in found.items()):
             raise ValueError(f"{file}: differs from another checkpoint of update {updates}; give only one training's")
@@ -49,5 +50,5 @@ def read(files: Sequence[Path], layer: str | None) -> tuple[list[int], dict[Vect
 
 
 def holds_logits(state: dict[str, Any]) -> bool:
-    """Return whether κ and α are softmaxes of the learned parameters."""
+    """Return whether κ and α are softmaxes of learned logits, and not the learned parameters themselves."""
     return str(getattr(state["cfg"]["model"], "branch_constraint", "simplex")) == "softmax"

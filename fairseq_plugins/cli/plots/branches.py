@@ -27,7 +27,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="CHECKPOINT",
         help="checkpoints of one training, or their folder (fairseq-train --save-interval-updates writes them)",
     )
-    parser.add_argument("--layer", metavar="SIDE.N", help="encoder.N or decoder.N, from 0 (default: all layers)")
+    parser.add_argument(
+        "--layer", metavar="SIDE.N", help="layer to draw: encoder.N or decoder.N, counted from 0 (default: all layers)"
+    )
     add_picture(parser)
 
 
@@ -49,7 +51,7 @@ def run(args: Namespace) -> None:
 
 
 def list_files(paths: Sequence[Path]) -> list[Path]:
-    """Return the files in ``paths`` and the checkpoints in its folders."""
+    """Return the files in ``paths``, and the checkpoints in the folders in ``paths``."""
     files: list[Path] = []
     for path in paths:
         found = sorted(path.glob("checkpoint*.pt")) if path.is_dir() else [path]
@@ -60,7 +62,7 @@ def list_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def draw(updates: Sequence[int], vectors: dict[Vector, Tensor], output: Path) -> None:
-    """Draw a row per layer, a column per side's κ and α, and a line per branch; a dotted line marks equal weights."""
+    """Draw a row for each layer, columns for κ and α, and a line for each branch; a dotted line marks equal weights."""
     kinds = list(dict.fromkeys((vector.side, vector.name) for vector in vectors))
     layers = sorted({vector.layer for vector in vectors})
     figure = new_figure(0.5 + 2.5 * len(kinds), 0.9 + 1.8 * len(layers))

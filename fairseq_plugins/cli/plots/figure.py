@@ -1,4 +1,4 @@
-"""Figures of matplotlib, which is an optional dependency."""
+"""Create figures with matplotlib, which is an optional dependency."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fairseq_plugins.common.files import replacing
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Colours by Okabe and Ito for colour-blind readers, without yellow, which is too pale for lines.
+# Okabe and Ito's colours for colour-blind readers, except yellow, which is too pale for lines.
 _COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000"]
 _DASHES = ["-", "--", ":", "-."]
 
@@ -39,13 +39,13 @@ def _picture(name: str) -> Path:
 
 
 def line_styles(number: int) -> dict[str, str]:
-    """Return the colour and dashes of a line; dashes change after all colours are used."""
+    """Return the colour and dashes of a line; after all colours are used, lines get other dashes."""
     rounds, colour = divmod(number, len(_COLOURS))
     return {"color": _COLOURS[colour], "linestyle": _DASHES[rounds % len(_DASHES)]}
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure that makes room for its labels; sizes are in inches.
+    """Return an empty figure whose layout adapts to its labels; sizes are in inches.
 
     Raises:
         ValueError: matplotlib is not installed.
@@ -59,7 +59,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def fonts_for(text: str) -> list[str]:
-    """Return installed fonts that together cover a text, matplotlib's default font first.
+    """Return installed fonts that together cover a text; matplotlib's default font comes first.
 
     Characters without a font are drawn as boxes, with a warning.
     """
@@ -76,7 +76,7 @@ def fonts_for(text: str) -> list[str]:
     if missing:
         for file in {*font_manager.findSystemFonts()} - {font.fname for font in manager.ttflist}:
             with suppress(RuntimeError, OSError, UnicodeError):
-                manager.addfont(file)  # matplotlib's list may be older
+                manager.addfont(file)  # matplotlib's list of fonts may be out of date
         plain = (font for font in manager.ttflist if (font.style, font.weight) == ("normal", 400))
         found = {font.name: letters(font.fname) for font in plain if "Last Resort" not in font.name}
         while best := max(found, key=lambda name: len(found[name] & missing), default=None):

@@ -1,8 +1,8 @@
 """Draw the losses in fairseq's logs (--log-format json).
 
-The left panel shows validation loss and, paler, training loss over the updates.  The right panel shows validation loss
-over training loss (Ahmed et al. 2017, figure 2).  Several seeds of one setting share a line, their mean, and a band
-from the lowest to the highest loss.
+The left panel shows validation loss and, in a paler colour, training loss over the updates.  The right panel shows
+validation loss over training loss (Ahmed et al. 2017, figure 2).  Several seeds of one setting are drawn as one line,
+their mean, with a band from the lowest to the highest loss.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from fairseq_plugins.cli.files import refuse_input_as_output, refuse_unreadable
 from fairseq_plugins.cli.plots.figure import add_picture, line_styles, new_figure, save
 
 LOG = "train.log"  # own-data's log, beside its checkpoints
-LARGEST = 1e30  # loss; larger values overflow means and axes
+LARGEST = 1e30  # largest loss; larger values would overflow means and axes
 
 
 class Point(NamedTuple):
-    """A validation loss and the mean training loss since the previous validation, in bits per token."""
+    """A validation loss, and the mean training loss since the previous validation, both in bits per token."""
 
     updates: int
     validation: float
-    training: float  # nan if the log has none
+    training: float  # nan if the log has no training loss
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -38,7 +38,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         nargs="*",
         type=Path,
         metavar="LOG",
-        help="log of a training, drawn as one line; or own-data's folder, for all its trainings",
+        help="log of a training, drawn as one line; own-data's folder stands for the logs of all its trainings",
     )
     parser.add_argument(
         "--run",
@@ -46,7 +46,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="append",
         default=[],
         metavar=("NAME", "LOG"),
-        help="name and logs of one setting's seeds, drawn as one line with a band; repeatable",
+        help="a name, and the logs of one setting with several seeds, drawn as one line with a band; may be repeated",
         dest="runs",
     )
     add_picture(parser, default="loss.png")
@@ -82,7 +82,7 @@ def run(args: Namespace) -> None:
 
 
 def curves_in(folder: Path) -> dict[str, list[list[Point]]]:
-    """Return the curves in own-data's folder or in the folder of one model, by the names of their logs.
+    """Return the curves in own-data's folder, or in the folder of one of its models, by the names of their logs.
 
     Raises:
         ValueError: there is no log with a validation.
@@ -110,7 +110,7 @@ def read_log(log: Path) -> list[dict[str, Any]]:
 
 
 def records(text: str) -> list[dict[str, Any]]:
-    """Parse the JSON lines of a log, without lines that two processes have mixed."""
+    """Parse the JSON lines of a log; skip lines in which the output of two processes is mixed."""
     found = []
     for line in text.split("\n"):
         start = line.find('{"epoch"')
@@ -121,19 +121,19 @@ def records(text: str) -> list[dict[str, Any]]:
 
 
 def read_curve(log: Path) -> list[Point]:
-    """Return the validations in a log; a resumed training replaces earlier ones of the same update.
+    """Return the validations in a log; if a resumed training repeats an update's validation, the later one counts.
 
-    fairseq repeats each line once per epoch with ``--log-file``; repetitions count once.
+    With ``--log-file``, fairseq repeats each line once per epoch; repeated lines count once.
 
     Raises:
         ValueError: the log has no validation.
         OSError: the log cannot be read.
     """
-    training: dict[int, float] = {}  # losses by number of updates
+    training: dict[int, float] = {}  # losses, by number of updates
     curve: dict[int, Point] = {}
     lines = [numbers(line) for line in read_log(log)]
     names = (name.removesuffix("_num_updates") for line in lines for name in line if name.endswith("_num_updates"))
-    parts = [name for name in names if name != "train"]  # parts of --valid-subset
+    parts = [name for name in names if name != "train"]  # names of the parts in --valid-subset
     part = "valid" if "valid" in parts or not parts else parts[0]
     for line in lines:
         if {f"{part}_loss", f"{part}_num_updates"} <= line.keys():
@@ -143,7 +143,8 @@ def read_curve(log: Path) -> list[Point]:
             curve[updates] = Point(updates, line[f"{part}_loss"], mean)
             training = {}
         elif {"train_loss", "train_num_updates"} <= line.keys():
-            # The epoch's mean follows its validation. It is used for logs without other training losses.
+            # fairseq logs the epoch's mean training loss after the epoch's validation. The mean is used if the log has
+            # no other training losses.
             last = curve.get(int(line["train_num_updates"]))
             if last is not None and math.isnan(last.training):
                 curve[last.updates] = last._replace(training=line["train_loss"])
@@ -173,7 +174,7 @@ def draw(runs: Mapping[str, Sequence[Sequence[Point]]], output: Path) -> None:
     figure = new_figure(9, 3.8)
     left, right = figure.subplots(1, 2, sharey=True)
     labels = []
-    settled: list[Point] = []  # without the first fifth of the updates, whose losses would hide the rest
+    settled: list[Point] = []  # The first fifth of the updates is left out: its high losses would hide the rest.
     for number, (name, curves) in enumerate(runs.items()):
         style = line_styles(number)
         labels.append(name if len(curves) == 1 else f"{name}, {len(curves)} seeds")
@@ -201,7 +202,8 @@ def draw(runs: Mapping[str, Sequence[Sequence[Point]]], output: Path) -> None:
     left.locator_params(axis="x", nbins=6)  # five-digit numbers need room
     for text, label in zip(left.legend(fontsize="small").get_texts(), labels, strict=True):
         drawable = label.encode(errors="replace").decode()  # a file's name need not be UTF-8
-        text.set(text=drawable, parse_math=False)  # plot(label=...) would drop names with _ and parse $ as mathematics
+        # matplotlib's `label=` would drop names that begin with _ and would parse $ as mathematics.
+        text.set(text=drawable, parse_math=False)
     for panel in (left, right):
         panel.grid(alpha=0.3)
     save(figure, output)

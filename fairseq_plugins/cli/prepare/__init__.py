@@ -1,1 +1,1 @@
-"""The command ``prepare``: data of the papers' experiments."""
+"""The command ``prepare``, which prepares the data of the papers' experiments."""

@@ -1,6 +1,6 @@
 """Prepare the data of a paper's experiment: download, tokenise, segment and binarise it.
 
-The same command resumes an interrupted call and its downloads.
+Run the same command again to resume after an interruption, even in the middle of a download.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ LARGEST_MINIATURE_BPE = 30  # merges
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("experiment", choices=sorted(CORPORA), help="experiment, a folder of examples/")
+    parser.add_argument("experiment", choices=sorted(CORPORA), help="experiment: the name of a folder in examples/")
     parser.add_argument("output", type=Path, metavar="OUT", help="folder for all results")
     parser.add_argument(
-        "--orig", type=Path, metavar="DIR", help="folder of files that you have already (default: OUT/orig)"
+        "--orig", type=Path, metavar="DIR", help="folder with files that you already have (default: OUT/orig)"
     )
-    parser.add_argument("--words", action="store_true", help="write data-bin-words, with whole words as tokens")
-    parser.add_argument("--workers", type=positive, default=1, metavar="N", help="processes (default: %(default)s)")
+    parser.add_argument("--words", action="store_true", help="write data-bin-words, whose tokens are whole words")
+    parser.add_argument(
+        "--workers", type=positive, default=1, metavar="N", help="number of processes (default: %(default)s)"
+    )
     parser.add_argument("--smoke", action="store_true", help="use small invented files instead of downloads")
 
 
@@ -43,7 +45,8 @@ def run(args: Namespace) -> None:
     corpus, orig = CORPORA[args.experiment], args.orig or args.output / "orig"
     if args.smoke and args.orig:
         raise ValueError(f"--smoke: invents its files, but --orig {args.orig} names real ones; remove one option")
-    # A mistyped folder would start a download of gigabytes. After everything has been read, the folder may be missing.
+    # The folder must exist, because a mistyped name would start a download of gigabytes. When all files have been read,
+    # the folder may be missing.
     if args.orig and not args.orig.is_dir() and needed_files(corpus, args.output, args.words):
         raise ValueError(f"--orig: {args.orig} is not a folder; create it, or remove the option")
     with work_in(args.output):
@@ -51,12 +54,13 @@ def run(args: Namespace) -> None:
             orig = args.output / "orig-miniature"
             write_miniature(corpus, orig)
             merges = corpus.merges and LARGEST_MINIATURE_BPE
-            corpus = replace(corpus, merges=merges, terms="made up")  # distinguishes the record from the real corpus's
+            # These terms make the record differ from the real corpus's record.
+            corpus = replace(corpus, merges=merges, terms="made up")
         print(prepare(corpus, args.output, orig, words=args.words, workers=args.workers))
 
 
 def write_miniature(corpus: Corpus, orig: Path) -> None:
-    """Write a small version of each file, in its format, whose translations are reversed sentences."""
+    """Write a small invented version of each file in its format; the translation of a sentence is its reversal."""
     generator = random.Random(1)
     for part, texts in corpus.parts().items():
         for source, target in texts:

@@ -1,8 +1,8 @@
 """Preparation of a corpus, from downloaded files to fairseq's binary data.
 
-The files in the folder have the names of fairseq's ``prepare-*.sh``: ``orig`` (downloads), ``tmp`` (tokens), ``code``
-(BPE codes), ``train``, ``valid`` and ``test`` of both languages (subwords), and ``data-bin``.  ``test.reference`` is
-the untokenised target of the test part.
+The files in the folder have the same names as in fairseq's ``prepare-*.sh``: ``orig`` (downloads), ``tmp`` (tokens),
+``code`` (BPE codes), ``train``, ``valid`` and ``test`` in both languages (subwords), and ``data-bin``.
+``test.reference`` is the untokenised target of the test part.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from fairseq_plugins.cli.processes import fairseq
 
 @dataclass(frozen=True)
 class Corpus:
-    """Files of a corpus and their preparation, recorded in the folder's file ``settings``.
+    """Files of a corpus and options of their preparation; the file ``settings`` in the folder records them.
 
     Attributes:
         tests: test parts, named ``test``, ``test1``, ...
         valid: validation part; by default every ``valid_every``-th pair of the training part.
-        max_words: limit of a sentence's length in training and validation.
-        max_ratio: limit of the ratio of both lengths in training and validation.
-        tokenise: options of ``parallel_text.moses``; None for tokenised text.
-        normalise: also normalise the punctuation of training text.
-        merges: operations of the joint BPE; None for whole words.
-        words: options of fairseq-preprocess for vocabularies of words.
+        max_words: longest sentence in training and validation.
+        max_ratio: largest ratio of the two lengths in training and validation.
+        tokenise: options of ``parallel_text.moses``; None if the text is tokenised already.
+        normalise: whether to normalise the punctuation of training text.
+        merges: number of merges of the joint BPE; None for whole words.
+        words: options of fairseq-preprocess for data of whole words.
         terms: instructions for files that cannot be downloaded.
-        straight_apostrophes: replace curly apostrophes in test parts; not recorded, because folders of earlier versions
-            have no such field.
+        straight_apostrophes: whether to replace curly apostrophes in test parts; not recorded, because records of
+            earlier versions have no such field.
     """
 
     source: str
@@ -58,7 +58,7 @@ class Corpus:
         return self.source, self.target
 
     def parts(self) -> dict[str, Texts]:
-        """Return all parts that have files, by fairseq's names."""
+        """Return all parts that have files, by fairseq's names of the parts."""
         tests = {f"test{number or ''}": texts for number, texts in enumerate(self.tests)}
         return {"train": self.train, **({"valid": self.valid} if self.valid else {}), **tests}
 
@@ -68,7 +68,7 @@ class Corpus:
 
 
 def prepare(corpus: Corpus, out: Path, orig: Path, *, words: bool = False, workers: int = 1) -> Path:
-    """Prepare a corpus, starting from the results in the folder.
+    """Prepare a corpus; results that the folder already contains are kept.
 
     Args:
         corpus: the corpus.
@@ -120,7 +120,7 @@ def prepare(corpus: Corpus, out: Path, orig: Path, *, words: bool = False, worke
 def matches_record(record: Path, settings: str, found: dict[str, str]) -> bool:
     """Return whether a folder's record has these settings and fingerprints.
 
-    A text without a fingerprint in the record, which an earlier version wrote, counts as equal.
+    Earlier versions recorded fewer fingerprints; a text without a recorded fingerprint counts as equal.
     """
     text = record.read_text(encoding="utf-8")
     known = json.loads(text.removeprefix(settings) or "{}") if text.startswith(settings) else None
@@ -128,12 +128,12 @@ def matches_record(record: Path, settings: str, found: dict[str, str]) -> bool:
 
 
 def binary_of(corpus: Corpus, out: Path, words: bool) -> Path:
-    """Return the folder of binary data, named ``data-bin-words`` if the corpus can also have subwords."""
+    """Return the folder of binary data: ``data-bin-words`` for whole words, if the corpus also has subwords."""
     return out / ("data-bin-words" if words and corpus.merges is not None else "data-bin")
 
 
 def needed_files(corpus: Corpus, out: Path, words: bool) -> list[File]:
-    """Return the files that the missing results need."""
+    """Return the files that are needed to make the missing results."""
     found: list[File] = []
     if binary_of(corpus, out, words).exists():
         return found
@@ -162,7 +162,7 @@ def output_paths(corpus: Corpus, out: Path) -> Iterator[Path]:
 
 
 def tokenise(corpus: Corpus, part: str, tmp: Path, orig: Path, workers: int) -> None:
-    """Tokenise each text (``train.0.tok.en``), and concatenate the texts of a test part (``test.en``)."""
+    """Tokenise each text (to ``train.0.tok.en``), and concatenate the texts of each test part (to ``test.en``)."""
     texts = corpus.parts()[part]
     for side, language in enumerate(corpus.languages):
         outputs = [tokens_of(tmp, part, number, language) for number in range(len(texts))]
@@ -184,7 +184,7 @@ def keep_targets(corpus: Corpus, part: str, out: Path, orig: Path) -> None:
     """Write the untokenised targets of a test part.
 
     Raises:
-        ValueError: the sides differ in their number of lines.
+        ValueError: the two sides have different numbers of lines.
     """
     reference = out / f"{part}.reference"
     if not reference.exists():
@@ -201,7 +201,7 @@ def _line_function(corpus: Corpus, language: str, training: bool) -> parallel_te
 
 
 def clean_and_split(corpus: Corpus, part: str, tmp: Path) -> None:
-    """Write ``train`` and ``valid``, or only one of them if each has its own texts.
+    """Write ``train`` and ``valid`` from the training texts; with own validation texts, write only the given part.
 
     Raises:
         ValueError: no pair is left.
@@ -242,7 +242,7 @@ def segment(corpus: Corpus, out: Path, workers: int) -> None:
 
 
 def binarise(corpus: Corpus, folder: Path, binary: Path, words: bool, workers: int) -> None:
-    """Run ``fairseq-preprocess``; subwords get a joint dictionary, so that embeddings can be tied."""
+    """Run ``fairseq-preprocess``, for subwords with a joint dictionary, so that embeddings can be tied."""
     unfinished = binary.with_name(binary.name + ".partial")
     shutil.rmtree(unfinished, ignore_errors=True)  # fairseq does not overwrite dictionaries
     tests = [str(folder / part) for part in corpus.parts() if part.startswith("test")]

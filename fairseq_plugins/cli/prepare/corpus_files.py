@@ -20,10 +20,11 @@ class File:
     """A file of a corpus.
 
     Attributes:
-        path: path in the folder.
-        url: address of the file, or of a tar archive that contains it under this path; None without a download.
+        path: path relative to the folder.
+        url: address of the file, or of a tar archive that contains it under this path; None if it cannot be downloaded.
         checksum: ``sha256:...`` or ``md5:...`` of the download, or of a text that may change.
-        folder: parent of the path instead of the folder of downloads; not recorded, because projects may move.
+        folder: folder that contains ``path``, instead of the folder of downloads; not recorded, because projects may
+            move.
     """
 
     path: str
@@ -32,7 +33,7 @@ class File:
     folder: str = field(default="", repr=False)
 
     def place(self, orig: Path = Path()) -> Path:
-        """Return the path of the file, which may be gzipped or not, with or without the suffix ``.gz``."""
+        """Return the path of the existing file, with or without the suffix ``.gz``."""
         own = orig / self.folder / self.path
         other = own.with_suffix("") if own.suffix == ".gz" else own.with_name(f"{own.name}.gz")
         return other if other.is_file() and not own.exists() else own
@@ -42,7 +43,7 @@ Texts = tuple[tuple[File, File], ...]  # source and target
 
 
 def text(path: str, languages: tuple[str, str], url: str | None = None, checksum: str | None = None) -> Texts:
-    """Return a text of two files, whose path and URL have the language for ``{}``."""
+    """Return the two files of a text; ``{}`` in path and URL is replaced by the language."""
     source, target = (File(path.format(name), url and url.format(name), checksum) for name in languages)
     return ((source, target),)
 
@@ -67,7 +68,7 @@ def fetch(files: Sequence[File], orig: Path, needed: Container[File], terms: str
         if file not in needed or place.exists():
             continue
         if file.url is None:
-            raise ValueError(f"{place} is missing. {terms}".rstrip())
+            raise ValueError(f"{place} is missing. {terms or 'Put the file there.'}")
         archives.setdefault((file.url, file.checksum), []).append(file.path)
     for (url, checksum), paths in archives.items():
         if Path(paths[0]).name == Path(url).name:
@@ -79,7 +80,7 @@ def fetch(files: Sequence[File], orig: Path, needed: Container[File], terms: str
 
 
 def archive_name(url: str, files: Sequence[File]) -> str:
-    """Return the name of an archive: ``test.tgz``, or ``wmt15-test.tgz`` if the corpus has two of that name."""
+    """Return the name to save an archive as: ``test.tgz``, or ``wmt15-test.tgz`` if the corpus has two test.tgz."""
     name, folder = Path(url).name, Path(url).parent.name
     alike = {file.url for file in files if file.url is not None and Path(file.url).name == name}
     return f"{folder}-{name}" if len(alike) > 1 else name
@@ -108,10 +109,10 @@ def unpack(archive: Path, folder: Path, paths: Iterable[str]) -> None:
 
 
 def fingerprints(files: Iterable[File], orig: Path) -> dict[str, str]:
-    """Return fingerprints of the existing texts by path, the same for gzipped and plain files.
+    """Return fingerprints of the existing texts, by path; a gzipped file has the same fingerprint as the plain file.
 
-    A fingerprint is the SHA-256 sum of a file without a published checksum.  The other files are many and large, so
-    their fingerprint is the size.
+    A file without a published checksum has its SHA-256 sum as fingerprint.  Files with a published checksum are many
+    and large, so their fingerprint is only their size.
     """
     found = {}
     for file in dict.fromkeys(files):

@@ -1,4 +1,4 @@
-"""Downloads that are resumed and verified."""
+"""Download files, resume interrupted downloads, and verify checksums."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIMEOUT = 60  # seconds
 
 
 def download(url: str, path: Path, checksum: str | None = None) -> None:
-    """Download ``url`` to ``path``, unless the path exists; incomplete or wrong files never get this name.
+    """Download ``url`` to ``path``, unless the path exists; only a complete and correct file gets this name.
 
     Args:
         url: address.
@@ -41,12 +41,12 @@ def download(url: str, path: Path, checksum: str | None = None) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(f"{path}: another process is downloading it; wait until it ends") from None
-        if path.exists():  # another process has just renamed the locked file
+        if path.exists():  # Another process has just renamed the locked file.
             return
         try:
             total = _fetch(url, partial)
         except (OSError, HTTPException) as error:
-            raise OSError(f"{url} to {path}: {error}") from error
+            raise OSError(f"{url} to {path}: {error}; repeat the command later, or put the file there") from error
         have = partial.stat().st_size
         if total is not None and have != total:
             raise OSError(f"{url}: connection lost after {have} of {total} bytes; repeat the command to resume")
@@ -54,7 +54,7 @@ def download(url: str, path: Path, checksum: str | None = None) -> None:
             algorithm, _, expected = checksum.partition(":")
             found = digest(partial, algorithm)
             if found != expected:
-                partial.unlink()  # otherwise the next call would resume a wrong file
+                partial.unlink()  # If it stayed, the next call would resume a wrong file.
                 raise ValueError(
                     f"{url}: {algorithm} sum {found}, expected {expected}; repeat the command to download it again"
                 )
@@ -62,7 +62,7 @@ def download(url: str, path: Path, checksum: str | None = None) -> None:
 
 
 def _fetch(url: str, partial: Path) -> int | None:
-    """Resume a download; return the expected size of the file, if the server reports it."""
+    """Resume a download; return the size of the complete file if the server reports it."""
     have = partial.stat().st_size
     request = Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
@@ -72,7 +72,8 @@ def _fetch(url: str, partial: Path) -> int | None:
             raise
         if error.headers.get("Content-Range") == f"bytes */{have}":
             return have  # the file is complete
-        os.truncate(partial, 0)  # the partial file is longer, or the server does not say: start again
+        # The partial file is too long, or the server does not report a size: download from the start.
+        os.truncate(partial, 0)
         return _fetch(url, partial)
     with answer as response:
         if response.status != HTTPStatus.PARTIAL_CONTENT:

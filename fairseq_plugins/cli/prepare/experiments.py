@@ -1,6 +1,6 @@
 """Corpora of the papers' experiments: sources and preparation.
 
-Checksums come from sacreBLEU (test sets) and TensorFlow Datasets; files without a published checksum have none.
+sacreBLEU (for test sets) and TensorFlow Datasets publish these checksums; other files have no checksum here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BACK_TRANSLATED = "corpus.bt.en-ro.{}.gz"
 _WORDS = ("--nwordssrc", "200000", "--nwordstgt", "80000")
 
 CORPORA = {
-    # ConvS2S section 4.1: data of Sennrich et al. 2016 with back-translations, as subwords and as words.
+    # ConvS2S section 4.1 uses the data of Sennrich et al. 2016 with back-translations, as subwords and as words.
     # Gehring et al. 2016 tune decoding on newsdev2016 (section 4.4).
     "wmt16_en_ro": Corpus(
         *RO,
@@ -74,7 +74,7 @@ CORPORA = {
         normalise=True,
         words=_WORDS,
     ),
-    # ConvS2S section 4.1: pairs of very different lengths are removed, too.
+    # ConvS2S section 4.1 also removes pairs of very different lengths.
     "wmt14_en_fr": Corpus(
         *FR,
         train=text("training/europarl-v7.fr-en.{}", FR, EUROPARL, EUROPARL_SUM)
@@ -89,7 +89,8 @@ CORPORA = {
         normalise=True,
         words=("--nwordssrc", "200000", "--nwordstgt", "30000"),  # Gehring et al. 2016, section 4.1
     ),
-    # Like fairseq's prepare-iwslt14.sh, which follows Ranzato et al. 2015, as do Gehring et al. 2016.
+    # This preparation is that of fairseq's prepare-iwslt14.sh, which follows Ranzato et al. 2015; Gehring et al. 2016
+    # follow them, too.
     "iwslt14_de_en": Corpus(
         *IWSLT,
         train=text("de-en/train.tags.de-en.{}", IWSLT, _TED),
@@ -106,7 +107,8 @@ CORPORA = {
         words=("--thresholdsrc", "3", "--thresholdtgt", "3"),
         straight_apostrophes=True,
     ),
-    # ConvS2S section 4.1: prepared by Rush et al. 2015, 30 000 words; Gigaword's own test set, and DUC-2004.
+    # ConvS2S section 4.1 uses the data that Rush et al. 2015 prepared, vocabularies of 30 000 words, Gigaword's test
+    # set and DUC-2004.
     "gigaword": Corpus(
         *SUMMARIES,
         train=text("sumdata/train/train.{}.txt", SUMMARIES),

@@ -1,4 +1,4 @@
-"""The HTTP API, LibreTranslate's with additional fields, and the web page."""
+"""The HTTP API, which extends LibreTranslate's, and the web page."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from fairseq_plugins.cli.serve.parameters import (
 )
 from fairseq_plugins.cli.serve.sentences import Sentence, split
 
-FILE_FACTOR = 10  # ratio of the limits of files and texts
+FILE_FACTOR = 10  # a file may have this many times as many characters as a text
 FILES = 4  # files in translation
-CHUNK = 128  # sentences of a file in the queue
+CHUNK = 128  # number of a file's sentences that are in the queue together
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Api:
         self.results, self.files = Results(), 0
 
     async def languages(self, request: Request) -> Response:
-        """List all languages with their targets, like LibreTranslate."""
+        """List all source languages with their target languages, like LibreTranslate."""
         codes = dict.fromkeys(code for pair in self.models for code in pair)
         targets = {code: [target for source, target in self.models if source == code] for code in codes}
         return JSONResponse([{"code": code, "name": name(code), "targets": targets[code]} for code in codes])
@@ -80,7 +80,7 @@ class Api:
         return JSONResponse({"status": "ok"})
 
     async def settings(self, request: Request) -> Response:
-        """Return limits and default languages, like LibreTranslate, and the models that have attention."""
+        """Return limits and default languages, like LibreTranslate, and the models that can report attention."""
         source, target = next(iter(self.models))
         answer = {
             "charLimit": self.limits.letters,
@@ -129,7 +129,7 @@ class Api:
         return JSONResponse(answer if isinstance(q, list) else {field: value[0] for field, value in answer.items()})
 
     async def translate_file(self, request: Request) -> Response:
-        """Translate a file, and return its URL; with ``progress``, stream one line of JSON per step."""
+        """Translate a file, and return the URL of the result; with ``progress``, stream one line of JSON per step."""
         most = FILE_FACTOR * self.limits.letters
         parameters = await self.allowed(request, FILE_FACTOR)
         filename, content = await file_of(parameters)
@@ -176,7 +176,7 @@ class Api:
             self.files -= 1
 
     async def patiently(self, batches: Batches, sentences: list[str]) -> list[dict[str, Any]]:
-        """Translate as soon as the queue has room."""
+        """Translate sentences; wait while the queue is full."""
         while True:
             try:
                 return await batches.translate(sentences, 1, False)
@@ -192,7 +192,7 @@ class Api:
         return Response(content, media_type="application/octet-stream", headers={"content-disposition": shown})
 
     async def allowed(self, request: Request, factor: int = 1) -> dict[str, Any]:
-        """Check the API key, and return the parameters of a request."""
+        """Return the parameters of a request, after a check of its API key."""
         # A character takes up to nine bytes in a form, such as %e3%81%82, and up to four in a file.
         parameters = await read_parameters(request, (9 if factor == 1 else 4) * factor * self.limits.letters + 10_000)
         key = parameters.get("api_key")
@@ -206,7 +206,7 @@ class Api:
             raise HTTPException(413, f"Invalid request: request ({letters}) exceeds text limit ({most})")
 
     def model_for(self, parameters: Mapping[str, Any]) -> tuple[Pair, Batches]:
-        """Return the model of a request, and its languages."""
+        """Return the model for a request, and the model's languages."""
         source, target = (text_of({**parameters}, side) for side in ("source", "target"))
         if not any(target in pair for pair in self.models):
             raise HTTPException(400, f"{target} is not supported")
@@ -222,7 +222,7 @@ class Api:
         return (source, target), self.models[source, target]
 
     def source_for(self, target: str | None) -> str:
-        """Return the only source language of a target, or of all."""
+        """Return the only source language of a target language, or of all models."""
         sources = sorted({pair[0] for pair in self.models if target in (None, pair[1])})
         if len(sources) != 1:
             raise HTTPException(400, f"auto is not supported: give the source language, one of {', '.join(sources)}")
@@ -242,7 +242,7 @@ Told = tuple[Sentence, dict[str, Any]]
 
 
 async def translate_texts(batches: Batches, texts: list[str], nbest: int, attention: bool) -> list[list[Told]]:
-    """Return the sentences of each text, each with its result of `Translator.explain`."""
+    """Return the sentences of each text, each with the result of `Translator.explain` for it."""
     sentences = [split(text) for text in texts]
     flat = [each.text for text in sentences for each in text if each.text]
     if len(flat) > batches.most:
@@ -252,7 +252,7 @@ async def translate_texts(batches: Batches, texts: list[str], nbest: int, attent
 
 
 def join(text: list[Told], rank: int) -> str:
-    """Return the translation of a text from the translations of its sentences at a rank, or their last ones."""
+    """Join the translations of a text's sentences at a rank; sentences with fewer translations give their last one."""
 
     def parts() -> Iterator[str]:
         for sentence, told in text:
@@ -264,7 +264,7 @@ def join(text: list[Told], rank: int) -> str:
 
 
 def described(each: Told) -> dict[str, Any]:
-    """Return the details of a sentence for an answer."""
+    """Return the details of a sentence that an answer contains."""
     sentence, told = each
     wanted = placeholders(sentence.text)
     translations = []
@@ -288,7 +288,7 @@ async def refuse(request: Request, error: Exception) -> Response:
 
 
 def make_app(models: Mapping[Pair, Batches], limits: Limits) -> Starlette:
-    """Return the application, which runs the queues during its lifespan."""
+    """Return the application; it runs the queues as long as the server runs."""
     api = Api(models, limits)
 
     @asynccontextmanager

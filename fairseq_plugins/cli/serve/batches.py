@@ -1,4 +1,4 @@
-"""Batches of sentences from all callers."""
+"""Collect sentences of all callers into batches."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fairseq_plugins.export.translate import Translator
 
-PATIENCE = 0.005  # seconds to wait for a thread's share of sentences...
-SHARE = 0.1  # ... plus this part of the last batch's time, in which its callers may send more
-WIDER = 2  # factor of the padded size, since sentences of callers differ more in length than those of a sorted text
-SHORT = 1000  # characters that are segmented without another thread
-BURST = 16  # sentences of a long text with the priority of one sentence of another caller
+PATIENCE = 0.005  # seconds to wait until there are enough sentences for a thread ...
+SHARE = 0.1  # ... plus this fraction of the last batch's time, because its callers may send new sentences
+# Factor of the limit of a batch's padded size, because callers' sentences differ more in length than neighbours in a
+# sorted text.
+WIDER = 2
+SHORT = 1000  # longer texts are segmented in another thread
+BURST = 16  # so many sentences of a long text have the same priority as one sentence of another caller
 
 
 class QueueFullError(Exception):
@@ -25,7 +27,7 @@ class QueueFullError(Exception):
 
 
 class Threads:
-    """The translating threads, one batch each, shared by all models.
+    """The translating threads, which all models share; each thread translates one batch.
 
     Args:
         number: number of threads.
@@ -39,10 +41,10 @@ class Threads:
 
 @dataclass(eq=False)
 class Waiting:
-    """A waiting sentence.
+    """A sentence in the queue.
 
     Attributes:
-        words: the model's words, at least one.
+        words: the sentence as tokens of the model, at least one.
         nbest: number of translations.
         attention: whether attention is requested.
         due: position in the queue.
@@ -57,13 +59,13 @@ class Waiting:
 
 
 class Batches:
-    """The queue of one model, which translates sentences of similar lengths together.
+    """The queue of one model; sentences of similar lengths are translated together.
 
     Args:
         translator: the model.
         threads: translating threads.
         beam: beam size.
-        most: largest number of sentences in the queue and in translation.
+        most: largest number of sentences that wait or are being translated.
     """
 
     def __init__(self, translator: Translator, threads: Threads, beam: int, most: int) -> None:
@@ -74,14 +76,14 @@ class Batches:
         self._segmenting = ThreadPoolExecutor(1)  # for long texts
         self._waiting: list[Waiting] = []
         self._arrived = asyncio.Event()
-        self._accepted = self._taken = 0  # unanswered sentences; batches so far
-        self._before = 0  # unanswered sentences when the last batch was taken
-        self._seconds = 0.0  # time of the last batch, at most 1
+        self._accepted = self._taken = 0  # number of unanswered sentences; number of batches so far
+        self._before = 0  # number of unanswered sentences when the last batch was taken
+        self._seconds = 0.0  # seconds that the last batch took, at most 1
 
     async def translate(self, sentences: list[str], nbest: int, attention: bool) -> list[dict[str, Any]]:
-        """Return the result of `Translator.explain` for each sentence, with the number of words that were cut.
+        """Return the result of `Translator.explain` for each sentence, and the number of words that were truncated.
 
-        Cancelling the call withdraws sentences that are not yet in translation.
+        If the call is cancelled, its sentences that still wait are removed from the queue.
 
         Raises:
             QueueFullError: the queue has no room.
@@ -99,7 +101,7 @@ class Batches:
             for rank, words in enumerate(segmented):
                 waiting.append(Waiting(words[:longest], nbest, attention, self._taken + rank / BURST))
             for each in waiting:
-                if not each.words:  # for example only zero-width characters
+                if not each.words:  # for example a sentence of zero-width characters
                     each.answer.set_result({"words": [], "unknown": [], "translations": [_BLANK]})
             self._waiting += (each for each in waiting if each.words)
             self._arrived.set()
@@ -107,7 +109,7 @@ class Batches:
         finally:
             self._accepted -= len(sentences)
             for each in waiting:
-                each.answer.cancel()  # also after the failure of another sentence
+                each.answer.cancel()  # Also remove them if another sentence failed.
         cut = (max(0, len(words) - longest) for words in segmented)
         return [{**answer, "cut": number} for answer, number in zip(answers, cut, strict=True)]
 
@@ -136,11 +138,11 @@ class Batches:
             await asyncio.sleep(0.001)
 
     def _share(self) -> int:
-        """Return a thread's share of all unanswered sentences, the size of a batch."""
+        """Return the size of a batch: a thread's share of all unanswered sentences."""
         return math.ceil(max(self._accepted, self._before) / self._threads.number)
 
     def _take(self) -> list[Waiting]:
-        """Take a batch from the queue: the sentence that is due, and others of similar length."""
+        """Take a batch from the queue: the next sentence in order, and others of similar length."""
         queue = sorted((each for each in self._waiting if not each.answer.done()), key=lambda each: len(each.words))
         most = min(len(queue), self._share())
         low = min(range(len(queue)), key=lambda at: queue[at].due, default=0)

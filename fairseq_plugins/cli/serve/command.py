@@ -1,6 +1,7 @@
-"""Serve exported folders over HTTP, with LibreTranslate's API and a web page.
+"""Serve exported models over HTTP, with LibreTranslate's API and a web page.
 
-Sentences of all callers share batches.  On SIGTERM and Ctrl-C the server answers all accepted requests and exits.
+Sentences of different callers are translated in the same batches.  On SIGTERM and Ctrl-C, the server first answers all
+accepted requests and then exits.
 """
 
 from __future__ import annotations
@@ -25,16 +26,29 @@ def add_arguments(parser: ArgumentParser) -> None:
         "folders",
         nargs="+",
         metavar="OUT",
-        help="exported folder, or own-data's folder with one; en:de=OUT for a folder without languages",
+        help="exported folder, or own-data's folder that contains one; write en:de=OUT if the folder does not record "
+        "its languages",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to bind (default: %(default)s)")
-    parser.add_argument("--port", type=_port, default=8000, metavar="N", help="port, 0 for any (default: %(default)s)")
-    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="file with the API key of callers")
     parser.add_argument(
-        "--cors", nargs="+", default=[], metavar="ORIGIN", help="origins whose pages may call the server, * for all"
+        "--port", type=_port, default=8000, metavar="N", help="port; 0 chooses a free port (default: %(default)s)"
     )
     parser.add_argument(
-        "--threads", type=positive, default=cores, metavar="N", help="parallel batches (default: %(default)s)"
+        "--api-key-file", type=Path, metavar="FILE", help="file with the API key that callers must send"
+    )
+    parser.add_argument(
+        "--cors",
+        nargs="+",
+        default=[],
+        metavar="ORIGIN",
+        help="origins whose web pages may call the server; * allows all",
+    )
+    parser.add_argument(
+        "--threads",
+        type=positive,
+        default=cores,
+        metavar="N",
+        help="number of batches that are translated in parallel (default: %(default)s)",
     )
     parser.add_argument("--beam", type=positive, default=5, metavar="N", help="beam size (default: %(default)s)")
     parser.add_argument(
@@ -42,13 +56,21 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=positive,
         default=100_000,
         metavar="N",
-        help="characters per request (default: %(default)s)",
+        help="largest number of characters per request (default: %(default)s)",
     )
     parser.add_argument(
-        "--max-waiting", type=positive, default=2000, metavar="N", help="sentences in the queue (default: %(default)s)"
+        "--max-waiting",
+        type=positive,
+        default=2000,
+        metavar="N",
+        help="largest number of sentences in the queue (default: %(default)s)",
     )
     parser.add_argument(
-        "--timeout", type=positive, default=60, metavar="SECONDS", help="time limit of an answer (default: %(default)s)"
+        "--timeout",
+        type=positive,
+        default=60,
+        metavar="SECONDS",
+        help="time limit of an answer in seconds (default: %(default)s)",
     )
 
 
@@ -84,8 +106,9 @@ def run(args: Namespace) -> None:
         listening = socket.create_server((args.host, args.port), family=family, backlog=2048)
     except OSError as error:
         raise OSError(
-            error.errno or errno.EADDRINUSE, f"--host {args.host} --port {args.port}: {error.strerror}"
+            error.errno or errno.EADDRINUSE,
+            f"--host {args.host} --port {args.port}: {error.strerror}; choose another port or host",
         ) from None
     limits = Limits(key, args.max_letters, args.timeout, args.cors)
-    sys.setswitchinterval(0.0005)  # translating threads must not delay the answering thread
+    sys.setswitchinterval(0.0005)  # Translating threads must not delay the thread that answers requests.
     asyncio.run(serve(models, limits, listening, args.threads, args.beam, args.max_waiting))

@@ -1,4 +1,4 @@
-"""Uploaded files, plain text and gettext catalogues, and translated files for download."""
+"""Uploaded files (plain text and gettext catalogues), and translated files for download."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fairseq_plugins.cli.own_data import catalogues
 from fairseq_plugins.cli.serve.sentences import split
 
 FORMATS = [".txt", catalogues.SUFFIX]
-KEPT = 16_000_000  # bytes of translated files
+KEPT = 16_000_000  # limit of the bytes of all translated files in memory
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Document:
     Attributes:
         name: name without a folder.
         texts: distinct texts of the file.
-        fill: function from translations of the texts to the translated file and a report, which may be empty.
+        fill: function that gets translations of the texts, and returns the translated file and a possibly empty report.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Document:
         return [*dict.fromkeys(each.text for text in self.texts for each in split(text) if each.text)]
 
     def translated(self, translations: Mapping[str, str]) -> tuple[bytes, str]:
-        """Return the translated file and a report for translations of all `sentences`."""
+        """Return the translated file and a report, given the translations of all `sentences`."""
         translations = {**translations, "": ""}
         joined = (
             "".join(each.before + translations[each.text] + each.after for each in split(text)) for text in self.texts
@@ -55,12 +55,12 @@ def read_document(name: str, content: bytes) -> Document:
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:
-        raise ValueError(f"file format not supported: {name} is neither text in UTF-8 nor a gettext catalogue (.po)")
+        raise ValueError(f"{name}: neither text in UTF-8 nor a gettext catalogue (.po); convert it to UTF-8 text")
     return Document(name, [text], lambda translations: (translations[text].encode(), ""))
 
 
 def _read_catalogue(name: str, content: bytes) -> Document:
-    with TemporaryDirectory() as folder:  # polib would read a string that is a path as this file
+    with TemporaryDirectory() as folder:  # If the text is the path of a file, polib would read that file.
         path = Path(folder, "catalogue.po")
         path.write_bytes(content)
         try:
@@ -92,5 +92,5 @@ class Results:
         return key
 
     def get(self, key: str) -> bytes | None:
-        """Return a file, or None if it is gone."""
+        """Return a file, or None if newer files have replaced it."""
         return self._files.get(key)

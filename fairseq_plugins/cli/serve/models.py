@@ -29,13 +29,14 @@ NAMES = dict(
 
 
 def open_models(places: Iterable[str]) -> dict[Pair, Translator]:
-    """Load the models of folders by languages.
+    """Load the models of folders, and return them by their languages.
 
     Args:
         places: folders, optionally with languages, as in ``en:de=OUT``.
 
     Raises:
-        ValueError: a folder is not an exported one, its languages are unknown, or two folders have the same languages.
+        ValueError: a folder does not contain an exported model, its languages are unknown, or two folders have the same
+            languages.
     """
     from fairseq_plugins.export.translate import Translator  # noqa: PLC0415  (sets up the process for onnxruntime)
 
@@ -56,7 +57,7 @@ def open_models(places: Iterable[str]) -> dict[Pair, Translator]:
 
 
 def find_exported(folder: Path) -> Path:
-    """Return the exported folder: this one, or the one in own-data's folder.
+    """Return the exported folder: the given one, or the one inside own-data's folder.
 
     Raises:
         ValueError: there is no exported folder, or there are several.
@@ -77,7 +78,7 @@ def find_exported(folder: Path) -> Path:
 
 
 def languages_of(folder: Path) -> Pair | None:
-    """Return the languages of a folder; earlier versions name them for Moses' tokenizer or in a model card."""
+    """Return the languages of a folder; earlier versions recorded them for Moses' tokenizer or in the model card."""
     config = json.loads((folder / "config.json").read_bytes())
     card = (
         (folder / "README.md").read_text(encoding="utf-8", errors="replace") if (folder / "README.md").is_file() else ""

@@ -1,4 +1,4 @@
-"""Parameters of requests, in JSON or forms, with limits of size and time."""
+"""Read parameters of requests, from JSON or forms, with limits of size and time."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
-SLOW = 10  # seconds for a request to arrive
+SLOW = 10  # seconds in which a request must arrive
 FEW = 100  # fields of a form
 
 T = TypeVar("T")
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """Read a body; a body that is too long is read to its end and dropped, so that the client gets the error.
+    """Read a body; a body that is too long is read to its end, too, so that the client receives the error.
 
     Raises:
         HTTPException: the body is too long or too slow.
@@ -72,7 +72,7 @@ async def read_parameters(request: Request, most: int) -> dict[str, Any]:
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T], seconds: float) -> T:
-    """Return the result of a coroutine, which is cancelled if the client disconnects or after a time limit.
+    """Return the result of a coroutine; cancel it if the client disconnects, or after a time limit.
 
     Raises:
         HTTPException: the coroutine was cancelled.

@@ -1,4 +1,4 @@
-"""Sentence splitting."""
+"""Split texts into sentences."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import re
 from itertools import pairwise
 from typing import NamedTuple
 
-# Line ends, punctuation that may end a sentence before whitespace, and punctuation that needs no whitespace. The
-# lookbehind keeps the search linear.
+# Matches line ends, punctuation that may end a sentence if whitespace follows, and punctuation that needs no
+# whitespace. The lookbehind makes the search take linear time.
 _BOUNDARY = re.compile(r"\n\s*|(?<![.!?…])[.!?…]+[\"'”’»)\]]*\s+|[。！？]+[”』」）]*\s*")
 _OPENING = "\"'“„«([¿¡"
 _ABBREVIATIONS = {"bzw", "ca", "dr", "fig", "inkl", "mr", "mrs", "ms", "nr", "prof", "st", "usw", "vgl", "vs", "zzgl"}
 
 
 class Sentence(NamedTuple):
-    """A sentence with surrounding whitespace; the sentence is empty if the text is whitespace only."""
+    """A sentence with surrounding whitespace; the sentence is empty if the text has only whitespace."""
 
     before: str
     text: str
@@ -22,13 +22,13 @@ class Sentence(NamedTuple):
 
 
 def split(text: str) -> list[Sentence]:
-    """Return the sentences of a text; concatenated with their whitespace they give the text."""
+    """Return the sentences of a text; sentences and their whitespace, concatenated, are the text."""
     starts = [0, *(match.end() for match in _BOUNDARY.finditer(text) if _is_end(text, match)), len(text)]
     return [_between_spaces(text[start:end]) for start, end in pairwise(starts) if start < end]
 
 
 def _is_end(text: str, match: re.Match[str]) -> bool:
-    """Return whether a sentence ends at a match: not after abbreviations and ordinals, nor before lower case."""
+    """Return whether a sentence ends at a match; it does not after abbreviations and ordinals, or before lower case."""
     marks = match[0].strip()
     if "\n" in match[0] or marks[:1] in "。！？":
         return True

@@ -1,4 +1,4 @@
-"""The server: uvicorn with a shutdown that loses no request."""
+"""The server: uvicorn with a shutdown that answers all requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HEADERS = {  # for all answers
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
-HEAD = 65536  # bytes of a request's head
+HEAD = 65536  # limit of the bytes of a request's head
 GRACE = 0.2  # seconds for reading requests that were sent before the shutdown
 
 
@@ -34,7 +34,7 @@ class Protocol(HttpToolsProtocol):
     """A connection that closes if the head of a request is too long or too slow."""
 
     def connection_made(self, transport: Any) -> None:
-        """Wait for the first head."""
+        """Start the time limit for the first request's head."""
         super().connection_made(transport)
         self._in_head, self._size = True, 0
         self._timer = self.loop.call_later(SLOW, self._close)
@@ -44,7 +44,7 @@ class Protocol(HttpToolsProtocol):
             self.transport.close()
 
     def data_received(self, data: bytes) -> None:
-        """Read a part of a request."""
+        """Pass on the received part of a request, unless the head is too long."""
         if self._in_head and not self._size:
             self._timer.cancel()
             self._timer = self.loop.call_later(SLOW, self._close)
@@ -54,12 +54,12 @@ class Protocol(HttpToolsProtocol):
             self.transport.close()
 
     def on_headers_complete(self) -> None:
-        """Stop waiting."""
+        """Stop the time limit: the head is complete."""
         self._in_head = False
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """Wait for the next head."""
+        """Start the time limit for the next request's head."""
         super().on_message_complete()
         self._in_head, self._size = True, 0
 
@@ -68,7 +68,7 @@ class Server(uvicorn.Server):
     """A server that reads and answers all requests that were sent before its shutdown."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Refuse new connections, read requests in transit, and answer them."""
+        """Refuse new connections, and read and answer requests that were already sent."""
         for server in self.servers:
             server.close()
         await asyncio.sleep(GRACE)
@@ -83,7 +83,7 @@ async def serve(
     Args:
         models: models by languages.
         limits: limits of a request.
-        listening: bound socket.
+        listening: socket that is bound to the server's address.
         threads: number of translating threads.
         beam: beam size.
         most: largest number of sentences in the queue of a model.
