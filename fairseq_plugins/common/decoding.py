@@ -26,7 +26,7 @@ from torch import Tensor
 from fairseq_plugins.common.linear import has_weight_norm, without_weight_norm
 from fairseq_plugins.common.output_layer import selected_rows
 from fairseq_plugins.common.source import Source
-from fairseq_plugins.cpu.packing import BatchPacking, prepare_linear
+from fairseq_plugins.cpu.packing import BatchWeights, prepare_linear
 
 if TYPE_CHECKING:
     from fairseq_plugins.common.model import IncrementalDecoder
@@ -97,7 +97,7 @@ class StepwiseDecoding:
         beam: int,
         capacity: int | None,
         words: Tensor | None,
-        packing: BatchPacking | None,
+        packing: BatchWeights | None,
     ) -> None:
         if has_weight_norm(decoder):
             decoder = without_weight_norm(decoder, decoder.dictionary, decoder.packing)

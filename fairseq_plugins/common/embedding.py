@@ -107,10 +107,13 @@ def pretrained_embedding(dictionary: Dictionary, dim: int, path: str | None, opt
     try:
         vectors = utils.parse_embedding(path)
     except (ValueError, StopIteration) as error:
-        raise ValueError(f"{option} {path}: not a text file of embeddings: {error}") from error
+        raise ValueError(f"{option} {path}: not text of lines `word number ...` ({error}); give such a file") from error
     for word, vector in vectors.items():
         if vector.numel() != dim:
-            raise ValueError(f"{option} {path}: {word!r} has {vector.numel()} numbers, expected {dim}")
+            raise ValueError(
+                f"{option} {path}: {word!r} has {vector.numel()} numbers, expected {dim}; give another file or "
+                f"{option.replace('-path', '-dim')}"
+            )
     utils.print_embed_overlap(vectors, dictionary)
     return utils.load_embedding(vectors, dictionary, embedding)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import sys
@@ -97,7 +96,7 @@ def replacing(path: Path) -> Iterator[Path]:
             yield path
         else:
             if target.exists() and not os.access(target, os.W_OK):
-                raise PermissionError(errno.EACCES, "the file is read-only", str(path))
+                raise PermissionError(f"{path} is read-only: make it writable, or choose another file")
             with beside(target) as unfinished:
                 try:
                     yield unfinished

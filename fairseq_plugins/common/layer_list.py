@@ -59,8 +59,8 @@ def parse_convolutions(text: str, option: str, may_be_empty: bool = False) -> li
             raise ValueError(expected)
         if spec.residual > len(specs) + 1:
             raise ValueError(
-                f"{expected}: the residual connection of layer {len(specs) + 1} starts {spec.residual} layers back, "
-                f"but only {len(specs)} layers precede it"
+                f"{option}: the residual connection of layer {len(specs) + 1} starts {spec.residual} layers back, "
+                f"at most {len(specs) + 1} are possible, got {text!r}; lower its third number"
             )
         specs.append(spec)
     return specs

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_plugins.cpu.linear import linear
-from fairseq_plugins.cpu.packing import BatchPacking
+from fairseq_plugins.cpu.packing import BatchWeights
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -78,7 +78,7 @@ class Linear(WeightNormalisable, nn.Linear):  # type: ignore[override]  # torch'
         packing: packed weights of a batch, see `linear`; set by `with_packing`.
     """
 
-    packing: BatchPacking | None = None
+    packing: BatchWeights | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., K) -> (..., O)."""

@@ -24,11 +24,14 @@ def literal(text: str) -> Any:
     if not isinstance(text, str):
         raise TypeError(f"expected text, got {text!r}")
     if len(text) > _MAX_TEXT:
-        raise ValueError(f"not a literal of at most {_MAX_TEXT} characters: {text[:100]!r}")
+        raise ValueError(f"{text[:100]!r}... has {len(text)} characters, at most {_MAX_TEXT} are allowed; shorten it")
     try:
         return _value(ast.parse(text.strip(), mode="eval").body)
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
-        raise ValueError(f"not a literal: {text[:100]!r}") from error
+        raise ValueError(
+            f"{text[:100]!r} is not a literal of at most {_MAX_LENGTH} elements; write numbers, quoted text, or lists "
+            "of them, such as '[1, 2] * 3'"
+        ) from error
 
 
 def _value(node: ast.expr) -> Any:

@@ -22,7 +22,7 @@ from fairseq_plugins.common.embedding import InputEmbedding
 from fairseq_plugins.common.linear import fold_weight_norm_, remove_weight_norm_
 from fairseq_plugins.common.options import Options
 from fairseq_plugins.common.source import Source
-from fairseq_plugins.cpu.packing import BatchPacking
+from fairseq_plugins.cpu.packing import BatchWeights
 
 ModelT = TypeVar("ModelT", bound="TranslationModel")
 
@@ -112,7 +112,7 @@ class IncrementalDecoder(NoTorchScript, FairseqIncrementalDecoder):
 
     decoding_class: ClassVar[type[StepwiseDecoding]]
     output_projection: nn.Linear
-    packing: BatchPacking | None = None
+    packing: BatchWeights | None = None
 
     def __init__(self, dictionary: Dictionary, embedding: InputEmbedding) -> None:
         super().__init__(dictionary)
@@ -157,7 +157,7 @@ class IncrementalDecoder(NoTorchScript, FairseqIncrementalDecoder):
         beam: int = 1,
         capacity: int | None = None,
         words: Tensor | None = None,
-        packing: BatchPacking | None = None,
+        packing: BatchWeights | None = None,
     ) -> StepwiseDecoding:
         """Return the initial decoding state of a batch; see `StepwiseDecoding`."""
         return self.decoding_class(self, source, beam, capacity, words, packing or self.packing)

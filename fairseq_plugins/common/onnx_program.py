@@ -19,7 +19,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
-from fairseq_plugins.cpu.products import quantised
+from fairseq_plugins.cpu.products import quantise
 
 OPSET = 18
 CONTRIBUTED = "com.microsoft"  # domain of onnxruntime's own operators
@@ -138,7 +138,7 @@ class Program:
         """
         if not self.weights.int8:
             return self.Gemm(x, weight, *([] if bias is None else [bias]), transB=1)
-        steps, scale = quantised(weight)
+        steps, scale = quantise(weight)
         # The product needs columns; onnxruntime transposes a shared weight when it loads the program.
         columns = self.Transpose(steps, perm=[1, 0]) if shared else self.own(steps.t())
         zero = self.own(torch.zeros(len(scale), dtype=torch.int8))
@@ -148,7 +148,7 @@ class Program:
         """Add a lookup of rows in a matrix, (V, K), by indices of any shape: (..., K)."""
         if not self.weights.int8:
             return self.Gather(table, numbers)
-        steps, scale = quantised(table)
+        steps, scale = quantise(table)
         found = self.Cast(self.Gather(steps, numbers), to=TensorProto.FLOAT)
         return self.Mul(found, self.Gather(scale.unsqueeze(1), numbers))
 

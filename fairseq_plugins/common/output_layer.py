@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils.weight_norm import WeightNorm
 
 from fairseq_plugins.common.linear import Linear, Normalised
-from fairseq_plugins.cpu.packing import BatchPacking
+from fairseq_plugins.cpu.packing import BatchWeights
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -40,7 +40,7 @@ def has_plain_softmax(model: BaseFairseqModel) -> bool:
 
 @contextmanager
 def candidate_output(model: nn.Module, candidates: Tensor) -> Iterator[None]:
-    """Let the model's decoder predict candidates only, numbered in their order, within this context.
+    """In this context, the model's decoder predicts candidates only; output i is the i-th candidate.
 
     This is for training, where the model may be wrapped and belongs to one thread.  The context selects the current
     weights; gradients go to the model's parameters.  The decoder's input keeps the numbers of the dictionary.
@@ -62,7 +62,7 @@ def candidate_output(model: nn.Module, candidates: Tensor) -> Iterator[None]:
         setattr(decoder, name, layer)
 
 
-def with_candidate_output(model: ModuleT, candidates: Tensor, packing: BatchPacking | None = None) -> ModuleT:
+def with_candidate_output(model: ModuleT, candidates: Tensor, packing: BatchWeights | None = None) -> ModuleT:
     """Return a copy that predicts candidates only and shares everything else with the model.
 
     This is for translation: other threads can use the model meanwhile.  See also `candidate_output`, and `linear` for
@@ -133,4 +133,7 @@ def _parts(module: nn.Module) -> tuple[Tensor, ...]:
                 return (map_.weight,)
             case [WeightNorm(name="weight", dim=0)], None:
                 return map_.weight_v, map_.weight_g
-    raise ValueError(f"{type(module).__name__} is not a linear map with a weight that is plain or normalised by row")
+    raise ValueError(
+        f"{type(module).__name__} is not a linear map with a weight that is plain or normalised by row; leave out "
+        "--candidates"
+    )

@@ -20,7 +20,7 @@ from fairseq_plugins.common.layer_list import ConvolutionSpec, input_widths
 from fairseq_plugins.common.linear import Linear
 from fairseq_plugins.common.model import SourceEncoder
 from fairseq_plugins.cpu.convolution import convolve_channels_first
-from fairseq_plugins.cpu.packing import BatchPacking
+from fairseq_plugins.cpu.packing import BatchWeights
 
 
 class ConvolutionalEncoder(SourceEncoder):
@@ -105,7 +105,7 @@ class Convolution(nn.Module):
         packing: packed weights of a batch, see `linear`; set by `with_packing`.
     """
 
-    packing: BatchPacking | None = None
+    packing: BatchWeights | None = None
 
     def __init__(self, in_dim: int, out_dim: int, kernel: int) -> None:
         super().__init__()

@@ -46,7 +46,7 @@ class ConvS2SDecoding(StepwiseDecoding):
 
     def _step_by_step(self, module: GatedConvolution) -> StepConvolution | PairedConvolution:
         (kernel, dim, _), matrix, packing, rows = module.weight.shape, module.matrix, self.packing, self.order.rows
-        if packing is not None and not self.fixed and winograd.pays(matrix, kernel, dim, packing):
+        if packing is not None and not self.fixed and winograd.is_faster(matrix, kernel, dim, packing):
             products = packing.packed(winograd.packed_products, matrix, module.bias)
             return PairedConvolution(products, matrix.new_zeros(rows, dim))
         past = matrix.new_zeros(rows, (kernel - 1) * dim)

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from fairseq_plugins.common.decoding import KeptSentences
 from fairseq_plugins.common.linear import WeightNormalisable, normalised_linear
 from fairseq_plugins.common.source import Source, softmax
-from fairseq_plugins.cpu.convolution import as_matrix, convolve_time_first, lay_out
+from fairseq_plugins.cpu.convolution import as_matrix, convolve_time_first, with_window_layout
 from fairseq_plugins.cpu.linear import linear
-from fairseq_plugins.cpu.packing import BatchPacking
+from fairseq_plugins.cpu.packing import BatchWeights
 
 SQRT_HALF = math.sqrt(0.5)
 
@@ -41,7 +41,7 @@ class GatedConvolution(WeightNormalisable):
         packing: packed weights of a batch, see `linear`; set by `with_packing`.
     """
 
-    packing: BatchPacking | None = None
+    packing: BatchWeights | None = None
 
     def __init__(self, in_dim: int, out_dim: int, kernel: int, causal: bool, retain: float = 1.0) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class GatedConvolution(WeightNormalisable):
     def remove_weight_norm_(self) -> None:
         """Replace the normalised weight by its value, in a layout that makes `matrix` contiguous."""
         super().remove_weight_norm_()
-        self.weight.data = lay_out(self.weight.data)
+        self.weight.data = with_window_layout(self.weight.data)
 
 
 class Shortcut(nn.Module):
@@ -144,7 +144,7 @@ class ProjectedAttention:
         packing: packed weights, see `linear`.
     """
 
-    def __init__(self, attention: MultiStepAttention, source: Source, packing: BatchPacking | None) -> None:
+    def __init__(self, attention: MultiStepAttention, source: Source, packing: BatchWeights | None) -> None:
         w_d, b_d = attention.in_projection.weight, attention.in_projection.bias
         w_o, b_o = attention.out_projection.weight, attention.out_projection.bias
         # Contiguous columns, (B, C, S), make the product with the few rows of a step several times faster.

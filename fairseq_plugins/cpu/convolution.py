@@ -11,11 +11,11 @@ from torch import Tensor
 
 from fairseq_plugins.cpu import winograd
 from fairseq_plugins.cpu.linear import linear, uses_onednn
-from fairseq_plugins.cpu.packing import BatchPacking
+from fairseq_plugins.cpu.packing import BatchWeights
 
 
 def convolve_time_first(
-    x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int], packing: BatchPacking | None = None
+    x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int], packing: BatchWeights | None = None
 ) -> Tensor:
     """Return the convolution ``W * x + b``; see `torch.conv_tbc`.
 
@@ -30,7 +30,7 @@ def convolve_time_first(
         (T, B, O).
     """
     length, kernel = x.size(0), len(weight)
-    if packing is not None and winograd.pays(x, kernel, x.size(2), packing):
+    if packing is not None and winograd.is_faster(x, kernel, x.size(2), packing):
         return winograd.convolve(x, weight, bias, padding, packing)
     x = F.pad(x, (0, 0, 0, 0, *padding))
     if not uses_onednn(x, packing):
@@ -44,7 +44,7 @@ def as_matrix(weight: Tensor) -> Tensor:
     return weight.flatten(0, 1).t()
 
 
-def lay_out(weight: Tensor) -> Tensor:
+def with_window_layout(weight: Tensor) -> Tensor:
     """Return the weight, (w, C, O), in the memory layout that makes its `as_matrix` contiguous.
 
     Shape and values are unchanged.  The strides of the parameter hold the layout, so it cannot become stale, and
@@ -54,7 +54,7 @@ def lay_out(weight: Tensor) -> Tensor:
 
 
 def convolve_channels_first(
-    x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int], packing: BatchPacking | None = None
+    x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int], packing: BatchWeights | None = None
 ) -> Tensor:
     """Return the convolution ``W * x + b``; see `torch.nn.functional.conv1d`.
 

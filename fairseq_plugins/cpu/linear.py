@@ -18,14 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fairseq_plugins.cpu.packing import BatchPacking
+from fairseq_plugins.cpu.packing import BatchWeights
 from fairseq_plugins.cpu.products import PackedLinear, can_pack, onednn_product
 
 # oneDNN's set-up takes most of the time of products with fewer multiplications.
 _MIN_MULTIPLICATIONS = 2**20
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packing: BatchPacking | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packing: BatchWeights | None = None) -> Tensor:
     """Return ``x Wᵀ + b``; see `torch.nn.functional.linear`.
 
     Args:
@@ -45,7 +45,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packing: Batch
     return y if x.dim() == 2 else y.view(*x.shape[:-1], -1)  # overwriting a view would need copies
 
 
-def uses_onednn(x: Tensor, packing: BatchPacking | None = None) -> bool:
+def uses_onednn(x: Tensor, packing: BatchWeights | None = None) -> bool:
     """Return whether `linear` multiplies x with oneDNN if the product is large enough."""
     return can_pack(x) and (packing is not None or onednn_is_faster())
 

@@ -1,6 +1,6 @@
 """The cache of packed weights and of other values computed from weights, shared by successive batches.
 
-A `PackedLinear` holds one weight.  A `BatchPacking` holds the packed weights of one batch, and a `PackedWeightCache`
+A `PackedLinear` holds one weight.  A `BatchWeights` holds the packed weights of one batch, and a `PackedWeightCache`
 keeps them for the next batch.  Modules that multiply have an attribute ``packing``, and `with_packing` makes copies of
 them for one batch.
 
@@ -56,9 +56,9 @@ class PackedWeightCache:
         return PackedWeightCache, (self.precision,)
 
     @contextmanager
-    def for_batch(self) -> Iterator[BatchPacking]:
+    def for_batch(self) -> Iterator[BatchWeights]:
         """Yield the packed weights of a batch, and keep the entries that it used for the next batch."""
-        batch = BatchPacking(self.precision, self._entries)
+        batch = BatchWeights(self.precision, self._entries)
         yield batch
         self._entries = batch.entries
         if not batch.entries and self.precision != "float32" and not self._has_warned:
@@ -68,7 +68,7 @@ class PackedWeightCache:
             )
 
 
-class BatchPacking:
+class BatchWeights:
     """The packed weights of one batch, during which no weight changes.
 
     Args:
@@ -119,7 +119,7 @@ class BatchPacking:
         return found[1]
 
 
-def with_packing(module: ModuleT, packing: BatchPacking | None) -> ModuleT:
+def with_packing(module: ModuleT, packing: BatchWeights | None) -> ModuleT:
     """Return a copy of the module that multiplies with packed weights and shares all tensors with the original."""
     if packing is None:
         return module
@@ -131,7 +131,7 @@ def with_packing(module: ModuleT, packing: BatchPacking | None) -> ModuleT:
 
 
 def prepare_linear(
-    weight: Tensor, bias: Tensor | None, rows: int, packing: BatchPacking | None = None
+    weight: Tensor, bias: Tensor | None, rows: int, packing: BatchWeights | None = None
 ) -> Callable[[Tensor], Tensor]:
     """Return the map ``x -> x Wᵀ + b`` for many calls without gradients, with the current weight.
 
@@ -152,8 +152,8 @@ def prepare_linear(
     return partial(PackedLinear.__call__, packed)
 
 
-def cached(packing: BatchPacking | None, compute: Callable[..., _Tensors], *weights: Tensor) -> _Tensors:
-    """Return ``compute(*weights)``, from the cache if there is one; see `BatchPacking.cached`."""
+def cached(packing: BatchWeights | None, compute: Callable[..., _Tensors], *weights: Tensor) -> _Tensors:
+    """Return ``compute(*weights)``, from the cache if there is one; see `BatchWeights.cached`."""
     return packing.cached(compute, *weights) if packing is not None and can_pack(weights[0]) else compute(*weights)
 
 

@@ -82,7 +82,7 @@ def _pack_int8(weight: Tensor, bias: Tensor | None) -> Product:
     """
     if not weight.isfinite().all():
         return _pack_float32(weight, bias)
-    steps, scale = quantised(weight)
+    steps, scale = quantise(weight)
     zero = torch.zeros(len(scale), dtype=torch.long)
     table = torch._make_per_channel_quantized_tensor(steps, scale.double(), zero, 0)
     quantized, has_vnni = torch.backends.quantized, torch.cpu._is_vnni_supported()
@@ -110,7 +110,7 @@ def _pack_int8(weight: Tensor, bias: Tensor | None) -> Product:
     return multiply
 
 
-def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
+def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return a matrix, (O, K), in int8, and the size of a step, (O,): the largest magnitude of each row over 127."""
     scale = weight.abs().amax(dim=1).clamp_(min=torch.finfo(torch.float32).tiny) / 127
     return (weight / scale.unsqueeze(1)).round_().to(torch.int8), scale

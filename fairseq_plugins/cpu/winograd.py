@@ -22,14 +22,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_plugins.cpu.packing import BatchPacking
+from fairseq_plugins.cpu.packing import BatchWeights
 from fairseq_plugins.cpu.products import PackedLinear, can_pack
 
 # In narrower layers, computing the sums takes as long as the products that they save.
 NARROWEST = 512
 
 
-def pays(like: Tensor, kernel: int, dim: int, packing: BatchPacking | None) -> bool:
+def is_faster(like: Tensor, kernel: int, dim: int, packing: BatchWeights | None) -> bool:
     """Return whether translation should use `packed_products`; lower precisions do not gain from fewer products.
 
     The answer does not depend on the batch size, since otherwise the next batch might have to pack again.
@@ -45,7 +45,7 @@ def pays(like: Tensor, kernel: int, dim: int, packing: BatchPacking | None) -> b
     )
 
 
-def convolve(x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int], packing: BatchPacking) -> Tensor:
+def convolve(x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int], packing: BatchWeights) -> Tensor:
     """Return the convolution ``W * x + b``; see `torch.conv_tbc`.
 
     Args:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fairseq_plugins.common.model import TranslationModel
 from fairseq_plugins.common.output_layer import has_plain_softmax, with_candidate_output, with_part
-from fairseq_plugins.cpu.packing import BatchPacking, PackedWeightCache, with_packing
+from fairseq_plugins.cpu.packing import BatchWeights, PackedWeightCache, with_packing
 from fairseq_plugins.search.beam_search import BeamState, TokenRules
 from fairseq_plugins.search.ensemble import Ensemble, FairseqDecoding
 from fairseq_plugins.search.graphs import GraphCache
@@ -126,7 +126,7 @@ class FastBeamSearch(SequenceGenerator):
 
     def _beam_search(
         self,
-        packing: BatchPacking,
+        packing: BatchWeights,
         net_input: dict[str, Any],
         prefix: Tensor | None,
         bos: int | None,
@@ -168,7 +168,7 @@ class FastBeamSearch(SequenceGenerator):
         rules: TokenRules,
         capacity: int | None = None,
         rows: int | None = None,
-        packing: BatchPacking | None = None,
+        packing: BatchWeights | None = None,
     ) -> BeamState:
         """Encode a batch and return the state before its first step.
 
@@ -205,7 +205,7 @@ class FastBeamSearch(SequenceGenerator):
 
     def _fairseq_search(
         self,
-        packing: BatchPacking,
+        packing: BatchWeights,
         words: Tensor | None,
         sample: dict[str, Any],
         prefix: Tensor | None,

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fairseq_plugins.common.linear import has_weight_norm
 from fairseq_plugins.common.model import IncrementalDecoder
-from fairseq_plugins.cpu.packing import BatchPacking
+from fairseq_plugins.cpu.packing import BatchWeights
 from fairseq_plugins.search.beam_search import BeamState, TokenRules
 
 _LENGTH_MULTIPLE = 32
@@ -79,7 +79,7 @@ class GraphCache:
 
     @contextmanager
     def search(
-        self, model: Any, begin: Begin, source: Tensor, rules: TokenRules, packing: BatchPacking | None
+        self, model: Any, begin: Begin, source: Tensor, rules: TokenRules, packing: BatchWeights | None
     ) -> Iterator[tuple[BeamState, Run]]:
         """Yield the state of a batch before the first step, and a function that makes a step.
 

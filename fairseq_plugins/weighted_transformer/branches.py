@@ -30,7 +30,7 @@ from fairseq_plugins.common.linear import Linear
 from fairseq_plugins.common.source import softmax
 from fairseq_plugins.cpu.block_diagonal import add_block_diagonal
 from fairseq_plugins.cpu.linear import linear
-from fairseq_plugins.cpu.packing import BatchPacking, cached
+from fairseq_plugins.cpu.packing import BatchWeights, cached
 
 # The `param_group` of a parameter that the optimizer has to keep on the simplex, and of one whose softmax is the point.
 # fairseq copies this attribute to the fp32 master of a half-precision parameter.
@@ -58,7 +58,7 @@ class BranchedBlock(nn.Module):
         packing: packed weights of a batch, see `linear`; set by `with_packing`.
     """
 
-    packing: BatchPacking | None = None
+    packing: BatchWeights | None = None
 
     def __init__(
         self,

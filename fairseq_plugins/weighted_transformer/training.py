@@ -168,7 +168,7 @@ class WeightedInverseSqrt(FairseqLRScheduler):
         if not str(sizes["encoder_layers"]).isdigit():
             raise ValueError(
                 "--lr-scheduler weighted_inverse_sqrt needs a Transformer with a number as --encoder-layers, got "
-                f"{sizes['encoder_layers']}"
+                f"{sizes['encoder_layers']}; use another --lr-scheduler"
             )
         self.dim, self.layers = map(int, sizes.values())
         # For fairseq's transformer under hydra, set lr_scheduler.encoder_layers.

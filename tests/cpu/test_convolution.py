@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fairseq_plugins.cpu.convolution import as_matrix, convolve_channels_first, convolve_time_first, lay_out
+from fairseq_plugins.cpu.convolution import as_matrix, convolve_channels_first, convolve_time_first, with_window_layout
 from fairseq_plugins.cpu.packing import PackedWeightCache
 
 
@@ -21,7 +21,7 @@ def test_time_first(prefer_onednn: Callable[[bool], None], form: str, kernel: in
     torch.manual_seed(1)
     x, weight, bias = torch.randn(9, 64, 48), torch.randn(kernel, 48, 96), torch.randn(96)
     if laid_out:
-        weight = lay_out(weight)
+        weight = with_window_layout(weight)
         assert as_matrix(weight).is_contiguous()
     with PackedWeightCache().for_batch() as batch:
         y = convolve_time_first(x, weight, bias, padding, batch if form == "packed" else None)

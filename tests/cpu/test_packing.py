@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from fairseq_plugins.cpu.linear import linear
 from fairseq_plugins.cpu.packing import PackedWeightCache, cached, prepare_linear
-from fairseq_plugins.cpu.products import PRECISIONS, PackedLinear, has_onednn, quantised
+from fairseq_plugins.cpu.products import PRECISIONS, PackedLinear, has_onednn, quantise
 
 pytestmark = pytest.mark.skipif(not has_onednn(), reason="this torch cannot pack")
 SUPPORTED = [name for name, (_, is_supported) in PRECISIONS.items() if is_supported()]
@@ -50,7 +50,7 @@ def test_errors_are_those_of_the_precision(precision: str, rows: int) -> None:
 
 def test_a_row_of_zeros_has_a_step_size() -> None:
     """A step of size zero would give 0/0."""
-    steps, scale = quantised(torch.tensor([[0.0, 0.0], [1.0, -127.0]]))
+    steps, scale = quantise(torch.tensor([[0.0, 0.0], [1.0, -127.0]]))
     assert steps.tolist() == [[0, 0], [1, -127]]
     assert scale[0] > 0
     assert scale[1] == 1

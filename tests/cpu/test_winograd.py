@@ -62,11 +62,13 @@ def test_steps_are_the_convolution_of_each_history(decoding: tuple[int, int, int
 
 
 @pytest.mark.parametrize(
-    ("width", "kernel", "precision", "pays"),
+    ("width", "kernel", "precision", "faster"),
     [(512, 3, "float32", True), (511, 3, "float32", False), (512, 5, "float32", False), (512, 3, "int8", False)],
 )
-def test_when_it_pays(monkeypatch: pytest.MonkeyPatch, width: int, kernel: int, precision: str, pays: bool) -> None:
+def test_when_it_is_faster(
+    monkeypatch: pytest.MonkeyPatch, width: int, kernel: int, precision: str, faster: bool
+) -> None:
     monkeypatch.setitem(PRECISIONS, precision, (PRECISIONS[precision][0], lambda: True))
     with PackedWeightCache(precision).for_batch() as batch:
-        assert winograd.pays(torch.zeros(1), kernel, width, batch) is pays
-    assert not winograd.pays(torch.zeros(1), kernel, width, None)
+        assert winograd.is_faster(torch.zeros(1), kernel, width, batch) is faster
+    assert not winograd.is_faster(torch.zeros(1), kernel, width, None)
