@@ -1,4 +1,4 @@
-"""The suite on each supported Python and with the oldest PyTorch, each in its own place: ``make test-matrix``."""
+"""Run the tests on each Python and with the oldest PyTorch, in separate environments (``make test-matrix``)."""
 
 import shutil
 import subprocess
@@ -7,7 +7,7 @@ import nox
 
 
 def starts(interpreter: str) -> bool:
-    """pyenv has a file of that name for each version that it knows, also for those that it would not start here."""
+    """Return whether an interpreter starts; pyenv has commands for versions that it refuses to start, too."""
     found = shutil.which(interpreter)
     return found is not None and not subprocess.run([found, "--version"], capture_output=True, check=False).returncode
 
@@ -15,18 +15,18 @@ def starts(interpreter: str) -> bool:
 @nox.session(venv_backend="none")
 @nox.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
 def suite(session: nox.Session, version: str) -> None:
-    """``make test`` as a user of this Python has it, set-up included."""
+    """Run ``make test`` with this Python, as its users would, set-up included."""
     make_test(session, version, f"VENV=.nox/{version}")
 
 
 @nox.session(venv_backend="none")
 def oldest_torch(session: nox.Session) -> None:
-    """The same with the oldest PyTorch that setup.py allows."""
+    """Run ``make test`` with the oldest PyTorch that setup.py allows."""
     make_test(session, "3.10", "VENV=.nox/oldest_torch", "TORCH=torch==2.6.0")
 
 
 def make_test(session: nox.Session, version: str, *variables: str) -> None:
-    """Skipped where there is no such Python."""
+    """Run ``make test``, or skip the session if this Python is not installed."""
     interpreter = f"python{version}"
     if not starts(interpreter):
         session.skip(f"there is no {interpreter} here")

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Fill the tables of a paper: train each cell with each seed, by ``fairseq-hydra-train --multirun``.
+"""Fill the tables of a paper: train each cell with each seed by ``fairseq-hydra-train --multirun``.
 
-``ablate.py FAMILY OUT --data DATA_BIN [-- hydra override ...]`` writes everything to the folder OUT.  The same command
-resumes a stopped training and skips finished ones.  The tables, ``OUT/FAMILY.md``, are updated after each training, and
-the pictures after each seed; missing results are marked as not filled.  All cells are trained with the first seed
-before the second.
+``ablate.py FAMILY OUT --data DATA_BIN [-- hydra override ...]`` writes everything to the folder OUT.  Run the same
+command again to resume: it skips finished trainings and continues a stopped one.  The tables, ``OUT/FAMILY.md``, are
+updated after each training, and the pictures after each seed.  Cells without a result are marked as not filled.  All
+cells are trained with the first seed, then all with the second.
 
-Words after ``--`` go to hydra: options for all cells, or ``hydra/launcher=joblib hydra.launcher.n_jobs=4``.
+Words after ``--`` are hydra overrides for all cells, such as ``hydra/launcher=joblib hydra.launcher.n_jobs=4``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def write_configuration(folder: Path, family: str, width: int) -> None:
 
 
 def train(args: argparse.Namespace, cells: list[str], seed: int) -> Iterator[str]:
-    """Train cells with a seed; yield fairseq's output lines."""
+    """Train cells with one seed, and yield fairseq's output lines."""
     every = max(1, args.updates // 10)
     overrides = [
         f"common.user_dir={HERE.parents[1] / 'user_dir'}",
@@ -83,7 +83,7 @@ def result(args: argparse.Namespace, cell: str, seed: int) -> Result | None:
     """Return the result of a training, or None if it is not finished.
 
     Raises:
-        ValueError: the training is longer, and was not validated after ``--updates``.
+        ValueError: the training is longer than ``--updates``, and was not validated at that number of updates.
     """
     log = args.out / args.family / f"+cell={cell},common.seed={seed}" / "hydra_train.log"
     lines = [line for line in read_log(log) if "valid_loss" in line] if log.exists() else []
@@ -101,7 +101,7 @@ def result(args: argparse.Namespace, cell: str, seed: int) -> Result | None:
 
 
 def report(args: argparse.Namespace, known: set[tuple[str, int]], pictures: bool = False) -> None:
-    """Write the tables and optionally the pictures, and print a line for each training that has finished since."""
+    """Write the tables and optionally the pictures; print a line for each newly finished training."""
     family: Family = FAMILIES[args.family]
     results = {(cell, seed): result(args, cell, seed) for cell in family.cells for seed in args.seeds}
     finished = {place: found for place, found in results.items() if found is not None}
@@ -149,7 +149,7 @@ def draw(output: Path, title: str, found_by_cell: dict[str, list[Result]]) -> No
 
 
 def is_named(title: str, words: list[str]) -> bool:
-    """Return whether a title contains one of these words or numbers; 4 is not in 4.5."""
+    """Return whether a title contains one of these words or whole numbers; "4.5" does not contain 4."""
     return not set(words).isdisjoint(re.findall(r"\d[\d.]*\d|\w+", title))
 
 
@@ -165,7 +165,8 @@ def main() -> None:
         "--tables",
         nargs="+",
         metavar="WORD",
-        help="words or numbers in the titles of tables to fill, such as 5, 4.5, heads or depth (default: all)",
+        help="fill only tables whose titles contain one of these words or numbers, such as 5, 4.5, heads or depth "
+        "(default: all)",
     )
     parser.add_argument("--updates", type=positive, default=2000, help="updates per training (default: %(default)s)")
     parser.add_argument(
@@ -193,9 +194,10 @@ def fill(args: argparse.Namespace, cells: list[str]) -> None:
     """Train all cells that are not finished.
 
     Raises:
-        ValueError: a training fails, or earlier trainings have other data, width or overrides.
+        ValueError: a training fails, or OUT contains trainings with other data, width or overrides.
     """
-    overrides = shlex.join(word for word in args.overrides if not word.startswith("hydra"))  # hydra's set the launcher
+    # Overrides that begin with "hydra" only choose the launcher.
+    overrides = shlex.join(word for word in args.overrides if not word.startswith("hydra"))
     shared = {"data": args.data.resolve(), "width": args.width, "overrides": overrides}
     validated = (log for log in (args.out / args.family).glob("*/hydra_train.log") if "valid_loss" in log.read_text())
     made = chain(validated, (args.out / args.family).glob("*/checkpoints/*.pt"))

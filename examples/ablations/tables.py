@@ -1,6 +1,6 @@
-"""Cells of the papers' tables, as changes of their family's recipe ``config/FAMILY.yaml``.
+"""Cells of the papers' tables, each as changes to the recipe of its family, ``config/FAMILY.yaml``.
 
-A cell in several tables is trained once.  W is the width of the layers.
+A cell that occurs in several tables is trained once.  W is the width of the layers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def layers(kernel: int, number: int) -> str:
 
 
 def attend(*numbers: int) -> Cell:
-    """Return a cell with attention in some of five decoder layers, numbered from 1."""
+    """Return a cell with attention in some of the five decoder layers, which are numbered from 1."""
     return model(decoder_attention=str([number in numbers for number in range(1, 6)]))
 
 
@@ -124,7 +124,7 @@ def stacks(attention: int, aggregation: int, **options: Any) -> Cell:
 
 
 DEPTHS = (1, 3, 6, 9)
-AGGREGATION_DEPTHS = (0, 1, 2, 3, 5)  # 0: the embeddings are averaged
+AGGREGATION_DEPTHS = (0, 1, 2, 3, 5)  # 0 layers: the encoder only averages the embeddings
 
 CONV_ENCODER = Family(
     cells={

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Draw an architecture with the sizes of its modules: ``draw.py ARCH PICTURE``.
+"""Draw an architecture, with the sizes of its modules: ``draw.py ARCH PICTURE``.
 
-ARCH is an architecture with sizes, such as ``convs2s_iwslt_de_en``, ``weighted_transformer_small`` or
-``conv_encoder_wmt_en_ro`` (convolutional encoders only).  Sizes and numbers of parameters are read from the modules of
-the built model, not from its options.  V is the number of words.
+ARCH is an architecture of this plugin, such as ``convs2s_iwslt_de_en``, ``weighted_transformer_small`` or
+``conv_encoder_wmt_en_ro``.  Models with an LSTM encoder cannot be drawn.  The script builds the model, and reads sizes
+and numbers of parameters from its modules, not from its options.  V is the number of words.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def parameters(model: BaseFairseqModel) -> str:
 
 
 def embedding(paper: Paper, x: float, side: Any, words: str) -> Box:
-    """Draw the words at the bottom of a column, and their embedding."""
+    """Draw the words at the bottom of a column, and their embedding above them."""
     paper.text(x, 0.14, words, 8.5, style="italic")
     name, positions = f"embedding {'e' if words == SOURCE else 'g'}", ", positions" if side.embedding.positional else ""
     box = paper.box("embedding", x, 0.46, name, f"V words{positions} → {side.embedding.words.embedding_dim}")
@@ -63,7 +63,7 @@ def embedding(paper: Paper, x: float, side: Any, words: str) -> Box:
 
 
 def output(paper: Paper, below: Box, decoder: Any) -> float:
-    """Draw the output layer on top of a column, and return its upper end."""
+    """Draw the output layer at the top of a column, and return the height of its upper edge."""
     again = ", the embedding" if decoder.output_projection.weight is decoder.embedding.words.weight else ""
     box = paper.above(below, "linear", "output layer", f"{decoder.output_projection.in_features} → V words{again}")
     end = box.top[1] + 0.2
@@ -94,7 +94,7 @@ def draw_convs2s(paper: Paper, model: BaseFairseqModel) -> tuple[float, float]:
 
     g = embedding(paper, right, decoder, TARGET)
     below = paper.above(g, "linear", "linear", shape(decoder.from_embedding))
-    source, query = left + wide / 2 + 0.25, right + wide / 2 + 0.16  # vertical lines to the attentions
+    source, query = left + wide / 2 + 0.25, right + wide / 2 + 0.16  # vertical lines to the attention boxes
     asked = []
     for times, (sizes, attention, widening) in runs(
         (convolution(c), a and f"query {shape(a.in_projection)}, out {shape(a.out_projection)}", shortcut(s))
@@ -188,7 +188,7 @@ def draw_weighted_transformer(paper: Paper, model: BaseFairseqModel) -> tuple[fl
         return f"{attention.heads} heads of {attention.query.out_features // attention.heads}"
 
     def branches(block: Any, below: Box, start: Box) -> Box:
-        """Draw the first and last branch of a block and its two sums; ``start`` is the origin of x."""
+        """Draw the first and last branch of a block, and the block's two sums; ``start`` is where x comes from."""
         M, dim, inner = block.branches, block.out.in_features, block.first.out_features
         lane, y = below.x - wide / 2 + 0.25, below.top[1] + 0.32
         level, top = y + HEIGHT + 0.25, y + 2 * HEIGHT + 0.75
@@ -235,7 +235,7 @@ def draw_weighted_transformer(paper: Paper, model: BaseFairseqModel) -> tuple[fl
     return right + wide / 2 + 0.15, output(paper, gap, decoder)
 
 
-# Drawings by the encoder's class. The LSTM encoders have none.
+# Drawing functions, by the encoder's class. There is none for LSTM encoders.
 DRAWINGS = {
     "ConvS2SEncoder": draw_convs2s,
     "WeightedTransformerEncoder": draw_weighted_transformer,

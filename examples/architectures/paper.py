@@ -1,4 +1,4 @@
-"""Parts of an architecture's picture: boxes, arrows, sums, and frames around repeated layers."""
+"""Draw the parts of an architecture's picture: boxes, arrows, sums, and frames around repeated layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matplotlib.patches import Circle, FancyBboxPatch
 
 from fairseq_plugins.cli.plots.figure import new_figure
 
-# Fill and edge of a box; Okabe and Ito's colours, paled.
+# Colours of the inside and the edge of a box: paler versions of Okabe and Ito's colours.
 COLOURS = {
     "embedding": ("#fbe3c0", "#b36b00"),
     "linear": ("#eeeeee", "#777777"),
@@ -21,7 +21,7 @@ COLOURS = {
     "recurrent": ("#f9d5c2", "#c04c00"),
 }
 INK, LINE, PALE = "#222222", "#555555", "#f8f8f8"
-HEIGHT, GAP = 0.44, 0.22  # height of a box, and gap between two; all sizes here are inches
+HEIGHT, GAP = 0.44, 0.22  # height of a box, and gap between two boxes; all sizes here are inches
 
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class Box(NamedTuple):
 
 
 class Paper:
-    """A picture; ``labels`` lists all words on it."""
+    """A picture; ``labels`` lists all text on it."""
 
     def __init__(self) -> None:
         self.figure = new_figure(1, 1)
@@ -63,7 +63,7 @@ class Paper:
         self.labels: list[str] = []
 
     def text(self, x: float, y: float, text: str, size: float = 8, **style: object) -> None:
-        """Write words around a point."""
+        """Write text, centred at a point."""
         self.labels.append(text)
         style = {"ha": "center", "va": "center", "color": INK, "parse_math": False, **style}
         self.axes.text(x, y, text, fontsize=size, zorder=4, **style)
@@ -80,7 +80,7 @@ class Paper:
         return Box(x, y, width)
 
     def above(self, below: Box, kind: str, title: str, sizes: str, width: float = 2.3, gap: float = GAP) -> Box:
-        """Draw a box above another one, with an arrow between them."""
+        """Draw a box above another box, and an arrow from the lower box to it."""
         box = self.box(kind, below.x, below.top[1] + gap, title, sizes, width)
         self.arrow(below.top, box.bottom)
         return box
@@ -97,7 +97,7 @@ class Paper:
         return add
 
     def plus(self, x: float, y: float, note: str, low: bool = False) -> Box:
-        """Draw a sum with a note on its right, above or below an arrow from there."""
+        """Draw a sum with a note on its right, above the sum's height or, with ``low``, below it."""
         self.axes.add_patch(Circle((x, y), 0.09, fc="white", ec=LINE, zorder=3))
         self.axes.plot([x - 0.05, x + 0.05], [y, y], color=LINE, linewidth=1, zorder=4)
         self.axes.plot([x, x], [y - 0.05, y + 0.05], color=LINE, linewidth=1, zorder=4)
@@ -105,7 +105,7 @@ class Paper:
         return Box(x, y - 0.09, 0.18, 0.18)
 
     def arrow(self, *points: tuple[float, float], tip: bool = True) -> None:
-        """Draw straight lines from point to point, with an arrow's tip at the end."""
+        """Draw straight lines from point to point, with an arrowhead at the end."""
         self.axes.plot(*zip(*points, strict=True), color=LINE, linewidth=1, zorder=2, solid_joinstyle="round")
         if tip:
             style = {"arrowstyle": "-|>,head_length=0.35,head_width=0.15", "color": LINE, "shrinkA": 0, "shrinkB": 0}
@@ -132,5 +132,5 @@ class Paper:
 
 
 def runs(layers: Iterable[T]) -> list[tuple[int, T]]:
-    """Return runs of equal layers as (length, layer)."""
+    """Group consecutive equal layers; return pairs (length, layer)."""
     return [(len(list(equal)), layer) for layer, equal in groupby(layers)]

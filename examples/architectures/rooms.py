@@ -2,7 +2,7 @@
 
     python examples/architectures/rooms.py docs/rooms.svg
 
-Implied arrows are left out: if a imports b and b imports c, a may import c, too.
+Implied arrows are left out: if a imports b and b imports c, there is no arrow from a to c, even if a imports c.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TEXT = '<text x="{}" y="{}" text-anchor="middle" font-weight="{}">{}</text>'
 
 
 def read_imports() -> Graph:
-    """Return the packages that each package imports, at the top of a file or inside functions."""
+    """Return the packages that each package imports, either at the top of a file or inside functions."""
     graph: Graph = {init.parent.name: set() for init in sorted(PACKAGE.glob("*/__init__.py"))}
     for name, imported in graph.items():
         for file in (PACKAGE / name).rglob("*.py"):
@@ -42,7 +42,7 @@ def read_imports() -> Graph:
 
 
 def reduce(graph: Graph) -> tuple[Graph, dict[str, int]]:
-    """Return the graph without implied arrows, and the row of each package, from 0 at the bottom.
+    """Return the graph without implied arrows, and the row of each package; row 0 is at the bottom.
 
     Raises:
         graphlib.CycleError: the imports have a cycle.
@@ -56,7 +56,7 @@ def reduce(graph: Graph) -> tuple[Graph, dict[str, int]]:
 
 
 def draw(graph: Graph, rows: dict[str, int]) -> str:
-    """Return the SVG; the text of a package is the first line of its docstring."""
+    """Return the SVG; a package is described by the first line of its docstring."""
     levels = [[name for name in graph if rows[name] == row] for row in range(max(rows.values()) + 1)]
     right, bottom = STEP_X * max(map(len, levels)), STEP_Y * len(levels)
     places, lines = {}, [HEAD.format(right, bottom)]

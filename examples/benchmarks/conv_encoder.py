@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Time training and beam search with the encoders of Gehring et al. 2016 and with ConvS2S.
 
-Random models of the paper's sizes for IWSLT'14 German-English take turns in one process.  Incremental decoding is
-checked against decoding without state.
+Models with random weights and the paper's sizes for IWSLT'14 German-English take turns in one process.  Hypotheses of
+incremental decoding are compared with those of decoding without state.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ MODELS: dict[str, dict[str, Any]] = {  # architecture and options by name
 
 
 def update(model: BaseFairseqModel, optimizer: torch.optim.SGD, batch: tuple[Tensor, Tensor, Tensor]) -> None:
-    """Make an update with cross-entropy and plain SGD."""
+    """Make a training update with cross-entropy and plain SGD."""
     source, lengths, target = batch
     optimizer.zero_grad()
     log_probabilities = model.get_normalized_probs(model(source, lengths, target.roll(1, dims=1)), log_probs=True)

@@ -1,4 +1,4 @@
-"""A contestant of newstest.py: CTranslate2 in its own process, with the batches and output format of fairseq-generate.
+"""Translate with CTranslate2 for newstest.py, with the batches and the output format of fairseq-generate.
 
 ctranslate2_command.py MODEL TEXT PRECISION BEAM MAX_TOKENS THREADS
 """
@@ -24,7 +24,7 @@ def main() -> None:
             batches.append([])
         batches[-1].append(number)
     for batch in batches:
-        length = len(sentences[batch[-1]]) + 1  # as newstest.py tells fairseq-generate
+        length = len(sentences[batch[-1]]) + 1  # the limit that newstest.py gives to fairseq-generate
         results = translator.translate_batch(
             [sentences[number] for number in batch],
             beam_size=beam,

@@ -1,7 +1,7 @@
-"""A contestant of generation.py: CTranslate2 in its own process, because its OpenMP would slow torch down.
+"""Translate with CTranslate2 for generation.py, in a separate process, because its OpenMP would slow torch down.
 
-ctranslate2_turns.py MODEL TEXT BEAM STEPS THREADS reads a precision from each line of the standard input, translates
-the text as one batch in this precision, and prints the precision when it has finished.
+ctranslate2_turns.py MODEL TEXT BEAM STEPS THREADS reads a precision from each line of the standard input.  It
+translates the text as one batch in this precision, and then prints the precision.
 """
 
 from __future__ import annotations

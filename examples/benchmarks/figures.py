@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Measure every ratio of README.md and docs/performance.md on this machine, beside the last figures of its kind.
+"""Measure every ratio of README.md and docs/performance.md on this machine, and compare with earlier results.
 
-It runs generation.py, training.py and newstest.py one after the other, and writes one table for each kind of machine
-into ``figures/``.  Ratios that moved by more than a tenth are listed.  Start it on an idle machine.
+The script runs generation.py, training.py and newstest.py one after the other, and writes a table for this kind of
+machine to ``figures/``.  It lists the ratios that differ by more than a tenth from the machine's previous table.  Start
+it on an idle machine.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-MOVED = 0.1  # differences of a tenth are those of another hour
+MOVED = 0.1  # smaller differences occur between two runs on the same machine
 
-# Options of the scripts; together they take some 20 minutes on two cores.
+# Options of the scripts, which together take about 20 minutes on two cores.
 RUNS: dict[str, list[str]] = {
     "16 sentences": ["generation.py", "--rounds", "5"],
     "one sentence": ["generation.py", "--sentences", "1", "--rounds", "7"],
@@ -40,7 +41,7 @@ TRAINED = (
 
 
 def comparisons() -> Iterator[tuple[str, str, str]]:
-    """Yield each ratio as the run that measures it, the contestant to compare with, and ours."""
+    """Yield for each ratio the run that measures it, the contestant to compare with, and our contestant."""
     for run in ("16 sentences", "one sentence"):
         for precision in ("float32", "bfloat16", "int8"):
             yield run, "fconv, as shipped", f"{CONVS2S}, {precision}"
@@ -61,7 +62,7 @@ def comparisons() -> Iterator[tuple[str, str, str]]:
 
 
 def seconds_of(rows: list[dict[str, Any]]) -> dict[str, list[float]]:
-    """Return the seconds of each contestant from what a script wrote to ``--json``."""
+    """Return the seconds of each contestant from a script's ``--json`` file."""
     found = {}
     for row in rows:
         if isinstance(row["seconds"], dict):
@@ -73,7 +74,7 @@ def seconds_of(rows: list[dict[str, Any]]) -> dict[str, list[float]]:
 
 
 def ratios_of(results: dict[str, dict[str, list[float]]]) -> dict[str, float]:
-    """Return how many times as fast ours is, for each comparison whose contestants are there."""
+    """Return our speed relative to the other contestant's, for each comparison whose contestants were both measured."""
     ratios = {}
     for run, theirs, ours in comparisons():
         seconds = results[run]
@@ -89,13 +90,13 @@ def read_ratios(text: str) -> dict[str, float]:
 
 
 def table(heading: str, ratios: dict[str, float]) -> str:
-    """Return the file of a kind of machine."""
+    """Return the contents of a file with a table for one kind of machine."""
     rows = "".join(f"| {name} | {ratio:.2f} |\n" for name, ratio in ratios.items())
     return f"{heading}\n\n| | times as fast |\n|---|---|\n{rows}"
 
 
 def moved(before: dict[str, float], now: dict[str, float]) -> list[str]:
-    """Return a line for each ratio that differs by more than a tenth, or is in one of the tables only."""
+    """Return a line for each ratio that differs by more than a tenth, or that only one of the tables has."""
     lines = []
     for name in {**before, **now}:
         old, new = before.get(name), now.get(name)
@@ -107,7 +108,7 @@ def moved(before: dict[str, float], now: dict[str, float]) -> list[str]:
 
 
 def measure(run: str, folder: Path, text: Path) -> dict[str, Any]:
-    """Run a script, and return what it wrote to ``--json``."""
+    """Run a script, and return the contents of its ``--json`` file."""
     script, *options = RUNS[run]
     if script == "newstest.py":
         options += ["--input", str(text)]
@@ -127,7 +128,12 @@ def newstest(folder: Path) -> Path:
 
 def main() -> None:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("--input", type=Path, metavar="FILE", help="newstest2014 in English, where there is no network")
+    parser.add_argument(
+        "--input",
+        type=Path,
+        metavar="FILE",
+        help="file with the English side of newstest2014, to use instead of a download",
+    )
     args = parser.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as name:

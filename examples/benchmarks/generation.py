@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Time beam search of ConvS2S and the Weighted Transformer against their alternatives.
+"""Time beam search of ConvS2S and the Weighted Transformer, and compare with other models and programs.
 
-The contestants take turns in one process, with random weights: fairseq's fconv, fconv with cached linearised weights
-(fairseq computes them at each step; the repair has two lines), convs2s with the same weights, fairseq's transformer,
-the Weighted Transformer, and CTranslate2's Transformer if ctranslate2 is installed.  Our models run with fairseq's
-generator and with that of the task translation_fast: on a CPU in each supported precision, on a GPU like all others in
-single and half precision, and with --compile-steps also with compiled steps.  Each speed has its check: the number of
-hypotheses that equal those of the float32 model with fairseq's generator.
+The contestants have random weights and take turns in one process: fairseq's fconv, fconv with cached linearised weights
+(fairseq computes these weights at each step), convs2s with the same weights, fairseq's transformer, the Weighted
+Transformer, and CTranslate2's Transformer if ctranslate2 is installed.  Our models run with fairseq's generator and
+with the generator of the task translation_fast.  On a CPU translation_fast runs in each supported precision.  On a GPU
+all contestants run in single and half precision.  With --compile-steps our models also run with compiled steps.  For
+each contestant the script also prints the number of hypotheses that equal those of the float32 model with fairseq's
+generator.
 """
 
 from __future__ import annotations
@@ -66,12 +67,12 @@ OPTIONS = (
     DEVICE,
     JSON,
 )
-PAUSE = 0.5  # seconds; CTranslate2's threads spin for another 0.2
+PAUSE = 0.5  # seconds before each turn; CTranslate2's threads keep a core busy for 0.2 s after theirs
 CONVS2S, WEIGHTED, COMPILED = "convs2s", "weighted_transformer_small", ", compiled"
 
 
 def cache_linearized_weights(model: FConvModel) -> None:
-    """Repair fconv: cache the results of ``_get_linearized_weight``."""
+    """Make fconv faster: cache the results of ``_get_linearized_weight``."""
     for module in model.modules():
         if isinstance(module, LinearizedConvolution):
             module._linearized_weight = module._get_linearized_weight()
@@ -81,7 +82,7 @@ def cache_linearized_weights(model: FConvModel) -> None:
 def ctranslate2_runs(
     model: BaseFairseqModel, options: Namespace, dictionary: Dictionary, source: torch.Tensor, args: Namespace
 ) -> Iterator[dict[str, Callable[[], None]]]:
-    """Yield calls that translate with the same Transformer in CTranslate2's precisions; none if it is missing."""
+    """Yield calls that translate with the same Transformer in CTranslate2, one per precision; none if it is missing."""
     if args.device != "cpu" or not find_spec("ctranslate2"):
         yield {}
         return
@@ -117,7 +118,7 @@ def ctranslate2_runs(
 def searches(
     name: str, model: BaseFairseqModel, dictionary: Dictionary, sample: dict[str, Any], args: Namespace
 ) -> dict[str, Callable[[], Any]]:
-    """Return searches with fairseq's generator, and for our models with translation_fast in each precision."""
+    """Return a search with fairseq's generator, and for our models a search with translation_fast in each precision."""
     # Random models hardly ever end a sentence, so all hypotheses have the maximum length.
     options = {"beam_size": args.beam, "max_len_b": args.steps - 1, "min_len": args.steps - 1}
     runs = {name: partial(SequenceGenerator([model], dictionary, **options).generate, None, sample)}
@@ -188,7 +189,7 @@ def main() -> None:
             if equal < pairs and not any(low in name for low in ("float16", "int8")):
                 wrong.append(name)
             row |= {"equal": equal, "of": pairs, "scores differ by": difference}
-            if ", float16" not in name:  # the rate is for float32
+            if ", float16" not in name:  # the product rate was measured in float32
                 row["products alone"] = multiply_adds(runs[name.removesuffix(COMPILED)]) * 2 / rate
                 alone = f"{row['products alone']:.2f}"
         print(f"| {name} | {statistics.median(seconds[name]):.3f} | {alone} | {faster:.2f} | {check} |")

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Time whole calls of fairseq-generate, with start-up, on a text: greedy and with a beam.
+"""Time whole calls of fairseq-generate on a text, start-up included, with greedy and with beam search.
 
-Like table 3 of Gehring et al. 2017, with random weights.  The contestants are fairseq's fconv, convs2s with the same
-weights, fairseq's transformer and the Weighted Transformer.  Our models also run with the task translation_fast in each
-supported precision, and exported if onnx and onnxruntime are installed; the transformer also runs in CTranslate2 if it
-is installed.  The commands take turns.  The models never end a sentence, so each translation is as long as the longest
-source of its batch, and all contestants generate equally many tokens in equal batches.
+The table is like table 3 of Gehring et al. 2017, but for models with random weights.  The contestants are fairseq's
+fconv, convs2s with the same weights, fairseq's transformer and the Weighted Transformer.  Our models also run with the
+task translation_fast in each supported precision, and as exported folders if onnx and onnxruntime are installed. The
+transformer also runs in CTranslate2 if ctranslate2 is installed.  The commands take turns.  The models never end a
+sentence, so each translation is as long as the longest source of its batch.  All contestants therefore generate the
+same number of tokens in the same batches.
 """
 
 from __future__ import annotations
@@ -59,11 +60,11 @@ OPTIONS = (
 EXPORTED = {"float32": [], "int8": ["--int8"]}  # options by precision
 FCONV, CONVS2S, TRANSFORMER, WEIGHTED = "fconv", "convs2s", "transformer", "weighted_transformer_small"
 
-# Two words or hypotheses of a random model are sometimes equally likely but for rounding.  In bits; fairseq prints four
-# digits.
+# Largest difference of log-probabilities, in bits, that counts as rounding: two words or hypotheses of a random model
+# are sometimes equally likely, and fairseq prints four digits.
 TIE = 1e-3
 
-# The peak of a process includes its parent's memory at the start, so a small process starts the command.
+# The system counts the parent's memory at the start in a process's peak memory, so a small process starts the command.
 _MEASURE = """
 import json, resource, subprocess, sys
 with open(sys.argv[1], "wb") as output:
@@ -80,9 +81,10 @@ class Contestant:
 
     Attributes:
         command: words of the command.
-        beside: contestant whose translations are compared, if any.
-        exact: whether translations must be equal, or equally likely at the first difference (if scores are known).
-        bare: whether the output is one translation per line, without fairseq-generate's format.
+        beside: contestant to compare the translations with, if any.
+        exact: whether the translations must be equal; if scores are known, translations may also be equally likely at
+            the first difference.
+        bare: whether the output has one translation per line, and not fairseq-generate's format.
     """
 
     command: list[str]
@@ -106,7 +108,7 @@ class Translation:
     score: float
 
     def ties(self, other: Translation) -> bool:
-        """Return whether both are equally likely, as a whole or at the first difference."""
+        """Return whether two translations are equally likely, as a whole or at their first difference."""
         pairs = zip(self.words, other.words, strict=False)
         if not self.scores:
             return False
@@ -125,7 +127,7 @@ class Result:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens in all translations, with their ends."""
+        """Number of tokens in all translations, end-of-sentence tokens included."""
         return sum(len(each.words) + 1 for each in self.translations.values())
 
 
@@ -166,15 +168,16 @@ def export_models(folder: Path) -> None:
 
 
 def save(name: str, architecture: str, dictionary: Dictionary, folder: Path, **sizes: object) -> None:
-    """Write a checkpoint of a random model in the format of fairseq's trainer."""
+    """Write a checkpoint of a model with random weights, in the format of fairseq's trainer."""
     options, model = build(architecture, dictionary, **sizes)
     parameters = model.state_dict()
     if "decoder.fc3.weight_g" in parameters:
-        # fconv's words start almost equally likely, so that rounding would often decide.
+        # fconv's initial weights make all words almost equally likely, so that rounding would often decide between
+        # words.
         parameters["decoder.fc3.weight_g"] *= 10
     for output in ("decoder.fc3.weight_g", "decoder.output_projection.weight"):
         if output in parameters:
-            # The largest logits are above zero, so no sentence ends early or contains the token of its start.
+            # The largest logits are above zero, so rows of zeros keep the start and end tokens from being predicted.
             parameters[output][[dictionary.bos(), dictionary.eos()]] = 0
     settings = {**vars(options), "task": "translation", "data": "", "source_lang": "en", "target_lang": "de"}
     history = [{"num_updates": 1, "optimizer_name": "adam", "lr_scheduler_state": {}, "criterion_name": "x"}]
@@ -187,7 +190,8 @@ def contestants(args: Namespace, folder: Path, beam: int) -> dict[str, Contestan
     generate = [sys.executable, "-W", "ignore", "-m", "fairseq_cli.generate", str(folder / "data-bin")]
     generate += ["--user-dir", str(USER_DIR), "-s", "en", "-t", "de", "--beam", str(beam)]
     batches = ["--max-tokens", str(args.max_tokens)]
-    lengths = ["--max-len-a", "1", "--max-len-b", "0"]  # as many tokens as the longest source has, and an end
+    # The longest source's number of tokens, and an end-of-sentence token.
+    lengths = ["--max-len-a", "1", "--max-len-b", "0"]
     generate += [*batches, "--required-batch-size-multiple", "1", *lengths]
     found = {}
     for name, beside in ((FCONV, FCONV), (CONVS2S, FCONV), (TRANSFORMER, TRANSFORMER), (WEIGHTED, WEIGHTED)):
@@ -213,7 +217,7 @@ def contestants(args: Namespace, folder: Path, beam: int) -> dict[str, Contestan
 
 
 def has_onnx() -> bool:
-    """Return whether models can be exported and run."""
+    """Return whether the packages that exported models need are installed."""
     return all(map(find_spec, ("onnx", "onnxruntime")))
 
 
@@ -244,7 +248,7 @@ def run(contestant: Contestant, output: Path, threads: int) -> Result:
 
 
 def compare(result: Result, other: Result) -> tuple[int, int]:
-    """Return the number of equal translations, and the number of ties among the others."""
+    """Return the number of equal translations, and the number of ties among the translations that differ."""
     pairs = [(ours, other.translations[number]) for number, ours in result.translations.items()]
     parted = [(ours, theirs) for ours, theirs in pairs if ours.words != theirs.words]
     return len(pairs) - len(parted), sum(ours.ties(theirs) for ours, theirs in parted)

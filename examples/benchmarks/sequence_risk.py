@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Time forward and backward passes of the criterion sequence_risk, its plain form, and cross-entropy.
+"""Time forward and backward passes of the criterion sequence_risk, of its plain form, and of cross-entropy.
 
-``sequence_risk.py CHECKPOINT DATA_BIN`` reads a trained model and its training data.  The plain form uses fairseq's
-generator, one batch of all hypotheses with copied sources, and costs from sacreBLEU.  The three take turns on the same
-batches, in training mode.
+``sequence_risk.py CHECKPOINT DATA_BIN`` reads a trained model and its training data.  The plain form searches with
+fairseq's generator, scores all hypotheses in one batch with copied sources, and computes costs by sacreBLEU.  The three
+contestants take turns on the same batches, in training mode.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def seconds(update: Callable[[], Tensor], model: Any) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", help="checkpoint of a trained model")
-    parser.add_argument("data", help="folder of its binary data")
+    parser.add_argument("data", help="folder with the binary data of the model's training")
     parser.add_argument("--hypotheses", type=int, default=8, help="hypotheses per sentence (default: %(default)s)")
     parser.add_argument(
         "--risk-cost", choices=METRICS, default="bleu", help="cost of a hypothesis (default: %(default)s)"
@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=1500, help="tokens per batch (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: %(default)s)")
     devices = ["cpu", *["cuda"] * torch.cuda.is_available()]
-    parser.add_argument("--device", choices=devices, default="cpu", help="device (default: %(default)s)")
+    parser.add_argument("--device", choices=devices, default="cpu", help="torch device (default: %(default)s)")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([args.checkpoint], {"data": args.data})

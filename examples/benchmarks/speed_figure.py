@@ -12,9 +12,10 @@ from pathlib import Path
 from fairseq_plugins.cli.plots.figure import new_figure
 
 PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
-GREY, BLUE, ORANGE = "#999999", "#0072b2", "#e69f00"  # fairseq, this plugin and CTranslate2; distinct in grey, too
+# Colours of fairseq, this plugin and CTranslate2, which also differ in greyscale.
+GREY, BLUE, ORANGE = "#999999", "#0072b2", "#e69f00"
 
-# Row of the table, label, colour.
+# For each bar: row of the table, label, and colour.
 BARS = [
     ("fairseq's fconv as shipped", "fairseq's fconv", GREY),
     ("`convs2s`, `translation_fast`", "convs2s", BLUE),
@@ -28,7 +29,7 @@ BARS = [
 
 
 def read_table(text: str) -> tuple[list[str], dict[str, list[str]]]:
-    """Return the columns' names and the cells of each row, with "the same" replaced by the row that it means."""
+    """Return the columns' names, and the cells of each row; a row called "the same" gets the name of the row above."""
     lines = text[text.index("\n| | seconds |") :].strip().split("\n\n")[0].splitlines()
     heading, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
     table, model = {}, ""

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Time the steps of decoders by output length; a growing state makes late steps slower.
+"""Time decoding steps at several output lengths; if the state grows, later steps are slower.
 
-fairseq's fconv, convs2s with the same weights, fairseq's transformer and the Weighted Transformer take turns in
-decoding random tokens with random weights, with beams reordered at each step.  Their last predictions are compared with
-predictions without state.
+fairseq's fconv, convs2s with the same weights, fairseq's transformer and the Weighted Transformer take turns.  They
+have random weights and decode random tokens; hypotheses are reordered at each step.  The last predictions are compared
+with predictions of decoding without state.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ OPTIONS = (
     ("length", 1024, "steps"),
     JSON,
 )
-LAST = 16  # steps before a length; their median is printed
+LAST = 16  # number of steps up to each length; the median of their times is printed
 
 
 def make_models(args: Namespace, dictionary: Dictionary) -> dict[str, BaseFairseqModel]:
-    """Build all contestants by name."""
+    """Build all contestants, and return them by name."""
     longest = {"max_target_positions": args.length + 2}  # fconv cannot use two of its positions
     layers = f"[(512, 3)] * {args.layers}"
     sizes = {"encoder_layers": layers, "decoder_layers": layers, **longest}
@@ -74,7 +74,7 @@ class Decoding:
         self.seconds.append(time.perf_counter() - start)
 
     def difference(self, tokens: Tensor) -> float:
-        """Return the largest difference between the last logits and those without state."""
+        """Return the largest difference between the last logits and the logits of decoding without state."""
         return float((self.logits[:, -1] - self.decoder(tokens, self.encoded)[0][:, -1]).abs().max())
 
 

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Time updates of our models against fairseq's models of the same sizes, in float32 and in bfloat16.
+"""Time training updates of our models and of fairseq's models of the same sizes, in float32 and in bfloat16.
 
-An update is what fairseq-train makes of a batch: loss, gradients, their norm, Adam.  fairseq's models are trained as
-without this plugin, where --bf16 does not run on a CPU; ours with its dropout, loss and Adam.  The contestants of a row
-take turns in one process, with random weights and the memory settings of a training.
+An update does the same as fairseq-train for one batch: loss, gradients, norm of the gradients, and Adam.  fairseq's
+models are trained as without this plugin; --bf16 then does not run on a CPU.  Our models are trained with the plugin's
+dropout, loss and Adam.  The contestants of a row take turns in one process, with random weights and the memory settings
+of a training.
 
-Each row has a check of our model's loss without dropout.  convs2s computes fconv's function, so their losses are
-compared; the others are other models than fairseq's, so the Weighted Transformer's folded branches are compared with
-the paper's equations as they are written, and the LSTM's loop over all positions with decoding step by step.
+In each row, our model's loss without dropout is compared with another loss.  convs2s computes the same function as
+fconv, so their losses are compared.  The other models differ from fairseq's.  The Weighted Transformer is compared with
+a direct computation of the paper's equations, and the LSTM's loop over all positions with decoding step by step.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def evaluate(model: BaseFairseqModel, criterion: LabelSmoothedCrossEntropyCriter
 
 
 def evaluate_plainly(model: BaseFairseqModel, criterion: LabelSmoothedCrossEntropyCriterion, sample: Sample) -> float:
-    """Return the loss without dropout, of the Weighted Transformer's equations as they are written."""
+    """Return the loss without dropout, computed directly from the Weighted Transformer's equations."""
     forward = BranchedBlock.forward
     BranchedBlock.forward = BranchedBlock.plain  # type: ignore[method-assign]
     try:
@@ -123,7 +124,7 @@ def evaluate_in_steps(model: BaseFairseqModel, criterion: LabelSmoothedCrossEntr
 
 
 def pairs(dictionary: Dictionary) -> dict[str, tuple[Callable[[], tuple[BaseFairseqModel, ...]], Callable | None]]:
-    """Return for each row fairseq's model and ours, and how ours is checked; None against fairseq's."""
+    """Return models and loss to compare with for each row; if the loss is None, fairseq's model computes it."""
     shared = {"share_all_embeddings": True, "attention_dropout": 0.1}
     sizes = {f"{side}_embed_dim": 256 for side in ("encoder", "decoder")}
     sizes |= {f"{side}_hidden_size": 512 for side in ("encoder", "decoder")}
@@ -148,7 +149,8 @@ def main() -> None:
     args = parse_options(__doc__, OPTIONS, program="fairseq-train")
     dictionary = make_dictionary(args.vocabulary)
     source, lengths = random_sentences(dictionary, args.sentences, args.length, args.device)
-    order = lengths.argsort(descending=True)  # as fairseq's batches, and as its lstm needs them
+    # fairseq sorts sentences by length in a batch, and its lstm needs this order.
+    order = lengths.argsort(descending=True)
     source, lengths = source[order], lengths[order]
     target = random_sentences(dictionary, args.sentences, args.length, args.device)[0]
     inputs = {"src_tokens": source, "src_lengths": lengths, "prev_output_tokens": target.roll(1, dims=1)}

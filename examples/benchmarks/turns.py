@@ -1,4 +1,4 @@
-"""Shared code of the benchmarks: random words, contestants that take turns, and comparison of their hypotheses."""
+"""Shared code of the benchmarks: random sentences, timing of contestants in turns, and comparison of hypotheses."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ SIZES = (
 def parse_options(
     description: str | None, options: Iterable[tuple[str, int | str | bool, str]], program: str = "fairseq-generate"
 ) -> Namespace:
-    """Parse options with defaults and help; set torch's threads and seed.
+    """Parse the options of a script; set torch's number of threads and seed.
 
-    The defaults determine the types of options; options with the default False take no value.
+    The type of an option is that of its default; an option whose default is False has no value.
 
     Args:
         description: description of the script.
@@ -87,7 +87,7 @@ def make_dictionary(size: int) -> Dictionary:
 def build(
     architecture: str, source: Dictionary, target: Dictionary | None = None, **sizes: object
 ) -> tuple[Namespace, BaseFairseqModel]:
-    """Build a random model of an architecture, and return its options and the model; both sides may share words."""
+    """Build a model with random weights, and return its options and the model; both sides can share a dictionary."""
     options = Namespace(**{"arch": architecture, "max_source_positions": 1024, "max_target_positions": 1024, **sizes})
     ARCH_CONFIG_REGISTRY[architecture](options)
     task = SimpleNamespace(source_dictionary=source, target_dictionary=target or source)
@@ -95,7 +95,7 @@ def build(
 
 
 def fconv_and_convs2s(architecture: str, dictionary: Dictionary, **sizes: object) -> tuple[FConvModel, ConvS2SModel]:
-    """Build a random fconv, and a convs2s with the same weights."""
+    """Build an fconv with random weights, and a convs2s with the same weights."""
     options, theirs = build(architecture, dictionary, **sizes)
     parameters = theirs.state_dict()
     task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
@@ -105,7 +105,7 @@ def fconv_and_convs2s(architecture: str, dictionary: Dictionary, **sizes: object
 
 
 def prepare(model: BaseFairseqModel, beam: int) -> None:
-    """Prepare a model for translation as fairseq-generate does."""
+    """Prepare a model for translation, as fairseq-generate does."""
     model.make_generation_fast_(beamable_mm_beam_size=beam, need_attn=False)
     model.eval()
 
@@ -113,7 +113,7 @@ def prepare(model: BaseFairseqModel, beam: int) -> None:
 def random_sentences(
     dictionary: Dictionary, sentences: int, length: int, device: str = "cpu"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a padded batch of sentences, at least three quarters as long as ``length``, and their lengths."""
+    """Return a padded batch of random sentences, and their lengths, which are at least three quarters of ``length``."""
     tokens = torch.randint(dictionary.nspecial, len(dictionary), (sentences, length))
     lengths = torch.randint(length * 3 // 4, length + 1, (sentences,))
     for sentence, end in zip(tokens, lengths, strict=True):
@@ -148,26 +148,26 @@ def take_turns(
 
 
 def ratio(theirs: list[float], ours: list[float]) -> float:
-    """Return our speed relative to theirs, the median over the rounds."""
+    """Return the ratio of our speed to theirs, as the median over the rounds."""
     return statistics.median(their / our for their, our in zip(theirs, ours, strict=True))
 
 
 def compare(ours: Any, theirs: Any) -> tuple[int, int, float]:
-    """Return the number of equal hypotheses, the number of all, and the largest difference of scores."""
+    """Return the number of equal hypotheses, the number of all hypotheses, and the largest difference of scores."""
     pairs = list(zip(chain(*ours), chain(*theirs), strict=True))
     equal = sum(torch.equal(mine["tokens"], other["tokens"]) for mine, other in pairs)
     return equal, len(pairs), max(abs(float(mine["score"]) - float(other["score"])) for mine, other in pairs)
 
 
 def multiply_adds(run: Callable[[], Any]) -> int:
-    """Count the multiply-adds of all matrix products and convolutions in a call."""
+    """Count the multiply-add operations of all matrix products and convolutions in a call."""
     with _Products() as products:
         run()
     return products.multiply_adds
 
 
 class _Products(TorchDispatchMode):
-    """Counts multiply-adds: each output of a product is a sum over the last dimension of its first matrix."""
+    """Counts multiply-add operations: each output of a product is a sum over the last dimension of the first matrix."""
 
     multiply_adds = 0
 
@@ -188,13 +188,14 @@ def product_rate(rows: int, device: str) -> float:
     weight, x = torch.randn(1024, 1536, device=device), torch.randn(rows, 1536, device=device)
     with torch.no_grad():
         product = prepare_linear(weight, None, rows)
-        each = 1 if device == "cpu" else 100  # a single product on a GPU is shorter than its launch
+        # On a GPU a single product takes less time than its launch, so many are timed.
+        each = 1 if device == "cpu" else 100
         seconds, _ = take_turns({"": lambda: [product(x) for _ in range(each)]}, rounds=50)
     return 2 * weight.numel() * rows * each / statistics.median(seconds[""])
 
 
 def without_state(model: BaseFairseqModel) -> Callable[..., Any]:
-    """Return a forward of the decoder that ignores state and decodes each prefix from its start."""
+    """Return a forward function that ignores the decoder's state and computes each prefix from its start."""
     forward = model.decoder.forward
     return lambda tokens, encoder_out, incremental_state=None: forward(tokens, encoder_out)
 
@@ -217,7 +218,7 @@ def describe_sizes(args: Namespace) -> str:
 
 
 def machine(args: Namespace) -> str:
-    """Describe the machine, the versions and the number of turns."""
+    """Return a text about the machine, the versions and the number of turns."""
     return (
         f"{_gpu(args)}{_processor()} ({torch.backends.cpu.get_cpu_capability()}), "
         f"{args.threads} threads, torch {torch.__version__}, fairseq {fairseq.__version__}; "
@@ -230,7 +231,7 @@ def _gpu(args: Namespace) -> str:
 
 
 def _processor() -> str:
-    """Return the CPU's name with family and model if the system has them; Zen 4 and Zen 5 share a name."""
+    """Return the CPU's name, with family and model if known, because CPUs of Zen 4 and Zen 5 can share a name."""
     information = Path("/proc/cpuinfo")
     text = information.read_text(encoding="utf-8", errors="replace") if information.exists() else ""
     fields = dict(re.findall(r"^(model name|cpu family|model)\s*: *(.*)$", text, flags=re.MULTILINE))
@@ -241,7 +242,7 @@ def _processor() -> str:
 
 
 def write_json(args: Namespace, rows: list[dict[str, Any]]) -> None:
-    """Write rows of a table, options and machine to the file of ``--json``, if there is one."""
+    """Write the rows of a table, the options and the machine to the file of ``--json``, if it was given."""
     if args.json:
         system = {
             "processor": _gpu(args) + _processor(),

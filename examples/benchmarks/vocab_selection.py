@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Time generation and training with vocabulary selection against the whole target vocabulary.
+"""Time generation and training with vocabulary selection and with the whole target vocabulary.
 
-A random model translates sentences of a text, with outputs as long as their sources, and is trained on them, in turns
-with all target words and with the candidates of each batch.  Hypotheses and losses with all words as candidates must
-equal those of fairseq's search and criterion.  Each figure of peak memory is measured in its own process.
+A model with random weights translates sentences of a text to outputs as long as their sources, and is trained on these
+sentences.  It does so in turns with all target words and with the candidates of each batch.  If all words are
+candidates, hypotheses and losses must equal those of fairseq's search and criterion.  Each peak of memory is measured
+in a process of its own.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Bench:
         table = torch.randint(self.target.nspecial, args.vocabulary, (len(self.source), args.candidates_per_word))
         self.candidates = Candidates(table.int(), always)
         self.everything = Candidates(table.int(), torch.ones_like(always))
-        # Sentences of about the median length, like a batch sorted by length.
+        # The sentences have about the median length, as in a batch of sentences sorted by length.
         middle = sorted(sentences, key=len)[len(sentences) // 2 :]
         wanted = args.sentences * args.batches
         self.batches = [self.encode(middle[i : i + args.sentences]) for i in range(0, wanted, args.sentences)]
@@ -83,7 +84,7 @@ class Bench:
         return {"net_input": inputs, "target": target, "ntokens": int(lengths.sum()), "nsentences": len(sentences)}
 
     def model(self) -> BaseFairseqModel:
-        """Build a random model."""
+        """Build a model with random weights."""
         torch.manual_seed(self.args.seed)
         return build(self.args.arch, self.source, self.target)[1]
 
@@ -148,7 +149,7 @@ def check(bench: Bench, work: str) -> str:
 
 
 def peak_memory(work: str, name: str) -> float:
-    """Return the peak memory of a process that does only this, in GB."""
+    """Return the peak memory, in GB, of a process that does only this work."""
     command = [sys.executable, "-W", "ignore", *sys.argv, "--memory-of", f"{work} {name}"]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
 
@@ -159,7 +160,7 @@ def main() -> None:
     if args.memory_of:
         work, name = args.memory_of.split()
         contestants(bench, work, (name,))[name]()
-        # getrusage would include the process before it became this program.
+        # getrusage is not used: it would include the memory of the parent before this program was started.
         peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
         print(int(peak[1]) / 2**20 if peak else float("nan"))
         return

@@ -2,8 +2,9 @@
 """Split gettext catalogues into training, validation and test parts, by file.
 
 ``split.py CATALOGUES OUT`` copies each ``.po`` of a folder and its subfolders to ``OUT/train``, ``OUT/valid`` or
-``OUT/test``. Paragraphs of one document share names and sentences, so only a test part of other documents shows how a
-model translates a new one. The part depends on the file's name alone: documents keep their part when others are added.
+``OUT/test``. Paragraphs of one document share names and sentences.  Only a test part with other documents therefore
+shows how a model translates a new document.  The part of a document depends only on its file name, and stays the same
+when other documents are added.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("catalogues", type=Path, help="folder of the catalogues of one language")
     parser.add_argument("out", type=Path, help="folder to create")
-    parser.add_argument("--every", type=int, default=40, metavar="N", help="one file in N for each held-out part (40)")
+    parser.add_argument(
+        "--every", type=int, default=40, metavar="N", help="put one file in N into each held-out part (default: 40)"
+    )
     args = parser.parse_args()
     files = sorted(path for path in args.catalogues.rglob("*.po") if path.is_file())
     parts = {

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Print BLEU of the test part by source length (Gehring et al. 2016, appendix B).
 
-``bleu_by_length.py PREPARED HYPOTHESES`` sorts the test part by the number of source words, splits it into groups of
-equal size, and prints the lengths and detokenised BLEU of each group.
+``bleu_by_length.py PREPARED HYPOTHESES`` sorts the test part by the number of source words and splits it into groups of
+equal size.  For each group it prints the lengths and BLEU on detokenised text.
 """
 
 from __future__ import annotations

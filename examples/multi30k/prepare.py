@@ -3,8 +3,9 @@
 
 ``prepare.py DATA OUT`` reads ``{train,val,test_2016_flickr}.{en,de}`` from DATA (plain or gzipped).  It writes the
 tokens (``tmp/``), the BPE codes (``code``), the subwords (``train.en``, ...), fairseq's binary data (``data-bin/``) and
-the untokenised reference of the test part (``test.reference``) to OUT.  Steps with a result are skipped; a folder with
-other text is refused.  ``--join N`` first concatenates captions to lines of at least N words, in ``joined-N/``.
+the untokenised reference of the test part (``test.reference``) to OUT.  Steps whose result exists are skipped; a folder
+that was made from other text is refused.  ``--join N`` first concatenates captions to lines of at least N words, and
+writes them to ``joined-N/``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ TERMS = "The README beside this script says where to get Multi30k."
 
 
 def join(data: Path, joined: Path, words: int) -> None:
-    """Concatenate captions until the English line has this many words."""
+    """Concatenate captions until the English line has at least ``words`` words."""
     for name in PARTS:
         if (joined / f"{name}.en").exists():  # it is written last
             continue
@@ -45,7 +46,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, help="folder with the original text")
     parser.add_argument("out", type=Path, help="folder for all results")
-    parser.add_argument("--merges", type=int, default=6000, help="operations of the joint BPE (default: %(default)s)")
+    parser.add_argument(
+        "--merges", type=int, default=6000, help="number of merges of the joint BPE (default: %(default)s)"
+    )
     parser.add_argument("--source-lang", default="en", choices=LANGUAGES, help="source language (default: %(default)s)")
     parser.add_argument("--join", type=int, metavar="N", help="concatenate captions to lines of at least N words")
     args = parser.parse_args()

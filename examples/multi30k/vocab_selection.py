@@ -35,7 +35,7 @@ def encode(path: Path, dictionary: Dictionary) -> list[torch.Tensor]:
 
 
 def measure(candidates: Candidates, source: list[torch.Tensor], target: list[torch.Tensor]) -> tuple[float, float]:
-    """Return the mean number of candidates per batch, sorted by length, and the percentage of covered references."""
+    """Return the mean number of candidates of a batch, and the percentage of reference tokens among the candidates."""
     order = sorted(range(len(source)), key=lambda i: len(source[i]))
     sizes, covered, total = [], 0, 0
     for start in range(0, len(order), BATCH):

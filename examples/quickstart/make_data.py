@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Write the demo's parallel text: English -> German numbers, dates, times, amounts, measures, countries and languages.
+"""Write the demo's English and German text: numbers, dates, times, amounts, measures, countries and languages.
 
-``make_data.py OUT`` writes ``{train,valid,test}.{en,de}`` to OUT.  Babel (Unicode's CLDR) and num2words provide the
-words, in short sentences.  Every source sentence is unique and has one correct translation, so the parts share no
-source and a perfect model scores 100.  Equal seeds give equal files.
+``make_data.py OUT`` writes ``{train,valid,test}.{en,de}`` to OUT.  The sentences are short; their words come from Babel
+(Unicode's CLDR) and num2words.  Every source sentence is unique and has one correct translation, so the parts share no
+source, and a perfect model scores 100 BLEU.  The same seed gives the same files.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Pair = tuple[str, str]
 
 
 def names(field: str) -> list[Pair]:
-    """Return CLDR's names of all two-letter codes in both languages, without long names and remarks."""
+    """Return CLDR's names of all two-letter codes in both languages, except long names and names with remarks."""
     english, german = (getattr(Locale(language), field) for language in LANGUAGES)
     codes = sorted(code for code in english if len(code) == 2 and code in german and code not in NOT_COUNTRIES)
     pairs = [(english[code], german[code]) for code in codes]
@@ -70,13 +70,13 @@ def in_words(value: float, **options: str) -> Pair:
 
 
 def large(rng: random.Random, digits: int) -> int:
-    """Return a whole number of 2 to ``digits`` digits; all lengths are equally likely."""
+    """Return a random integer of 2 to ``digits`` digits; all lengths are equally likely."""
     length = rng.randint(2, digits)
     return rng.randrange(10 ** (length - 1), 10**length)
 
 
 def fill(rng: random.Random, frames: list[Pair], *phrases: Pair) -> Pair:
-    """Insert the phrases into a random frame."""
+    """Insert an English and a German phrase into a random pair of frames."""
     english, german = rng.choice(frames)
     return english.format(*(phrase[0] for phrase in phrases)), german.format(*(phrase[1] for phrase in phrases))
 
@@ -96,7 +96,7 @@ def sums(rng: random.Random) -> Pair:
 
 
 def ordinal(rng: random.Random) -> Pair:
-    # A noun of each gender, and a dative: "am vierunddreißigsten Tag".
+    # The frames have a noun of each gender, and a dative: "am vierunddreißigsten Tag".
     frames = [
         ("Today is the {} day.", "Heute ist der {} Tag."),
         ("Read the {} page.", "Lies die {} Seite."),
@@ -164,7 +164,7 @@ def measure(rng: random.Random) -> Pair:
 
 
 def country(rng: random.Random) -> Pair:
-    # Lists and labels only, because German sentences need an article before some of the names.
+    # The frames are only lists and labels, because German sentences need an article before some of the names.
     frames = [("Countries: {}.", "Länder: {}."), ("Please choose: {}.", "Bitte wählen Sie: {}.")]
     return fill(rng, frames, listing(COUNTRY_NAMES, rng.randint(2, 3), rng))
 
@@ -183,7 +183,7 @@ KINDS = (cardinal, sums, ordinal, year, calendar, clock, money, money_in_words, 
 
 
 def generate(count: int, seed: int) -> list[Pair]:
-    """Generate ``count`` pairs with different sources, of all kinds in turn."""
+    """Generate ``count`` pairs with different sources; the kinds of sentences alternate."""
     rng = random.Random(seed)
     translations: dict[str, str] = {}
     turn = 0

@@ -2,11 +2,12 @@
 """Measure and draw the variance of activations and gradients through the layers of an untrained ConvS2S.
 
 The model is `convs2s_wmt_en_ro` at the start of training, with 20 layers in encoder and decoder, dropout and random
-words.  The script measures the model itself, and variants without one of the factors by which the paper keeps the
-variance (Gehring et al. 2017, sections 3.4 and 3.5, appendix A): √½ after sums, 4 before gates, and p after dropout.
-The third stack is an encoder without residual connections, the case of appendix A.
+words.  The paper keeps the variance constant by three factors (Gehring et al. 2017, sections 3.4 and 3.5, appendix A):
+√½ after sums, 4 before gates, and p after dropout.  The script measures the model itself, and variants without one of
+these factors.  It measures three stacks: the encoder, the decoder, and an encoder without residual connections, as in
+appendix A.
 
-It writes variance.png and variance.tsv, and prints the change of the variance across each stack.
+It writes variance.png and variance.tsv, and prints by which factor the variance changes across each stack.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from fairseq_plugins.convs2s import model as model_module
 from fairseq_plugins.convs2s.model import ConvS2SModel
 
 ENCODER, DECODER, PLAIN = STACKS = ("encoder", "decoder", "encoder without residual connections")
-# Okabe and Ito's colours for colour-blind readers, with a marker each.
+# Okabe and Ito's colours for colour-blind readers, each with a marker.
 VARIANTS = {
     "as in the paper": ("#0072B2", "o"),
     "without √½": ("#D55E00", "^"),
@@ -60,7 +61,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.length <= 4 * args.layers:
         parser.error(f"--length {args.length}: must be more than {4 * args.layers}, four times --layers")
-    args.out.mkdir(parents=True, exist_ok=True)  # an error here should come before minutes of work
+    # An error of the output folder should be raised before minutes of work.
+    args.out.mkdir(parents=True, exist_ok=True)
     found = {
         (stack, variant): measure(args, stack, variant)
         for stack in STACKS
@@ -78,7 +80,7 @@ def main() -> None:
 
 
 def measure(args: Namespace, stack: str, variant: str) -> Variances:
-    """Run a stack forward, and a random gradient backward."""
+    """Run a stack forward, and propagate a random gradient backward through it."""
     outputs: list[Tensor] = []
 
     def keep(module: object, inputs: object, output: Tensor) -> None:
@@ -96,13 +98,14 @@ def measure(args: Namespace, stack: str, variant: str) -> Variances:
         for hook in hooks:
             hook.remove()
     result.backward(torch.randn_like(result))
-    # Zeros beyond the ends have no variance, and a layer of kernel 3 spreads them by up to two words.
+    # The zeros beyond the ends of the sentence have no variance, and each layer of kernel 3 spreads their effect by up
+    # to two words, so words near the ends are left out.
     inner = slice(2 * args.layers, -2 * args.layers)
     return [(variance(output, inner), variance(output.grad, inner)) for output in outputs]
 
 
 def variance(x: Tensor, inner: slice) -> float:
-    """Return the variance over all units of the inner words of a single sentence."""
+    """Return the variance over all units and over all words of a sentence that are not near its ends."""
     return float(x.flatten(0, 1)[inner].var())
 
 
@@ -131,7 +134,7 @@ def build(args: Namespace, variant: str, residual: bool) -> ConvS2SModel:
 
 @contextmanager
 def sums_as_in(variant: str) -> Iterator[None]:
-    """Replace √½ after sums by 1 in this context, if the variant says so."""
+    """Replace √½ after sums by 1 in this context, if the variant does not use this factor."""
     with ExitStack() as stack:
         if variant == "without √½":
             for module in (layers, model_module):
@@ -148,7 +151,7 @@ def write(path: Path, found: dict[tuple[str, str], Variances]) -> None:
 
 
 def draw(path: Path, found: dict[tuple[str, str], Variances]) -> None:
-    """Draw variances relative to the layer where the forward or backward pass begins."""
+    """Draw variances relative to the variance where the forward or backward pass begins."""
     figure = new_figure(10, 9)
     rows = figure.subplots(len(STACKS), len(QUANTITIES), sharex=True, sharey="row")
     for stack, panels in zip(STACKS, rows, strict=True):

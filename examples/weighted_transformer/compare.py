@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Train the Weighted Transformer and fairseq's Transformer of the same sizes, and compare them.
 
-``compare.py DATA_BIN OUT --reference TEXT`` reads binary data and the target text of the test part, and writes to the
-folder OUT.  It trains each model briefly with all learning rates and attention dropouts of a grid, and then with the
-best setting for 16 000 updates with each seed.  The best setting has the lowest validation loss.  The same command
-resumes a stopped training and skips finished ones.  ``table.md`` and ``curves.png`` are updated after each training.
+``compare.py DATA_BIN OUT --reference TEXT`` reads binary data and the target text of the test part, and writes all
+results to the folder OUT.  It first trains each model briefly with each learning rate and attention dropout of a grid.
+It then trains each model for 16 000 updates with each seed, in the setting with the lowest validation loss.  Run the
+same command again to resume: it skips finished trainings and continues stopped ones.  ``table.md`` and ``curves.png``
+are updated after each training.
 
-Words after ``--`` go to fairseq-train and override the recipe.
+Words after ``--`` are options of fairseq-train that override the recipe.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def fairseq(command: str, *options: object, log: Path) -> None:
 
 
 def run(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
-    """Train, and after a long training translate and score, unless there is a result."""
+    """Train one cell, unless it has a result; after a long training, also translate and score the test part."""
     folder = args.out / str(cell)
     result = folder / "result.json"
     if not result.exists():
@@ -101,14 +102,14 @@ def run(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def score(generated: Path, reference: Path) -> dict[str, float]:
-    """Return BLEU and chrF of fairseq-generate's output."""
+    """Return BLEU and chrF of the output of fairseq-generate."""
     sentences = read_generated([generated])
     texts, expected = [each.hypotheses[0].text for each in sentences], [lines_of(reference, sentences)]
     return {"bleu": BLEU().corpus_score(texts, expected).score, "chrf": CHRF().corpus_score(texts, expected).score}
 
 
 def weak_branches(checkpoint: Path) -> list[int]:
-    """Return the number of κ and α below a tenth of their mean, and the number of all."""
+    """Return how many values of κ and α are below a tenth of their mean, and how many values there are."""
     state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))
     vectors = [value.float() for name, value in state["model"].items() if ".kappa." in name or ".alpha." in name]
     points = [value.softmax(0) for value in vectors] if holds_logits(state) else vectors
@@ -118,12 +119,12 @@ def weak_branches(checkpoint: Path) -> list[int]:
 
 
 def best_loss(found: dict[str, Any]) -> tuple[int, float]:
-    """Return the updates and the loss of the best validation."""
+    """Return the number of updates and the loss of the best validation."""
     return min(((updates, loss) for updates, loss, _ in found["curve"]), key=lambda point: point[1])
 
 
 def updates_until(loss: float, found: dict[str, Any]) -> int | None:
-    """Return the updates of the first validation that reaches this loss."""
+    """Return the number of updates at the first validation that reaches this loss."""
     return next((updates for updates, reached, _ in found["curve"] if reached <= loss), None)
 
 
@@ -162,25 +163,42 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="binary data, made with --joined-dictionary")
     parser.add_argument("out", type=Path, help="folder for all results")
     parser.add_argument("--reference", type=Path, required=True, help="target text of the test part")
-    parser.add_argument("--tokenizer", help="tokenizer to undo, by fairseq's name, such as moses")
     parser.add_argument(
-        "--rates", type=float, nargs="+", default=[0.7, 1.0, 1.4], help="--lr-scale (default: 0.7 1 1.4)"
+        "--tokenizer",
+        help="fairseq's name of the tokenizer of the text, such as moses; its tokenization is undone before scoring",
     )
-    parser.add_argument("--attention-dropouts", type=float, nargs="+", default=[0.0, 0.1], help="grid (default: 0 0.1)")
-    parser.add_argument("--grid-updates", type=int, default=1600, help="updates of each setting (default: 1600)")
     parser.add_argument(
-        "--seeds", type=int, nargs="+", default=[1, 2, 3], help="seeds; the grid uses the first (default: 1 2 3)"
+        "--rates",
+        type=float,
+        nargs="+",
+        default=[0.7, 1.0, 1.4],
+        help="values of --lr-scale in the grid (default: 0.7 1 1.4)",
     )
-    parser.add_argument("--jobs", type=int, default=1, help="parallel trainings with one thread each (default: 1)")
+    parser.add_argument(
+        "--attention-dropouts", type=float, nargs="+", default=[0.0, 0.1], help="values of the grid (default: 0 0.1)"
+    )
+    parser.add_argument(
+        "--grid-updates", type=int, default=1600, help="updates of each training of the grid (default: 1600)"
+    )
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        nargs="+",
+        default=[1, 2, 3],
+        help="random seeds; the grid uses the first one (default: 1 2 3)",
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="number of parallel trainings, each with one thread (default: 1)"
+    )
     args = parser.parse_args(own)
     args.options = given
-    # The reference and the test part are needed only after the trainings.
+    # The reference and the test part are read only after the trainings; this check finds a missing file before.
     if not args.reference.is_file():
         parser.error(f"--reference: {args.reference} is not a file; give the target text of the test part")
     if not any(args.data.glob("test.*.bin")):
         parser.error(f"DATA_BIN: {args.data} has no test part; run fairseq-preprocess with --testpref")
     args.out.mkdir(parents=True, exist_ok=True)
-    # Other rates, dropouts and seeds have their own folders.
+    # Other rates, dropouts and seeds are no conflict: each has its own folder.
     shared = {"data": args.data.resolve(), "reference": args.reference.resolve(), "tokenizer": args.tokenizer}
     shared["options"] = shlex.join(given)
     made = chain(args.out.glob("*/result.json"), args.out.glob("*/checkpoint*.pt"))
