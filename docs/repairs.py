@@ -12,6 +12,7 @@ PARTS = {
     "Safety": repairs.SAFETY,
     "Resuming": repairs.RESUMING,
     "Several processes, and CPUs": repairs.DISTRIBUTED,
+    "Speed": repairs.SPEED,
     "Translating": repairs.TRANSLATING,
 }
 BEGIN, END = "<!-- python docs/repairs.py -->\n", "<!-- end -->"

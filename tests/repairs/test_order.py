@@ -12,7 +12,7 @@ import pytest
 from fairseq_plugins import repairs
 from fairseq_plugins.repairs import data, epochs, hub
 
-TABLE = (*repairs.SAFETY, *repairs.RESUMING, *repairs.DISTRIBUTED, *repairs.TRANSLATING)
+TABLE = (*repairs.SAFETY, *repairs.RESUMING, *repairs.DISTRIBUTED, *repairs.SPEED, *repairs.TRANSLATING)
 
 
 def wrappers(function: object) -> list[str]:
