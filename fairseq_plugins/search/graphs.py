@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from fairseq.models import BaseFairseqModel
 from torch import Tensor
 
+from fairseq_plugins.common.decoding import StepwiseDecoding
 from fairseq_plugins.common.linear import has_weight_norm
 from fairseq_plugins.common.model import IncrementalDecoder
 from fairseq_plugins.cpu.packing import BatchWeights
@@ -187,20 +188,29 @@ def copy_tensors_(source: object, target: object) -> None:
             own.copy_(value)
 
 
-def tensors_of(part: Any) -> Iterator[Tensor]:
-    """Yield the tensors of an object of this plugin and of its parts, except modules, in a fixed order."""
+def tensors_of(part: Any, packages: Set[str] = frozenset({__name__.partition(".")[0]})) -> Iterator[Tensor]:
+    """Yield the tensors of a state and of its parts, except modules, in a fixed order.
+
+    Args:
+        part: state, or a part of it.
+        packages: top-level packages whose objects are searched, besides that of a decoding in a user directory.
+    """
     match part:
         case Tensor():
             yield part
         case list() | tuple():
             for each in part:
-                yield from tensors_of(each)
+                yield from tensors_of(each, packages)
+        case dict():
+            yield from tensors_of([*part.values()], packages)
         case functools.partial():
-            yield from tensors_of([*part.args, *part.keywords.values()])
+            yield from tensors_of([*part.args, *part.keywords.values()], packages)
         case torch.nn.Module():
             pass
-        case _ if type(part).__module__.startswith(__name__.split(".")[0]):
-            yield from tensors_of(list(vars(part).values()))
+        case _:
+            package = type(part).__module__.partition(".")[0]
+            if package in packages or isinstance(part, StepwiseDecoding):
+                yield from tensors_of([*vars(part).values()], packages | {package})
 
 
 @functools.cache  # all generators share the compiled code

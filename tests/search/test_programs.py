@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fairseq_plugins.common.decoding import StepwiseDecoding
 from fairseq_plugins.cpu.packing import PackedWeightCache
 from fairseq_plugins.search import graphs
 from fairseq_plugins.search.beam_search import TokenRules
@@ -110,6 +111,22 @@ def test_captured_searches(build, architecture, sentences, dictionary, capture) 
         actual = generate(FastBeamSearch, [model], dictionary, source, graphs=made, **options)
         assert_same(actual, generate(FastBeamSearch, [model], dictionary, source, **options), tolerance=2e-6)
     assert len(made.entries) == 2
+
+
+def test_the_state_of_a_family_in_a_user_directory_is_copied() -> None:
+    """Its classes belong to another package than the plugin's."""
+
+    class Layer:
+        def __init__(self, value: float) -> None:
+            self.state = torch.tensor(value)
+
+    class Decoding(StepwiseDecoding):
+        def __init__(self, value: float) -> None:
+            self.layers, self.caches = [Layer(value)], {"keys": torch.tensor(value)}
+
+    new, old = Decoding(1.0), Decoding(0.0)
+    copy_tensors_(new, old)
+    assert [*tensors_of(old)] == [1.0, 1.0]
 
 
 def test_the_cache_of_captured_searches(build, sentences, dictionary, monkeypatch) -> None:
