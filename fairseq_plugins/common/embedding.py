@@ -14,14 +14,15 @@ from fairseq_plugins.common.dropout import Dropout
 
 
 class InputEmbedding(nn.Module):
-    """Word plus absolute position, ``e = w + p`` (ConvS2S section 3.1), and dropout.
+    """The sum of word and position embeddings, ``e = w + p`` (ConvS2S section 3.1), with dropout.
 
     Args:
-        words: word embeddings; their padding index marks padding in the input.
-        max_positions: longest input, in tokens; positions count from the first token that is not padding.
-        positions: ``learned``, ``sinusoidal`` (Vaswani et al. 2017, section 3.5) or None for no positions.
+        words: word embeddings w; their ``padding_idx`` is the index of padding in the input.
+        max_positions: maximum number of tokens in a sentence.  The first token that is not padding has the first
+            position.
+        positions: kind of position embeddings: ``learned``, ``sinusoidal`` (Vaswani et al. 2017, section 3.5) or None.
         dropout: probability of dropping an element.
-        scale: factor of the word embeddings.
+        scale: number that word embeddings are multiplied by.
     """
 
     table: Tensor
@@ -35,7 +36,7 @@ class InputEmbedding(nn.Module):
         self.scale = scale
         assert words.padding_idx is not None
         self.padding_idx = words.padding_idx
-        # fairseq counts positions from padding_idx + 1, so the table needs that many more rows.
+        # fairseq's first position has the index padding_idx + 1, so the table needs that many additional rows.
         size = (max_positions + self.padding_idx + 1, words.embedding_dim, self.padding_idx)
         self.positions = normal_embedding(*size) if positions == "learned" else None
         if positions == "sinusoidal":
@@ -52,15 +53,15 @@ class InputEmbedding(nn.Module):
         x = self._embed_words(tokens)
         if self.positional:
             if tokens.size(1) > self.max_positions:
-                # A batch may be padded beyond its longest sentence, so count tokens before refusing it.
+                # A batch may be wider than its longest sentence, so count the tokens that are not padding.
                 self.check_length(int(tokens.ne(self.padding_idx).sum(dim=1).max()))
             x = x + F.embedding(utils.make_positions(tokens, self.padding_idx), self.position_rows(), self.padding_idx)
         return self.dropout(x)
 
     def step(self, tokens: Tensor, position: Tensor) -> Tensor:
-        """Embed one token per row at ``position``, (1,), counted from zero: (rows,) -> (rows, f).
+        """Embed one token per row at ``position``, (1,) or (rows,), counted from zero: (rows,) -> (rows, f).
 
-        The caller, which knows the position on the host, calls `check_length`.
+        The caller must call `check_length`, because a check here would synchronise with the device.
         """
         x = self._embed_words(tokens)
         if self.positional:
@@ -68,7 +69,7 @@ class InputEmbedding(nn.Module):
         return self.dropout(x)
 
     def check_length(self, length: int) -> None:
-        """Refuse sentences with more tokens than positions.
+        """Refuse a sentence with more tokens than the model has positions.
 
         Raises:
             ValueError: the sentence is too long.
@@ -83,18 +84,18 @@ class InputEmbedding(nn.Module):
         return x if self.scale == 1.0 else x * self.scale
 
     def position_rows(self) -> Tensor:
-        """Return the table of positions, (rows, f); position p has the row ``padding_idx + 1 + p``."""
+        """Return the table of position embeddings, (rows, f).  The embedding of position p is row ``padding_idx + 1 + p``."""
         return self.table if self.positions is None else self.positions.weight
 
 
 def pretrained_embedding(dictionary: Dictionary, dim: int, path: str | None, option: str) -> nn.Embedding:
-    """Return random word embeddings, replaced by those in a file.
+    """Return word embeddings from a file; words that the file lacks get random embeddings.
 
     Args:
-        dictionary: the words.
-        dim: f.
-        path: text file with a header and lines ``word number number ...``; None for random embeddings.
-        option: option that gave the path, for errors.
+        dictionary: words of the model.
+        dim: embedding width f.
+        path: text file with a header and lines ``word number number ...``; None to make all embeddings random.
+        option: name of the option that gave the path, for error messages.
 
     Raises:
         ValueError: the file is missing or malformed, or its embeddings do not have ``dim`` dimensions.
@@ -119,7 +120,7 @@ def pretrained_embedding(dictionary: Dictionary, dim: int, path: str | None, opt
 
 
 def normal_embedding(num_embeddings: int, embedding_dim: int, padding_idx: int, std: float = 0.1) -> nn.Embedding:
-    """Return embeddings from N(0, std), ConvS2S's by default, zero for the padding symbol."""
+    """Return embeddings drawn from N(0, std²), and zero for padding; ConvS2S uses the default of ``std``."""
     embedding = nn.Embedding(num_embeddings, embedding_dim, padding_idx=padding_idx)
     nn.init.normal_(embedding.weight, mean=0, std=std)
     nn.init.zeros_(embedding.weight[padding_idx])

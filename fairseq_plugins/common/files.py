@@ -1,4 +1,4 @@
-"""Text files read line by line, and files and folders written completely or not at all."""
+"""Functions that read text files line by line, and that write files and folders completely or not at all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 
 def decoded(file: Iterable[bytes], path: Path, errors: str = "strict") -> Iterator[str]:
-    """Yield the decoded lines of a file with their ends, without a byte order mark; only a line feed ends a line.
+    """Yield the lines of a file as text, including their line ends but without a byte order mark.
 
     Raises:
         ValueError: a line is invalid UTF-8.
@@ -45,7 +45,7 @@ def count_lines(path: Path) -> int:
     refuse_pipe(path)
     number, line = 0, ""
     with path.open("rb") as file:
-        for number, line in enumerate(decoded(file, path), start=1):  # noqa: B007  (the last ones are used)
+        for number, line in enumerate(decoded(file, path), start=1):  # noqa: B007  (the values after the loop are used)
             pass
     if number == 0:
         raise ValueError(f"{path} is empty: give a file with one sentence per line")
@@ -56,9 +56,10 @@ def count_lines(path: Path) -> int:
 
 @contextmanager
 def beside(path: Path) -> Iterator[Path]:
-    """Yield a temporary path that replaces ``path`` at the end, and is removed after an error.
+    """Yield a temporary path in the same folder; at the end, rename it to ``path``, or remove it after an error.
 
-    Several processes may write the same path: each has its own temporary path, and the last to finish wins.
+    Several processes may write the same path.  Each has its own temporary path, and the last process to finish
+    determines the content.
     """
     unfinished = _name_beside(path)
     try:
@@ -68,15 +69,15 @@ def beside(path: Path) -> Iterator[Path]:
                 os.fsync(file.fileno())  # otherwise a power failure may leave the new name without the content
         unfinished.replace(path)
     except BaseException:
-        _remove(unfinished)  # frees a full disk
+        _remove(unfinished)  # it may have filled the disk
         raise
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path for writing a file that replaces ``path`` at the end.
+    """Yield the path of a file to write, which replaces ``path`` at the end.
 
-    The target of a symbolic link is replaced.  Devices and pipes are written directly.
+    If ``path`` is a symbolic link, its target is replaced.  For a device or pipe, ``path`` itself is yielded.
 
     Raises:
         OSError: writing fails; the error names ``path``.
@@ -92,7 +93,7 @@ def replacing(path: Path) -> Iterator[Path]:
     with naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         target = Path(os.path.realpath(path))
-        if target.is_symlink() or (target.exists() and not target.is_file()):  # a loop of links fails when opened
+        if target.is_symlink() or (target.exists() and not target.is_file()):  # opening a loop of links raises an error
             yield path
         else:
             if target.exists() and not os.access(target, os.W_OK):
@@ -110,7 +111,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Name the file in system errors without a name, such as that of a full disk."""
+    """Add the name of the file to an OSError without file name, such as the error of a full disk."""
     try:
         yield
     except OSError as error:
@@ -120,10 +121,10 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def _name_beside(path: Path) -> Path:
-    """Return a path for this process, and remove leftovers of killed processes on this machine."""
+    """Return a temporary path for this process, and remove those of killed processes of this machine."""
     before, after = f"{path.name}.{os.uname().nodename}-", ".tmp"
     own = path.with_name(f"{before}{os.getpid()}{after}")
-    _remove(own)  # left by a killed process with the same number
+    _remove(own)  # a killed process with the same number may have left it
     for left in path.parent.glob(f"{escape(before)}*{after}"):
         with suppress(ValueError, OverflowError, PermissionError):  # PermissionError: another user's process
             try:
@@ -143,7 +144,10 @@ def _remove(path: Path) -> None:
 
 
 def _standard_stream(path: Path) -> int | None:
-    """Return the number of the standard stream at ``path``, if any; opening it by name would overwrite it."""
+    """Return the file descriptor, 1 or 2, of the standard stream that ``path`` refers to, or None.
+
+    A standard stream must not be opened by its path, which would overwrite a file that it is redirected to.
+    """
     for number in (1, 2):
         with suppress(OSError):  # there is no such file, or the stream is closed
             if os.path.samestat(os.fstat(number), path.stat()):

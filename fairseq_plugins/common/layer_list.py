@@ -1,4 +1,4 @@
-"""Lists of layers in fairseq's syntax, on the command line and in checkpoints."""
+"""Parsers of lists of layers in fairseq's syntax, which command lines and checkpoints contain."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from typing import Any, NamedTuple
 
 from fairseq_plugins.common.literal import literal
 
-MOST_LAYERS = 200  # a hostile checkpoint could otherwise request any number of layers
+MOST_LAYERS = 200  # a hostile checkpoint could otherwise exhaust the memory
 
 
 class ConvolutionSpec(NamedTuple):
-    """One convolutional layer: output width, kernel width, and start of its residual connection in layers back.
+    """The specification of one convolutional layer.
 
-    A residual of 1 is the layer's own input, and 0 means no residual connection.
+    Attributes:
+        width: output width.
+        kernel: kernel width.
+        residual: number of layers that the residual connection spans: 1 if it starts at the layer's own input, 0 if
+            there is no residual connection.
     """
 
     width: int
@@ -22,9 +26,10 @@ class ConvolutionSpec(NamedTuple):
 
 
 def input_widths(layers: Sequence[ConvolutionSpec]) -> list[tuple[int, int]]:
-    """Return the input width of each layer, and the width at the start of its residual connection (default: its input).
+    """Return, for each layer, its input width and the width at the start of its residual connection.
 
-    The input of the first layer is as wide as its output.
+    The input of the first layer has the same width as its output.  Without a residual connection, the second number is
+    the input width.
     """
     widths = [layer.width for layer in layers[:1]] + [layer.width for layer in layers]
     return [(widths[i], widths[i + 1 - max(layer.residual, 1)]) for i, layer in enumerate(layers)]
@@ -35,7 +40,7 @@ def parse_convolutions(text: str, option: str, may_be_empty: bool = False) -> li
 
     Args:
         text: list in fairseq's syntax.
-        option: name of the option, for the error.
+        option: name of the option, for the error message.
         may_be_empty: whether an empty list is allowed.
 
     Raises:
@@ -67,7 +72,7 @@ def parse_convolutions(text: str, option: str, may_be_empty: bool = False) -> li
 
 
 def parse_attention(text: str, layers: int) -> list[bool]:
-    """Parse the decoder layers with attention: ``True`` for all, or a list with one truth value per layer.
+    """Parse which decoder layers have attention: ``True`` for all layers, or a list with one truth value per layer.
 
     Raises:
         ValueError: the text is malformed, has a wrong length, or selects no layer.

@@ -7,18 +7,18 @@ from typing import Any
 
 _MAX_LENGTH = 1000
 _MAX_SIZE = 10_000  # values, including nested ones
-_MAX_TEXT = 100_000  # characters; Python's parser needs over 1000 bytes for each, and crashes on deep nesting
+_MAX_TEXT = 100_000  # characters; Python's parser needs over 1000 bytes per character, and crashes on deep nesting
 
 
 def literal(text: str) -> Any:
-    """Return the value of a Python literal, with ``+`` between lists and ``*`` between a list and an integer.
+    """Return the value of a Python literal that may join lists by ``+`` and repeat a list by ``*`` and an integer.
 
-    fairseq writes layers this way, ``[(512, 3)] * 9 + [(1024, 3, 1)] * 4``, and passes them to ``eval``.  Tuples are
-    joined and repeated like lists.
+    fairseq's options contain such text, for example ``[(512, 3)] * 9 + [(1024, 3, 1)] * 4``.  fairseq passes it to
+    ``eval``, which runs any code.  Tuples can be joined and repeated like lists.
 
     Raises:
         ValueError: the text is not such a literal, has more than 100 000 characters, or a result has more than 1000
-            elements, or 10 000 including nested ones.
+            elements, or more than 10 000 elements including nested ones.
         TypeError: the argument is not a string.
     """
     if not isinstance(text, str):

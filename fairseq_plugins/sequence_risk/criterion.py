@@ -265,7 +265,8 @@ def _unwrapped(model: Any) -> Any:
         model = model.module
     if not isinstance(model, FairseqEncoderDecoderModel) or isinstance(model, FairseqNATModel):
         raise ValueError(
-            f"--criterion sequence_risk needs an autoregressive encoder-decoder, got {type(model).__name__}"
+            f"--criterion sequence_risk needs an autoregressive encoder-decoder, got {type(model).__name__}; use "
+            "another --arch"
         )
     if getattr(model.decoder, "adaptive_softmax", None) is not None:  # fairseq modifies its probabilities in place
         raise ValueError("--criterion sequence_risk needs a plain softmax, got an adaptive one: use another --arch")

@@ -59,9 +59,10 @@ class Candidates:
             raise ValueError(f"--candidates-per-word must be at least 1, got {per_word}")
         if frequent < 0:
             raise ValueError(f"--frequent-candidates must be at least 0, got {frequent}")
-        if max(target.bos(), target.pad(), target.eos(), target.unk()) >= target.nspecial:
+        if (last := max(target.bos(), target.pad(), target.eos(), target.unk())) >= target.nspecial:
             raise ValueError(
-                "--candidates: the target dictionary does not begin with its special symbols: use one that does"
+                f"--candidates: the target dictionary has the special symbol {target[last]!r} at {last}, not among its "
+                f"first {target.nspecial}; use a dictionary of fairseq-preprocess"
             )
         always = torch.zeros(len(target), dtype=torch.bool)
         always[: target.nspecial] = True
@@ -163,7 +164,9 @@ def _lines(path: Path, form: str) -> Iterator[list[str]]:
             except ValueError:
                 value = math.nan
             if len(fields) != len(names) or not math.isfinite(value):
-                raise ValueError(f"{path}, line {number}: expected `{form}`, got {line[:100]!r}")
+                raise ValueError(
+                    f"{path}, line {number}: expected `{form}`, got {line[:100]!r}; correct it, or run lexicon again"
+                )
             word = fields[0] if len(names) > 2 else ""
             if value > previous.get(word, math.inf):
                 raise ValueError(

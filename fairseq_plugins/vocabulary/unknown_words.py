@@ -109,8 +109,8 @@ def replace_unknown_words(
     words = [word for word in tokenize_line(source) if word not in specials]
     if len(words) != alignment.length:
         raise ValueError(
-            f"--replace-unk: the source has {len(words)} words, and the model read {alignment.length}: give it in the "
-            f"model's words, without --bpe or --tokenizer: {source[:MAX_SHOWN]}"
+            f"--replace-unk: {source[:MAX_SHOWN]!r} has {len(words)} words, and the model read {alignment.length}; "
+            "give text in the model's words, without --bpe or --tokenizer"
         )
     if not words:
         return text
@@ -143,6 +143,8 @@ def read_translations(replace_unk: str | None) -> dict[str, str] | None:
             words = text.split()
             if len(words) != 2:
                 found = text.strip()[:MAX_SHOWN]
-                raise ValueError(f"{replace_unk}, line {number}: expected 'source target', got {found!r}")
+                raise ValueError(
+                    f"{replace_unk}, line {number}: expected 'source target', got {found!r}; write two words"
+                )
             translations[words[0]] = words[1]
     return translations
