@@ -198,7 +198,7 @@ def main() -> None:
     if not any(args.data.glob("test.*.bin")):
         parser.error(f"DATA_BIN: {args.data} has no test part; run fairseq-preprocess with --testpref")
     args.out.mkdir(parents=True, exist_ok=True)
-    # Other rates, dropouts and seeds are no conflict: each has its own folder.
+    # Other rates, dropouts and seeds are allowed, because each has its own folder.
     shared = {"data": args.data.resolve(), "reference": args.reference.resolve(), "tokenizer": args.tokenizer}
     shared["options"] = shlex.join(given)
     made = chain(args.out.glob("*/result.json"), args.out.glob("*/checkpoint*.pt"))
