@@ -42,7 +42,7 @@ class Step(NamedTuple):
 PREPARE = "python examples/multi30k/prepare.py TEXT PREPARED --merges 50; ln -s PREPARED/data-bin DATA_BIN"
 WALKS = {
     "front page, Python": [
-        Step("README.md", "fairseq-plugins own-data", "ln -s TEXT/train.?? ."),
+        Step("README.md", "fairseq-plugins own-data", "ln -s TEXT/train.?? .; ln -s train.en new.en"),
         Step("docs/quickstart.md", "fairseq-plugins own-data"),
         Step("docs/python.md", "from fairseq_plugins", after="python script.py"),
         Step("docs/internals.md", "import fairseq_plugins", "ln -s OUT/data-bin DATA_BIN",
@@ -80,7 +80,7 @@ WALKS = {
         Step("examples/multi30k/README.md", "model="),
         Step("examples/multi30k/README.md", "examples/multi30k/vocab_selection.py"),
         Step("examples/multi30k/README.md", "fairseq-preprocess",
-             words={"5000": "9", "--print-alignment": "--print-alignment --unkpen -99"}),  # untrained: no <unk>
+             words={"5000": "9", "--replace-unk": "--unkpen -99 --replace-unk"}),  # untrained: no <unk>
         Step("examples/multi30k/README.md", "python examples/multi30k/prepare.py TEXT out-2000",
              words={"--tokenizer moses": "--tokenizer moses --rates 1 --attention-dropouts 0 --seeds 1 "
                     "--grid-updates 3 -- --max-update 3"}),
