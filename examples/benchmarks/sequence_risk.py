@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Time forward and backward passes of the criterion sequence_risk, of its plain form, and of cross-entropy.
+"""Time forward and backward passes of sequence_risk, of its plain implementation, and of cross-entropy.
 
-``sequence_risk.py CHECKPOINT DATA_BIN`` reads a trained model and its training data.  The plain form searches with
-fairseq's generator, scores all hypotheses in one batch with copied sources, and computes costs by sacreBLEU.  The three
-contestants take turns on the same batches, in training mode.
+``sequence_risk.py CHECKPOINT DATA_BIN`` reads a trained model and its training data.  The plain implementation searches
+with fairseq's generator, scores all hypotheses in one batch with copied sources, and computes costs by sacreBLEU.  The
+three contestants take turns on the same batches, in training mode.
 """
 
 from __future__ import annotations
