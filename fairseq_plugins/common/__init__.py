@@ -1,1 +1,1 @@
-"""Shared by all families: base classes, decode-time state, embeddings, options; the equations' plain torch."""
+"""Code that all model families share: base classes, layers, decode-time state, options and files."""

@@ -1,15 +1,14 @@
-"""Decode-time state: one object per batch that computes the steps, and the order of its rows.
+"""Decode-time state: `StepwiseDecoding` computes the steps of one batch, and `RowOrder` tracks the order of its rows.
 
 B sentences, k hypotheses (rows) per sentence, R = B·k rows, T target positions, S source positions, V vocabulary.
 
-A *row* is one hypothesis.  The k rows of a sentence are adjacent.  Between two steps a beam search assigns to each row
-the previous row that it continues, and drops finished sentences.  fairseq passes an index for this; rows move in the
-next step only, which gathers rows and shifts windows in one copy.
+A *row* is one hypothesis.  The k rows of a sentence are adjacent.  Between two steps, a beam search selects the
+previous row that each row continues, and drops finished sentences.  fairseq passes this selection as an index.  The
+index is stored, and the next step applies it, so that it copies each row only once.
 
-The contract, which fairseq's searches respect: rows move only within their sentence, and sentences keep their
-places.  If sentences are dropped, others may fill the gaps, with all their rows together.  The device checks this
-without
-synchronisation: on a GPU a violation raises an assertion at a later call.
+Contract: rows move only within their sentence, and sentences keep their places.  When sentences are dropped, other
+sentences may fill the gaps; all rows of such a sentence move together.  fairseq's searches respect this contract.  It
+is checked on the device, to avoid a synchronisation.  On a GPU, a violation therefore raises an error at a later call.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from fairseq_plugins.cpu.packing import BatchWeights, prepare_linear
 if TYPE_CHECKING:
     from fairseq_plugins.common.model import IncrementalDecoder
 
-_FIRST_CAPACITY = 16  # steps; initial capacity by default, and the least growth
+_FIRST_CAPACITY = 16  # steps; default initial capacity, and minimum growth
 _BROKEN = "rows may move only within their sentence, and sentences only if others are dropped"
 
 _OPERATORS = torch.library.Library("fairseq_plugins", "FRAGMENT")
@@ -43,20 +42,23 @@ class Decoding(Protocol):
     """The interface of a batch's decode-time state, implemented for this plugin's decoders and for fairseq's.
 
     Attributes:
-        fixed: whether all tensors of the state keep their shapes and addresses; then no row may be dropped.
+        fixed: whether all tensors of the state keep their shapes and addresses.  A fixed state cannot drop rows.
     """
 
     fixed: bool
 
     def make_room(self) -> None:
-        """Check the position, and allocate memory if the state is full; called on the host before each step."""
+        """Check that the model has another position, and allocate memory if the state is full.
+
+        The host calls this before each step.
+        """
 
     def step(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Compute one step without synchronisation.
 
         Args:
-            tokens: one token per row, (R,); in the first step, alternatively, one per sentence.
-            order: previous row that each row continues, of the same shape; None if no row moved.
+            tokens: one token per row, (R,).  In the first step, one token per sentence is also allowed.
+            order: index of the previous row that each row continues, in the shape of ``tokens``; None if no row moved.
 
         Returns:
             Features (R, width) and the reported attention, (R, S) or None.
@@ -66,27 +68,28 @@ class Decoding(Protocol):
         """Return the logits of features: (..., width) -> (..., V)."""
 
     def keep(self, kept: KeptSentences) -> None:
-        """Drop all other sentences; the order of the next step refers to the kept ones."""
+        """Drop all sentences except ``kept``.  The order of the next step must contain only rows of kept sentences."""
 
 
 class StepwiseDecoding:
     """The base class of `Decoding` for this plugin's decoders.
 
-    An object lives for one batch, so it never survives a change of the model's weights.  This plugin's search calls the
-    methods of `Decoding`; fairseq's search calls the decoder's ``forward``, which calls `decode`.  A family implements
-    `set_up`, `compute` and, if its state grows, `grow`.
+    An object is used for one batch only, so the model's weights do not change during its lifetime.  This plugin's
+    search calls the methods of `Decoding`.  fairseq's search calls the decoder's ``forward``, which calls `decode`.
+    Each model family implements `set_up`, `compute` and, if the size of its state depends on the number of steps,
+    `grow`.
 
     Args:
-        decoder: decoder of the family.
+        decoder: decoder of the model.
         source: encoder output, one entry per sentence.
         beam: k, rows per sentence.
-        capacity: number of steps to allocate.  If given, the state is `fixed` until this many steps were made.
-        words: candidate words to predict, see `selected_rows`; None for all.
+        capacity: number of steps to allocate memory for.  If given, the state is `fixed`.
+        words: candidate words to predict, see `selected_rows`; None for all words.
         packing: packed weights of the batch.
 
     Attributes:
-        steps: number of steps so far, on the host.
-        position: number of steps so far, on the device, (1,).
+        steps: number of steps so far, as a Python integer.
+        position: number of steps so far, as a tensor on the device, (1,).
     """
 
     @torch.no_grad()
@@ -117,14 +120,14 @@ class StepwiseDecoding:
 
     @abstractmethod
     def set_up(self) -> None:
-        """Prepare weights, project the source, and create the initial state, once per batch."""
+        """Prepare the weights, project the source, and create the initial state.  This is called once per batch."""
 
     @abstractmethod
     def compute(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Compute one step at `position`; see `Decoding.step`."""
 
     def prepare(self, weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-        """Return the map ``x -> x Wᵀ + b`` for all steps, with the current weight, (O, K)."""
+        """Return the function ``x -> x Wᵀ + b`` for use in all steps; the weight has shape (O, K)."""
         return prepare_linear(weight, bias, self.order.rows, self.packing)
 
     def step(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -149,7 +152,7 @@ class StepwiseDecoding:
         self.capacity += steps
 
     def keep(self, kept: KeptSentences) -> None:
-        """Drop all other sentences; see `Decoding.keep`."""
+        """Drop all sentences except ``kept``; see `Decoding.keep`."""
         self.source = self.source.select(kept.sentences)
 
     @torch.no_grad()
@@ -163,9 +166,8 @@ class StepwiseDecoding:
             Logits (R, n, V) for the n new tokens and, as ``"attn"``, their attention (R, n, S) or None.
 
         Raises:
-            ValueError: there is no new token, a token exceeds the model's positions, or the number of rows does not
-            match
-                the encoder output.
+            ValueError: there is no new token, there are more tokens than positions, or the number of rows does not
+                match the encoder output.
         """
         length = prev_output_tokens.size(1)
         if length <= self.steps:
@@ -190,15 +192,16 @@ class StepwiseDecoding:
         return logits, {"attn": [None if a is None else torch.stack(attention, dim=1)]}  # type: ignore[arg-type]
 
     def by_sentence(self, x: Tensor) -> Tensor:
-        """Return a view of rows by sentence: (R, ...) -> (B, k, ...)."""
+        """Return a view with the rows grouped by sentence: (R, width) -> (B, k, width)."""
         return x.view(len(self.source.keys), -1, x.size(-1))
 
 
 def reorder_rows(state: Tensor, order: Tensor) -> Tensor:
-    """Return a copy of the rows of a state, (R, ...), in a new order, (R,); without gradient if compiled.
+    """Return a copy of a state, (R, ...), with its rows in a new order, (R,).
 
-    It is opaque to the compiler: torch 2.6 to 2.9 may fuse reading the rows with writing the next state to the same
-    memory, which silently gives wrong translations.
+    In compiled code this is a custom operator without gradient, which the compiler cannot fuse with other operations.
+    Otherwise torch 2.6 to 2.9 may write the next state to the memory that is still being read, and translations are
+    silently wrong.
     """
     if torch.compiler.is_compiling():
         return torch.ops.fairseq_plugins.reorder_rows(state, order)
@@ -206,7 +209,7 @@ def reorder_rows(state: Tensor, order: Tensor) -> Tensor:
 
 
 def update_state(state: Any, /, **parts: Tensor) -> None:
-    """Assign the next values to attributes of a state, in place if the state is ``fixed``."""
+    """Set attributes of a state to their next values; if the state is ``fixed``, copy the values into its tensors."""
     for name, value in parts.items():
         if state.fixed:
             getattr(state, name).copy_(value)
@@ -219,17 +222,17 @@ class KeptSentences:
     """The sentences that remain after others have finished.
 
     Attributes:
-        sentences: previous index of each remaining sentence, in the new order, (B,).
+        sentences: index that each remaining sentence had before, in the new order, (B,).
     """
 
     sentences: Tensor
 
     def of(self, x: Tensor) -> Tensor:
-        """Return the entries of x, one per previous sentence, for the remaining sentences; x becomes invalid.
+        """Return the entries of the remaining sentences in x, which has one entry per previous sentence.
 
-        On a CPU only moved sentences are copied, within the memory of x.
+        On a CPU this overwrites x, and copies only the entries that move.  Do not use x afterwards.
         """
-        if x.device.type != "cpu":  # which sentences move is known on the device only
+        if x.device.type != "cpu":  # the host does not know which sentences move
             return x.index_select(0, self.sentences)
         places, sentences = self._moves
         x.index_copy_(0, places, x.index_select(0, sentences))
@@ -242,7 +245,7 @@ class KeptSentences:
 
 
 class RowOrder:
-    """The rows of a batch, with pending re-orders.
+    """The rows of a batch, and the new order that the next step has to apply.
 
     Args:
         rows: number of rows at the start.
@@ -260,7 +263,7 @@ class RowOrder:
         return self.rows if self._pending is None else self._pending.numel()
 
     def reorder(self, new_order: Tensor) -> None:
-        """Let row i of the next step continue the current row ``new_order[i]``.
+        """Set the order of the next step: its row i continues the current row ``new_order[i]``.
 
         Raises:
             RuntimeError: the order violates the contract of this module.
@@ -271,10 +274,11 @@ class RowOrder:
         self._pending = new_order if self._pending is None else self._pending.index_select(0, new_order)
 
     def take_pending(self) -> tuple[Tensor | None, KeptSentences | None]:
-        """Return the composed order since the last call, and the remaining sentences; None if unchanged.
+        """Return all orders that were set since the last call as one order, and clear them.
 
         Returns:
-            ``(rows, sentences)``: indices of rows and sentences at the last call.
+            The order, as indices of rows at the last call, or None if no order was set; and the remaining sentences,
+            or None if no sentence was dropped.
         """
         order, self._pending = self._pending, None
         if order is None or order.numel() == self.rows:
@@ -283,7 +287,7 @@ class RowOrder:
         return order, KeptSentences(torch.div(order[:: self.beam], self.beam, rounding_mode="floor"))
 
     def _keeps_sentences(self, order: Tensor) -> Tensor:
-        """Return whether the rows of each sentence are adjacent, and in place if no sentence is dropped: ()."""
+        """Return whether each sentence's rows stay together and, unless sentences are dropped, in place: a scalar."""
         sentences = torch.div(order, self.beam, rounding_mode="floor").view(-1, self.beam)
         places = sentences.narrow(1, 0, 1)
         if order.numel() == self.left:

@@ -84,7 +84,7 @@ class InputEmbedding(nn.Module):
         return x if self.scale == 1.0 else x * self.scale
 
     def position_rows(self) -> Tensor:
-        """Return the table of position embeddings, (rows, f).  The embedding of position p is row ``padding_idx + 1 + p``."""
+        """Return the table of position embeddings, (rows, f), where position p has the row ``padding_idx + 1 + p``."""
         return self.table if self.positions is None else self.positions.weight
 
 
@@ -120,7 +120,7 @@ def pretrained_embedding(dictionary: Dictionary, dim: int, path: str | None, opt
 
 
 def normal_embedding(num_embeddings: int, embedding_dim: int, padding_idx: int, std: float = 0.1) -> nn.Embedding:
-    """Return embeddings drawn from N(0, std²), and zero for padding; ConvS2S uses the default of ``std``."""
+    """Return normally distributed embeddings, and zero for padding; ConvS2S uses the default of ``std``."""
     embedding = nn.Embedding(num_embeddings, embedding_dim, padding_idx=padding_idx)
     nn.init.normal_(embedding.weight, mean=0, std=std)
     nn.init.zeros_(embedding.weight[padding_idx])

@@ -1,8 +1,8 @@
 """Linear maps and weight normalisation (Salimans & Kingma 2016): ``w = g v / |v|``.
 
-A normalised weight costs a pass over its parameters each time it is read.  Training needs this; decoding folds it.
-Checkpoints use the names of torch's parametrisation.  Here the module computes the weight itself, because torch's
-parametrisation changes the class of a module.
+A normalised weight w is computed from its parameters g and v each time it is read.  Training needs this.  Decoding
+computes w once, which is called folding.  Parameters have the same names in checkpoints as with torch's
+parametrisation, which is not used here because it changes the class of a module.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Normalised(nn.Module):
 
 
 class WeightNormalisable(nn.Module):
-    """A module whose ``weight`` is a parameter, a buffer, or computed by weight normalisation when it is read."""
+    """A module whose ``weight`` is a parameter, a buffer, or the result of a weight normalisation."""
 
     @property
     def weight(self) -> Any:
@@ -75,7 +75,7 @@ class Linear(WeightNormalisable, nn.Linear):  # type: ignore[override]  # torch'
     """A linear map, computed by `cpu.linear.linear`.
 
     Attributes:
-        packing: packed weights of a batch, see `linear`; set by `with_packing`.
+        packing: packed weights of the current batch, set by `with_packing`.
     """
 
     packing: BatchWeights | None = None
@@ -86,10 +86,12 @@ class Linear(WeightNormalisable, nn.Linear):  # type: ignore[override]  # torch'
 
 
 def normalised_linear(inputs: int, outputs: int, retain: float = 1.0) -> Linear:
-    """Return ConvS2S's linear map: normalised weights from N(0, √(p/n)), and zero bias (appendix A).
+    """Return ConvS2S's linear map: a normalised weight and a zero bias (appendix A).
+
+    The initial weight has the standard deviation √(p/n).
 
     Args:
-        inputs: n.
+        inputs: n, the number of inputs.
         outputs: number of outputs.
         retain: p, the probability that dropout retains an input.
     """
@@ -116,9 +118,9 @@ def remove_weight_norm_(module: nn.Module) -> None:
 
 
 def without_weight_norm(module: ModuleT, *shared: object) -> ModuleT:
-    """Return a copy of ``module`` with plain values of its normalised weights.
+    """Return a copy of ``module`` in which normalised weights are replaced by their values.
 
-    The copy shares all other tensors, and the ``shared`` objects, with ``module``.
+    The copy shares all other tensors with ``module``, and also the objects in ``shared``.
     """
     keep: itertools.chain[object] = itertools.chain(module.parameters(), module.buffers(), shared)
     twin = copy.deepcopy(module, {id(item): item for item in keep})
@@ -127,7 +129,7 @@ def without_weight_norm(module: ModuleT, *shared: object) -> ModuleT:
 
 
 def fold_weight_norm_(state_dict: dict[str, Tensor], module: nn.Module) -> None:
-    """Fold normalised weights of a training checkpoint, as far as ``module`` has plain weights."""
+    """Replace normalised weights in a checkpoint by their values wherever ``module`` has a plain weight."""
     plain = {name for name, _ in module.named_parameters()}
     for key in [key for key in state_dict if key.endswith(MAGNITUDE)]:
         prefix = key[: -len(MAGNITUDE)]
@@ -137,6 +139,6 @@ def fold_weight_norm_(state_dict: dict[str, Tensor], module: nn.Module) -> None:
 
 
 def folded_weight(magnitude: Tensor, direction: Tensor) -> Tensor:
-    """Return ``g v / |v|``.  g has size 1 in some dimensions; the norm of v is taken over those."""
+    """Return ``g v / |v|``.  The norm of v is computed over the dimensions in which g has size 1."""
     normed = [axis for axis, size in enumerate(magnitude.shape) if size == 1]
     return direction * (magnitude / torch.linalg.vector_norm(direction, dim=normed, keepdim=True))

@@ -1,4 +1,4 @@
-"""Base classes of all families: encoder, decoder and model.
+"""Base classes of all model families: encoder, decoder and model.
 
 B sentences, k hypotheses (rows) per sentence, R = B·k rows, T target positions, S source positions, V vocabulary.
 """
@@ -32,15 +32,15 @@ _STATE = "decoding"
 class NoTorchScript:
     """A mixin for modules that support `torch.export` but not TorchScript.
 
-    TorchScript supports neither the keyword arguments that fairseq passes nor the custom operators here, and its errors
-    are hard to understand.
+    TorchScript does not support the keyword arguments that fairseq passes, nor this plugin's custom operators.  The
+    mixin replaces TorchScript's errors, which are hard to understand.
     """
 
     def refuse_tracing(self) -> None:
-        """Call this at the start of `forward`.
+        """Raise an error if the module is being traced; `forward` calls this first.
 
         Raises:
-            NotImplementedError: the call is traced, by `torch.jit.trace` or torch's older ONNX exporter.
+            NotImplementedError: `torch.jit.trace` or torch's older ONNX exporter is tracing the module.
         """
         if torch.jit.is_tracing():  # type: ignore[attr-defined]
             self._refuse()
@@ -60,7 +60,7 @@ class SourceEncoder(NoTorchScript, FairseqEncoder):
 
     Args:
         dictionary: source words.
-        embedding: embeddings e of words and positions.
+        embedding: computes the embeddings e of words and positions.
     """
 
     def __init__(self, dictionary: Dictionary, embedding: InputEmbedding) -> None:
@@ -71,7 +71,7 @@ class SourceEncoder(NoTorchScript, FairseqEncoder):
 
     @abstractmethod
     def encode(self, e: Tensor, padding_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode embeddings (B, S, f), with a mask that is true at padding (B, S), to keys and values (B, S, width)."""
+        """Return keys and values, (B, S, width) each, for embeddings, (B, S, f), and a padding mask, (B, S)."""
 
     def forward(self, src_tokens: Tensor, src_lengths: Tensor | None = None, **unused: object) -> Source:
         """Encode a batch.
@@ -89,11 +89,11 @@ class SourceEncoder(NoTorchScript, FairseqEncoder):
         return Source(keys, values, padding_mask)
 
     def reorder_encoder_out(self, encoder_out: Source, new_order: Tensor) -> Source:
-        """Return the rows in a new order, which fairseq uses to expand sentences to beams."""
+        """Return the encoder output with rows in a new order; fairseq also repeats sentences for a beam with it."""
         return encoder_out.reorder(new_order)
 
     def max_positions(self) -> int:
-        """Return the longest source, in tokens."""
+        """Return the maximum number of source tokens."""
         return self.embedding.max_positions
 
 
@@ -102,12 +102,12 @@ class IncrementalDecoder(NoTorchScript, FairseqIncrementalDecoder):
 
     Args:
         dictionary: target words.
-        embedding: embeddings of target words and positions.
+        embedding: computes the embeddings of target words and positions.
 
     Attributes:
-        decoding_class: `StepwiseDecoding` of the family.
+        decoding_class: subclass of `StepwiseDecoding` for this decoder.
         output_projection: linear map from features to logits.
-        packing: packed weights of a batch, set in a copy made by `with_packing`.
+        packing: packed weights of the current batch, set by `with_packing`.
     """
 
     decoding_class: ClassVar[type[StepwiseDecoding]]
@@ -122,7 +122,7 @@ class IncrementalDecoder(NoTorchScript, FairseqIncrementalDecoder):
 
     @abstractmethod
     def features(self, g: Tensor, source: Source) -> tuple[Tensor, Tensor | None]:
-        """Compute the features of all positions, the input of `output_layer`.
+        """Compute the features of all positions, which are the input of `output_layer`.
 
         Args:
             g: embeddings of the previous target words, (B, T, f).
@@ -134,16 +134,16 @@ class IncrementalDecoder(NoTorchScript, FairseqIncrementalDecoder):
 
     @abstractmethod
     def attention_modules(self) -> dict[int, nn.Module]:
-        """Return the modules that attend to the source by layer number, from 1; used by plot-attention.
+        """Return the modules that attend to the source, by layer number from 1; plot-attention shows their attention.
 
-        The attention of a module is the result of its method ``weights`` for the module's inputs, (B, h, T, S), or
-        without this method its second output, (B, T, S).
+        If a module has a method ``weights``, this method returns the attention, (B, h, T, S), for the same inputs as
+        ``forward``.  Otherwise the attention, (B, T, S), is the second output of the module.
         """
 
     def extract_features(
         self, prev_output_tokens: Tensor, encoder_out: Source, **unused: object
     ) -> tuple[Tensor, dict[str, list[Tensor | None]]]:
-        """Return the features of all positions, (B, T, width), and the attention, for fairseq."""
+        """Return the features of all positions, (B, T, width), and the attention, in the form that fairseq expects."""
         features, attention = self.features(self.embedding(prev_output_tokens), encoder_out.expand())
         return features, {"attn": [attention]}
 
@@ -163,7 +163,7 @@ class IncrementalDecoder(NoTorchScript, FairseqIncrementalDecoder):
         return self.decoding_class(self, source, beam, capacity, words, packing or self.packing)
 
     def max_positions(self) -> int:
-        """Return the longest target, in tokens."""
+        """Return the maximum number of target tokens."""
         return self.embedding.max_positions
 
     def forward(
@@ -176,12 +176,13 @@ class IncrementalDecoder(NoTorchScript, FairseqIncrementalDecoder):
         """Predict each next token.
 
         Args:
-            prev_output_tokens: (B, T), or (R, T) with k rows per sentence; see also `StepwiseDecoding.decode`.
-            encoder_out: encoder output; used in the first step only if there is an incremental state.
-            incremental_state: fairseq's state; if given, only new tokens are decoded, step by step.
+            prev_output_tokens: previous target tokens, (B, T), or (R, T) with k rows per sentence.
+            encoder_out: encoder output; with an incremental state, only the first step reads it.
+            incremental_state: fairseq's state; if given, only tokens since the last call are decoded, see
+                `StepwiseDecoding.decode`.
 
         Returns:
-            Logits (B, T, V), and under ``"attn"`` the reported attention (B, T, S) or None.
+            Logits, (B, T, V), and a dictionary that holds the attention, (B, T, S) or None, as ``"attn"``.
         """
         self.refuse_tracing()
         if incremental_state is None:
@@ -195,29 +196,31 @@ class IncrementalDecoder(NoTorchScript, FairseqIncrementalDecoder):
 
     @property
     def wants_attention(self) -> bool:
-        """Whether attention is reported: not in training, and not in a model prepared without it."""
+        """Whether `features` should return the attention: not in training, nor if `need_attn` is false."""
         return self.need_attn and not self.training
 
     def reorder_incremental_state(self, incremental_state: dict[str, Any], new_order: Tensor) -> None:
-        """Let row i continue row ``new_order[i]`` from the next step on."""
+        """Set the order of the next step: its row i continues the current row ``new_order[i]``."""
         decoding = self.get_incremental_state(incremental_state, _STATE)
         if decoding is not None:
             decoding.order.reorder(new_order)
 
     def make_generation_fast_(self, need_attn: bool = False, **unused: object) -> None:
-        """Prepare for inference; fairseq decides whether attention is reported."""
+        """Prepare the decoder for inference; fairseq says whether it needs the attention."""
         self.need_attn = need_attn
 
 
 class TranslationModel(FairseqEncoderDecoderModel):
-    """An encoder-decoder model of this plugin.
+    """The base class of this plugin's encoder-decoder models.
 
     Attributes:
-        family: name of the family, for errors.
-        shortest_warmup: minimum number of warm-up updates in own-data.
-        onnx_program: module with ``encode``, ``set_up`` and ``step`` as ONNX operators, and ``PARTS``, the classes that
-            they compute; not inherited, because a subclass may compute something else.
-        converters: module with ``convert`` for each fairseq model whose checkpoints can be converted to this family.
+        family: name of the model family, for error messages.
+        shortest_warmup: minimum number of warm-up updates when own-data trains the model.
+        onnx_program: name of the module that builds the ONNX programs.  Its functions ``encode``, ``set_up`` and
+            ``step`` add operators, and its ``PARTS`` are the classes that these functions support.  Subclasses do not
+            inherit the attribute, because they may compute something else.
+        converters: name of a module with a function ``convert``, for each model of fairseq whose checkpoints can be
+            converted to this family.
         state_version: version of the checkpoint layout, saved as a buffer.
     """
 
@@ -251,8 +254,8 @@ class TranslationModel(FairseqEncoderDecoderModel):
         """Call `build` for fairseq.
 
         Raises:
-            ValueError: see `build`; or ``--left-pad-target`` is given: the decoder would read padding first in
-                training, and never in translation.
+            ValueError: see `build`; or ``--left-pad-target`` is given, with which the decoder would read padding before
+                the words in training, but not in translation.
         """
         if getattr(getattr(task, "cfg", None), "left_pad_target", False):
             raise ValueError(f"--left-pad-target: {cls.family} needs targets padded on the right; remove the option")
@@ -260,9 +263,9 @@ class TranslationModel(FairseqEncoderDecoderModel):
 
     @classmethod
     def training_options(cls, warmup: int) -> str:
-        """Return own-data's options of fairseq-train: criterion, optimizer and schedule.
+        """Return the options that own-data passes to fairseq-train: criterion, optimizer and schedule.
 
-        After warm-up the rate is 0.04 / sqrt(updates), as in examples/multi30k.
+        After warm-up the learning rate is 0.04 / sqrt(updates), as in examples/multi30k.
         """
         return (
             "--criterion label_smoothed_cross_entropy --optimizer adam --adam-betas (0.9,0.98) "
@@ -271,16 +274,16 @@ class TranslationModel(FairseqEncoderDecoderModel):
 
     @classmethod
     def usual_epochs(cls, pairs: int) -> float:
-        """Return the usual number of epochs in own-data for a number of sentence pairs; infinity if unknown."""
+        """Return how many epochs own-data usually needs for so many sentence pairs; infinity if unknown."""
         return math.inf
 
     def make_generation_fast_(self, **kwargs: Any) -> None:
-        """Prepare for inference: replace normalised weights by their values permanently."""
+        """Prepare the model for inference: replace normalised weights by their values."""
         super().make_generation_fast_(**kwargs)
         remove_weight_norm_(self)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
-        """Adapt a checkpoint to this model, also a training checkpoint to a model prepared for inference.
+        """Adapt a checkpoint to this model; a model prepared for inference also accepts normalised weights.
 
         Raises:
             ValueError: the checkpoint was written by a newer version of this plugin.

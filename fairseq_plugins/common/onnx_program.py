@@ -1,7 +1,7 @@
-"""Builders of ONNX programs, operator by operator, and the weight file that programs share.
+"""Builders of ONNX programs, and the weight file that all programs of a model share.
 
 N rows, K inputs, O outputs.  B sentences of S words, k hypotheses (rows) per sentence, R = B·k; h heads of width v,
-P keys of earlier steps.
+P number of keys from earlier steps.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Sizes = list[str | int]  # sizes of a tensor
 
 
 class Weights:
-    """The file with the weights of all programs of a model, each stored once.
+    """The file with the weights of all programs of a model; equal weights are stored only once.
 
     Args:
         file: file to write.
-        name: its name, relative to the programs.
-        int8: whether matrices are quantised, with one scale per output.
+        name: path of this file, relative to the programs.
+        int8: whether `Program.linear` and `Program.rows` quantise matrices to int8, with one scale per row.
     """
 
     def __init__(self, file: BinaryIO, name: str, int8: bool) -> None:
@@ -43,7 +43,7 @@ class Weights:
         self._places: dict[object, int] = {}
 
     def tensor(self, name: str, value: np.ndarray[Any, Any]) -> TensorProto:
-        """Return the program entry of a weight, and write the weight if it is new."""
+        """Return the entry of a weight in a program; write the weight to the file unless the file contains it."""
         if value.nbytes <= _SMALL:
             return numpy_helper.from_array(value, name)
         content = value.tobytes()
@@ -62,13 +62,13 @@ class Weights:
 class Program:
     """A builder of a program: ``program.Add(x, y)`` adds an operator and returns the name of its result.
 
-    Arguments are names of results, weights (torch tensors or arrays), or numbers, which become constants.
+    An argument is the name of a result, a weight (torch tensor or array), or a number, which becomes a constant.
 
     Args:
         weights: weight file of the model.
     """
 
-    shape: str  # result with the sizes (B, T), for `by_sentence`
+    shape: str  # name of the result that holds the sizes (B, T), which `by_sentence` reads
 
     def __init__(self, weights: Weights) -> None:
         self.weights = weights
@@ -92,7 +92,7 @@ class Program:
         return results if outputs > 1 else results[0]
 
     def value(self, given: Any) -> str:
-        """Return the name of a result, weight or constant; equal values share a name."""
+        """Return the name of an argument of an operator; weights or numbers with equal values share a name."""
         if isinstance(given, str):
             return given
         array = given.detach().cpu().numpy() if torch.is_tensor(given) else np.asarray(given)
@@ -102,7 +102,7 @@ class Program:
         return self._constant((array.dtype.str, array.shape, hashlib.sha256(array.tobytes()).digest()), array)
 
     def own(self, weight: Tensor) -> str:
-        """Return a unique name for a weight, which onnxruntime then does not merge with equal ones."""
+        """Return a unique name for a weight, so that onnxruntime does not merge the weight with an equal one."""
         return self._constant(object(), weight.cpu().contiguous().numpy())
 
     def _constant(self, key: object, array: np.ndarray[Any, Any]) -> str:
@@ -111,7 +111,7 @@ class Program:
         return self._constants[key].name
 
     def input(self, name: str, kind: type, shape: Iterable[str | int]) -> str:
-        """Add an input; named sizes are dynamic."""
+        """Add an input; sizes given as names are dynamic."""
         self._inputs.append(_described(name, kind, shape))
         return name
 
@@ -128,24 +128,24 @@ class Program:
         self._outputs.append(_described(name, kind, shape))
 
     def linear(self, x: str, weight: Tensor, bias: Tensor | None = None, shared: bool = False) -> str:
-        """Add ``x Wᵀ + b``, (N, K) -> (N, O); int8 quantises x with one scale for all rows.
+        """Add ``x Wᵀ + b``, (N, K) -> (N, O); in int8, x is quantised with one scale for all rows.
 
         Args:
             x: (N, K).
             weight: (O, K).
             bias: (O,), or None.
-            shared: whether the weight is also used by `rows`.
+            shared: whether `rows` reads the same weight.
         """
         if not self.weights.int8:
             return self.Gemm(x, weight, *([] if bias is None else [bias]), transB=1)
         steps, scale = quantise(weight)
-        # The product needs columns; onnxruntime transposes a shared weight when it loads the program.
+        # The product needs Wᵀ.  If `rows` needs W, only W is stored, and onnxruntime transposes it on loading.
         columns = self.Transpose(steps, perm=[1, 0]) if shared else self.own(steps.t())
         zero = self.own(torch.zeros(len(scale), dtype=torch.int8))
         return self.DynamicQuantizeMatMul(x, columns, scale, zero, bias, domain=CONTRIBUTED)
 
     def rows(self, table: Tensor, numbers: str) -> str:
-        """Add a lookup of rows in a matrix, (V, K), by indices of any shape: (..., K)."""
+        """Add a lookup of rows of a matrix, (V, K), by indices of any shape: (...) -> (..., K)."""
         if not self.weights.int8:
             return self.Gather(table, numbers)
         steps, scale = quantise(table)
@@ -153,7 +153,7 @@ class Program:
         return self.Mul(found, self.Gather(scale.unsqueeze(1), numbers))
 
     def either(self, condition: str, yes: Callable[[], list[str]], no: Callable[[], list[str]]) -> list[str]:
-        """Add a branch on a scalar condition, and return the float32 results of ``yes`` or ``no``."""
+        """Add two branches, and return the float32 results of the branch that the scalar ``condition`` selects."""
         graphs = []
         for branch in (yes, no):
             outer, self._nodes = self._nodes, []
@@ -163,7 +163,7 @@ class Program:
         return self.If(condition, outputs=len(results), then_branch=graphs[0], else_branch=graphs[1])
 
     def chunks(self, x: str, number: int, axis: int) -> list[str]:
-        """Split into parts of equal size, like torch's ``chunk``."""
+        """Add a split into parts of equal size, like torch's ``chunk``."""
         return self.Split(x, outputs=number, axis=axis, num_outputs=number)
 
     def columns(self, x: str, start: int, end: int, axis: int = -1) -> str:
@@ -171,7 +171,7 @@ class Program:
         return self.Slice(x, [start], [end], [axis])
 
     def by_sentence(self, x: str, *sizes: int) -> str:
-        """Group rows by sentence, (N, ...) -> (B, T, ...), with T words or hypotheses per sentence."""
+        """Group rows by sentence: (N, ...) -> (B, T, ...), where a sentence has T words or hypotheses."""
         return self.Reshape(x, self.Concat(self.shape, list(sizes), axis=0))
 
     def heads(self, x: str, heads: int, width: int, *, columns: bool = False) -> str:
@@ -201,7 +201,9 @@ def _described(name: str, kind: type, shape: Iterable[str | int] | None) -> onnx
 
 
 class SourceProgram(Program):
-    """A builder of the source program: the encoder, and the source-dependent inputs of steps; padding is on the right.
+    """A builder of the program that encodes the source and computes from it the inputs of steps.
+
+    Sources are padded on the right.
 
     Args:
         weights: weight file of the model.
@@ -232,7 +234,7 @@ class SourceProgram(Program):
         return self.Transpose(x, perm=[0, 2, 1])
 
     def windows(self, x: str, width: int, padding: tuple[int, int]) -> str:
-        """Concatenate each input with its neighbours, zeros outside the sentence: (N, width) -> (N, w·width)."""
+        """Concatenate the w inputs around each position, zeros outside the sentence: (N, width) -> (N, w·width)."""
         x = self.Mul(self.by_sentence(x, width), self.mask)
         if sum(padding):
             before, after = padding
@@ -245,15 +247,17 @@ class SourceProgram(Program):
 class StepProgram(Program):
     """A builder of the program of a decoding step.
 
-    Source inputs have one entry per sentence and never change.  Rows of states are re-ordered at the start of a
-    step.  Keys and values of earlier steps never move; a bias from the caller selects the keys of a row.
+    Inputs from the source have one entry per sentence, and are the same in all steps.  States have one entry per row,
+    and each step first re-orders them.  Keys and values of earlier steps stay where they are; the caller passes a bias
+    that masks the keys that do not belong to a row.
 
     Args:
         weights: weight file of the model.
-        sources: sizes of the source inputs; the last one is the bias that restricts reported attention to words.
+        sources: sizes of the inputs from the source; the last of these inputs is a bias that restricts the reported
+            attention to words.
 
     Attributes:
-        states: widths of re-ordered states by name.
+        states: name and width of each state.
     """
 
     def __init__(self, weights: Weights, sources: list[Sizes]) -> None:
@@ -264,12 +268,12 @@ class StepProgram(Program):
         *self.sources, self.only_words = given
         self.shape = self.Concat(self.columns(self.Shape(self.sources[0]), 0, 1), [-1], axis=0)  # (B, k)
         self.states: dict[str, int] = {}
-        self._attending = 0  # number of layers so far with attention to earlier steps
+        self._attending = 0  # number of calls of `attend_to_past` so far
         self._order = ""
         self._past_bias = ""
 
     def state(self, width: int) -> str:
-        """Add a state, (before, width), in the order of the previous step; see `reordered`."""
+        """Add a state, and return its name; its rows are in the order of the previous step, (previous rows, width)."""
         if not self.states:
             self._order = self.input("order", np.int64, ["R"])
         name = self.input(f"state{len(self.states)}", np.float32, ["before", width])
@@ -277,7 +281,7 @@ class StepProgram(Program):
         return name
 
     def reordered(self, state: str) -> str:
-        """Re-order a state: (before, width) -> (R, width)."""
+        """Add a state with its rows in the order of this step, (R, width)."""
         return self.Gather(state, self._order, axis=0)
 
     def keep(self, state: str, after: str) -> None:
@@ -285,7 +289,17 @@ class StepProgram(Program):
         self.output(state.replace("state", "next"), after, np.float32, ["R", self.states[state]])
 
     def attend_to_past(self, q: str, keys_values: str, heads: int, width: int) -> str:
-        """Add attention to earlier steps and this one's keys and values, (R, 2·h·v): (B, h, k, v) -> (B, h, k, v)."""
+        """Add self-attention to earlier steps and to this step.
+
+        Args:
+            q: queries, (B, h, k, v).
+            keys_values: keys and values of this step, concatenated, (R, 2·h·v).
+            heads: h.
+            width: v.
+
+        Returns:
+            Averages of the values, (B, h, k, v).
+        """
         n = self._attending
         if not n:
             self._past_bias = self.input("past", np.float32, ["B", 1, "k", "P"])

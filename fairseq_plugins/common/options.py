@@ -1,7 +1,7 @@
-"""Options: defaults, ranges, and registration of architectures as named sets of options.
+"""Options of models: defaults, allowed ranges, and architectures, which are named sets of options.
 
-Options that differ between architectures are None in the configuration, because hydra merges defaults before the
-architecture and would treat them as set by the user.
+In a configuration class, the default of an option that differs between architectures is None.  hydra applies these
+defaults before the architecture, which could not tell another default from a value that the user has set.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Options = Namespace | DictConfig  # a model's options
 
 
 def architecture(options: Any) -> Any:
-    """Return the name of a model's architecture, stored in either of fairseq's two ways, or None."""
+    """Return the name of a model's architecture or None; fairseq stores the name as ``arch`` or as ``_name``."""
     return getattr(options, "arch", None) or getattr(options, "_name", None)
 
 
@@ -31,22 +31,22 @@ def flag(option: str) -> str:
 
 
 def fill_in(args: Options, values: Mapping[str, Any]) -> None:
-    """Set options that are unset."""
+    """Set the options that are unset to the given values."""
     for option, value in values.items():
-        # None marks unset options, and omegaconf 2.0 returns it for unknown ones.
+        # An unset option is None, and omegaconf 2.0 returns None for an unknown option.
         if getattr(args, option, None) is None:
             setattr(args, option, value)
 
 
 def register_presets(model: str, config: type[FairseqDataclass], presets: Mapping[str, Mapping[str, Any]]) -> None:
-    """Register architectures of a model.
+    """Register the architectures of a model.
 
-    Options that the user does not give take the preset's value, or else the configuration's default.
+    The value of an option is the user's, or else the architecture's, or else the default of the configuration class.
 
     Args:
         model: name of the registered model.
         config: its configuration class.
-        presets: options of each architecture that differ from the defaults.
+        presets: for each architecture, the options that differ from the defaults.
     """
     defaults = {name: value for name, value in vars(config()).items() if not name.startswith("_")}
     for architecture, values in presets.items():
@@ -55,7 +55,7 @@ def register_presets(model: str, config: type[FairseqDataclass], presets: Mappin
 
 @dataclass(frozen=True)
 class Range:
-    """A range of finite numbers, with or without its lower bound."""
+    """A range of finite numbers, which excludes its lower bound if ``above`` is true."""
 
     least: float
     most: float = math.inf
@@ -81,14 +81,14 @@ FRACTION = Range(0, 1)
 
 
 def check_ranges(cfg: Any, config: type[FairseqDataclass]) -> None:
-    """Refuse numbers outside the ranges in a configuration's field metadata; None is allowed.
+    """Refuse numbers outside the ranges that a configuration class declares in its fields' metadata.
 
     Args:
         cfg: options.
         config: their configuration class.
 
     Raises:
-        ValueError: the option, its range and its value.
+        ValueError: a number is outside its range.
     """
     for each in fields(config):
         allowed, value = each.metadata.get("range"), getattr(cfg, each.name, None)

@@ -21,14 +21,14 @@ from fairseq_plugins.cpu.packing import BatchWeights
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
-# Names of the output layer: decoders of this plugin and fairseq's transformer, fconv, lstm.
+# Names of the output layer in this plugin's decoders and fairseq's transformer, in fconv, and in lstm.
 _NAMES = ("output_projection", "fc3", "fc_out")
 
 _SOFTMAX_OF_MODELS = (BaseFairseqModel.get_normalized_probs, TransformerModelBase.get_normalized_probs)
 
 
 def has_plain_softmax(model: BaseFairseqModel) -> bool:
-    """Return whether the model's probabilities are the softmax of its decoder's output, by fairseq's own methods."""
+    """Return whether the model's probabilities are the softmax of its decoder's output, by fairseq's methods."""
     decoder = model.decoder
     return (
         decoder.adaptive_softmax is None
@@ -40,13 +40,14 @@ def has_plain_softmax(model: BaseFairseqModel) -> bool:
 
 @contextmanager
 def candidate_output(model: nn.Module, candidates: Tensor) -> Iterator[None]:
-    """In this context, the model's decoder predicts candidates only; output i is the i-th candidate.
+    """Make the model's decoder predict only candidates in this context; output i is the i-th candidate.
 
-    This is for training, where the model may be wrapped and belongs to one thread.  The context selects the current
-    weights; gradients go to the model's parameters.  The decoder's input keeps the numbers of the dictionary.
+    Use this in training: it modifies the model, which must not be used by other threads.  The rows of the output layer
+    are selected when the context is entered, and gradients reach the model's parameters.  Input tokens remain indices
+    of the dictionary.
 
     Args:
-        model: encoder-decoder, possibly wrapped for distributed training.
+        model: encoder-decoder, possibly inside a wrapper for distributed training.
         candidates: words of the target dictionary, (n,).
 
     Raises:
@@ -63,10 +64,17 @@ def candidate_output(model: nn.Module, candidates: Tensor) -> Iterator[None]:
 
 
 def with_candidate_output(model: ModuleT, candidates: Tensor, packing: BatchWeights | None = None) -> ModuleT:
-    """Return a copy that predicts candidates only and shares everything else with the model.
+    """Return a copy of the model that predicts only candidates and shares all other parts with the model.
 
-    This is for translation: other threads can use the model meanwhile.  See also `candidate_output`, and `linear` for
-    ``packing``.
+    Use this in translation: it does not modify the model, so other threads can use the model at the same time.
+
+    Args:
+        model: encoder-decoder.
+        candidates: words of the target dictionary, (n,); output i of the copy is the i-th candidate.
+        packing: packed weights of the batch.
+
+    Raises:
+        ValueError: the decoder has no linear output layer.
     """
     name, selected = _selected(model, candidates)
     selected.packing = packing
@@ -75,24 +83,25 @@ def with_candidate_output(model: ModuleT, candidates: Tensor, packing: BatchWeig
 
 
 def with_part(module: ModuleT, name: str, part: nn.Module) -> ModuleT:
-    """Return a shallow copy with one submodule replaced."""
+    """Return a shallow copy of a module with its submodule ``name`` replaced by ``part``."""
     twin = copy.copy(module)
     twin._modules = {**module._modules, name: part}
     return twin
 
 
 def selected_rows(linear: nn.Module, rows: Tensor) -> Linear:
-    """Return a linear map with selected outputs of another one: (..., K) -> (..., n).
+    """Return a linear map that computes only selected outputs of ``linear``: (..., K) -> (..., n).
 
-    Gradients go to the parameters of the given map.  Only selected rows of a normalised weight are normalised.
-    Weight and bias are buffers, so that copies of the surrounding module share them like parameters.
+    Gradients reach the parameters of ``linear``.  Weight and bias of the result are buffers, so that copies of a model
+    share them like parameters.
 
     Args:
-        linear: map with a weight (V, K), plain or normalised by row, by this plugin or by torch's hook.
-        rows: selected outputs, (n,); a negative number gives minus infinity.
+        linear: linear map with a weight (V, K).  The weight may be normalised per row, by this plugin or by torch's
+            `weight_norm`.
+        rows: indices of the selected outputs, (n,).  The output for a negative index is minus infinity.
 
     Raises:
-        ValueError: the map is not linear, or its weight is parametrised in another way.
+        ValueError: ``linear`` is not a linear map, or its weight is parametrised in another way.
     """
     found = rows.clamp(min=0)
     weight, *magnitude = (part.index_select(0, found) for part in _parts(linear))
@@ -108,7 +117,7 @@ def selected_rows(linear: nn.Module, rows: Tensor) -> Linear:
 
 
 def _selected(model: nn.Module, candidates: Tensor) -> tuple[str, Linear]:
-    """Return the name of the decoder's output layer, and this layer for the candidates."""
+    """Return the name of the decoder's output layer, and a copy of this layer that predicts only the candidates."""
     decoder = getattr(model, "decoder", None)
     name = next((name for name in _NAMES if getattr(decoder, name, None) is not None), None)
     if name is None:
@@ -123,7 +132,7 @@ def _selected(model: nn.Module, candidates: Tensor) -> tuple[str, Linear]:
 
 
 def _parts(module: nn.Module) -> tuple[Tensor, ...]:
-    """Return a plain weight, (V, K), or the direction, (V, K), and magnitude, (V, 1), of a normalised one."""
+    """Return the weight, (V, K), or, if it is normalised, its direction, (V, K), and magnitude, (V, 1)."""
     if isinstance(module, nn.Linear) and type(module).forward in (Linear.forward, nn.Linear.forward):
         map_: Any = module
         match list(map_._forward_pre_hooks.values()), getattr(map_, "normalised", None):

@@ -1,10 +1,11 @@
 """A prefix tree of several target sentences per source sentence.
 
-The hypotheses of a beam search share most of their prefixes: eight hypotheses have about a third as many distinct
-prefixes as words.  A decoder predicts from a prefix, so it has to compute each prefix only once.
+A prefix is the words before a predicted word.  The hypotheses of a beam search share most of their prefixes: in a set
+of eight hypotheses, the distinct prefixes are about a third as many as the words.  A decoder needs to compute each
+distinct prefix only once.
 
-B sentences, R rows (target sentences), T target positions, M prefixes in the batch; N: maximum number of prefixes per
-sentence; C: width.
+B sentences, R rows (target sentences), T target positions, M distinct prefixes in the batch, N maximum number of
+prefixes per sentence, C width.
 """
 
 from __future__ import annotations
@@ -17,18 +18,20 @@ from torch import Tensor
 
 
 class PrefixTree:
-    """The prefixes of a batch, grouped by sentence, each after its parent.
+    """The distinct prefixes of a batch.
+
+    Prefixes are grouped by sentence.  The parent of a prefix is the prefix without its last word, and precedes it.
 
     Args:
-        rows: target sentences as words to predict, including the end of the sentence.
-        sentences: source sentence of each row, from zero; each source sentence has at least one row.
+        rows: words to predict in each target sentence, including the end of the sentence.
+        sentences: index of each row's source sentence; each source sentence has at least one row.
         first: word before the first target word, for each source sentence.
         device: device of the tensors.
 
     Attributes:
         words: last word of each prefix, (M,).
-        positions: number of words before it, (M,).
-        nodes: prefix that predicts each word of each row, (R, T); zero beyond the end of a row.
+        positions: number of words before the last word of each prefix, (M,).
+        nodes: index of the prefix that predicts each word of each row, (R, T); zero after the end of a row.
     """
 
     def __init__(
@@ -63,7 +66,7 @@ class PrefixTree:
         longest = max(map(len, paths))
         self.words, self.positions = torch.tensor(words, device=device), torch.tensor(positions, device=device)
         self.nodes = torch.tensor([path + [0] * (longest - len(path)) for path in paths], device=device)
-        # Roots get the index after the last prefix as parent, which is its own parent.
+        # A root has no parent.  The index M stands for it: an additional entry that is its own parent.
         above = [self.size if parent < 0 else parent for parent in parents]
         self._parents = torch.tensor([*above, self.size], device=device)
         place, size = torch.arange(max(sizes), device=device), torch.tensor(sizes, device=device)
@@ -73,10 +76,12 @@ class PrefixTree:
         self._flat = real.flatten().nonzero().squeeze(1)  # (M,)
 
     def windows(self, x: Tensor, width: int) -> Tensor:
-        """Return the windows of a causal convolution: the last ``width`` inputs of each prefix, zeros before the first.
+        """Return the windows of a causal convolution: the inputs of the last ``width`` words of each prefix.
+
+        Windows contain zeros before the first word.
 
         Args:
-            x: inputs, (M, C).
+            x: input of the last word of each prefix, (M, C).
             width: kernel width.
 
         Returns:
@@ -88,7 +93,7 @@ class PrefixTree:
         return F.embedding(torch.stack(places, dim=1), _with_zeros(x)).flatten(1)
 
     def by_sentence(self, x: Tensor) -> Tensor:
-        """Group by sentence, padded with zeros: (M, C) -> (B, N, C)."""
+        """Group values of prefixes by sentence, padded with zeros: (M, C) -> (B, N, C)."""
         return F.embedding(self._places, _with_zeros(x))
 
     def flat(self, x: Tensor) -> Tensor:
@@ -110,6 +115,6 @@ class PrefixTree:
         return bias[:, :, :most].unsqueeze(1)
 
 
-# Uses an embedding lookup, whose gradient is much faster on a CPU than that of indexing.
 def _with_zeros(x: Tensor) -> Tensor:
+    """Append a row of zeros to the table of an embedding lookup, whose gradient is faster than that of indexing."""
     return F.pad(x, (0, 0, 0, 1))

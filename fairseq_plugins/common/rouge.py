@@ -21,5 +21,5 @@ def rouge_scorer(names: Sequence[str]) -> Any:
 
 
 def can_score(words: Collection[str]) -> bool:
-    """Return whether rouge-score can score text of these words: at least a tenth contain a letter a to z or a digit."""
+    """Return whether at least a tenth of the words contain a to z or a digit; rouge-score ignores other characters."""
     return sum(bool(re.search("[a-z0-9]", word.lower())) for word in words) >= len(words) / 10

@@ -1,4 +1,4 @@
-"""The encoder output, stored once per sentence for all its hypotheses, and the softmax of attention."""
+"""The encoder output, which all hypotheses of a sentence share, and the softmax of attention."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Source:
         keys: keys of attention, (B, S, f).
         values: values of attention, (B, S, f).
         padding_mask: true at padding, (B, S).
-        rows: sentence of each decoder row, (rows,); None if each sentence has exactly one row.
-        bias: `padding_bias` of the source, (B, 1, S).
-        sqrt_lengths: √m for the length m of each sentence without padding, (B, 1, 1).
+        rows: index of the sentence that each decoder row translates, (rows,); None if each sentence has one row.
+        bias: result of `padding_bias`, (B, 1, S).
+        sqrt_lengths: square root of each sentence's length without padding, (B, 1, 1).
     """
 
     keys: Tensor
@@ -35,27 +35,27 @@ class Source:
         self.sqrt_lengths = lengths.to(self.keys.dtype).sqrt().view(-1, 1, 1)
 
     def __getitem__(self, part: int) -> Tensor:
-        """Return one of the first three attributes; torch's backward hooks (fairseq's NaN detector) index outputs."""
+        """Return keys, values or padding mask; the backward hooks of fairseq's NaN detector index the output."""
         return (self.keys, self.values, self.padding_mask)[part]
 
     def reorder(self, new_order: Tensor) -> Source:
-        """Return the rows in a new order, by composing the index without a copy."""
+        """Return the source with its rows in a new order; only the index ``rows`` is computed, nothing is copied."""
         return self._of_rows(new_order if self.rows is None else self.rows.index_select(0, new_order))
 
     def select(self, sentences: Tensor) -> Source:
-        """Return the given sentences, one row each."""
+        """Return a copy of the given sentences, with one row per sentence."""
         return Source(*(self[part].index_select(0, sentences) for part in range(3)))
 
     def expand(self) -> Source:
-        """Return a copy with one entry per row, or itself if each sentence has one row."""
+        """Return a copy with one entry per row, or this source itself if each sentence has one row."""
         return self if self.rows is None else self.select(self.rows)
 
     def group(self) -> tuple[Source, int]:
-        """Return one entry per sentence, and k, the number of rows per sentence.
+        """Return a source with one entry per sentence, and k, the number of rows per sentence.
 
-        Beam search keeps k adjacent rows per sentence.  Other rows become sentences of their own if the host can
-        tell: by their number, and on a CPU by their order.  On a GPU the order is checked on the device by an
-        assertion.
+        Beam search keeps the k rows of a sentence adjacent.  If rows are in another order, each row gets its own copy
+        of its sentence, and k is 1.  On a GPU, reading the order would need a synchronisation, so another order raises
+        an error on the device.
         """
         if self.rows is None:
             return self, 1
@@ -78,16 +78,17 @@ class Source:
 
 
 def padding_bias(padding_mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the bias of attention scores, minus infinity at padding and zero elsewhere: (B, S) -> (B, 1, S)."""
+    """Return a bias that excludes padding from attention, minus infinity at padding and else zero: (B, 1, S)."""
     zeros = torch.zeros(padding_mask.shape, dtype=dtype, device=padding_mask.device)
     return zeros.masked_fill_(padding_mask, float("-inf")).unsqueeze(1)
 
 
 def softmax(scores: Tensor) -> Tensor:
-    """Return the softmax over the last dimension, computed at least in float32: half precision loses small weights.
+    """Return the softmax along the last dimension, computed in at least float32: half precision loses small weights.
 
-    Scores are rounded to the model's precision.  For heads of 64 and scores with a standard deviation of 1 to 8, this
-    makes the error of an average 1.4 to 1.5 times as large as rounding queries, keys and values alone (float16: 0.06 to
-    0.12 % instead of 0.04 to 0.08 %; bfloat16: eight times as much), which does not justify keys in float32.
+    The scores themselves are rounded to the model's precision.  Rounding them as well as queries, keys and values
+    makes the error of attention's output 1.4 to 1.5 times as large: with float16 0.06 to 0.12 % instead of 0.04 to
+    0.08 %, and with bfloat16 eight times as much (heads of width 64, scores with a standard deviation of 1 to 8).
+    This error is too small to justify keys in float32.
     """
     return torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).type_as(scores)

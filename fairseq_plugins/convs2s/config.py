@@ -1,7 +1,8 @@
-"""Options, architectures and schedule options of ConvS2S.
+"""Options and architectures of ConvS2S, and options of its learning-rate schedule.
 
-Option names follow fairseq's fconv.  Sizes are those of the paper; fairseq's presets differ.  Embeddings have 512
-dimensions everywhere, including the input of the output layer (section 4.2).  Layers: sections 5.1, 5.4 and 5.7.
+Option names follow fairseq's fconv.  Sizes are those of the paper, which differ from fairseq's architectures.  Word
+embeddings and the input of the output layer have 512 dimensions (section 4.2).  Sections 5.1, 5.4 and 5.7 describe the
+layers.
 """
 
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from omegaconf import II
 
 from fairseq_plugins.common.options import FRACTION, SIZE, Options, Range, check_ranges, fill_in
 
-# Sections 4.2 and 5.1, WMT'16 English-Romanian: the defaults, unless an architecture overrides them.
+# Defaults, unless an architecture overrides them: WMT'16 English-Romanian (sections 4.2 and 5.1).
 DEFAULTS = {
     "encoder_embed_dim": 512,
     "encoder_layers": "[(512, 3)] * 20",
@@ -22,7 +23,7 @@ DEFAULTS = {
 }
 
 
-# An architecture, or the model, fills in the options that are None (`register_presets`).
+# Options that are None get their values from the architecture, see `register_presets`, or from `resolve_config`.
 @dataclass
 class ConvS2SConfig(FairseqDataclass):
     dropout: float = field(
@@ -75,7 +76,7 @@ def resolve_config(cfg: Options) -> None:
     """Fill in unset sizes, and refuse incompatible sizes.
 
     Raises:
-        ValueError: the options and their values.
+        ValueError: a size is out of range, or two sizes are incompatible.
     """
     fill_in(cfg, DEFAULTS)
     check_ranges(cfg, ConvS2SConfig)
@@ -94,25 +95,26 @@ def resolve_config(cfg: Options) -> None:
 
 _WMT_EN_DE = "[(512, 3)] * 10 + [(768, 3)] * 3 + [(2048, 1)] * 2"
 
-# The paper states 15 layers but lists 14: 5 of 512, 4 of 768, 3 of 1024, one of 2048 and one of 4096 units. The
-# authors' fairseq preset has 6 layers of 512 and the same rest, which is used here. However, the paper's context of
-# 25 words is that of 12 layers with kernel 3, as listed; 13 layers have 27.
+# The paper states 15 layers but lists only 14: 5 with 512 units, 4 with 768, 3 with 1024, one with 2048 and one with
+# 4096.  The architecture in the authors' fairseq has 6 layers with 512 units, so 15 in total, and is used here.
+# However, the paper also states a context of 25 words.  12 layers with kernel 3 have this context, as in the list;
+# 13 layers have a context of 27 words.
 _WMT_EN_FR = "[(512, 3)] * 6 + [(768, 3)] * 4 + [(1024, 3)] * 3 + [(2048, 1)] + [(4096, 1)]"
 
 
 def _of_width(width: int, encoder: int, decoder: int) -> dict[str, Any]:
-    """Return options for layers with kernel 3, and embeddings of the same width."""
+    """Return options for numbers of layers with kernel 3, with layers and embeddings of one width."""
     layers = {"encoder_layers": f"[({width}, 3)] * {encoder}", "decoder_layers": f"[({width}, 3)] * {decoder}"}
     return layers | dict.fromkeys(("encoder_embed_dim", "decoder_embed_dim", "decoder_out_embed_dim"), width)
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # Section 5.1: 20 layers of 512 units in encoder and decoder, the configuration's own defaults.
+    # Section 5.1: 20 layers with 512 units in encoder and decoder, which are the defaults.
     "convs2s_wmt_en_ro": {},
     "convs2s_wmt_en_de": {"encoder_layers": _WMT_EN_DE, "decoder_layers": _WMT_EN_DE},
     "convs2s_wmt_en_fr": {"encoder_layers": _WMT_EN_FR, "decoder_layers": _WMT_EN_FR},
-    # Section 5.7: six layers of 256 units.  The paper does not state the kernel; 3 is that of its other layers.
-    # Embeddings are as wide as the layers, although section 4.2 gives all embeddings 512 dimensions.
+    # Section 5.7: six layers with 256 units.  The paper does not state the kernel width; its other models mostly have 3.
+    # Embeddings are as wide as the layers here, although section 4.2 says that all embeddings have 512 dimensions.
     "convs2s_gigaword": _of_width(256, 6, 6),
     # Sections 5.4 to 5.6: 13 encoder layers with kernel 3, 5 decoder layers with kernel 5.
     "convs2s_analysis": {"encoder_layers": "[(512, 3)] * 13", "decoder_layers": "[(512, 5)] * 5"},

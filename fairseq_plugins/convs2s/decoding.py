@@ -3,8 +3,9 @@
 B sentences, k rows (hypotheses) per sentence, R = B·k rows, S source positions, C and D input and output width of a
 layer, f embedding width, w kernel width.
 
-A step copies no part of the source and never synchronises with the device.  Each convolution is a matrix product over
-the window of its last w inputs.  Each attention is two products per sentence, with the hypotheses as rows.
+A step does not copy the source, and does not synchronise with the device.  A convolution is the product of its weight
+and the last w inputs of each row.  Attention consists of two matrix products per sentence, whose rows are the
+hypotheses.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ if TYPE_CHECKING:
 
 
 class ConvS2SDecoding(StepwiseDecoding):
-    """The decoding of one batch."""
+    """The decode-time state of ConvS2S for one batch."""
 
     decoder: ConvS2SDecoder
 
     def set_up(self) -> None:
-        """Prepare weights, empty windows, and attention with projected sources."""
+        """Prepare the weights, set the windows to zero, and project the source for each attention."""
         decoder = self.decoder
         self.from_embedding, self.to_embedding = (
             self.prepare(part.weight, part.bias) for part in (decoder.from_embedding, decoder.to_embedding)
@@ -39,7 +40,7 @@ class ConvS2SDecoding(StepwiseDecoding):
         self.layers: list[tuple[StepConvolution | PairedConvolution, ProjectedAttention | None, Shortcut]] = []
         for convolution, attention, shortcut in decoder.layers:
             projected = None if attention is None else ProjectedAttention(attention, self.source, self.packing)
-            if not self.fixed:  # a compiled step uses the plain weight
+            if not self.fixed:  # compiled steps do not use packed weights
                 shortcut = with_packing(shortcut, self.packing)
             self.layers.append((self._step_by_step(convolution), projected, shortcut))
         self.attending = sum(attention is not None for _, attention, _ in self.layers)
@@ -53,7 +54,7 @@ class ConvS2SDecoding(StepwiseDecoding):
         return StepConvolution(self.prepare(matrix, module.bias), past, self.fixed)
 
     def compute(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Map one token per row, (R,), to features (R, out_embed_dim) and the averaged attention (R, S)."""
+        """Return features, (R, out_embed_dim), and the average attention, (R, S) or None, for tokens, (R,)."""
         decoder, source = self.decoder, self.source
 
         g = decoder.embedding.step(tokens, self.position)
@@ -74,7 +75,7 @@ class ConvS2SDecoding(StepwiseDecoding):
         return decoder.dropout(self.to_embedding(h)), average
 
     def keep(self, kept: KeptSentences) -> None:
-        """Keep only these sentences; the next order drops the other rows from the windows."""
+        """Drop all sentences except ``kept``; the windows drop rows with the order of the next step."""
         super().keep(kept)
         for _, attention, _ in self.layers:
             if attention is not None:
@@ -82,25 +83,25 @@ class ConvS2SDecoding(StepwiseDecoding):
 
 
 class StepConvolution:
-    """A causal `GatedConvolution` with D outputs that reads one input per row and step.
+    """A causal `GatedConvolution` that reads one input per row in each step.
 
-    It is not callable, because torch 2.6 would recompile a step for each callable object.
+    It has a method `step` instead of `__call__`, because torch 2.6 would recompile a step for each callable object.
 
     Args:
-        product: linear map of `GatedConvolution.matrix` and bias, (R, wC) -> (R, 2D).
-        past: last inputs of each row, initially zeros, (R, (w - 1)·C).
-        fixed: whether the state stays in place in memory; then no row may be dropped.
+        product: linear map with the convolution's `matrix` and bias, (R, wC) -> (R, 2D).
+        past: zeros in the shape of the last w - 1 inputs of each row, (R, (w - 1)·C).
+        fixed: whether the state keeps its memory; see `Decoding.fixed`.
     """
 
     def __init__(self, product: Callable[[Tensor], Tensor], past: Tensor, fixed: bool = False) -> None:
         self.product, self.past, self.fixed = product, past, fixed
 
     def step(self, x: Tensor, order: Tensor | None) -> Tensor:
-        """Return one output of each row, (R, D).
+        """Return the next output of each row, (R, D).
 
         Args:
-            x: next inputs, (R, C).
-            order: previous row that each row continues, (R,); None if no row moved.
+            x: next input of each row, (R, C).
+            order: index of the previous row that each row continues, (R,); None if no row moved.
         """
         past = self.past if order is None else reorder_rows(self.past, order)
         window = torch.cat([past, x], dim=1)
@@ -109,23 +110,26 @@ class StepConvolution:
 
 
 class PairedConvolution:
-    """A `StepConvolution` with kernel 3 that computes two steps in four products instead of six; see `winograd`.
+    """A convolution like `StepConvolution` with kernel 3, which needs four products instead of six for two steps.
 
-    Only m_3 needs the last input of a pair.  The first step computes m_0, m_1 and m_2, and stores m_1 - m_2 for the
-    second step, which adds m_3.
+    The module `winograd` defines the products m_0 to m_3 and the two outputs.  Only m_3 needs the input of the second
+    step.  The first step computes m_0, m_1 and m_2, and stores m_1 - m_2.  The second step adds m_3.
 
     Args:
-        products: maps of `winograd.packed_products`.
-        zeros: (R, C).
+        products: result of `winograd.packed_products`.
+        zeros: initial inputs, zero, (R, C).
     """
 
     def __init__(self, products: Sequence[Callable[[Tensor], Tensor]], zeros: Tensor) -> None:
         self.products = products
-        self.inputs = zeros, zeros  # last two inputs
+        self.inputs = zeros, zeros  # the last two inputs of each row
         self.rest: Tensor | None = None  # m_1 - m_2, between the two steps of a pair
 
     def step(self, x: Tensor, order: Tensor | None) -> Tensor:
-        """Return one output of each row, like `StepConvolution.step`; x must stay unchanged for two more steps."""
+        """Return the next output of each row, like `StepConvolution.step`.
+
+        The caller must not modify x, because two more steps read it.
+        """
         multiply0, multiply1, multiply2, multiply3 = self.products
         (first, second), rest = self.inputs, self.rest
         if order is not None:

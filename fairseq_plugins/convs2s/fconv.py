@@ -1,8 +1,8 @@
 """Conversion of fconv checkpoints to convs2s.
 
-Both models compute the same function.  fairseq's checkpoints store normalised convolution weights in two ways:
-``decoder.version`` 2 has one magnitude per output; version 1, or no version, has one per kernel position in the
-decoder, and may contain a stale ``_linearized_weight``.
+Both models compute the same function.  fairseq's checkpoints store normalised convolution weights in two ways.  If
+``decoder.version`` is 2, a weight has one magnitude per output.  If it is 1 or missing, weights of the decoder have one
+magnitude per kernel position, and the checkpoint may contain an outdated copy of a weight, ``_linearized_weight``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _RENAMED = (
 
 
 def convert(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the convs2s checkpoint for an fconv checkpoint.
+    """Convert an fconv checkpoint to a convs2s checkpoint.
 
     Raises:
         ValueError: the checkpoint contains another model or an unknown parameter.
@@ -51,7 +51,7 @@ def convert(state: dict[str, Any]) -> dict[str, Any]:
             f"architecture {name!r} (family {family}) is not fairseq's fconv; give an fconv checkpoint, or --user-dir "
             "if you registered your own fconv architecture"
         )
-    ARCH_CONFIG_REGISTRY[name](options)  # old checkpoints omit the defaults of the architecture
+    ARCH_CONFIG_REGISTRY[name](options)  # add the architecture's defaults, which old checkpoints lack
     with open_dict(cfg):
         cfg.model = convert_options(options, state["model"])
     return {
@@ -62,7 +62,7 @@ def convert(state: dict[str, Any]) -> dict[str, Any]:
         "optimizer_history": state["optimizer_history"],
         "task_state": state.get("task_state", {}),
         "extra_state": state["extra_state"],
-        # The optimizer state is dropped: it lists parameters in fconv's order.
+        # The optimizer's state is dropped, because it refers to parameters by their order in fconv.
         "last_optimizer_state": None,
     }
 
@@ -74,10 +74,10 @@ def convert_parameters(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         parameters: ``model`` entry of an fconv checkpoint.
 
     Raises:
-        ValueError: a parameter is unknown, or not a tensor with complete storage.
+        ValueError: a parameter is unknown, or is not a dense tensor whose data are complete.
     """
     converted = {"version": torch.tensor(ConvS2SModel.state_version)}
-    for name, value in parameters.items():  # before any computation
+    for name, value in parameters.items():  # check before any computation
         if not _is_whole(value):
             raise ValueError(f"{name} is not a tensor with complete storage; use another checkpoint")
     for name, value in parameters.items():
@@ -94,7 +94,7 @@ def convert_parameters(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def convert_options(args: Namespace, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the convs2s options that fit these parameters.
+    """Convert fconv's options to options of convs2s.
 
     Args:
         args: fconv's options in the checkpoint.
@@ -103,7 +103,7 @@ def convert_options(args: Namespace, parameters: Mapping[str, Tensor]) -> dict[s
     shared = ("dropout", *DEFAULTS, "decoder_attention", "share_input_output_embed")
     options = {**vars(ConvS2SConfig()), **{option: getattr(args, option) for option in shared}, "_name": "convs2s"}
     for side, option in (("encoder", "max_source_positions"), ("decoder", "max_target_positions")):
-        # fairseq counts unused rows below the first position as positions.
+        # The table has unused rows before the first position, which fairseq's option counts as positions.
         options[option] = parameters[f"{side}.embed_positions.weight"].size(0) - _PADDING_IDX - 1
     return options
 
@@ -117,14 +117,20 @@ def _renamed(name: str, side: str, module: str) -> str:
 
 
 def _is_whole(value: Any) -> bool:
-    """Return whether a value is a dense tensor with complete storage; a file could repeat few numbers by strides."""
+    """Return whether a value is a dense tensor that stores each of its numbers.
+
+    A hostile file could give a huge shape to a few numbers, by strides of zero.
+    """
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
         return False
     return 0 < value.numel() * value.element_size() <= value.untyped_storage().nbytes()
 
 
 def _normalised(target: str, magnitude: Tensor, direction: Tensor) -> dict[str, Tensor]:
-    """Return a weight with one magnitude per output: the first dimension of a matrix, the last of a convolution."""
+    """Return the parameters of a normalised weight with one magnitude per output.
+
+    Outputs are the first dimension of a matrix, and the last dimension of a convolution's weight.
+    """
     weight_dim = 0 if direction.dim() == 2 else 2
     expected = [size if axis == weight_dim else 1 for axis, size in enumerate(direction.shape)]
     if list(magnitude.shape) != expected:

@@ -1,7 +1,8 @@
 """ConvS2S (Gehring et al. 2017, sections 3.1 to 3.4): encoder, decoder and model.
 
-B sentences, T target positions, S source positions, C layer width, f embedding width, V vocabulary.  Attention comes
-between the gate and the residual connection of a layer (docs/convs2s.md).  Incremental decoding is in `decoding`.
+B sentences, T target positions, S source positions, C layer width, f embedding width, V vocabulary.  In a decoder layer,
+attention follows the gate and precedes the residual connection (docs/convs2s.md).  The module `decoding` contains
+incremental decoding.
 """
 
 from __future__ import annotations
@@ -31,14 +32,15 @@ from fairseq_plugins.convs2s.layers import SQRT_HALF, GatedConvolution, MultiSte
 
 
 class ConvS2SEncoder(SourceEncoder):
-    """Gated convolutions over the source.
+    """An encoder of gated convolutions.
 
     Args:
         dictionary: source words.
-        embedding: embeddings e of words and positions.
+        embedding: computes the embeddings e of words and positions.
         convolutions: the layers, from the input up.
-        dropout: on the input of each convolution.
-        attention_layers: number of decoder layers with attention; each contributes a gradient.
+        dropout: dropout probability on the input of each convolution.
+        attention_layers: number of decoder layers with attention.  The encoder receives a gradient from each of them, so
+            the gradient is divided by twice this number.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class ConvS2SEncoder(SourceEncoder):
         attention_layers: int,
     ) -> None:
         super().__init__(dictionary, embedding)
-        # Section 3.4 divides by the number of attentions; the authors' code and fairseq divide by twice that number.
+        # Section 3.4 divides by the number of attention layers; the authors' code and fairseq divide by twice this number.
         self.gradient_scale = 1.0 / (2.0 * attention_layers)
         self.dropout = Dropout(dropout, module_name=type(self).__name__)
 
@@ -70,27 +72,27 @@ class ConvS2SEncoder(SourceEncoder):
         z = self.from_embedding(e).transpose(0, 1)  # (S, B, C): time first for the convolutions
         outputs = [z]
         for convolution, shortcut in zip(self.convolutions, self.shortcuts, strict=True):
-            # Padding must be zero, like the positions beyond the ends of the batch.
+            # Padding must be zero, because the convolution also reads zeros outside the batch.
             z = convolution(self.dropout(z.masked_fill(padding, 0)))
             z = shortcut(z, outputs)
             outputs.append(z)
-        z = self.to_embedding(z).masked_fill(padding, 0).transpose(0, 1).contiguous()  # (B, S, f), read by every layer
+        z = self.to_embedding(z).masked_fill(padding, 0).transpose(0, 1).contiguous()  # (B, S, f), contiguous because all decoder layers read it
 
         z = GradMultiply.apply(z, self.gradient_scale)
         return z, (z + e) * SQRT_HALF
 
 
 class ConvS2SDecoder(IncrementalDecoder):
-    """Causal gated convolutions, each or some followed by attention.
+    """A decoder of causal gated convolutions, all or some of which are followed by attention.
 
     Args:
         dictionary: target words.
-        embedding: embeddings g of words and positions.
+        embedding: computes the embeddings g of words and positions.
         convolutions: the layers, from the input up.
-        attends: for each layer, whether attention follows it.
+        attends: whether attention follows the convolution, for each layer.
         out_embed_dim: input width of the output projection.
-        dropout: on the input of each convolution, and on the output of the decoder.
-        tied: whether the output projection is the word embedding.
+        dropout: dropout probability on the input of each convolution, and on the output of the decoder.
+        tied: whether the output projection shares the word embedding's weight.
     """
 
     decoding_class = ConvS2SDecoding
@@ -129,7 +131,7 @@ class ConvS2SDecoder(IncrementalDecoder):
             self.output_projection = normalised_linear(out_embed_dim, len(dictionary), retain)
 
     def features(self, g: Tensor, source: Source) -> tuple[Tensor, Tensor | None]:
-        """Compute all positions: (B, T, out_embed_dim), and the attention averaged over the layers with attention."""
+        """Return the features, (B, T, out_embed_dim), and the average attention of the layers with attention."""
         h = self.from_embedding(g).transpose(0, 1)  # (T, B, C): time first for the convolutions
         outputs = [h]
         attention = []
@@ -142,11 +144,11 @@ class ConvS2SDecoder(IncrementalDecoder):
             h = shortcut(h, outputs)
             outputs.append(h)
         features = self.dropout(self.to_embedding(h.transpose(0, 1)))
-        # Averaged over the layers with attention, so that rows sum to one; fairseq divides by the number of all layers.
+        # The average of layers with attention sums to one.  fairseq's does not: it divides by the number of all layers.
         return features, torch.stack(attention).mean(dim=0) if self.wants_attention else None
 
     def features_of_prefixes(self, tree: PrefixTree, source: Source) -> Tensor:
-        """Return the features of all prefixes of a batch, (M, out_embed_dim), in the order of their tree.
+        """Return the features of all prefixes of a batch, (M, out_embed_dim), in the tree's order.
 
         Raises:
             ValueError: a prefix is longer than the model's positions.
@@ -165,12 +167,12 @@ class ConvS2SDecoder(IncrementalDecoder):
         return self.dropout(self.to_embedding(h))
 
     def attention_modules(self) -> dict[int, nn.Module]:
-        """Return the attention modules by layer, see `IncrementalDecoder`."""
+        """Return the attention modules by layer number; see `IncrementalDecoder.attention_modules`."""
         return {number: module for number, (_, module, _) in enumerate(self.layers, 1) if module is not None}
 
     @property
     def layers(self) -> Iterator[tuple[GatedConvolution, MultiStepAttention | None, Shortcut]]:
-        """Layers from the input up: convolution, optional attention, and residual connection."""
+        """The layers from the input up: convolution, attention or None, and residual connection."""
         layers: Any = zip(self.convolutions, self.attentions, self.shortcuts, strict=True)
         return layers
 
@@ -186,7 +188,7 @@ class ConvS2SModel(TranslationModel):
 
     @classmethod
     def build(cls, cfg: Options, task: FairseqTask) -> ConvS2SModel:
-        """Build the model, see `TranslationModel`."""
+        """Build the model; see `TranslationModel.build`."""
         resolve_config(cfg)
         encoder_layers = parse_convolutions(cfg.encoder_layers, "--encoder-layers")
         decoder_layers = parse_convolutions(cfg.decoder_layers, "--decoder-layers")
@@ -221,7 +223,11 @@ class ConvS2SModel(TranslationModel):
 
     @classmethod
     def usual_epochs(cls, pairs: int) -> float:
-        """Return epochs fitted to captions: 13 with 2000 pairs, 16 with 5000, and 24 with 29 000, patience included."""
+        """Return the usual number of epochs, by a formula fitted to trainings on image captions.
+
+        These trainings needed 13 epochs with 2000 sentence pairs, 16 with 5000, and 24 with 29 000, including the
+        epochs of ``--patience``.
+        """
         return 13 * (pairs / 2000) ** 0.26 if pairs < 100_000 else math.inf
 
 

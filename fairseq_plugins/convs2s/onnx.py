@@ -1,6 +1,7 @@
-"""ConvS2S as ONNX operators.
+"""Functions that build ConvS2S from ONNX operators.
 
-B sentences of S words, N = B·S, R rows; f embedding width, C width of a layer.
+B sentences of S words, N = B·S; k hypotheses (rows) per sentence, R = B·k; f embedding width, C input width and D output
+width of a layer.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from fairseq_plugins.convs2s.layers import SQRT_HALF, GatedConvolution, Shortcut
 from fairseq_plugins.convs2s.model import ConvS2SDecoder, ConvS2SEncoder
 from fairseq_plugins.cpu.winograd import NARROWEST, sums_of_weights
 
-# The program computes exactly these classes, no subclasses.
+# The classes that this module supports; subclasses may compute something else.
 PARTS = (ConvS2SEncoder, ConvS2SDecoder)
 
 
 def encode(program: SourceProgram, encoder: ConvS2SEncoder, e: str) -> tuple[str, str]:
-    """Add `ConvS2SEncoder.encode`: embeddings, (B, S, f), to keys and values, (B, S, f)."""
+    """Add `ConvS2SEncoder.encode`, and return keys and values, (B, S, f), for embeddings, (B, S, f)."""
     width = encoder.embedding.words.embedding_dim
     z = program.linear(program.flat(e, width), encoder.from_embedding.weight, encoder.from_embedding.bias)
     outputs = [z]
@@ -35,9 +36,9 @@ def encode(program: SourceProgram, encoder: ConvS2SEncoder, e: str) -> tuple[str
 
 
 def set_up(program: SourceProgram, decoder: ConvS2SDecoder, keys: str, values: str) -> list[tuple[str, Sizes]]:
-    """Return the source-dependent inputs of a step with their sizes, like `ProjectedAttention`.
+    """Add the inputs of steps that depend on the source, like `ProjectedAttention`; return their names and sizes.
 
-    The keys include √½, and the biases of all layers are one tensor.
+    In contrast to `ProjectedAttention`, keys include the factor √½, and one tensor holds the score biases of all layers.
     """
     embed_dim = decoder.embedding.words.embedding_dim
     z, v = program.flat(keys, embed_dim), program.flat(values, embed_dim)
@@ -64,7 +65,7 @@ def set_up(program: SourceProgram, decoder: ConvS2SDecoder, keys: str, values: s
 
 
 def step(program: StepProgram, decoder: ConvS2SDecoder, g: str) -> tuple[str, list[str]]:
-    """Add one step: embeddings, (R, f), to features, (R, width), and the attention of each layer, (B, k, S)."""
+    """Add one step; return features, (R, width), and each layer's attention, (B, k, S), for embeddings, (R, f)."""
     h = program.linear(g, decoder.from_embedding.weight, decoder.from_embedding.bias)
     z, bias, biases, *projected = program.sources
     by_sentence = program.by_sentence(g, decoder.embedding.words.embedding_dim)
@@ -99,7 +100,7 @@ def _shortcut(program: Program, module: Shortcut, x: str, outputs: list[str]) ->
 
 
 def _convolution(program: StepProgram, module: GatedConvolution, h: str) -> str:
-    """Add the convolution at the newest position, (R, C) -> (R, O)."""
+    """Add a convolution at the current position, before its gate: (R, C) -> (R, 2D)."""
     kernel, dim, _ = module.weight.shape
     if kernel == 1:
         return program.linear(h, module.matrix, module.bias)
@@ -112,7 +113,7 @@ def _convolution(program: StepProgram, module: GatedConvolution, h: str) -> str:
 
 
 def _in_pairs(program: StepProgram, module: GatedConvolution, h: str) -> str:
-    """Add the convolution with four products for two steps, like `PairedConvolution`."""
+    """Add a convolution that needs four products for two steps, like `PairedConvolution`."""
     w0, w1, w2, w3 = sums_of_weights(module.weight.detach()).transpose(1, 2)
     _, dim, width = module.weight.shape
     past, begun = program.state(2 * dim), program.state(width)

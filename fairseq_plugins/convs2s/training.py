@@ -1,11 +1,11 @@
 """The learning-rate schedule of ConvS2S (Gehring et al. 2017, section 4.2).
 
-"Once the validation perplexity stops improving, we reduce the learning rate by an order of magnitude after each epoch
-until it falls below 1e-4."  fairseq's ``reduce_lr_on_plateau`` waits for another plateau after each reduction.  Here
-the first plateau starts a reduction after *every* epoch.
+The paper says: "Once the validation perplexity stops improving, we reduce the learning rate by an order of magnitude
+after each epoch until it falls below 1e-4."  fairseq's ``reduce_lr_on_plateau`` reduces the rate once per plateau.
+`AnnealAfterPlateau` reduces it after *every* epoch from the first plateau on.
 
-Without validation there is no plateau, and the rate stays constant.  Once annealing has started, epochs without
-validation reduce the rate, too.
+A plateau is an epoch whose validation does not improve on the best one.  Without validation, the rate stays constant.
+After the first plateau, epochs without validation also reduce the rate.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ logger = logging.getLogger(__name__)
 
 @register_lr_scheduler("anneal_after_plateau", dataclass=AnnealAfterPlateauConfig)
 class AnnealAfterPlateau(FairseqLRScheduler):
-    """A constant learning rate that, from the first epoch without improvement on, is reduced after every epoch.
+    """A schedule that keeps the learning rate constant until a plateau, and then reduces it after every epoch.
 
-    Training stops below ``--stop-min-lr``, an option of fairseq's trainer.
+    fairseq's trainer stops when the rate is below ``--stop-min-lr``.
 
     Raises:
         ValueError: several learning rates are given, or ``--lr-shrink`` is out of range.
@@ -45,14 +45,19 @@ class AnnealAfterPlateau(FairseqLRScheduler):
         self.optimizer.set_lr(self.lr)
 
     def step(self, epoch: int, val_loss: float | None = None) -> float:
-        """Update the rate at the end of an epoch; ``val_loss`` is None without validation, or if no epoch has ended."""
+        """Update the rate at the end of an epoch.
+
+        Args:
+            epoch: number of the epoch.
+            val_loss: validation loss; None without validation, or if no epoch has ended.
+        """
         if val_loss is not None:
             if self._improves(val_loss):
                 self.best = val_loss
             else:
                 self.annealing = True
-        # fairseq also calls this on start and resume, with the next epoch, and then perhaps again with the previous
-        # epoch if the checkpoint was written before its end.
+        # fairseq also calls this method when training starts or resumes, with the number of the next epoch.  It then may
+        # call it again with the previous epoch, if the checkpoint was written before the end of that epoch.
         if self.annealing and (val_loss is not None or self.within_epoch or epoch < self.epoch):
             self.lr *= self.cfg.lr_shrink
         self.epoch, self.within_epoch = epoch, False
@@ -60,15 +65,15 @@ class AnnealAfterPlateau(FairseqLRScheduler):
         return self.lr
 
     def step_begin_epoch(self, epoch: int) -> None:
-        """Note that an epoch has begun or resumed."""
+        """Record that an epoch has begun or has been resumed."""
         self.within_epoch = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a resumed training."""
+        """Return the state that a resumed training needs."""
         return {"lr": self.lr, "best": self.best, "annealing": self.annealing, "begun_with": self.begun_with}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state; a different ``--lr`` is ignored with a warning.
+        """Restore the state; if ``--lr`` differs from the first training's, it is ignored with a warning.
 
         Raises:
             ValueError: the state belongs to another schedule.

@@ -2,13 +2,13 @@
 
 | file | functions | plain PyTorch version |
 |---|---|---|
-| `linear` | `linear`: oneDNN if it is faster than MKL, or packed weights | `F.linear` |
+| `linear` | `linear`: a product by oneDNN where oneDNN is faster than MKL, or with packed weights | `F.linear` |
 | `convolution` | `convolve_time_first`, `convolve_channels_first`: products of windows | `conv_tbc`, `conv1d` |
-| `winograd` | `convolve`: width three, in pairs of outputs, for translation in float32 | `conv_tbc` |
-| `block_diagonal` | `add_block_diagonal`: a product added in place | `batched` |
-| `products`, `packing` | packed weights for products without gradients, in three precisions, and their cache | |
+| `winograd` | `convolve`: kernel width three with fewer multiplications, for translation in float32 | `conv_tbc` |
+| `block_diagonal` | `add_block_diagonal`: a block-diagonal product added in place | `batched` |
+| `products`, `packing` | products with packed weights, without gradients, in three precisions; a weight cache | |
 
-Each function checks device, type, size and gradient mode at every call.  It uses its plain PyTorch version on a
-GPU, and wherever it has no faster one.  This package depends on no model, and leaves parameters and checkpoints
-unchanged.
+Each function checks device, type, size and gradient mode at every call.  On a GPU, and in all cases that the fast
+version does not support, it uses its plain PyTorch version.  This package does not depend on any model.  It leaves
+parameters and checkpoints unchanged.
 """

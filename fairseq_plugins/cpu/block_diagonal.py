@@ -1,6 +1,6 @@
 """A block-diagonal product added in place, for the branches of the Weighted Transformer.
 
-N rows, M blocks of a inputs and b outputs.
+N rows; M blocks, each with a inputs and b outputs.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from torch.autograd.function import once_differentiable
 
 
 def add_block_diagonal(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """Return ``y_i + x_i W_i`` for each block i, overwriting y; x and y hold their M blocks side by side.
+    """Return ``y_i + x_i W_i`` for each block i, and overwrite y.
 
-    On a CPU each block's product reads and writes its columns in place, because a batched product would copy x and y to
-    make the blocks their first dimension.  GPUs and `torch.export`, which rejects in-place products, use the batched
-    product.
+    Columns of x and y are divided into M blocks.  A batched product would copy x and y to make the blocks their first
+    dimension.  On a CPU, each block's product therefore reads and writes its columns in place.  GPUs use the batched
+    product, and so does `torch.export`, which rejects in-place products.
 
     Args:
-        y: (N, M·b).
+        y: (N, M·b); do not use it afterwards.
         x: (N, M·a).
         weight: (M, a, b).
 
     Returns:
         (N, M·b).
     """
-    x, weight = x.to(y.dtype), weight.to(y.dtype)  # precisions may differ under autocast
+    x, weight = x.to(y.dtype), weight.to(y.dtype)  # under autocast, the precisions may differ
     if y.device.type != "cpu" or torch.compiler.is_compiling():
         return batched(y, x, weight)
     return _AddInPlace.apply(y, x, weight)
 
 
 def batched(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """Return the result of `add_block_diagonal` without overwriting y: its plain PyTorch version."""
+    """Return the result of `add_block_diagonal` with plain PyTorch, without overwriting y."""
     rows, by_block = (part.unflatten(1, (len(weight), -1)).transpose(0, 1) for part in (y, x))
     return torch.baddbmm(rows, by_block, weight).transpose(0, 1).flatten(1)
 

@@ -1,4 +1,4 @@
-"""Convolutions computed as linear maps of windows, if these are faster on the CPU.
+"""Convolutions, computed as linear maps of windows where this is faster on the CPU.
 
 T time steps, B sentences, C input width, O output width, w kernel width.
 """
@@ -40,15 +40,15 @@ def convolve_time_first(
 
 
 def as_matrix(weight: Tensor) -> Tensor:
-    """Return a view of the weight as a linear map of the window at one position: (w, C, O) -> (O, wC)."""
+    """Return a view of the weight as the matrix that maps a flattened window to outputs: (w, C, O) -> (O, wC)."""
     return weight.flatten(0, 1).t()
 
 
 def with_window_layout(weight: Tensor) -> Tensor:
-    """Return the weight, (w, C, O), in the memory layout that makes its `as_matrix` contiguous.
+    """Return the weight, (w, C, O), in the memory layout for which `as_matrix` returns a contiguous matrix.
 
-    Shape and values are unchanged.  The strides of the parameter hold the layout, so it cannot become stale, and
-    loading a checkpoint preserves it.
+    Shape and values are unchanged.  The layout is part of the parameter's strides, so loading a checkpoint or updating
+    the parameter preserves it.
     """
     return weight.permute(2, 0, 1).contiguous().permute(1, 2, 0)
 
@@ -58,7 +58,7 @@ def convolve_channels_first(
 ) -> Tensor:
     """Return the convolution ``W * x + b``; see `torch.nn.functional.conv1d`.
 
-    Without gradients, a CPU computes it as a product of windows.
+    On a CPU, without gradients, this is computed as a linear map of windows.
 
     Args:
         x: (B, C, T).

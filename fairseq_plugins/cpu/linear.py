@@ -1,7 +1,9 @@
 """Linear maps, computed by the faster of torch's two matrix libraries for CPUs.
 
-torch multiplies float32 matrices with MKL, which on some AMD processors has half the speed of oneDNN.  torch contains
-both libraries.  N rows, K inputs, O outputs.
+torch contains two matrix libraries, MKL and oneDNN.  It multiplies float32 matrices with MKL by default.  On some AMD
+processors, MKL has half the speed of oneDNN.
+
+K inputs, O outputs.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from torch.autograd.function import once_differentiable
 from fairseq_plugins.cpu.packing import BatchWeights
 from fairseq_plugins.cpu.products import PackedLinear, can_pack, onednn_product
 
-# oneDNN's set-up takes most of the time of products with fewer multiplications.
+# In products with fewer multiplications, oneDNN's set-up takes most of the time.
 _MIN_MULTIPLICATIONS = 2**20
 
 
@@ -32,7 +34,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packing: Batch
         x: (..., K).
         weight: (O, K).
         bias: (O,), or None.
-        packing: packed weights of the batch that is translated; None in training.
+        packing: packed weights of the batch; None in training.
 
     Returns:
         (..., O).
@@ -42,11 +44,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packing: Batch
     if packing is not None and can_pack(weight) and not torch.is_grad_enabled():
         return packing.packed(PackedLinear, weight, bias)(x)
     y: Tensor = _OneDNNLinear.apply(x.reshape(-1, x.size(-1)), weight, bias)
-    return y if x.dim() == 2 else y.view(*x.shape[:-1], -1)  # overwriting a view would need copies
+    return y if x.dim() == 2 else y.view(*x.shape[:-1], -1)  # overwriting a view would copy it
 
 
 def uses_onednn(x: Tensor, packing: BatchWeights | None = None) -> bool:
-    """Return whether `linear` multiplies x with oneDNN if the product is large enough."""
+    """Return whether `linear` uses oneDNN for large products with x."""
     return can_pack(x) and (packing is not None or onednn_is_faster())
 
 
@@ -69,16 +71,17 @@ class _OneDNNLinear(torch.autograd.Function):
 
 
 def _weight_gradient(weight: Tensor, grad: Tensor, x: Tensor) -> Tensor:
-    """Return ``gradᵀ x``, (O, K), in the weight's memory layout, which saves a copy of the gradient."""
+    """Return ``gradᵀ x``, (O, K), in the weight's memory layout, so that autograd need not copy the gradient."""
     return onednn_product(grad.t(), x.t()) if weight.is_contiguous() else onednn_product(x.t(), grad.t()).t()
 
 
 @functools.cache
 def onednn_is_faster() -> bool:
-    """Return whether oneDNN is faster than MKL on this CPU: on AMD family 26 (Zen 5) it is twice as fast.
+    """Return whether oneDNN is faster than MKL on this CPU, as on AMD family 26 (Zen 5), where it is twice as fast.
 
-    The environment variable ``FAIRSEQ_PLUGINS_ONEDNN``, 1 or 0, overrides the choice.  The choice does not depend on
-    timing, because the libraries round differently, and a resumed training must compute the same numbers.
+    The environment variable ``FAIRSEQ_PLUGINS_ONEDNN`` overrides the choice: 1 selects oneDNN, 0 selects MKL.  The
+    libraries round differently, and a resumed training must compute the same numbers.  Therefore the choice depends on
+    the model of the CPU, not on a measurement.
 
     Raises:
         ValueError: the variable is neither 1 nor 0.
@@ -90,7 +93,7 @@ def onednn_is_faster() -> bool:
 
 
 def _cpu_family() -> tuple[str, int] | None:
-    """Return vendor and family of this CPU, or None if ``/proc/cpuinfo`` does not give them."""
+    """Return vendor and family of this CPU from ``/proc/cpuinfo``, or None if the file does not contain them."""
     with contextlib.suppress(OSError, KeyError, ValueError):
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
         fields = dict(re.findall(r"^(vendor_id|cpu family)\s*: *(.*)$", text, flags=re.MULTILINE))

@@ -1,8 +1,8 @@
-"""The cache of packed weights and of other values computed from weights, shared by successive batches.
+"""A cache of packed weights, and of other values that are computed from weights, for successive batches.
 
-A `PackedLinear` holds one weight.  A `BatchWeights` holds the packed weights of one batch, and a `PackedWeightCache`
-keeps them for the next batch.  Modules that multiply have an attribute ``packing``, and `with_packing` makes copies of
-them for one batch.
+A `PackedLinear` holds one packed weight.  A `BatchWeights` holds the packed weights of one batch, and a
+`PackedWeightCache` keeps them for the next batch.  Modules that multiply with weights have an attribute ``packing``.
+`with_packing` copies a module and sets this attribute to the `BatchWeights` of a batch.
 
 K inputs, O outputs.
 """
@@ -32,15 +32,15 @@ _Tensors = TypeVar("_Tensors", bound=tuple[Tensor, ...])
 
 
 class PackedWeightCache:
-    """The cache of packed weights of all models of a task; thread-safe.
+    """A thread-safe cache of the packed weights of a task's models.
 
-    fairseq changes weights without changing their version counter (through ``.data``, in models in evaluation mode).
-    The cache therefore identifies a weight by its product with a fixed random vector, computed once per batch.  A
-    changed weight is packed again, unless the two products are bitwise equal.  Entries that a batch does not use are
-    dropped.
+    fairseq can change weights without increasing their version counter, because it writes to ``.data``.  The cache
+    therefore identifies a weight by its product with a fixed random vector, which is computed once per batch.  A
+    changed weight is packed again, unless its product is bitwise equal to the previous one.  Entries that a batch does
+    not use are dropped.
 
     Args:
-        precision: a key of `products.PRECISIONS`; falls back to float32, with a warning, if the CPU lacks support.
+        precision: a key of `products.PRECISIONS`.  If the CPU does not support it, the cache warns and uses float32.
     """
 
     def __init__(self, precision: str = "float32") -> None:
@@ -48,16 +48,16 @@ class PackedWeightCache:
             logger.warning(f"--cpu-dtype {precision}: this CPU or torch does not support it, using float32")
             precision = "float32"
         self.precision = precision
-        self._entries: dict[object, object] = {}  # of the last batch; replaced, never modified, since threads share it
+        self._entries: dict[object, object] = {}  # of the last batch; other threads read it, so it is never modified
         self._has_warned = False
 
     def __reduce__(self) -> tuple[type[PackedWeightCache], tuple[str]]:
-        """Copy or pickle the cache without its entries."""
+        """Make copies and pickles of the cache without its entries."""
         return PackedWeightCache, (self.precision,)
 
     @contextmanager
     def for_batch(self) -> Iterator[BatchWeights]:
-        """Yield the packed weights of a batch, and keep the entries that it used for the next batch."""
+        """Yield the packed weights of a batch; afterwards, keep the entries that the batch has used."""
         batch = BatchWeights(self.precision, self._entries)
         yield batch
         self._entries = batch.entries
@@ -69,7 +69,7 @@ class PackedWeightCache:
 
 
 class BatchWeights:
-    """The packed weights of one batch, during which no weight changes.
+    """The packed weights of one batch; weights must not change during the batch.
 
     Args:
         precision: see `PackedWeightCache`.
@@ -83,11 +83,11 @@ class BatchWeights:
         self.precision = precision
         self.entries: dict[object, object] = {}
         self._previous = previous
-        # Each entry holds its weight too, so that no other tensor can get the same id.
+        # The keys are ids.  Each value includes the weight itself, so that no other tensor can get its id.
         self._fingerprints: dict[int, tuple[Tensor, object]] = {}
 
     def packed(self, make: _Make[_Value], weight: Tensor, bias: Tensor | None) -> _Value:
-        """Return ``make(weight, bias, precision)``, from the cache if neither tensor has changed.
+        """Return the result of ``make(weight, bias, precision)``, which is cached until one of the tensors changes.
 
         Args:
             make: `products.PackedLinear`, or another function that packs a weight.
@@ -98,9 +98,9 @@ class BatchWeights:
         return self._get_or_make(key, lambda: make(weight, bias, self.precision))
 
     def cached(self, compute: Callable[..., _Tensors], *weights: Tensor) -> _Tensors:
-        """Return ``compute(*weights)``, from the cache if no weight has changed.
+        """Return the result of ``compute(*weights)``, which is cached until one of the weights changes.
 
-        ``compute`` must return new tensors that depend on the weights alone, and callers must not modify them.
+        ``compute`` must return new tensors that depend only on the weights.  Callers must not modify these tensors.
         """
         key = compute, *(self._fingerprint_of(weight) for weight in weights)
         result = self._get_or_make(key, lambda: compute(*weights))
@@ -120,7 +120,7 @@ class BatchWeights:
 
 
 def with_packing(module: ModuleT, packing: BatchWeights | None) -> ModuleT:
-    """Return a copy of the module that multiplies with packed weights and shares all tensors with the original."""
+    """Return a copy of the module that shares its tensors and uses the given packed weights, if any."""
     if packing is None:
         return module
     twin = copy.copy(module)
@@ -133,7 +133,7 @@ def with_packing(module: ModuleT, packing: BatchWeights | None) -> ModuleT:
 def prepare_linear(
     weight: Tensor, bias: Tensor | None, rows: int, packing: BatchWeights | None = None
 ) -> Callable[[Tensor], Tensor]:
-    """Return the map ``x -> x Wᵀ + b`` for many calls without gradients, with the current weight.
+    """Return the function ``x -> x Wᵀ + b`` for many calls without gradients, while the weight does not change.
 
     Args:
         weight: (O, K), preferably contiguous.
@@ -143,24 +143,24 @@ def prepare_linear(
     """
     if packing is not None and can_pack(weight):
         packed = packing.packed(PackedLinear, weight, bias)
-    # A product with one row reads a plain weight just as fast, and packing takes as long as about three steps.
+    # Packing takes as long as about three steps, and does not make products with a single row faster.
     elif rows > 1 and can_pack(weight):
         packed = PackedLinear(weight, bias)
     else:
         return partial(F.linear, weight=weight, bias=bias)
-    # torch 2.6 would recompile a step for each `PackedLinear`, but not for a partial function.
+    # torch 2.6 would recompile a step for each `PackedLinear` object.  It does not do so for partial functions.
     return partial(PackedLinear.__call__, packed)
 
 
 def cached(packing: BatchWeights | None, compute: Callable[..., _Tensors], *weights: Tensor) -> _Tensors:
-    """Return ``compute(*weights)``, from the cache if there is one; see `BatchWeights.cached`."""
+    """Return `BatchWeights.cached` if ``packing`` is given and can be used, and else ``compute(*weights)``."""
     return packing.cached(compute, *weights) if packing is not None and can_pack(weights[0]) else compute(*weights)
 
 
 def _fingerprint(weight: Tensor) -> object:
-    """Return a fingerprint: the bytes of a vector, or of a matrix's product with a fixed random vector.
+    """Return a fingerprint of a weight: the bytes of a vector, or of the product of a matrix with a random vector.
 
-    Sums of rows would be slightly faster, but hardly change if columns are swapped.
+    Sums of rows would be slightly faster to compute, but swapping two columns would hardly change them.
     """
     if weight.dim() == 1:
         return weight.numpy().tobytes()

@@ -1,8 +1,9 @@
 """Products with packed weights, in float32, bfloat16 or int8.
 
-A product of a few rows spends much of its time on a CPU reordering the weight into the layout that the kernel reads.
-oneDNN, a part of torch, can keep the weight in this layout (packed).  With a packed 1536 x 1024 matrix on two AVX-512
-cores, a product of 80 rows takes 0.7 of the time, and a product of 5 rows 0.45.
+A matrix product on a CPU first reorders the weight into the layout that the kernel reads.  For products with few rows,
+this takes much of the time.  oneDNN, a part of torch, can keep the weight in this layout; the weight is then called
+packed.  Packing a 1536 x 1024 matrix makes the product take 0.7 times as long for 80 rows, and 0.45 times as long for 5
+rows (two AVX-512 cores).
 
 N rows, K inputs, O outputs.
 """
@@ -27,8 +28,8 @@ Pack = Callable[[Tensor, Tensor | None], Product]
 class PackedLinear:
     """The map ``x -> x Wᵀ + b``, (..., K) -> (..., O), with the weight at the time of packing.
 
-    Compiled code calls a custom operator that looks the object up by its number at run time.  The same code thus works
-    with all weights of a shape, and the compiler need not trace the product.
+    Compiled code calls a custom operator, which finds this object by its ``number`` at run time.  The same compiled
+    code therefore works with all weights of a shape, and the compiler does not trace the product.
 
     Args:
         weight: (O, K), float32.
@@ -66,19 +67,20 @@ def _pack_float32(weight: Tensor, bias: Tensor | None) -> Product:
 
 
 def _pack_bfloat16(weight: Tensor, bias: Tensor | None) -> Product:
-    """Return a product with inputs, weights and outputs in bfloat16, and sums in float32."""
+    """Return a product whose inputs, weights and outputs are rounded to bfloat16, and whose sums are float32."""
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.bfloat16())
     low = None if bias is None else bias.bfloat16()
     return lambda x: onednn_product(x.bfloat16(), packed, low).float()
 
 
 def _pack_int8(weight: Tensor, bias: Tensor | None) -> Product:
-    """Return a product with weights in 255 steps per output, inputs in 256 steps per product, and float32 outputs.
+    """Return a product with int8 weights and inputs, and float32 outputs.
 
-    A CPU without VNNI adds two products in 16 bits, which overflow unless inputs have only 128 steps.
+    Weights are rounded to 255 steps, with one step size per output.  Inputs are rounded to 256 steps, with one step
+    size for all rows.  An input row that is not finite would spoil this step size for the other rows, so it is
+    multiplied separately, in float32.
 
-    The step size of inputs is shared by all rows of a product, so rows that are not finite are multiplied separately,
-    in float32.
+    A CPU without VNNI adds pairs of products in 16 bits.  Inputs then have only 128 steps, to avoid an overflow.
     """
     if not weight.isfinite().all():
         return _pack_float32(weight, bias)
@@ -111,7 +113,7 @@ def _pack_int8(weight: Tensor, bias: Tensor | None) -> Product:
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a matrix, (O, K), in int8, and the size of a step, (O,): the largest magnitude of each row over 127."""
+    """Return a matrix, (O, K), in int8, and the step size of each row, (O,): its largest magnitude divided by 127."""
     scale = weight.abs().amax(dim=1).clamp_(min=torch.finfo(torch.float32).tiny) / 127
     return (weight / scale.unsqueeze(1)).round_().to(torch.int8), scale
 
@@ -133,7 +135,10 @@ PRECISIONS: dict[str, tuple[Pack, Callable[[], bool]]] = {
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Return whether a weight can be packed here; not in a graph that is exported, which packs weights itself."""
+    """Return whether a weight can be packed.
+
+    Code that is being compiled or exported does not pack weights: its graph has to contain the plain weights.
+    """
     return (
         weight.device.type == "cpu"
         and weight.dtype == torch.float32
@@ -144,13 +149,13 @@ def can_pack(weight: Tensor) -> bool:
 
 
 def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return ``x Wᵀ + b``, computed by oneDNN with a plain or a packed weight."""
+    """Return ``x Wᵀ + b`` by oneDNN; the weight W can be packed or not."""
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
 @functools.cache
 def has_onednn() -> bool:
-    """Return whether this torch has oneDNN's linear maps, which are not public."""
+    """Return whether this version of torch has the operators for oneDNN's products, which are not a public API."""
     return (
         torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")

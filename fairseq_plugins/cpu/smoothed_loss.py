@@ -1,7 +1,7 @@
-"""Label-smoothed cross-entropy and its gradient, in one pass over the logits, on a CPU.
+"""Label-smoothed cross-entropy for CPUs, computed with its gradient in one pass over the logits.
 
-fairseq's loss creates five tensors with the size of the logits, which is slow for large vocabularies.  This function
-processes chunks of rows that fit into the cache, and stores only the gradient.
+fairseq's loss creates five tensors with the size of the logits, which is slow for large vocabularies.  The function in
+this module processes chunks of rows that fit into the CPU's cache, and stores only the gradient.
 
 N positions, V words.
 """
@@ -18,13 +18,15 @@ _CHUNK = 2**18  # numbers per thread and chunk, 1 MiB in float32
 
 
 def label_smoothed_nll_loss(logits: Tensor, target: Tensor, epsilon: float, ignore_index: int) -> tuple[Tensor, Tensor]:
-    """Return the sums of fairseq's label-smoothed loss and of its negative log-likelihood, which has no gradient.
+    """Return fairseq's label-smoothed loss and the negative log-likelihood, summed over positions.
+
+    Only the loss has a gradient.
 
     Args:
-        logits: logits, (N, V); their softmax is computed at least in float32.
+        logits: logits, (N, V); their softmax is computed in at least float32.
         target: indices of the correct words, (N,).
-        epsilon: probability that all words share.
-        ignore_index: target index of ignored positions.
+        epsilon: probability that label smoothing takes from the correct word and divides among the other words.
+        ignore_index: value of ``target`` at positions that the loss ignores.
     """
     return _SmoothedLoss.apply(logits, target, epsilon, ignore_index)
 

@@ -1,4 +1,4 @@
-"""Convolutions of width three with two thirds of the multiplications (Winograd 1980; F(2, 3) of Lavin & Gray 2016).
+"""Convolutions of width three with a third fewer multiplications (Winograd 1980; F(2, 3) of Lavin & Gray 2016).
 
 Two neighbouring outputs, y_0 = x_0 w_0 + x_1 w_1 + x_2 w_2 and y_1 = x_1 w_0 + x_2 w_1 + x_3 w_2, need six products of
 an input and a weight.  Sums of inputs and sums of weights reduce this to four products:
@@ -8,8 +8,8 @@ an input and a weight.  Sums of inputs and sums of weights reduce this to four p
     m_2 = (x_2 - x_1) (w_0 - w_1 + w_2) / 2
     m_3 = (x_3 - x_1) w_2
 
-Rounding errors are two to four times as large as those of the six products if both outputs have similar magnitudes;
-otherwise the smaller output gets rounding errors of the larger one's size.
+If both outputs have similar magnitudes, rounding errors are two to four times as large as with six products.
+Otherwise, rounding errors are relative to the larger output, which makes the smaller output less accurate.
 
 T time steps, B sentences, C input width, O output width, J = ⌈T / 2⌉ pairs of outputs.
 """
@@ -25,14 +25,15 @@ from torch import Tensor
 from fairseq_plugins.cpu.packing import BatchWeights
 from fairseq_plugins.cpu.products import PackedLinear, can_pack
 
-# In narrower layers, computing the sums takes as long as the products that they save.
+# Minimum input width.  In narrower layers, the sums take as long as the products that they save.
 NARROWEST = 512
 
 
 def is_faster(like: Tensor, kernel: int, dim: int, packing: BatchWeights | None) -> bool:
-    """Return whether translation should use `packed_products`; lower precisions do not gain from fewer products.
+    """Return whether `convolve` is faster than a product of windows; in precisions below float32, it is not.
 
-    The answer does not depend on the batch size, since otherwise the next batch might have to pack again.
+    The answer does not depend on the batch size.  Otherwise batches of different sizes would have to pack different
+    matrices.
 
     Args:
         like: a tensor with the weights' type and device.
@@ -66,11 +67,11 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int], 
 
 
 def packed_products(weight: Tensor, bias: Tensor | None, precision: str) -> list[PackedLinear]:
-    """Return the maps from sums of inputs, (..., C), to the products m_0 to m_3, (..., O).
+    """Return the four linear maps from sums of inputs, (..., C), to m_0, ..., m_3, (..., O) each.
 
     Args:
         weight: (O, 3C).
-        bias: (O,); added to m_1, and thereby to both outputs.
+        bias: (O,); m_1 includes it, so both outputs include it.
         precision: see `PackedLinear`.
     """
     sums = sums_of_weights(weight.unflatten(1, (3, -1)).transpose(0, 1))
@@ -78,7 +79,7 @@ def packed_products(weight: Tensor, bias: Tensor | None, precision: str) -> list
 
 
 def _outputs(products: Iterable[Tensor]) -> Tensor:
-    """Return the outputs, (2J, B, O), from the four products, (J, B, O) each, which are overwritten."""
+    """Return the outputs, (2J, B, O), for m_0, ..., m_3, (J, B, O) each, which are overwritten."""
     m0, m1, m2, m3 = products
     y = m0.new_empty(2 * len(m0), *m0.shape[1:])
     torch.add(m0.add_(m1), m2, out=y[0::2])

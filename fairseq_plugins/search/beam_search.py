@@ -1,10 +1,11 @@
-"""Beam search on tensors; its step is the same on every device and needs no synchronisation.
+"""Beam search on tensors; its step runs on every device without synchronisation.
 
 B sentences, k hypotheses (rows) per sentence, R = B·k; V words or candidates, T steps, S source positions, n words with
-penalties of their own.
+individual penalties.
 
-A step preserves all shapes.  It stores the word that each hypothesis takes, the hypothesis that it continues, and the
-hypotheses that end.  These back-pointers stay in place until the end of the search, which follows them once.
+A step preserves the shapes of all tensors.  It extends k hypotheses per sentence by a word, and ends others.  For each
+extended or ended hypothesis it stores a back-pointer to the previous row.  After the last step, the search follows
+these back-pointers to collect the words.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ class BeamState:
     Args:
         decoding: decode-time state before the first step.
         rules: token rules of the batch.
-        rows: rows per sentence in the first step: k, or one, since the k rows are equal then.
+        rows: rows per sentence in the first step: k, or 1 to avoid computing k equal rows.
         in_place: whether log-probabilities may overwrite the logits.
 
     Attributes:
-        sentences: indices in the batch of the sentences that are not dropped, (B,).
+        sentences: index in the batch of each sentence that is not dropped, (B,).
     """
 
     def __init__(
@@ -53,18 +54,21 @@ class BeamState:
         self.totals[:, 0] = 0
         self.count = torch.zeros(sentences, dtype=torch.long, device=device)  # ended hypotheses
         self.position = torch.zeros(1, dtype=torch.long, device=device)
-        # For each step: words and previous rows of the k hypotheses that continue, and rows of the k that may end.
+        # For each step: words and previous rows of k extended hypotheses, and previous rows of k that may have ended.
         self.back_pointers = torch.zeros(steps, sentences, 3 * beam, dtype=torch.long, device=device)
-        # For each step: scores of the k hypotheses that continue, and of the k that may end (minus infinity if not).
+        # For each step: scores of the k extended hypotheses, and of the k that may have ended (if not, minus infinity).
         self.scores = torch.full((steps, sentences, 2 * beam), -torch.inf, dtype=torch.float32, device=device)
         self.attention: Tensor | None = None
         if isinstance(decoding, StepwiseDecoding) and self.fixed and decoding.decoder.wants_attention:
             self.attention = self._no_attention(decoding.source.keys.size(1))
 
     def prepare_and_step(self, step: Callable[[BeamState], None] | None = None) -> None:
-        """Do the host's part of a step, then call `step` or a compiled form of it.
+        """Allocate memory for a step, and then make it.
 
-        Captured searches reuse the memory of an earlier batch and skip the host's part.
+        Captured searches call the step directly, because they reuse the memory of an earlier batch.
+
+        Args:
+            step: compiled form of `step`; None to call `step` itself.
         """
         self.decoding.make_room()
         (step or BeamState.step)(self)
@@ -75,10 +79,10 @@ class BeamState:
         forced = self.rules.forced.index_select(0, self.position).squeeze(0).index_select(0, self.sentences)
         best, words = self._best_per_row(forced)
         scores, words, parents = self._best_per_sentence(best, words, forced)
-        # Among the best 2k continuations of a sentence, an end counts if it is among the first k ...
+        # Of the best 2k continuations of a sentence, those that end and are among the first k become hypotheses ...
         ends = words.eq(self.rules.eos) & scores.ne(-torch.inf)
         ended = scores[:, :k].masked_fill(~ends[:, :k], -torch.inf)
-        # ... and the first k others continue; there are enough, since at most k of them end.
+        # ... and the first k that do not end continue.
         going = ends.sort(dim=1, stable=True)[1][:, :k]
         totals, tokens, continued = (part.gather(1, going) for part in (scores, words, parents))
 
@@ -96,10 +100,12 @@ class BeamState:
         return self.count >= self.beam
 
     def _best_per_row(self, forced: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the log-probabilities and the words of the best continuations of each row, (R, up to 2k), best first.
+        """Return log-probabilities and words of the best 2k continuations of each row, (R, 2k) each, best first.
+
+        If there are fewer than 2k words, all are returned.
 
         Args:
-            forced: word that each sentence must take in this step, or -1, (B,).
+            forced: word that all hypotheses of a sentence must have in this step, or -1 if any word is allowed, (B,).
         """
         rules = self.rules
         features, attention = self.decoding.step(self.tokens, self.order)
@@ -121,14 +127,14 @@ class BeamState:
         best = only.where(forced >= 0, best)
         words = forced.where(forced >= 0, words)
         if rules.words is not None:
-            words = rules.words[words].clamp(min=0)  # a row of NaN may give any word
+            words = rules.words[words].clamp(min=0)  # if a row is NaN, topk may return any index
         return best.masked_fill(best.isnan(), -torch.inf), words
 
     def _best_per_sentence(self, best: Tensor, words: Tensor, forced: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return scores, words and previous rows of the best continuations of each sentence, (B, up to 2k) each."""
+        """Return scores, words and previous rows of the best 2k continuations of each sentence, (B, 2k) each."""
         sentences, size = len(self.sentences), best.size(1)
         scores = best.view(sentences, -1, size) + self.totals.unsqueeze(2)
-        # If a prefix ends the sentence, all its hypotheses end as copies of the first one.  This matches fairseq.
+        # If a prefix includes the end, all hypotheses of the sentence are copies of the first one, as in fairseq.
         last = self.rules.last_steps.index_select(0, self.sentences)
         copies = (forced.eq(self.rules.eos) & self.position.ne(last)).unsqueeze(1)
         scores = scores[:, :1].where(copies.unsqueeze(2), scores).flatten(1)
@@ -148,7 +154,7 @@ class BeamState:
         return self.totals.new_zeros(steps, sentences * self.beam, source_length)
 
     def keep(self, places: Tensor) -> None:
-        """Drop all sentences but those at the given places."""
+        """Drop all sentences except those at the given places."""
         self.decoding.keep(KeptSentences(places))
         for name in ("sentences", "totals", "count"):
             setattr(self, name, getattr(self, name).index_select(0, places))
@@ -156,20 +162,20 @@ class BeamState:
             setattr(self, name, getattr(self, name).view(-1, self.beam).index_select(0, places).flatten())
 
     def hypotheses(self, steps: int, len_penalty: float) -> list[list[dict[str, Tensor]]]:
-        """Return the finished hypotheses of each sentence, best first, in the form of fairseq's generators.
+        """Return the finished hypotheses of each sentence, best first, in the format of fairseq's generators.
 
         Args:
-            steps: number of steps made.
-            len_penalty: exponent of the length that divides a score.
+            steps: number of steps that the search made.
+            len_penalty: exponent p; a score is divided by (length of the hypothesis)^p.
         """
         words, continued, ended_in = np.split(self.back_pointers[:steps].cpu().numpy(), 3, axis=2)
         totals, ended = np.split(self.scores[:steps].cpu().numpy(), 2, axis=2)
-        # The first k ends of each sentence count, ordered by step and then by rank.
+        # A sentence keeps the first k hypotheses that ended, ordered by step and then by rank.
         ends = (ended > -np.inf).swapaxes(0, 1).reshape(ended.shape[1], -1)
         sentence, at = np.nonzero(ends & (ends.cumsum(axis=1) <= self.beam))
         last, rank = np.divmod(at, self.beam)
 
-        # Follow the back-pointers: row before each step, word of the step, and score after the step.
+        # Follow the back-pointers to collect, for each step, the row before, the word, and the total score after.
         row = ended_in[last, sentence, rank]
         rows_before, word, total = (np.zeros((len(at), steps), each) for each in (np.int64, np.int64, np.float32))
         every = np.arange(len(at))
@@ -187,7 +193,7 @@ class BeamState:
         nothing = torch.empty(0)
         attention = [nothing] * len(at)
         if self.attention is not None:
-            # One gather for all hypotheses, without the steps after their ends.
+            # Gather the attention of all hypotheses at once, except for the steps after they ended.
             index, when = np.nonzero(np.arange(steps) <= last[:, None])
             rows = sentence[index] * self.beam + rows_before[index, when]
             when, rows = torch.from_numpy(np.stack([when, rows])).to(device)
@@ -208,14 +214,14 @@ class BeamState:
 
 
 class TokenRules(NamedTuple):
-    """The rules for the words of a batch.  With candidates, words are indices into `words`.
+    """The rules that forbid, force or penalise words in a batch.  With candidates, words are indices into `words`.
 
     Attributes:
-        penalised: words with a penalty of their own, (n,).
-        penalties: numbers added to their log-probabilities at each step, (T, n).
-        forced: word that all hypotheses of a sentence must take at each step, or -1, (T, B).
-        last_steps: last step of each sentence, in which its hypotheses end, (B,).
-        words: candidate words, (V,), with -1 for padding; None for all words.
+        penalised: words with individual penalties, (n,).
+        penalties: numbers added to the log-probabilities of these words in each step, (T, n).
+        forced: word that all hypotheses of a sentence must have in each step, or -1 if any is allowed, (T, B).
+        last_steps: step in which all hypotheses of a sentence must end, (B,).
+        words: candidate words, padded with -1, (V,); None for all words.
         beam: k.
         word_penalty: number added to the log-probability of each word except the end of the sentence.
         temperature: divisor of the logits.
@@ -243,7 +249,7 @@ class TokenRules(NamedTuple):
         bos: int | None = None,
         words: Tensor | None = None,
     ) -> TokenRules:
-        """Return the rules of a batch that follow from a generator's options.
+        """Return the rules that a generator's options imply for a batch.
 
         Args:
             generator: a `FastBeamSearch`.
@@ -259,7 +265,7 @@ class TokenRules(NamedTuple):
         device, steps, first = source.device, longest + 1, 0
         forced, last_steps = torch.full((steps, len(source)), -1, device=device), generator.last_steps(source, longest)
         if prefix is not None:
-            # Like fairseq, do not suppress words or ends of any sentence before the longest prefix has ended.
+            # As in fairseq, suppressed words and the minimum length apply only after the longest prefix of the batch.
             first = min(prefix.size(1), longest)
             own = prefix[:, :first].t()
             forced[:first] = candidate_indices(own.contiguous(), words).masked_fill(own == generator.pad, -1)
@@ -285,12 +291,12 @@ class TokenRules(NamedTuple):
         )
 
     def exclude_forced_words(self) -> Tensor:
-        """Return whether a sentence must take a word with a penalty of minus infinity, (B,)."""
+        """Return whether a forced word of each sentence has a penalty of minus infinity, (B,)."""
         excluded = self.penalties.isneginf().unsqueeze(1)
         return self.forced.unsqueeze(2).eq(self.penalised).logical_and(excluded).any(dim=2).any(dim=0)
 
     def clone(self) -> TokenRules:
-        """Return a copy with tensors of its own."""
+        """Return a copy that shares no tensors with this object."""
         parts: Any = (each.clone() if torch.is_tensor(each) else each for each in self)
         return TokenRules(*parts)
 
@@ -299,10 +305,10 @@ _BLOCK = 64
 
 
 def best_words(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the best scores of each row and their words, (R, V) -> (R, count) each; see `torch.topk`.
+    """Return the ``count`` best scores of each row and their words, (R, V) -> (R, count) each; see `torch.topk`.
 
-    On a CPU the maximum of each block of words is computed first, at the speed of memory, because the best ``count``
-    words lie in the ``count`` blocks with the largest maxima.
+    On a CPU, the maxima of blocks of words are computed first, which is faster than `torch.topk`.  The best ``count``
+    words lie in the ``count`` blocks with the largest maxima, so only these blocks need sorting.
     """
     size = scores.size(1)
     blocks = size // _BLOCK

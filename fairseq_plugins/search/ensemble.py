@@ -1,6 +1,6 @@
-"""Adapters: fairseq's models for this plugin's search, and this plugin's options for fairseq's search.
+"""Adapters that let this plugin's search run fairseq's models, and fairseq's search use this plugin's options.
 
-R rows (hypotheses), k for each of B sentences; V target words or candidates, S source positions.
+B sentences, k hypotheses (rows) per sentence, R = B·k; V target words or candidates, S source positions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fairseq_plugins.common.decoding import KeptSentences
 
 
 class Ensemble(EnsembleModelWithAlignment):
-    """fairseq's ensemble with a word penalty, and with tokens as indices of candidates.
+    """fairseq's ensemble with a word penalty; with candidates, tokens are indices into `words`.
 
     Args:
         models: models of the ensemble.
@@ -33,7 +33,7 @@ class Ensemble(EnsembleModelWithAlignment):
         self.word_penalty, self.eos, self.words = word_penalty, eos, words
 
     def forward_decoder(self, tokens: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        """Return log-probabilities, (R, V), and attention for tokens, (R, T)."""
+        """Return the log-probabilities of the next tokens, (R, V), and the attention, for previous tokens, (R, T)."""
         tokens = tokens if self.words is None else self.words[tokens]
         lprobs, attention = super().forward_decoder(tokens, *args, **kwargs)
         penalise_words(lprobs, self.word_penalty, self.eos)
@@ -41,13 +41,13 @@ class Ensemble(EnsembleModelWithAlignment):
 
 
 def penalise_words(lprobs: Tensor, penalty: float, eos: int) -> None:
-    """Add the penalty to the log-probabilities, (R, V), in place, except at the end of the sentence."""
+    """Add ``penalty`` to the log-probabilities of all words except ``eos``, (R, V), in place."""
     if penalty:
         lprobs += penalty * (torch.arange(lprobs.size(1), device=lprobs.device) != eos)
 
 
 class FairseqDecoding:
-    """The `Decoding` of one of fairseq's decoders, which reads all words so far and a copy of the source per row.
+    """A `Decoding` for fairseq's decoders, which read all words so far and a copy of the source per row.
 
     Args:
         model: encoder-decoder.
@@ -83,10 +83,10 @@ class FairseqDecoding:
         return logits[:, -1], None if attention is None else attention[:, -1]
 
     def output_layer(self, features: Tensor) -> Tensor:
-        """Return the features, which are logits already."""
+        """Return the given features: `step` has already computed logits."""
         return features
 
     def keep(self, kept: KeptSentences) -> None:
-        """Drop all other sentences."""
+        """Drop all sentences except ``kept``."""
         rows = kept.sentences.unsqueeze(1) * self.beam + torch.arange(self.beam, device=kept.sentences.device)
         self.encoder_out = self.encoder.reorder_encoder_out(self.encoder_out, rows.flatten())

@@ -1,4 +1,4 @@
-"""A faster drop-in replacement for fairseq's single-model beam search; it leaves other searches to fairseq.
+"""A faster drop-in replacement for fairseq's beam search with one model; fairseq still runs other searches.
 
 B sentences, k hypotheses (rows) per sentence, R = B·k; S source positions, V target words, T target positions.
 """
@@ -30,21 +30,21 @@ logger = logging.getLogger(__name__)
 
 
 class FastBeamSearch(SequenceGenerator):
-    """fairseq's generator with a faster beam search for one model; other searches are fairseq's own.
+    """fairseq's generator with a faster beam search for one model; fairseq still runs other searches.
 
     Args:
         models: models of the ensemble.
         tgt_dict: target words.
-        packing: cache of packed weights; a new one in float32 by default.
-        graphs: compiled steps of this plugin's decoders; None to run them without compilation.
+        packing: cache of packed weights; by default a new cache with precision float32.
+        graphs: cache of compiled steps of this plugin's decoders; None to run steps without compilation.
         word_penalty: number added to the log-probability of each word except the end of the sentence, in nats (Gehring
             et al. 2016, section 4.4).
-        candidates: table of candidate words; None for all words.  Words of prefixes and constraints are always
+        candidates: table of candidate words; None for all words.  In addition, words of prefixes and constraints are
             candidates.
         options: options of fairseq's generator.
 
     Raises:
-        ValueError: an option needs the whole vocabulary, and candidates are given.
+        ValueError: candidates are given with an option that needs the whole vocabulary.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class FastBeamSearch(SequenceGenerator):
             )
 
     def _is_plain_beam_search(self) -> bool:
-        """Return whether this is beam search over the softmax of one model's logits.
+        """Return whether this is plain beam search with one model whose probabilities are the softmax of its logits.
 
-        fairseq's generator runs all other searches: ensembles, sampling, diverse beams, constraints, language models,
-        blocked n-grams, outputs as long as the source, models without state or encoder, and models that compute
-        probabilities in another way.
+        fairseq's own search handles all other cases: ensembles, sampling, diverse beam search, constraints, language
+        models, n-gram blocking, ``--match-source-len``, models without encoder or incremental state, and models that
+        compute probabilities in another way.
         """
         return (
             type(self.search) is BeamSearch
@@ -112,7 +112,7 @@ class FastBeamSearch(SequenceGenerator):
         source = net_input["src_tokens"]
         if not len(source):
             return []
-        # fairseq's hub moves only the batch to the device.
+        # fairseq's hub interface does not move prefixes and constraints to the device.
         prefix_tokens, constraints = (
             each if each is None else each.to(source.device) for each in (prefix_tokens, constraints)
         )
@@ -141,8 +141,8 @@ class FastBeamSearch(SequenceGenerator):
             if self.graphs is not None and self.graphs.supports(model, source, steps):
                 state, step = stack.enter_context(self.graphs.search(model, self.begin, source, rules, packing))
             else:
-                # The rows of a sentence are equal in the first step, so one is enough; but if a prefix ends the
-                # sentence in this step, the search needs k copies.
+                # The rows of a sentence are equal in the first step, so one row is enough.  An exception is a prefix
+                # that consists only of the end: then the search returns k copies of the hypothesis.
                 state = self.begin(net_input, rules, rows=1 if prefix is None else self.beam_size, packing=packing)
                 step = state.prepare_and_step
             steps_made = run_search(state, step, sentences, steps)
@@ -175,7 +175,7 @@ class FastBeamSearch(SequenceGenerator):
         Args:
             net_input: source tokens and lengths.
             rules: token rules of the batch.
-            capacity: number of steps to allocate; see `StepwiseDecoding`.
+            capacity: number of steps to allocate memory for; see `StepwiseDecoding`.
             rows: rows per sentence in the first step; k by default.
             packing: packed weights of the batch.
         """
@@ -185,7 +185,7 @@ class FastBeamSearch(SequenceGenerator):
             encoded = with_packing(model.encoder, packing).forward_torchscript(net_input)
             in_place = (
                 source.device.type == "cpu" and capacity is None
-            )  # a second tensor of this size costs time on a CPU
+            )  # on a CPU, a second tensor of this size takes time
             return BeamState(
                 model.decoder.start(encoded, k, capacity, rules.words, packing), rules, rows or k, in_place
             )
@@ -195,7 +195,9 @@ class FastBeamSearch(SequenceGenerator):
         return BeamState(FairseqDecoding(model, encoded, source, k), rules, rows=k)
 
     def last_steps(self, source: Tensor, longest: int) -> Tensor:
-        """Return the step in which all hypotheses of a sentence end, (B,); as in fairseq, the last step of the search.
+        """Return the step in which all hypotheses of each sentence must end, (B,).
+
+        As in fairseq, this is the last step of the search for all sentences.  Subclasses may return earlier steps.
 
         Args:
             source: source tokens, (B, S).
@@ -212,9 +214,9 @@ class FastBeamSearch(SequenceGenerator):
         constraints: Tensor | None,
         bos: int | None,
     ) -> list[list[dict[str, Tensor]]]:
-        """Translate a batch with fairseq's search, packed weights, and candidate words, (V,), if there are any.
+        """Translate a batch with fairseq's search and this plugin's packed weights, candidates and word penalty.
 
-        The search runs in a copy of this generator, in which tokens are indices of candidates.
+        The search runs in a copy of this generator, whose tokens are indices into ``words``, (V,), if these are given.
         """
         models = list(self.model.models)
         if words is not None:
@@ -227,7 +229,8 @@ class FastBeamSearch(SequenceGenerator):
                 generator.token_indices_to_suppress = candidate_indices(self.token_indices_to_suppress, words)
             if prefix is not None:
                 prefix = candidate_indices(prefix, words)
-            if constraints is not None:  # the first column is a count; 0 ends a constraint and keeps its index
+            if constraints is not None:
+                # The first column is a count, not a word.  Index 0, which separates constraints, stays 0.
                 constraints = torch.cat([constraints[:, :1], candidate_indices(constraints[:, 1:], words)], dim=1)
             if bos is not None:
                 bos = int(candidate_indices(torch.tensor(bos), words))
@@ -240,13 +243,16 @@ class FastBeamSearch(SequenceGenerator):
     def _candidate_words(
         self, source: Tensor, prefix: Tensor | None, constraints: Tensor | None, bos: int | None
     ) -> Tensor:
-        """Return the candidates of a batch, including words that are forced, (V,), in the dictionary's order."""
+        """Return the candidate words of a batch, (V,), in the dictionary's order.
+
+        They include the words of prefixes, constraints and suppressed tokens.
+        """
         assert self.candidates is not None
         first = torch.tensor(self.eos if bos is None else bos)
         constrained = None if constraints is None else constraints[:, 1:]
         words = self.candidates.words(source, first, prefix, constrained, self.token_indices_to_suppress)
-        # This search needs one word per hypothesis, fairseq's searches need two, and sampling needs its k best words.
-        # Padding is never chosen, so one more is needed.
+        # This plugin's search needs at least k candidates, fairseq's search 2k, and top-k sampling the words to sample
+        # from.  Add one, because padding is a candidate that the search never chooses.
         needed = self.beam_size + 1
         if not self._is_plain_beam_search():
             needed = max(2 * self.beam_size + 1, getattr(self.search, "sampling_topk", 0))
@@ -269,14 +275,15 @@ class FastBeamSearchWithAlignment(SequenceGeneratorWithAlignment, FastBeamSearch
 def run_search(state: BeamState, step: Callable[[], None], sentences: int, steps: int) -> int:
     """Make steps until all sentences have finished, and return the number of steps.
 
-    Finished sentences are dropped, unless the state is fixed.  On a GPU the host reads `BeamState.finished` one step
-    late, so that neither side waits, and drops sentences only if at least half of them have finished.
+    Finished sentences are dropped, unless the state is fixed.  On a GPU, the host reads `BeamState.finished` one step
+    late, so that host and device do not wait for each other.  Dropping takes time on a GPU, so sentences are dropped
+    only when at least half of them have finished.
 
     Args:
         state: state before the first step.
         step: function that makes a step.
         sentences: number of real (not padding) sentences.
-        steps: maximum number of steps; all hypotheses end in the last one.
+        steps: maximum number of steps; all hypotheses must end in the last step.
     """
     every, read = steps_between_reads(state.position.device), None
     late, share = (0, 1) if every == 1 else (1, 2)
@@ -297,7 +304,7 @@ def run_search(state: BeamState, step: Callable[[], None], sentences: int, steps
 
 
 def steps_between_reads(device: torch.device) -> int:
-    """Return the number of steps between two reads of the finished sentences."""
+    """Return the number of steps after which the host reads again which sentences have finished."""
     return 1 if device.type == "cpu" else 4
 
 
@@ -318,7 +325,7 @@ def copy_to_host_async(numbers: Tensor) -> Callable[[], list[Any]]:
 
 
 def _fill_gaps(stay: list[int], device: torch.device) -> Tensor:
-    """Return the places of the remaining sentences in a new order: the last ones fill the gaps, and the others stay."""
+    """Return the places of the remaining sentences, with the last sentences moved into the gaps before them."""
     kept, last = set(stay), reversed(stay)
     places = torch.tensor([place if place in kept else next(last) for place in range(len(stay))])
     return (places if device.type == "cpu" else places.pin_memory()).to(device, non_blocking=True)

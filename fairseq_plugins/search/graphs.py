@@ -1,9 +1,9 @@
 """Searches with compiled steps, replayed as CUDA graphs on a GPU.
 
-Batches of similar shapes share compiled code, because sentences, lengths and candidates are padded to rounded sizes.
-On a CPU each batch has its own state, and only the steps are compiled.  On a GPU the batches of a shape share the
-memory of one state: one graph runs the encoder and sets the state up, and another makes a step, so the host only
-replays graphs.
+The numbers of sentences, source positions, steps and candidates are rounded up by padding, so that batches of similar
+shapes share compiled code.  On a CPU, each batch has its own state, and only the steps are compiled.  On a GPU, all
+batches of a shape share the memory of one state and two CUDA graphs: the first runs the encoder and sets up the state,
+and the second makes a step.  The host only replays these graphs.
 
 B sentences, S source positions, T steps, V candidates.
 """
@@ -29,7 +29,7 @@ from fairseq_plugins.search.beam_search import BeamState, TokenRules
 
 _LENGTH_MULTIPLE = 32
 _CANDIDATE_MULTIPLE = 256
-MAX_ENTRIES = 16  # captured searches that are kept on a GPU
+MAX_ENTRIES = 16  # maximum number of captured searches in the cache
 
 _CAPTURE_LOCK = threading.Lock()  # torch cannot capture two graphs concurrently
 
@@ -39,12 +39,12 @@ Begin = Callable[..., BeamState]  # `FastBeamSearch.begin`
 
 
 class GraphCache:
-    """The compiled steps and captured searches of a task's generators, used by one batch at a time.
+    """The compiled steps and captured searches of a task's generators; a lock admits only one batch.
 
     Args:
-        capture: turns a function into one that repeats its operations in the same memory; by default, a CUDA graph on a
-            GPU, and nothing on a CPU, where each batch then has its own state.
-        compile_step: compiles `BeamState.step` for each shape; `torch.compile` by default.
+        capture: function that records the operations of another function, and returns a function that repeats them
+            in the same memory.  By default, `capture_cuda_graph` is used on a GPU, and nothing is captured on a CPU.
+        compile_step: function that compiles `BeamState.step` for each shape; `torch.compile` by default.
 
     Attributes:
         entries: captured searches, least recently used first.
@@ -60,14 +60,15 @@ class GraphCache:
         self._end: torch.cuda.Event | None = None
 
     def __reduce__(self) -> tuple[type[GraphCache], tuple[object, object]]:
-        """Copy or pickle the cache without its entries."""
+        """Make copies and pickles of the cache without its entries."""
         return GraphCache, (self.capture, self.compile_step)
 
     def supports(self, model: BaseFairseqModel, source: Tensor, steps: int) -> bool:
-        """Return whether a batch, (B, S), can be searched with compiled steps.
+        """Return whether compiled steps support a model and a batch of sources, (B, S).
 
-        Not supported are fairseq's models, models with weight normalisation (ConvS2S in training), autocast, and inputs
-        or outputs beyond the model's positions, because counting tokens needs a synchronisation.
+        They do not support fairseq's models, models with weight normalisation (ConvS2S in training) and autocast.  They
+        also do not support batches that are wider than the model's positions: whether all sentences still fit depends
+        on padding, and counting it would need a synchronisation.
         """
         decoder = model.decoder
         return (
@@ -89,16 +90,16 @@ class GraphCache:
             begin: function that creates the state; see `FastBeamSearch.begin`.
             source: source tokens, (B, S).
             rules: token rules of the batch.
-            packing: packed weights of the batch; captured searches use plain weights.
+            packing: packed weights of the batch; captured searches do not use them.
         """
-        # Later batches write to these tensors, and inference tensors would not allow it.
+        # Later batches write to the state's tensors, which is forbidden for tensors created in inference mode.
         with self._lock, torch.inference_mode(False), torch.no_grad():
-            for limit in ("cache_size_limit", "accumulated_cache_size_limit"):  # compiled forms, per thread
+            for limit in ("cache_size_limit", "accumulated_cache_size_limit"):  # of compiled versions
                 setattr(torch._dynamo.config, limit, max(1024, getattr(torch._dynamo.config, limit)))
             source, rules = _pad(source, rules, model.encoder)
             capture = self.capture or (capture_cuda_graph if source.is_cuda else None)
             if capture is not None:
-                if self._end is not None:  # another stream may still read the previous batch
+                if self._end is not None:  # the previous batch may still run in another stream
                     torch.cuda.current_stream().wait_event(self._end)
                 captured = self._captured(model, begin, source, rules, capture)
                 captured.begin(source, rules)
@@ -106,7 +107,7 @@ class GraphCache:
                     yield captured.state, captured.step
                 finally:
                     self._end = torch.cuda.current_stream().record_event() if source.is_cuda else None
-            else:  # a small capacity that grows, because attention to unused steps takes time on a CPU
+            else:  # the capacity is small and grows, because attention to unused steps takes time on a CPU
                 net_input = {"src_tokens": source, "src_lengths": None}
                 state = begin(net_input, rules.clone(), _LENGTH_MULTIPLE, packing=packing)
                 yield state, functools.partial(state.prepare_and_step, self._step)
@@ -127,11 +128,11 @@ class GraphCache:
 
 
 class _CapturedSearch:
-    """The memory and the two captured functions of all batches of one shape.
+    """The state and the two captured functions that all batches of one shape share.
 
     Args:
-        begin, source, rules: see `GraphCache.search`; from the first batch of the shape.
-        step: step of the search, compiled.
+        begin, source, rules: arguments of `GraphCache.search` for the first batch of the shape.
+        step: compiled step of the search.
         capture: see `GraphCache`.
     """
 
@@ -147,14 +148,17 @@ class _CapturedSearch:
         self._set_up = capture(lambda: copy_tensors_(begin(net_input, rules, capacity), self.state))
 
     def begin(self, source: Tensor, rules: TokenRules) -> None:
-        """Set up the state for a batch."""
+        """Set the state to the start of a batch."""
         for own, value in zip(self.inputs, [source, *tensors_of(rules)], strict=True):
             own.copy_(value)
         self._set_up()
 
 
 def capture_cuda_graph(run: Run) -> Run:
-    """Capture a CUDA graph of a function, after two warm-up runs that compile code and allocate memory."""
+    """Return a function that replays ``run`` as a CUDA graph.
+
+    Two warm-up runs before the capture compile code and allocate memory.
+    """
     with _CAPTURE_LOCK:
         stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
         stream.wait_stream(torch.cuda.current_stream())
@@ -162,7 +166,7 @@ def capture_cuda_graph(run: Run) -> Run:
             for _ in range(2):
                 run()
         torch.cuda.current_stream().wait_stream(stream)
-        # Graph outputs are not reused, so all graphs share one memory pool.
+        # No graph needs the outputs of another graph after a replay, so all graphs share one memory pool.
         pool = _pool(torch.cuda.current_device())
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             run()
@@ -178,7 +182,7 @@ def copy_tensors_(source: object, target: object) -> None:
     """Copy all tensors of one state into another.
 
     Raises:
-        ValueError: shapes or types of the tensors differ; nothing has been copied.
+        ValueError: shapes or types of the tensors differ; in this case, no tensor has been copied.
     """
     pairs = list(zip(tensors_of(source), tensors_of(target), strict=True))
     if any((value.shape, value.dtype) != (own.shape, own.dtype) for value, own in pairs):
@@ -215,14 +219,15 @@ def tensors_of(part: Any, packages: Set[str] = frozenset({__name__.partition("."
 
 @functools.cache  # all generators share the compiled code
 def compile_with_torch(step: Step) -> Step:
-    """Return the step compiled by torch, separately for each shape."""
+    """Return a step that torch compiles at the first call with each shape."""
     return torch.compile(step, fullgraph=True, dynamic=False)
 
 
 def _pad(source: Tensor, rules: TokenRules, encoder: Any) -> tuple[Tensor, TokenRules]:
-    """Pad a batch to rounded sizes: a power of two sentences, and multiples of lengths, steps and candidates.
+    """Pad a batch to rounded sizes.
 
-    Added sentences contain only the end symbol.
+    The number of sentences becomes a power of two.  Source positions and steps become multiples of 32, and candidates
+    multiples of 256.  Added sentences contain only the end symbol.
     """
     sentences, length = source.shape
     more = (1 << (sentences - 1).bit_length()) - sentences

@@ -25,11 +25,11 @@ logger = logging.getLogger(__name__)
 
 @register_task("translation_fast", dataclass=TranslationFastConfig)
 class TranslationFastTask(TranslationTask):
-    """fairseq's translation task with a faster search, lower precision (opt-in) and vocabulary selection (opt-in).
+    """fairseq's translation task with a faster search, and optionally lower precision and vocabulary selection.
 
-    ``--candidates`` restricts translation to the candidate words of each batch, with any model, including models that
-    were trained with the whole vocabulary.  Training uses candidates with the criterion
-    `vocab_selection_cross_entropy`.  Checkpoints contain them, so translation works without the folder.
+    ``--candidates`` restricts translation to the candidate words of each batch.  It works with any model, including
+    models that were trained with the whole vocabulary.  In training, the criterion `vocab_selection_cross_entropy` uses
+    the candidates.  Checkpoints contain the tables of candidates, so translation does not need the folder.
 
     Raises:
         ValueError: the folder of ``--candidates`` is malformed; see `Candidates.read`.
@@ -43,7 +43,7 @@ class TranslationFastTask(TranslationTask):
         if cfg.candidates is None:
             self._warn_unused("without --candidates", "candidates_per_word", "frequent_candidates")
         elif Path(cfg.candidates).exists():
-            self.candidates  # noqa: B018  (read now, so that errors come before the training)
+            self.candidates  # noqa: B018  (read now, so that an error is raised before training)
 
     @functools.cached_property
     def candidates(self) -> Candidates | None:
@@ -59,7 +59,7 @@ class TranslationFastTask(TranslationTask):
             cfg.candidates, self.src_dict, self.tgt_dict, cfg.candidates_per_word, cfg.frequent_candidates
         )
 
-    # All generators of the task share one cache: fairseq's Python interface builds a generator for each call.
+    # All generators of the task share one cache, because fairseq's Python interface builds a generator for each call.
     @functools.cached_property
     def packing(self) -> PackedWeightCache:
         return PackedWeightCache(str(self.cfg.cpu_dtype))
@@ -69,7 +69,7 @@ class TranslationFastTask(TranslationTask):
         return GraphCache() if self.cfg.compile_steps else None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the task's part of a checkpoint, including the candidates."""
+        """Return the part of a checkpoint that the task writes, including the tables of candidates."""
         state = dict(super().state_dict())
         if (candidates := vars(self).get("candidates")) is not None:
             tables = {"translations": candidates.translations.cpu(), "always": candidates.always.cpu()}
@@ -77,7 +77,9 @@ class TranslationFastTask(TranslationTask):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore candidates that were read with the same options from a checkpoint, unless the folder was read.
+        """Restore the tables of candidates from a checkpoint.
+
+        They are ignored if the folder has been read, or if the checkpoint's options for candidates differ.
 
         Raises:
             ValueError: the checkpoint's candidates do not match the task's dictionaries.
@@ -99,7 +101,7 @@ class TranslationFastTask(TranslationTask):
         return [self.cfg.candidates, self.cfg.candidates_per_word, self.cfg.frequent_candidates]
 
     def _warn_unused(self, circumstance: str, *options: str) -> None:
-        """Warn about options that are set and have no effect; only once, since Python builds many generators."""
+        """Warn once about each option that is set but has no effect; fairseq may build many generators."""
         for option in options:
             name = flag(option)
             if getattr(self.cfg, option) != getattr(TranslationFastConfig, option) and name not in self._warned:
@@ -114,10 +116,10 @@ class TranslationFastTask(TranslationTask):
         extra_gen_cls_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Build a generator with the faster search and the candidates, if there are any.
+        """Build a generator with the faster search and, if the task has them, candidates.
 
-        A generator class given by the caller is used unchanged, and fairseq scores references with the whole
-        vocabulary.
+        If the caller passes a generator class, this class is used without changes.  With ``--score-reference``, fairseq
+        builds its own scorer, which uses the whole vocabulary.
 
         Raises:
             ValueError: two options are incompatible.
@@ -128,7 +130,7 @@ class TranslationFastTask(TranslationTask):
             self._warn_unused("with --score-reference", "candidates", "cpu_dtype", "compile_steps", "word_penalty")
         extra = dict(extra_gen_cls_kwargs or {})
         if seq_gen_cls is None:
-            aligns = bool(getattr(args, "print_alignment", None))  # fairseq ignores it if a class is given
+            aligns = bool(getattr(args, "print_alignment", None))  # fairseq ignores this option if a class is given
             if aligns:
                 extra["print_alignment"] = args.print_alignment
             extra |= {"packing": self.packing, "graphs": self._graphs}

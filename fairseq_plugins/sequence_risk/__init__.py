@@ -1,4 +1,4 @@
-"""Training for whole sentences: the expected cost of hypotheses (Edunov et al. 2018)."""
+"""Training that minimises the expected cost of hypotheses, such as 1 - BLEU (Edunov et al. 2018)."""
 
 from fairseq_plugins.sequence_risk.criterion import SequenceRisk
 

@@ -1,4 +1,4 @@
-"""Options of the criterion `sequence_risk`, and the sentence scores of ``--risk-cost``, from 0 to 1."""
+"""Options of the criterion `sequence_risk`, and the scores for ``--risk-cost``, which are between 0 and 1."""
 
 from argparse import SUPPRESS
 from collections.abc import Callable
@@ -12,18 +12,21 @@ from sacrebleu import BLEU, CHRF
 from fairseq_plugins.common.options import FRACTION, POSITIVE, SIZE
 from fairseq_plugins.common.rouge import rouge_scorer
 
-# Takes a reference, and returns a function that scores hypotheses; both are strings of words.
+# A function of a reference that returns a function of hypotheses.  References and hypotheses are strings of words.
 SentenceScore = Callable[[str], Callable[[str], float]]
 
 
 def _sacrebleu(metric: Callable[..., BLEU | CHRF], reference: str) -> Callable[[str], float]:
-    """Return the sentence score of sacreBLEU, which counts the n-grams of the reference only once."""
+    """Return a function that scores hypotheses with sacreBLEU.
+
+    The n-grams of the reference are counted once for all hypotheses.
+    """
     scorer = metric(references=[[reference]])
     return lambda hypothesis: float(scorer.corpus_score([hypothesis], None).score) / 100
 
 
 def _rouge(name: str) -> SentenceScore:
-    """Return the F1 of rouge-score with stemming, like `fairseq-plugins score`.
+    """Return the ROUGE F1 score with stemming, as `fairseq-plugins score` computes it.
 
     Raises:
         ValueError: rouge-score is not installed.
@@ -32,9 +35,9 @@ def _rouge(name: str) -> SentenceScore:
     return lambda reference: lambda hypothesis: float(scorer.score(reference, hypothesis)[name].fmeasure)
 
 
-# Constructors of the scores, called once per training, because rouge-score logs a line for each scorer.
+# Constructors of the scores.  Training calls a constructor only once, because rouge-score logs a line at each call.
 SENTENCE_SCORES: dict[str, Callable[[], SentenceScore]] = {
-    # BLEU without further tokenisation; add-one smoothing for bigrams and longer n-grams (Lin & Och 2004).
+    # BLEU without tokenisation, and with add-one smoothing for bigrams and longer n-grams (Lin & Och 2004).
     "bleu": lambda: partial(
         _sacrebleu, partial(BLEU, tokenize="none", smooth_method="add-k", smooth_value=1, force=True)
     ),
@@ -48,7 +51,7 @@ class SequenceRiskConfig(FairseqDataclass):
     risk_hypotheses: int = field(
         default=8, metadata={"help": "number of hypotheses per sentence (beam width)", "range": SIZE}
     )
-    # The former name of risk_hypotheses, used by old command lines, configuration files and checkpoints.
+    # The former name of risk_hypotheses, which old command lines, configuration files and checkpoints contain.
     risk_candidates: Optional[int] = field(default=None, metadata={"help": SUPPRESS, "range": SIZE})
     risk_sampling: bool = field(
         default=False, metadata={"help": "in training, sample hypotheses from the model instead of beam search"}

@@ -1,6 +1,6 @@
 """Expected risk (Edunov et al. 2018, Classical Structured Prediction Losses, arXiv 1711.04956).
 
-B sentences, at most K hypotheses per sentence, R rows: references, then hypotheses.
+B sentences, at most K hypotheses per sentence, R rows to score: first the references, then the hypotheses.
 """
 
 from __future__ import annotations
@@ -39,23 +39,25 @@ logger = logging.getLogger(__name__)
 
 @register_criterion("sequence_risk", dataclass=SequenceRiskConfig)
 class SequenceRisk(FairseqCriterion):
-    """The loss ``α TokLS + (1 - α) Risk`` per sentence, with ``Risk = Σ_u p(u) cost(u)`` over hypotheses u.
+    """The loss ``α TokLS + (1 - α) Risk`` per sentence, with ``Risk = Σ_u p(u) cost(u)`` for hypotheses u.
 
-    p is the softmax of scaled mean log-probabilities, and TokLS the mean over the words of the reference.  Hypotheses
-    are generated without dropout and scored with dropout.  ``--candidates`` of the task restricts both.
+    TokLS is the label-smoothed cross-entropy of the reference, averaged over its words.  p(u) is a softmax over the
+    hypotheses of a sentence; its logits are their mean log-probabilities per word, times ``--risk-scale``.  Hypotheses
+    are generated without dropout and scored with dropout.  ``--candidates`` of the task restricts the vocabulary of
+    both.
 
-    The criterion logs means over sentences: ``risk``, the expected cost; ``best``, the cost of the model's best
-    hypothesis; ``oracle``, the lowest cost; and ``translations``, the number of scored hypotheses.  It also logs
-    seconds per batch: ``search``, and ``scoring``, which includes the costs but not the backward pass (on a GPU, until
-    the work is queued).
+    The criterion logs averages over sentences: ``risk``, the expected cost; ``best``, the cost of the model's best
+    hypothesis; ``oracle``, the lowest cost of a hypothesis; and ``translations``, the number of hypotheses.  It also
+    logs two times in seconds per batch.  ``search`` is the time to generate hypotheses.  ``scoring`` is the time to
+    compute costs and loss, without the backward pass.  On a GPU, ``scoring`` ends when all operations are queued.
 
     Args:
         task: translation task.
         cfg: options.
 
     Raises:
-        ValueError: an option is out of range, the score's package is not installed, or the score cannot read the
-            dictionary's letters.
+        ValueError: an option is out of range or incompatible with the task, a package is not installed, or ROUGE does
+            not support the script of the dictionary.
     """
 
     def __init__(self, task: FairseqTask, cfg: SequenceRiskConfig) -> None:
@@ -84,8 +86,9 @@ class SequenceRisk(FairseqCriterion):
         if is_rouge and not can_score(words):
             raise ValueError(f"--risk-cost {cost} reads only the letters a to z and digits: use chrf or bleu")
         self.bpe_symbol = bpe_symbol(words)
-        # Replacements for unknown words of references and hypotheses never match: private characters, as many as in a
-        # word for chrF, or artificial words for ROUGE, which ignores such characters.
+        # Unknown words of references and hypotheses are replaced by different text, so that they never match.  ROUGE
+        # ignores characters other than letters and digits, so it gets artificial words.  Other scores get private
+        # characters, in the length of a typical word because chrF counts characters.
         self.unknown_words = (
             ("unknownofreference", "unknownoftranslation") if is_rouge else ("\ue000" * 8, "\ue001" * 8)
         )
@@ -97,11 +100,11 @@ class SequenceRisk(FairseqCriterion):
         self.candidates = getattr(task, "candidates", None)
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-        """Return the loss, summed over sentences, the number of sentences, and the log.
+        """Return the summed loss of all sentences, the number of sentences, and the log.
 
         Raises:
             ValueError: the model is not an autoregressive encoder-decoder, or its softmax is adaptive.
-            RuntimeError: out of memory.
+            RuntimeError: the batch does not fit into memory; the error names options that reduce it.
         """
         inner = _unwrapped(model)
         try:
@@ -109,7 +112,7 @@ class SequenceRisk(FairseqCriterion):
         except RuntimeError as error:
             if "memory" not in str(error):
                 raise
-            # fairseq skips a batch on a GPU if the message contains "out of memory".
+            # If the message contains "out of memory", fairseq skips the batch on a GPU.
             raise RuntimeError(
                 f"--risk-hypotheses {self.generator.count}: out of memory for {len(sample['target'])} sentences; "
                 f"reduce it or --max-tokens ({error})"
@@ -145,7 +148,7 @@ class SequenceRisk(FairseqCriterion):
     def hypothesis_sets(
         self, sample: dict[str, Any], hypotheses: list[list[list[int]]]
     ) -> tuple[Rows, list[HypothesisSet]]:
-        """Return the distinct rows to score, and the hypotheses of each sentence with their costs."""
+        """Compute the costs of all hypotheses; return the rows to score without duplicates, and each sentence's set."""
         references = [[word for word in row if word != self.padding_idx] for row in sample["target"].tolist()]
         tokens, sentences, sets = list(references), list(range(len(references))), []
         texts = [self.text(reference, self.unknown_words[0]) for reference in references]
@@ -169,7 +172,7 @@ class SequenceRisk(FairseqCriterion):
         return Rows(tokens, sentences, first), sets
 
     def _warn_without_spaces(self, texts: list[str], references: list[list[int]]) -> None:
-        """Warn if the first batch of long sentences has no spaces, since BLEU then sees each sentence as one word."""
+        """Warn if the first batch of long sentences has no spaces, because BLEU then reads a sentence as one word."""
         if self._checks_spaces and sum(map(len, references)) > 5 * len(texts):
             self._checks_spaces = False
             if sum(len(text.split()) for text in texts) < 2 * len(texts):
@@ -178,7 +181,7 @@ class SequenceRisk(FairseqCriterion):
                 )
 
     def text(self, tokens: Iterable[int], unknown: str) -> str:
-        """Return the words without BPE, with a replacement for unknown words."""
+        """Return text without BPE for tokens, in which ``unknown`` replaces unknown words."""
         return self.dictionary.string(tokens, self.bpe_symbol, unk_string=unknown)
 
     def _scores(self, model: Any, inner: Any, net_input: dict[str, Any], rows: Rows) -> RowScores:
@@ -187,7 +190,8 @@ class SequenceRisk(FairseqCriterion):
         if self.candidates is not None:
             words = self.candidates.words(net_input["src_tokens"], torch.tensor(list(chain(*rows.tokens))))
             output = candidate_output(inner, words)
-        # Scoring replaces `forward`, because wrappers for several processes synchronise gradients only if called.
+        # Wrappers for distributed training synchronise gradients only if they are called.  A wrapper calls `forward` of
+        # the model, so `forward` is replaced by the scoring function.
         score = partial(score_rows, inner, net_input, rows, self.padding_idx)
         with output, replaced(inner, "forward", score):
             return model(words)  # torch's DataParallel fails without an argument
@@ -197,9 +201,9 @@ class SequenceRisk(FairseqCriterion):
 
         Args:
             scores: scores of all rows.
-            rows: rows.
-            costs: costs of the hypotheses, (B, K), infinite in place of missing ones.
-            members: rows of the hypotheses, (B, K).
+            rows: tokens of all rows.
+            costs: costs of the hypotheses, (B, K); infinite if a sentence has fewer than K hypotheses.
+            members: index of each hypothesis among the rows, (B, K).
         """
         lengths = torch.tensor([len(row) for row in rows.tokens], device=costs.device)
         totals = scores.tokens.sum(dim=1)
@@ -216,14 +220,14 @@ class SequenceRisk(FairseqCriterion):
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
-        """Log means over sentences, the perplexity of words, and means over batches."""
+        """Log averages per sentence, the perplexity per word, and times per batch."""
         total: dict[str, Any] = defaultdict(float)
         for log in logging_outputs:
             for name, value in log.items():
                 total[name] += value
         sentences, batches = total["nsentences"], total["batches"]
         for name in ("loss", "risk", "best", "oracle", "translations"):
-            # The third decimal is 0.1 BLEU, too coarse for --best-checkpoint-metric and --patience.
+            # fairseq's three decimals, 0.1 BLEU, are too coarse to compare checkpoints by --best-checkpoint-metric.
             metrics.log_scalar(name, total[name] / sentences, sentences, round=5)
         bits = total["nll_loss"] / total["ntokens"] / math.log(2)
         metrics.log_scalar("nll_loss", bits, total["ntokens"], round=3)
@@ -241,7 +245,7 @@ class HypothesisSet(NamedTuple):
     """The distinct hypotheses of a sentence.
 
     Attributes:
-        rows: row of each hypothesis.
+        rows: index of each hypothesis among the rows to score.
         costs: cost of each hypothesis.
         best: cost of the model's best hypothesis.
     """
@@ -256,7 +260,7 @@ def _padded(lists: list[list[Any]], value: float, dtype: torch.dtype) -> Tensor:
 
 
 def _unwrapped(model: Any) -> Any:
-    """Return the model without wrappers for several processes.
+    """Return the model without wrappers for distributed training.
 
     Raises:
         ValueError: the model is not an autoregressive encoder-decoder, or its softmax is adaptive.
@@ -268,6 +272,6 @@ def _unwrapped(model: Any) -> Any:
             f"--criterion sequence_risk needs an autoregressive encoder-decoder, got {type(model).__name__}; use "
             "another --arch"
         )
-    if getattr(model.decoder, "adaptive_softmax", None) is not None:  # fairseq modifies its probabilities in place
+    if getattr(model.decoder, "adaptive_softmax", None) is not None:  # fairseq modifies its output in place
         raise ValueError("--criterion sequence_risk needs a plain softmax, got an adaptive one: use another --arch")
     return model

@@ -1,4 +1,4 @@
-"""Hypotheses of the model that is trained, from beam search or sampling."""
+"""Generation of hypotheses with a model during its training, by beam search or sampling."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from torch import Tensor, nn
 from fairseq_plugins.cpu.packing import PackedWeightCache
 from fairseq_plugins.search.generator import FastBeamSearch
 
-# Longest hypothesis: factor of the source length, and number of additional words, as in the paper.
+# (a, b) of the maximum length a·m + b for a source of m tokens, as in the paper.
 _MAX_LENGTH = 1.5, 5
 
 _MIN_LPROB = -80.0  # its exponential is still positive in float32
 
 
 class HypothesisGenerator:
-    """Beam search, or sampling, with a model in training.
+    """A generator of hypotheses for a model in training, by beam search or sampling.
 
     Args:
-        task: translation task; candidates and precision of `translation_fast` apply.
+        task: translation task; if it is `translation_fast`, its candidates and precision are used.
         count: maximum number of hypotheses per sentence.
         sampling: whether to sample in training; validation always uses beam search.
     """
@@ -37,13 +37,14 @@ class HypothesisGenerator:
         self._packing = PackedWeightCache(str(getattr(getattr(task, "cfg", None), "cpu_dtype", "float32")))
 
     def generate(self, model: FairseqEncoderDecoderModel, sample: dict[str, Any]) -> list[list[list[int]]]:
-        """Return the hypotheses of each sentence as tokens with the end, best first; samples may repeat.
+        """Return the hypotheses of each sentence, best first, as tokens including the end.
 
-        Dropout is off, as in the paper.  The model's state and modes are unchanged afterwards.
+        Dropout is off, as in the paper.  The model is in its previous mode afterwards.  Sampling may return equal
+        hypotheses.
         """
         samples = self.sampling and model.training
         with _evaluating(model):
-            # One generator per batch: as an attribute, it would register the model as a submodule of the criterion.
+            # Build a generator for each batch: an attribute would register the model as a submodule of the criterion.
             generator = _Search(
                 [model],
                 self.task.target_dictionary,
@@ -56,17 +57,17 @@ class HypothesisGenerator:
             )
             found = generator.generate(
                 [model], sample
-            )  # not `inference_step`, which returns empty hypotheses for blank sources
+            )  # the task's `inference_step` would return nothing for blank sources
         return [[hypothesis["tokens"].tolist() for hypothesis in hypotheses] for hypotheses in found]
 
 
 def _last_steps(lengths: Tensor) -> Tensor:
-    """Return the last step of hypotheses for sources with the given lengths."""
+    """Return the step in which hypotheses must end, for sources with the given lengths."""
     return (_MAX_LENGTH[0] * lengths + _MAX_LENGTH[1]).long()
 
 
 class _Search(FastBeamSearch):
-    """A search that limits hypotheses by the length of their own source, not by the longest source of the batch."""
+    """A search whose length limit depends on each sentence's own source, not on the longest source of the batch."""
 
     search: Search
 
@@ -76,12 +77,12 @@ class _Search(FastBeamSearch):
             self.search, self.should_set_src_lengths = _LimitedLength(self.search, dictionary), True
 
     def last_steps(self, source: Tensor, longest: int) -> Tensor:
-        """Return the last step of each sentence, (B,)."""
+        """Return the step in which all hypotheses of each sentence must end, (B,)."""
         return _last_steps(source.ne(self.pad).sum(dim=1)).clamp(max=longest)
 
 
 class _LimitedLength(Search):
-    """A search strategy of fairseq with the length limits of `_Search`.
+    """A wrapper that adds the length limits of `_Search` to a search strategy of fairseq.
 
     Args:
         search: search strategy.
@@ -93,14 +94,18 @@ class _LimitedLength(Search):
         self.search = search
 
     def step(self, step: int, lprobs: Tensor, *args: Any) -> Any:
-        """Choose words from log-probabilities, (B, k, V), which allow only the end after a sentence's last step."""
+        """Choose words by log-probabilities, (B, k, V); a sentence that has reached its limit can only end."""
         words = torch.arange(lprobs.size(2), device=lprobs.device) != self.eos
         over = step >= _last_steps(self.src_lengths).to(lprobs.device)
         return self.search.step(step, lprobs.masked_fill(over.view(-1, 1, 1) & words, -math.inf), *args)
 
 
 class _Sampling(Sampling):
-    """fairseq's sampling, which fails if the probability of a forced end underflows; here it is rescaled first."""
+    """fairseq's sampling with rescaled log-probabilities.
+
+    If only the end is allowed and its probability is very low, the probability is rounded to zero, and fairseq's
+    sampling fails.  Rescaling avoids this.
+    """
 
     def step(self, step: int, lprobs: Tensor, *args: Any) -> Any:
         """Sample words; see fairseq's `Sampling`."""

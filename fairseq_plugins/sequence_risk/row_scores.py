@@ -1,4 +1,6 @@
-"""Log-probabilities, with gradients, of several target sentences per source sentence, which is encoded once.
+"""Differentiable log-probabilities of several target sentences per source sentence.
+
+Each source sentence is encoded only once.
 
 B source sentences, R rows (target sentences), T target positions, M prefixes, V target words.
 """
@@ -16,15 +18,15 @@ from torch import Tensor
 
 from fairseq_plugins.common.prefix_tree import PrefixTree
 
-_BATCHES = 4  # batches of rows with similar lengths
+_BATCHES = 4  # number of batches that hypotheses are divided into, by length
 
 
 class Rows(NamedTuple):
-    """Target sentences; the first B are the references.
+    """Target sentences to score; the first B are the references.
 
     Attributes:
-        tokens: tokens of each row, with the end.
-        sentences: source sentence of each row.
+        tokens: tokens of each row, including the end.
+        sentences: index of each row's source sentence.
         first: token before the first target token, for each source sentence.
     """
 
@@ -34,13 +36,13 @@ class Rows(NamedTuple):
 
 
 class RowScores(NamedTuple):
-    """The log-probabilities that a loss needs.
+    """The log-probabilities of rows.
 
     Attributes:
         tokens: log-probability of each token, (R, T); zero after the end of a row.
-        sums: sum of the log-probabilities of all words at each position of the references, (B, T); zero after their
-            ends.
-        words: V.
+        sums: log-probabilities at each position of the references, summed over the vocabulary, (B, T); zero after the
+            end of a reference.
+        words: size of the vocabulary, V.
     """
 
     tokens: Tensor
@@ -51,13 +53,14 @@ class RowScores(NamedTuple):
 def score_rows(
     model: Any, net_input: dict[str, Any], rows: Rows, padding: int, candidates: Tensor | None = None
 ) -> RowScores:
-    """Score rows by calling the model's encoder and decoder, but not the model itself.
+    """Return the log-probabilities of rows.
 
-    Decoders with `features_of_prefixes` compute each distinct prefix once, and rows with a common prefix share its
-    dropout mask.  Other decoders compute rows of similar lengths together.
+    This calls the model's encoder and decoder, but not the model itself, whose `forward` may be replaced.  A decoder
+    with a method `features_of_prefixes` computes each distinct prefix once, so rows with a common prefix also share a
+    dropout mask.  Other decoders read batches of rows with similar lengths.
 
     Args:
-        model: encoder-decoder without wrappers.
+        model: encoder-decoder without wrappers for distributed training.
         net_input: source tokens and lengths.
         rows: rows to score.
         padding: padding index.
@@ -84,7 +87,7 @@ def score_rows(
 def _score_in_batches(
     model: Any, encoder_out: Any, rows: Rows, tokens: Tensor, targets: Tensor
 ) -> tuple[Tensor, Tensor, int]:
-    """Return scores (R, T), sums of the references (B, T) and V, computed with a copy of the source per row."""
+    """Return the parts of `RowScores`, computed by a decoder that reads a copy of the source for each row."""
     references, device = len(rows.first), tokens.device
     sentences = torch.tensor(rows.sentences, device=device)
     first = torch.tensor(rows.first, device=device).index_select(0, sentences)
@@ -94,7 +97,7 @@ def _score_in_batches(
     scores, sums, words = [], tokens.new_empty(0), 0
     for batch in (list(range(references)), *(hypotheses[i : i + size] for i in range(0, len(hypotheses), size))):
         chosen, length = torch.tensor(batch, device=device), max(len(rows.tokens[row]) for row in batch)
-        # fairseq's fconv re-orders the encoder output in place, so pass a copy.
+        # fairseq's fconv re-orders the encoder output in place, so pass a shallow copy.
         source = model.encoder.reorder_encoder_out(copy.copy(encoder_out), sentences.index_select(0, chosen))
         net_output = model.decoder(previous.index_select(0, chosen)[:, :length], encoder_out=source)
         lprobs = model.get_normalized_probs(net_output, log_probs=True)

@@ -22,15 +22,15 @@ logger = logging.getLogger(__name__)
 
 
 class Candidates:
-    """The tables that give the candidate words of a batch.
+    """The tables that determine the candidate words of a batch.
 
     Candidates are the special symbols, frequent words, and the most probable translations of the source words.  Special
-    symbols are the first symbols of the target dictionary (padding, end of the sentence, ...).  They are the first
-    candidates too, so they keep their indices.  Symbols that a task appends to a dictionary count as words.
+    symbols, such as padding and the end of the sentence, are the first symbols of the target dictionary.  They are also
+    the first candidates, so their indices do not change.  Symbols that a task appends to a dictionary count as words.
 
     Args:
-        translations: target words of each source word, padded with any word that is always a candidate, (S, K).
-        always: whether a target word is a candidate of every batch, (V,).
+        translations: translations of each source word, (S, K), padded with a word that is always a candidate.
+        always: whether each target word is a candidate in every batch, (V,).
     """
 
     def __init__(self, translations: Tensor, always: Tensor) -> None:
@@ -41,19 +41,19 @@ class Candidates:
     def read(
         cls, folder: str | Path, source: Dictionary, target: Dictionary, per_word: int, frequent: int
     ) -> Candidates:
-        """Read the files written by ``fairseq-plugins lexicon``, ignoring words outside the dictionaries.
+        """Read the files that ``fairseq-plugins lexicon`` writes; words outside the dictionaries are ignored.
 
         Args:
             folder: folder with ``candidates.txt``, lines ``source target probability`` with descending probabilities
                 for each source word, and ``frequent.txt``, lines ``target count`` with descending counts.
             source: source words.
             target: target words.
-            per_word: K.
-            frequent: number of frequent words that are candidates of every batch.
+            per_word: K, the maximum number of translations of a source word.
+            frequent: number of frequent words that are candidates in every batch.
 
         Raises:
-            ValueError: a file is missing or malformed or has no word of the dictionaries, an option is out of range, or
-                the target dictionary does not begin with its special symbols.
+            ValueError: a file is missing, malformed, or contains no word of the dictionaries; an option is out of
+                range; or the target dictionary does not begin with its special symbols.
         """
         if per_word < 1:
             raise ValueError(f"--candidates-per-word must be at least 1, got {per_word}")
@@ -76,7 +76,7 @@ class Candidates:
 
     @classmethod
     def restore(cls, translations: object, always: object, source: Dictionary, target: Dictionary) -> Candidates:
-        """Validate tables from a checkpoint.
+        """Validate tables from a checkpoint, and return them as `Candidates`.
 
         Raises:
             ValueError: the tables do not match the dictionaries.
@@ -97,16 +97,16 @@ class Candidates:
         return cls(translations, always)  # type: ignore[arg-type]
 
     def mask(self, src_tokens: Tensor) -> Tensor:
-        """Return a new mask of the candidates, (V,), for source words of any shape."""
+        """Return a mask that is true at candidates, (V,), for source words in a tensor of any shape."""
         if self.always.device != src_tokens.device:
-            # `always` moves last, because other threads test its device to see whether both tables have moved.
+            # Move `always` last: when another thread sees its new device, `translations` must have been moved already.
             self.translations = self.translations.to(src_tokens.device)
             self.always = self.always.to(src_tokens.device)
         translations = self.translations.index_select(0, src_tokens.flatten())
         return self.always.index_fill(0, translations.flatten().long(), True)
 
     def words(self, src_tokens: Tensor, *forced: Tensor | None) -> Tensor:
-        """Return the candidates of a batch, including forced words, as indices in the dictionary, ascending, (V,)."""
+        """Return the candidates of a batch and all words in ``forced``, as ascending dictionary indices, (V,)."""
         mask = self.mask(src_tokens)
         for tokens in forced:
             if tokens is not None:
@@ -115,12 +115,15 @@ class Candidates:
 
 
 def candidate_indices(tokens: Tensor, words: Tensor | None) -> Tensor:
-    """Return the tokens as indices of candidate words, (V,), which must include them; unchanged if words is None."""
+    """Return the index of each token in the sorted candidates ``words``, (V,), or the tokens if ``words`` is None.
+
+    Each token must be a candidate.
+    """
     return tokens if words is None else torch.searchsorted(words, tokens.to(words))
 
 
 def _frequent(path: Path, target: Dictionary, count: int) -> list[int]:
-    """Return the first words of the file that are in the dictionary, at most ``count``."""
+    """Return the first ``count`` words of the file that are in the dictionary."""
     words: dict[int, None] = {}  # an ordered set
     for word, _ in _lines(path, "target count"):
         index = target.indices.get(word, 0)
@@ -130,10 +133,10 @@ def _frequent(path: Path, target: Dictionary, count: int) -> list[int]:
 
 
 def _translations(path: Path, source: Dictionary, target: Dictionary, per_word: int) -> Tensor:
-    """Return the first target words of each source word that are in the dictionary, padded.
+    """Read the first ``per_word`` translations of each source word; words outside the dictionaries are ignored.
 
     Returns:
-        (S, K), with K reduced to the largest number that a source word has.
+        Padded translations, (S, K), where K is the largest number of translations of a source word.
     """
     found: list[dict[int, None]] = [{} for _ in range(len(source))]  # ordered sets
     sources, targets, specials = source.indices, target.indices, target.nspecial
@@ -152,7 +155,10 @@ def _translations(path: Path, source: Dictionary, target: Dictionary, per_word: 
 
 
 def _lines(path: Path, form: str) -> Iterator[list[str]]:
-    """Yield the fields of each line, named by ``form``; the last is a number that descends for each source word."""
+    """Yield the fields of each line; ``form`` has their names.
+
+    The last field is a number, which must not increase between lines, or between lines of the same source word.
+    """
     if not path.is_file():
         raise ValueError(f"{path} does not exist: --candidates needs a folder made by `fairseq-plugins lexicon`")
     names, previous = form.split(), dict[str, float]()

@@ -21,11 +21,12 @@ from fairseq_plugins.common.output_layer import candidate_output
 class VocabSelectionCrossEntropy(LabelSmoothedCrossEntropyCriterion):
     """fairseq's label-smoothed cross-entropy over the candidates of each batch and the words of its references.
 
-    The output layer computes only the rows of these words, and only they receive gradients.  Label smoothing covers the
-    same words.  Validation uses the same objective, whose losses are smaller than losses over the whole vocabulary.
+    The output layer computes only the rows of these words, so only these rows receive gradients.  Label smoothing also
+    distributes probability only among these words.  Validation uses the same loss, which is smaller than a loss over
+    the whole vocabulary, so do not compare the two.
 
-    The criterion logs ``candidates``, the number of words that a batch uses, and ``coverage``, the percentage of target
-    words (including ends of sentences) that are candidates even without the references.
+    The criterion logs two numbers.  ``candidates`` is the number of words in the output layer of a batch.  ``coverage``
+    is the percentage of target words, including ends of sentences, that would be candidates without the references.
 
     Args:
         task: `translation_fast` with ``--candidates``.
@@ -46,13 +47,16 @@ class VocabSelectionCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         return super().build_criterion(cfg, task)
 
     def forward(self, model: BaseFairseqModel, sample: dict[str, Any], reduce: bool = True) -> Any:
-        """Return loss, sample size and log; the number of candidates needs the only synchronisation."""
+        """Return loss, sample size and log.
+
+        Only the number of candidates, which is a size of tensors, needs a synchronisation with the device.
+        """
         target = sample["target"]
         mask = self.task.candidates.mask(sample["net_input"]["src_tokens"])
         covered = (mask[target] & target.ne(self.padding_idx)).sum()
         mask.index_fill_(0, target.flatten(), True)
         words = mask.nonzero().squeeze(1)
-        # Padding, like all special symbols, has the same index among the candidates.
+        # Padding keeps its index, because the special symbols are the first candidates.
         sample = {**sample, "target": torch.searchsorted(words, target)}
         with candidate_output(model, words):
             loss, sample_size, logging_output = super().forward(model, sample, reduce)
@@ -61,7 +65,7 @@ class VocabSelectionCrossEntropy(LabelSmoothedCrossEntropyCriterion):
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
-        """Log the loss, the mean number of candidates per batch, and the coverage per word."""
+        """Log the loss, the mean number of candidates per batch, and the coverage of all target words."""
         super().reduce_metrics(logging_outputs)
         total = {
             name: sum(log.get(name, 0) for log in logging_outputs)

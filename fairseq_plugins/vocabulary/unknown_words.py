@@ -1,8 +1,8 @@
 """Replacement of unknown words by attention (Jean et al. 2015, arXiv 1412.2007; ConvS2S section 4.3).
 
-A dictionary's translation of the most attended source word, or a copy of this word, replaces each ``<unk>``.  An offset
-corrects attention that is always a fixed number of words away from the aligned word (Gehring et al. 2016, section 4.4).
-`repairs` replaces fairseq's implementation by this one.
+Each ``<unk>`` is replaced by the translation of the source word with the largest attention, or by a copy of this word.
+Some models attend to a word at a fixed distance from the aligned word.  An offset corrects this (Gehring et al. 2016,
+section 4.4).  `repairs` replaces fairseq's implementation by this one.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from torch import Tensor
 
 from fairseq_plugins.common.files import decoded
 
-MAX_SHOWN = 100  # characters of a line in an error
+MAX_SHOWN = 100  # maximum number of characters of a line in an error message
 
 
 class SourceWords(list[Any]):
-    """The printed alignment of a hypothesis, and the aligned source word of each target token.
+    """fairseq's alignment of a hypothesis, and in addition the aligned source word of each target token.
 
     Args:
-        printed: fairseq's alignment; empty without ``--print-alignment``.
+        printed: fairseq's alignment, which it prints; empty without ``--print-alignment``.
         attention: attention of the hypothesis, (source tokens, target tokens).
         is_word: whether each source token is a word, (source tokens).
-        offset: distance in words from the most attended to the aligned source word.
+        offset: number of words from the source word with the largest attention to the aligned source word.
 
     Raises:
         ValueError: the model reports no attention.
@@ -47,15 +47,16 @@ class SourceWords(list[Any]):
 
 
 def shift_position(position: int, offset: int, length: int) -> int:
-    """Return the position plus the offset, clipped to the sentence."""
+    """Return the position plus the offset, clipped to 0, ..., length - 1."""
     return min(max(position + offset, 0), length - 1)
 
 
 def keep_source_words(task: Any, generator: Any, offset: int = 0) -> None:
-    """Make ``generator`` align with `SourceWords`, and ``task`` keep unknown words that ``fairseq-interactive`` reads.
+    """Replace methods of ``generator`` and ``task``, so that unknown source words can be copied to translations.
 
-    The source dictionary contains the unknown words of a buffer until the next buffer; the model still sees them as
-    unknown.  Padding and ends of sentences do not count as words, and neither does text with the same spelling.
+    The generator returns a `SourceWords` as alignment of each hypothesis.  For ``fairseq-interactive``, the task adds
+    unknown source words to the dictionary until it reads the next buffer of lines.  The model still reads them as
+    ``<unk>``.  Padding and ends of sentences do not count as words, nor does text that is spelled like them.
     """
     dictionary = task.source_dictionary
     size, generate, tokenize = len(dictionary), generator.generate, task.get_interactive_tokens_and_lengths
@@ -88,18 +89,18 @@ def keep_source_words(task: Any, generator: Any, offset: int = 0) -> None:
 def replace_unknown_words(
     tokens: Tensor, text: str, alignment: Any, source: str, translations: dict[str, str], dictionary: Dictionary
 ) -> str:
-    """Return the text of a hypothesis with unknown words replaced.
+    """Return the text of a hypothesis after replacing its unknown words.
 
     Args:
         tokens: tokens of the hypothesis, (target tokens).
         text: text of the hypothesis.
         alignment: alignment of the hypothesis, a `SourceWords`.
         source: source sentence.
-        translations: translations of source words; other words are copied.
+        translations: translations of source words; source words without translation are copied.
         dictionary: target words.
 
     Raises:
-        ValueError: the generator did not align with `SourceWords`, or aligned a source with another number of words.
+        ValueError: the alignment is not a `SourceWords`, or its source had another number of words.
     """
     if not isinstance(alignment, SourceWords):
         raise ValueError(
@@ -126,7 +127,7 @@ def read_translations(replace_unk: str | None) -> dict[str, str] | None:
     """Read the translations of ``--replace-unk`` from a file with lines ``source target``.
 
     Args:
-        replace_unk: path of the file; an empty path copies all words, and None turns replacement off.
+        replace_unk: path of the file; with an empty path, all words are copied; None turns replacement off.
 
     Raises:
         ValueError: a line does not have two words, or is not UTF-8.
@@ -134,7 +135,7 @@ def read_translations(replace_unk: str | None) -> dict[str, str] | None:
     """
     if replace_unk is None:
         return None
-    if replace_unk.strip() in ("", "@@"):  # fairseq's parser turns the option without a value into @@
+    if replace_unk.strip() in ("", "@@"):  # fairseq's parser returns @@ for the option without a value
         return {}
     translations = {}
     path = Path(replace_unk)
