@@ -38,7 +38,7 @@ def import_user_dir(folder: Path | None) -> None:
     Raises:
         ValueError: the import fails, or a module of the same name was imported before.
     """
-    from fairseq.utils import import_user_module  # noqa: PLC0415  (with torch: seconds)
+    from fairseq.utils import import_user_module  # noqa: PLC0415  (importing torch takes seconds)
 
     try:
         import_user_module(Namespace(user_dir=folder))

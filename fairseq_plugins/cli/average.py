@@ -47,7 +47,7 @@ def run(args: Namespace) -> None:
         if path.is_dir():
             raise ValueError(f"{path} is a folder: give --last N to average its last N checkpoints")
     refuse_unreadable(*paths)
-    from fairseq_plugins.cli.checkpoint_mean import write_mean  # noqa: PLC0415  (with torch and fairseq: seconds)
+    from fairseq_plugins.cli.checkpoint_mean import write_mean  # noqa: PLC0415  (importing fairseq takes seconds)
 
     fairseq_plugins.install()
     write_mean(paths, args.output)

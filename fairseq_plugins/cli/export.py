@@ -85,7 +85,7 @@ def run(args: Namespace) -> None:
         raise ValueError("export needs the package onnx: pip install onnx onnxruntime")
     if args.data is not None and not args.data.is_dir():
         raise ValueError(f"--data {args.data}: not a folder; give the folder of dict.XX.txt")
-    from fairseq_plugins.cli.exporting import export  # noqa: PLC0415  (with torch and fairseq: seconds)
+    from fairseq_plugins.cli.exporting import export  # noqa: PLC0415  (importing fairseq takes seconds)
 
     fairseq_plugins.install()
     export(args)

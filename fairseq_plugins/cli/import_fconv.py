@@ -33,7 +33,7 @@ def run(args: Namespace) -> None:
     refuse_missing_folder(args.output)
     fairseq_plugins.install()
     import_user_dir(args.user_dir)
-    from fairseq import checkpoint_utils  # noqa: PLC0415  (with torch: seconds)
+    from fairseq import checkpoint_utils  # noqa: PLC0415  (importing torch takes seconds)
 
     family = find_converter("fconv")
     with naming_file_in_errors(args.input, "cannot be converted from fairseq's fconv"):
@@ -53,7 +53,7 @@ def find_converter(model: str) -> ModuleType:
     Raises:
         ValueError: no family converts the model.
     """
-    from fairseq.models import MODEL_REGISTRY  # noqa: PLC0415  (with torch: seconds)
+    from fairseq.models import MODEL_REGISTRY  # noqa: PLC0415  (importing torch takes seconds)
 
     for family in MODEL_REGISTRY.values():
         if name := getattr(family, "converters", {}).get(model):

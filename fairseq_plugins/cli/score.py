@@ -60,7 +60,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="output of fairseq-generate, as one file or one file per shard; repeat the option to score several runs and "
+        help="output of fairseq-generate, as one file or one per shard; repeat the option to score several runs and "
         "print their mean",
     )
     parser.add_argument(
@@ -115,7 +115,7 @@ def run(args: Namespace) -> None:
         tokens = None if args.tokenised is None else lines_of(args.tokenised, sentences)
         best = [sentence.hypotheses[0] for sentence in sentences]
         if args.detokenise:
-            from sacremoses import MosesDetokenizer  # noqa: PLC0415  (half a second)
+            from sacremoses import MosesDetokenizer  # noqa: PLC0415  (takes half a second to import)
 
             moses = MosesDetokenizer(args.detokenise)
             best = [replace(hypothesis, text=moses.detokenize(hypothesis.words.split())) for hypothesis in best]

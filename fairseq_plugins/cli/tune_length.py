@@ -126,7 +126,7 @@ def best_texts(sentences: Sequence[Sentence], alpha: float, word_penalty: float 
 
 
 def printed_references(sentences: Sequence[Sentence], tokenizer: str | None) -> tuple[list[str], str]:
-    """Return the lists' references, and sacreBLEU's tokenizer: by default ``13a`` for detokenised text, else ``none``."""
+    """Return the lists' references, and sacreBLEU's tokenizer: by default ``13a`` for detokenised text, or ``none``."""
     references = [sentence.reference for sentence in sentences if sentence.reference is not None]
     if len(references) < len(sentences):
         missing = f"{len(sentences) - len(references)} of {len(sentences)}"

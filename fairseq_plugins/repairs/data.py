@@ -21,7 +21,7 @@ from torch import Tensor
 from fairseq_plugins.common.files import count_lines
 from fairseq_plugins.repairs.wrapping import mentions, programs, raises, wrap
 
-# Git LFS stores a small pointer file in place of a large file.
+# First bytes of the pointer files that Git LFS and git-annex store instead of large files.
 POINTERS = (b"version https://git-lfs", b"/annex/objects/")
 OVERWRITE = "#fairseq:overwrite"
 

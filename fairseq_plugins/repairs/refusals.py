@@ -204,7 +204,7 @@ def ranges() -> Iterator[Refusal]:
 
 
 def without_refining(option: str) -> Refusal:
-    """Return a row that refuses an option of refining generators for all other tasks."""
+    """Return a row that refuses an option for generators that refine translations, if the task does not refine."""
     return Refusal(SEARCHES, lambda o: getattr(o, option) and not refines(o), f"{flag(option)} is not read; {REFINING}")
 
 

@@ -218,7 +218,7 @@ def choose_tokenizer(wished: str | None, begun: Folder | None, base: Base | None
 
 def next_commands(args: Namespace, folder: Folder, model: Path, decoding: list[object]) -> dict[str, str]:
     """Return shell commands that are useful after a training, by their purpose."""
-    from fairseq_plugins.cli.own_data.training import is_exportable  # noqa: PLC0415  (with torch and fairseq: seconds)
+    from fairseq_plugins.cli.own_data.training import is_exportable  # noqa: PLC0415  (importing fairseq takes seconds)
 
     commands: dict[str, list[object]] = {
         "Draw the losses": ["fairseq-plugins", "plot-loss", model, "--output", model / "loss.png"],
@@ -274,6 +274,6 @@ def plan(args: Namespace, model: Path, base: Base | None = None) -> Training | N
     # With other limits, a finished training continues.
     if trained and (not before or not wishes or shlex.split(before) == wishes):
         return None
-    from fairseq_plugins.cli.own_data.training import Training  # noqa: PLC0415  (with torch and fairseq: seconds)
+    from fairseq_plugins.cli.own_data.training import Training  # noqa: PLC0415  (importing fairseq takes seconds)
 
     return Training(args.arch, model, wishes, args.user_dir, base, args.fp32)

@@ -209,7 +209,7 @@ def adopt(folder: Folder) -> None:
         )
     if (folder.path / "text").exists():
         return
-    from sacremoses import MosesDetokenizer  # noqa: PLC0415  (half a second)
+    from sacremoses import MosesDetokenizer  # noqa: PLC0415  (takes half a second to import)
 
     with beside(folder.path / "text") as unfinished:
         unfinished.mkdir()

@@ -171,7 +171,7 @@ def moses(language: str, dashes: bool = True, normalise: bool = False, lowercase
         normalise: normalise punctuation first.
         lowercase: lowercase the tokens.
     """
-    from sacremoses import MosesPunctNormalizer, MosesTokenizer  # noqa: PLC0415  (half a second)
+    from sacremoses import MosesPunctNormalizer, MosesTokenizer  # noqa: PLC0415  (takes half a second to import)
 
     tokenizer, normalizer = MosesTokenizer(language), MosesPunctNormalizer(language)
 

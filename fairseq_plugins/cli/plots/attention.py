@@ -88,7 +88,7 @@ def run(args: Namespace) -> None:
         raise ValueError(f"--path: missing, and {data} is not own-data's folder; give a checkpoint")
     if args.bpe_codes is not None:
         segment = segmenter(args.bpe_codes)
-    from fairseq_plugins.cli.plots.attended_translation import translate  # noqa: PLC0415  (with torch and fairseq: seconds)
+    from fairseq_plugins.cli.plots.attended_translation import translate  # noqa: PLC0415  (importing fairseq takes seconds)
 
     fairseq_plugins.install()
     import_user_dir(args.user_dir)

@@ -41,7 +41,7 @@ def run(args: Namespace) -> None:
     """
     files = list_files(args.checkpoints)
     refuse_input_as_output(args.output, files)
-    from fairseq_plugins.cli.plots.branch_weights import read  # noqa: PLC0415  (with torch and fairseq: seconds)
+    from fairseq_plugins.cli.plots.branch_weights import read  # noqa: PLC0415  (importing fairseq takes seconds)
 
     fairseq_plugins.install()
     with naming_file_in_errors(files[0], "or a checkpoint after it cannot be drawn"):

@@ -184,7 +184,8 @@ def draw(runs: Mapping[str, Sequence[Sequence[Point]]], output: Path) -> None:
         by_update = [[point for curve in curves for point in curve if point.updates == updates] for updates in common]
         for kind, more in (("validation", {"label": str(number)}), ("training", {"alpha": 0.4, "linewidth": 1})):
             values = [[getattr(point, kind) for point in points] for points in by_update]
-            marker = {"marker": "."} if len(common) < 20 else {}  # a single point has no line
+            # A single point needs a marker, because it has no line.
+            marker = {"marker": "."} if len(common) < 20 else {}
             left.plot(common, [statistics.fmean(each) for each in values], **{**style, **more, **marker})
             if kind == "validation" and len(curves) > 1:
                 band = {"color": style["color"], "alpha": 0.2, "linewidth": 0}

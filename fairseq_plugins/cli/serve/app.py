@@ -222,7 +222,7 @@ class Api:
         return (source, target), self.models[source, target]
 
     def source_for(self, target: str | None) -> str:
-        """Return the only source language of a target language, or of all models."""
+        """Return the only source language of the models for a target language, or of all models."""
         sources = sorted({pair[0] for pair in self.models if target in (None, pair[1])})
         if len(sources) != 1:
             raise HTTPException(400, f"auto is not supported: give the source language, one of {', '.join(sources)}")
