@@ -1,15 +1,16 @@
-# Shared code of the experiments' run.sh, which source it with their arguments:
+# Shared code of the experiments; each run.sh sources this file with its arguments:
 #
 #   [NAME=...] [SEEDS="1 2 3"] [SHARDS=4] [WORKERS=8] [ORIG=DIR] run.sh RECIPE OUT [--smoke] [hydra override ...]
 #
-# RECIPE is a configuration beside run.sh, without .yaml; OUT is a folder for all results.  Trainings and translations
-# are in OUT/NAME, by default the recipe's name; give a variant (model._name=...) its own NAME.  Each seed is a training,
-# and several seeds also form an ensemble.  SHARDS processes translate a test part, on all GPUs in turn; WORKERS
-# processes prepare the text; ORIG is a folder of files that you have already.  --smoke runs everything on small invented
-# data, in a minute.  Each command is shown before it runs.  The same command resumes after a stop: prepared data is
-# kept, a training continues, and translation starts again.
+# RECIPE is the name of a configuration beside run.sh, without .yaml.  OUT is a folder for all results.  Trainings and
+# translations are in OUT/NAME; NAME is the recipe's name by default; give a variant (model._name=...) its own NAME.  A
+# model is trained with each seed, and several seeds also form an ensemble.  SHARDS is the number of processes that
+# translate a test part, distributed over all GPUs.  WORKERS is the number of processes that prepare the text.  ORIG is
+# a folder with files that you already have. --smoke runs everything on small invented data, in a minute.  Each command
+# is shown before it runs.  After an interruption, run the same command again: it keeps prepared data, continues a
+# training, and starts translation again.
 set -euo pipefail
-unset CDPATH  # with it, cd says where it goes
+unset CDPATH  # if CDPATH is set, cd prints the folder
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 experiment=$(basename "$here")
@@ -59,7 +60,8 @@ all_gpus() { nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | pa
 IFS=, read -ra gpus <<<"${CUDA_VISIBLE_DEVICES-$(all_gpus)}"
 export PYTHONWARNINGS=ignore  # hide deprecation warnings in fairseq
 
-# Show a command as one would type it, and run it. One printf shows it, because shards write at the same time.
+# Print a command as a user would type it, and run it. One printf prints the whole line, because shards write at the
+# same time.
 run() {
     printf '\n$%s\n' "$(printf ' %q' "$@")"
     "$@"
@@ -92,8 +94,8 @@ train() {
     done
 }
 
-# generate PART [fairseq-generate option ...]: translate with each seed, and with the ensemble.  Later fairseqs ignore
-# --num-shards and --shard-id, and use a process's rank.
+# generate PART [fairseq-generate option ...]: translate with each seed, and with the ensemble.  Newer fairseq versions
+# ignore --num-shards and --shard-id and use the rank of the process.
 generate() {
     local part=$1 seed path paths=
     step "Translation of $part" "minutes on a GPU"
@@ -109,7 +111,7 @@ generate() {
 translate() {
     local part=$1 path=$2 results=$3 shard pids=() pid on=()
     shift 3
-    rm -f "$results"/shard*/"generate-$part.txt"  # an earlier call may have had more shards
+    rm -f "$results"/shard*/"generate-$part.txt"  # remove results of an earlier call with more shards
     for ((shard = 0; shard < $shards; shard++)); do
         # Otherwise all processes use the first GPU.
         [ "${#gpus[@]}" -lt 2 ] || on=(env "CUDA_VISIBLE_DEVICES=${gpus[shard % ${#gpus[@]}]}")
@@ -135,7 +137,7 @@ score() {
     [ ${#smoke[@]} = 0 ] || echo "--smoke: after two updates a score means nothing; it only shows that all steps run"
 }
 
-# Extract a dictionary for unknown words, before the training so that a missing eflomal is noticed early.
+# Extract a dictionary for unknown words.  This is done before the training, so that a missing eflomal is noticed early.
 align_words() {
     lexicon=$out/lexicon
     [ -f "$lexicon/dictionary.txt" ] || step Alignment "minutes (IWSLT'14) to hours (WMT'14) on all cores"
@@ -143,7 +145,7 @@ align_words() {
         --target "$out/tmp/train.$target" --output "$lexicon"
 }
 
-# Keep test parts as text, which has the unknown words, and set `data` and `unknown`.
+# Keep test parts as text, because only text contains the unknown words, and set `data` and `unknown`.
 prepare_unknown_words() {
     local raw=$out/data-raw-words prefixes
     if [ ! -d "$raw" ]; then

@@ -4,9 +4,9 @@
 #
 #   [ARCH=convs2s_tiny] [VOCAB_SELECTION=1] [OUT=examples/quickstart/out] run.sh [fairseq-train option ...]
 #
-# ARCH is any translation architecture of the plugin or of fairseq.  VOCAB_SELECTION trains and translates with candidate
-# words, from a lexicon of the aligned training part.  The options override the ones below.  Each run starts from
-# scratch.
+# ARCH is any translation architecture of the plugin or of fairseq.  VOCAB_SELECTION=1 trains and translates with
+# candidate words, from a lexicon that is extracted from the training part.  The options override the options below.
+# Each run starts from scratch.
 set -euo pipefail
 unset CDPATH  # with it, cd prints the folder
 arch=${ARCH:-convs2s_tiny}
@@ -14,10 +14,11 @@ out=${OUT:+$(mkdir -p "$OUT" && cd "$OUT" && pwd)}
 cd "$(dirname "$0")/../.."
 out=${out:-examples/quickstart/out}
 model=$out/$arch
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}  # threads of such a small model wait for each other on a busy machine
+# On a busy machine, several threads of such a small model wait for each other.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 export PYTHONWARNINGS=ignore  # hide deprecation warnings in fairseq
 
-# Show a command as one would type it, and run it.
+# Print a command as a user would type it, and run it.
 run() {
     local word
     printf '\n$'
@@ -31,7 +32,7 @@ run() {
     "$@"
 }
 
-# Each command of fairseq first prints its configuration on one line, many screens long.
+# Each command of fairseq first prints its configuration on one line, which fills many screens.
 without_configuration() { grep --line-buffered -v "{'_name'"; }
 
 step() { printf '\n== %s\n' "$*"; }
@@ -91,7 +92,7 @@ run fairseq-generate "$out/data-bin" --user-dir user_dir --path "$model/checkpoi
     --beam 5 --batch-size 64 --remove-bpe --results-path "$model" 2>&1 | without_configuration
 
 step "6. Translation of single sentences (seconds)"
-# Date and verb are reordered, as the picture of step 8 shows.
+# The translation reorders date and verb, as the picture of step 8 shows.
 grep -m 3 'was born on' "$out/text/test.en" >"$model/sentences.en"
 run fairseq-interactive "$out/data-bin" --user-dir user_dir --path "$model/checkpoint_best.pt" ${task[@]+"${task[@]}"} \
     --beam 5 --bpe subword_nmt --bpe-codes "$out/codes" --input "$model/sentences.en" \

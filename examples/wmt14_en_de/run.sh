@@ -8,7 +8,7 @@ case $recipe in
         train
         beam=(--beam 5 --remove-bpe --tokenizer moses --source-lang en --target-lang de)
         generate test1 "${beam[@]}" --nbest 5
-        first=$out/$name/seed${seeds%% *}  # all seeds use its penalty
+        first=$out/$name/seed${seeds%% *}  # all seeds use this seed's penalty
         run fairseq-plugins tune-length "$first"/shard*/generate-test1.txt --reference "$out/test1.reference" |
             tee "$first/tune-length"
         alpha=$(sed -n 's/^best.*--lenpen //p' "$first/tune-length")
