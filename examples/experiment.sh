@@ -3,7 +3,7 @@
 #   [NAME=...] [SEEDS="1 2 3"] [SHARDS=4] [WORKERS=8] [ORIG=DIR] run.sh RECIPE OUT [--smoke] [hydra override ...]
 #
 # RECIPE is the name of a configuration beside run.sh, without .yaml.  OUT is a folder for all results.  Trainings and
-# translations are in OUT/NAME; NAME is the recipe's name by default; give a variant (model._name=...) its own NAME.  A
+# translations are in OUT/NAME.  NAME is the recipe by default; give a variant (model._name=...) its own NAME.  A
 # model is trained with each seed, and several seeds also form an ensemble.  SHARDS is the number of processes that
 # translate a test part, distributed over all GPUs.  WORKERS is the number of processes that prepare the text.  ORIG is
 # a folder with files that you already have. --smoke runs everything on small invented data, in a minute.  Each command
@@ -15,7 +15,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 experiment=$(basename "$here")
 if [ $# -lt 2 ] || [ ! -f "$here/$1.yaml" ] || [[ $2 = -* ]]; then
-    sed -n '3,10s/^# \{0,1\}//p' "$here/../experiment.sh"
+    sed -n '3,11s/^# \{0,1\}//p' "$here/../experiment.sh"
     sed -n '3,/^source/s/^# //p' "$0"
     echo "RECIPE is one of: $(cd "$here" && LC_ALL=C && echo *.yaml | sed 's/\.yaml//g')"
     exit 2
