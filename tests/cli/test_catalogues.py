@@ -108,6 +108,13 @@ def filled(path: Path) -> tuple[str, list[catalogues.Gap]]:
     return catalogues.in_utf8(catalogue).decode(), gaps
 
 
+def test_blank_entries_stay_empty(tmp_path: Path) -> None:
+    path = tmp_path / "a.po"
+    path.write_text(HEADER.format("es", "UTF-8") + 'msgctxt "c"\nmsgid ""\nmsgstr ""\n\nmsgid " "\nmsgstr ""\n')
+    text, gaps = filled(path)
+    assert (text, gaps) == (path.read_text(), [])
+
+
 def test_empty_entries_are_filled(tmp_path: Path) -> None:
     """Everything else stays; each line is translated alone, and keeps the white space around it."""
     path = tmp_path / "a.po"

@@ -156,7 +156,16 @@ def test_a_training_keeps_its_precision(tmp_path: Path, monkeypatch: pytest.Monk
         training = own_training.Training("convs2s_tiny", save, wishes)
         training.run(data, data.parent / "train.tgt", ["-s", "src", "-t", "tgt"])
         monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda fp32=fp32: fp32)
+        (save / "checkpoint_last.pt").rename(save / "checkpoint_other.pt")
+        (save / "checkpoint_best.pt").unlink()
         assert ("--bf16" in own_training.Training("convs2s_tiny", save, wishes).settings(9, 9)) != fp32
+    with pytest.raises(ValueError, match=r"--fp32: .*--bf16"):
+        own_training.Training("convs2s_tiny", save, wishes, fp32=True).settings(9, 9)
+
+
+def test_a_training_has_one_precision(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--fp32: .*--bf16"):
+        own_training.Training("convs2s_tiny", tmp_path, ["--bf16"], fp32=True)
 
 
 def test_another_schedule_needs_a_rate(tmp_path: Path) -> None:

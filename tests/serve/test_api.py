@@ -257,6 +257,8 @@ def test_folders_that_cannot_be_served(folder: Path, back: Path, tmp_path: Path)
         ([back], "does not name its languages: .*en:de="),
         ([folder, f"en:de={back}"], "both translate en to de"),
         ([folder, "--host", "192.0.2.1"], "--host 192.0.2.1 --port 8000: "),
+        ([folder, "--api-key-file", tmp_path / "nokey"], "--api-key-file .*nokey: .*give a file"),
+        ([folder, "--cors", "example.org"], "--cors example.org: "),
         ([folder, "--api-key-file", "/dev/null"], "--api-key-file /dev/null: the file is empty"),
     ):
         with pytest.raises(SystemExit, match=f"serve: error: .*{message}"):

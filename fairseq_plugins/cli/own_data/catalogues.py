@@ -109,15 +109,17 @@ class Gap:
 
 
 def gaps(catalogue: polib.POFile) -> list[Gap]:
-    """Return a `Gap` for each empty translation; obsolete entries are skipped."""
+    """Return a `Gap` for each empty translation; obsolete and blank entries are skipped."""
     found = []
     for entry in catalogue:
-        if not entry.obsolete and entry.msgid_plural:
+        if entry.obsolete or not entry.msgid.strip():
+            continue
+        if entry.msgid_plural:
             singular = entry.msgid if len(entry.msgstr_plural) > 1 else entry.msgid_plural
             for form, text in sorted(entry.msgstr_plural.items()):
                 if not text:
                     found.append(Gap(entry, entry.msgid_plural if form else singular, form))
-        elif not entry.obsolete and not entry.msgstr:
+        elif not entry.msgstr:
             found.append(Gap(entry, entry.msgid))
     return found
 

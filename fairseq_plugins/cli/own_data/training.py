@@ -86,6 +86,8 @@ class Training:
         self.wishes = [*wishes, "--log-format", "json"]  # for progress messages and plot-loss
         found = vars(parse(["DATA_BIN", *self.own, *self.settings(1, 1), *wishes]))
         refuse_missing_packages(found)
+        if fp32 and (other := next((name for name in ("amp", "bf16", "fp16") if found[name]), None)):
+            raise ValueError(f"--fp32: --train chooses another precision, --{other}; remove one of them")
         needed: dict[str, Any] = {"arch": arch, "user_dir": str(user_dir), "save_dir": str(save)}
         needed |= {"no_save": False, "disable_validation": False, "checkpoint_suffix": ""}
         needed |= {"source_lang": None, "target_lang": None}
@@ -108,7 +110,7 @@ class Training:
         """
         chosen = training_settings(self.model, pairs, tokens, adapts=self.base is not None).split()
         wished, unknown = parse(["DATA_BIN", *self.own, *chosen, *self.wishes], parse_known=True)
-        if not (self.fp32 or wished.amp or wished.bf16 or wished.fp16):
+        if not (wished.amp or wished.bf16 or wished.fp16):
             chosen += self.precision(on_gpu=torch.cuda.is_available() and not wished.cpu)
         kept, is_known = [], True
         for word in chosen:
@@ -119,12 +121,24 @@ class Training:
         return kept
 
     def precision(self, on_gpu: bool) -> list[str]:
-        """Return fairseq-train's options for the precision, for a new or a resumed training."""
-        for checkpoint in (self.last, self.best):
+        """Return fairseq-train's options for the precision, for a new or a resumed training.
+
+        Raises:
+            ValueError: --fp32 is given for a training in another precision.
+        """
+        older = sorted(self.last.parent.glob("checkpoint*.pt"), key=lambda path: path.stat().st_mtime, reverse=True)
+        for checkpoint in (self.last, *older):
             # If the file is missing or damaged, fairseq-train resumes from another checkpoint.
             with suppress(OSError):
                 common = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))["cfg"]["common"]
-                return [f"--{name}" for name in ("fp16", "bf16") if common[name]]
+                found = [f"--{name}" for name in ("fp16", "bf16") if common[name]]
+                if self.fp32 and found:
+                    raise ValueError(
+                        f"--fp32: {checkpoint.parent} was trained with {found[0]}; omit --fp32 or choose another folder"
+                    )
+                return found
+        if self.fp32:
+            return []
         if on_gpu:
             return ["--fp16"]
         return ["--bf16"] if has_bfloat16() else []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import re
 import socket
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
@@ -92,8 +93,18 @@ def run(args: Namespace) -> None:
         if not folder.is_dir():
             raise ValueError(f"{folder} is not a folder: give an exported folder")
     key = None
-    if args.api_key_file is not None and not (key := args.api_key_file.read_text(encoding="utf-8").strip()):
-        raise ValueError(f"--api-key-file {args.api_key_file}: the file is empty; write the key to it")
+    if args.api_key_file is not None:
+        try:
+            key = args.api_key_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(
+                f"--api-key-file {args.api_key_file}: {error}; give a file that contains the key"
+            ) from None
+        if not key:
+            raise ValueError(f"--api-key-file {args.api_key_file}: the file is empty; write the key to it")
+    for origin in args.cors:
+        if origin != "*" and not re.fullmatch(r"https?://[^/]+", origin):
+            raise ValueError(f"--cors {origin}: not an origin; give a scheme and a host, as in https://example.org")
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
         raise ValueError(f"serve needs {', '.join(missing)}: pip install 'fairseq_plugins[serve]'")
     from fairseq_plugins.cli.serve.app import Limits  # noqa: PLC0415  (imports optional packages)
