@@ -1,4 +1,4 @@
-"""Options and architectures of the convolutional encoder with an LSTM decoder, and of the paper's baselines."""
+"""Options and architectures of the convolutional encoder model and of its paper's baselines."""
 
 import logging
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from fairseq_plugins.common.options import FRACTION, POSITIVE, SIZE, Options, Ra
 
 logger = logging.getLogger(__name__)
 
-# Section 4.2 and table 1, IWSLT'14 German-English: the defaults, unless an architecture overrides them.
+# Defaults, unless an architecture overrides them: IWSLT'14 German-English (section 4.2 and table 1).
 DEFAULTS = {
     "dropout": 0.2,
     "encoder_type": "convolutional",
@@ -26,7 +26,7 @@ DEFAULTS = {
     "init_range": 0.05,
 }
 
-# Options that only some types of encoder read; sizes may be given for all types.
+# Options that only the named encoder types read.  Other types warn about them, but not about sizes.
 _OF_TYPES = {
     "no_residual": ("convolutional",),
     "single_stack": ("convolutional",),
@@ -36,7 +36,7 @@ _OF_TYPES = {
 }
 
 
-# An architecture, or the model, fills in the options that are None (`register_presets`).
+# Options that are None get their values from the architecture, see `register_presets`, or from `resolve_config`.
 @dataclass
 class ConvEncoderConfig(FairseqDataclass):
     dropout: Optional[float] = field(
@@ -105,10 +105,10 @@ class ConvEncoderConfig(FairseqDataclass):
 
 
 def resolve_config(cfg: Options) -> None:
-    """Fill in unset options, refuse invalid sizes, and warn of options without effect.
+    """Fill in unset options, refuse invalid sizes, and warn about options without effect.
 
     Raises:
-        ValueError: the option and its value.
+        ValueError: an option is out of range.
     """
     fill_in(cfg, DEFAULTS)
     check_ranges(cfg, ConvEncoderConfig)
@@ -122,18 +122,19 @@ def _depths(attention: int, aggregation: int) -> dict[str, str]:
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # Table 1: 6 layers in CNN-a and 3 in CNN-c; widths and dropout of sections 4.2 and 4.3.
+    # Table 1: 6 layers in CNN-a and 3 in CNN-c.  Sections 4.2 and 4.3 give widths and dropout.
     "conv_encoder_iwslt_de_en": {},
-    # Table 2: the deepest encoder for each language pair with its decoder; dropout of section 4.3.
+    # Table 2: the deepest encoder for each language pair, and its decoder.  Section 4.3 gives dropout.
     "conv_encoder_wmt_en_ro": {**_depths(8, 4), "dropout": 0.1},
     "conv_encoder_wmt_en_de": {**_depths(15, 5), "dropout": 0.1},
     "conv_encoder_wmt_en_fr": {**_depths(20, 5), "dropout": 0.1, "decoder_layers": 2},
     # Table 1, IWSLT'14.
     "conv_encoder_pooling": {"encoder_type": "pooling"},
-    # Table 1, IWSLT'14.  For WMT the paper uses embeddings of 512, and two layers for English-French.
+    # Table 1, IWSLT'14.  For WMT, the paper's embeddings have 512 dimensions, and English-French has two layers.
     "conv_encoder_bilstm": {"encoder_type": "bilstm"},
-    # Not in the paper: a model for the quickstart, which trains in minutes on two cores.  The paper's initial range
-    # suits layers of 512; narrow layers need a wider one, or attention settles on wrong words.
+    # Not in the paper: a model for the quickstart, which trains in minutes on two cores.  The paper's range of
+    # initial weights suits layers with 512 units.  Narrow layers need a wider range, or attention converges to wrong
+    # words.
     "conv_encoder_tiny": {
         "dropout": 0.1,
         "encoder_embed_dim": 128,

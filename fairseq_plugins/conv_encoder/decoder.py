@@ -1,11 +1,12 @@
 """The LSTM decoder with attention (Gehring et al. 2016, section 2).
 
-B sentences, T target positions, S source positions, H units, f embedding width, V vocabulary.  Incremental decoding is
-in `decoding`.
+B sentences, T target positions, S source positions, H units, f embedding width, V vocabulary.  The module `decoding`
+contains incremental decoding.
 
-A library's fused LSTM is not applicable: the attention of a step depends on the previous state, and is part of the
-step's input.  Everything independent of the state is outside the loop: the input's part of the gates before it, and
-in the backward pass the gradients of weights and source after it, as products over all steps.
+A library's fused LSTM cannot be used, because the input of a step includes attention, which depends on the previous
+state.  The loop over time computes only values that depend on the state.  Before the loop, the input's contribution to
+the gates is computed for all steps in one product.  In the backward pass, the gradients of weights and encoder output
+are computed after the loop, also in one product each.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from fairseq_plugins.cpu.packing import prepare_linear
 
 
 class LSTMDecoder(IncrementalDecoder):
-    """An LSTM with attention, and optional further LSTMs on top.
+    """A decoder of an LSTM with attention and, optionally, further LSTMs on top of it.
 
     Args:
         dictionary: target words.
-        embedding: embeddings g of words.
+        embedding: computes the embeddings g of words.
         hidden_size: H.
         layers: number of LSTMs.
-        dropout: dropout on the input of all layers except the first, and on the output.
+        dropout: dropout probability on the input of all layers except the first, and on the output.
     """
 
     decoding_class = ConvEncoderDecoding
@@ -51,11 +52,11 @@ class LSTMDecoder(IncrementalDecoder):
         self.output_projection = Linear(embed_dim, len(dictionary))
 
     def attention_modules(self) -> dict[int, nn.Module]:
-        """Return the attention module, see `IncrementalDecoder`."""
+        """Return the attention module; see `IncrementalDecoder.attention_modules`."""
         return {1: self.attentive}
 
     def features(self, g: Tensor, source: Source) -> tuple[Tensor, Tensor | None]:
-        """Compute all positions: (B, T, f), and the attention."""
+        """Return the features of all positions, (B, T, f), and the attention, (B, T, S) or None."""
         h, a = self.attentive(g, source)
         for lstm in self.upper:
             h, _ = lstm(self.dropout(h))
@@ -63,10 +64,12 @@ class LSTMDecoder(IncrementalDecoder):
 
 
 class AttentiveLSTM(nn.Module):
-    """``h_{i+1} = LSTM([g_i c_i], h_i)``, with the context c_i of the query h_i and g_i; the initial state is zero.
+    """An LSTM with attention: ``h_{i+1} = LSTM([g_i c_i], h_i)``, where h_0 = 0.
+
+    The context c_i is the result of attention, whose query depends on h_i and g_i.
 
     Args:
-        embed_dim: f, width of the inputs g and of keys and values.
+        embed_dim: f, width of the inputs g, of keys, and of values.
         hidden_size: H.
     """
 
@@ -78,7 +81,7 @@ class AttentiveLSTM(nn.Module):
         self.recurrent = Linear(hidden_size, 4 * hidden_size, bias=False)
 
     def forward(self, g: Tensor, source: Source) -> tuple[Tensor, Tensor]:
-        """Compute all target positions.
+        """Compute all target positions by these equations.
 
         ``d_i = W_d h_i + b_d + g_i``, ``a_i = softmax(d_i · keys)``, ``c_i = Σ_j a_ij values_j``.
 
@@ -99,21 +102,21 @@ class AttentiveLSTM(nn.Module):
             torch.cat([self.recurrent.weight, self.query.weight]),
             self.conditional_input.weight,
         )
-        # autocast gives different precisions, and does not apply to the backward pass.
+        # Under autocast, the precisions differ.  autocast does not convert tensors in the backward pass, so do it here.
         h, a = _Recurrence.apply(x, *(other.to(x.dtype) for other in others))
         return h.transpose(0, 1), a.transpose(0, 1)
 
 
 class _Recurrence(torch.autograd.Function):
-    """The loop over time.
+    """The loop over time, with its own backward pass.
 
     Args of `apply`:
         x: W_g g + b, (T, B, 4H).
         q: g + b_d, (T, B, f).
         keys, values: (B, S, f).
         bias: bias of the scores, (B, 1, S); without gradient.
-        w_h: recurrent matrix above W_d, (4H + f, H).
-        w_c: (4H, f).
+        w_h: rows of the recurrent matrix, followed by the rows of W_d, (4H + f, H).
+        w_c: matrix that maps the context to the gates, (4H, f).
 
     Returns:
         States, (T, B, H), and attention, (T, B, S).
@@ -157,7 +160,7 @@ class _Recurrence(torch.autograd.Function):
         steps, batch, width = gates.shape
         to_state, to_context = (prepare_linear(weight.t().contiguous(), None, batch) for weight in (w_h, w_c))
         columns = values.transpose(1, 2)
-        # Gradients of all steps: pre-activations of gates beside queries, scores, contexts.
+        # Gradients of all steps, for the gates' pre-activations and the queries (concatenated), scores, and contexts.
         grads = gates.new_empty(*gates.shape[:2], width + keys.size(2))
         grad_scores, grad_contexts = torch.empty_like(attention), torch.empty_like(contexts)
         grad_h, grad_cell = torch.zeros_like(states[0]), torch.zeros_like(cells[0])

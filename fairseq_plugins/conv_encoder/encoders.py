@@ -24,13 +24,13 @@ from fairseq_plugins.cpu.packing import BatchWeights
 
 
 class ConvolutionalEncoder(SourceEncoder):
-    """Two convolutional stacks: CNN-a for the keys and CNN-c for the values of attention.
+    """An encoder of two convolutional stacks: CNN-a computes the keys of attention, and CNN-c its values.
 
     Args:
         dictionary: source words.
-        embedding: embeddings e of words and positions.
+        embedding: computes the embeddings e of words and positions.
         attention: layers of CNN-a, from the input up.
-        aggregation: layers of CNN-c; empty to use the embeddings as values, None to use the outputs of CNN-a.
+        aggregation: layers of CNN-c.  If empty, values are the embeddings; if None, values are the outputs of CNN-a.
     """
 
     def __init__(
@@ -52,7 +52,9 @@ class ConvolutionalEncoder(SourceEncoder):
 
 
 class ConvolutionStack(nn.Module):
-    """Convolutions with residual connections and tanh, between linear maps if their width differs from the embeddings.
+    """A stack of convolutions with residual connections and tanh.
+
+    If layers and embeddings differ in width, linear maps precede and follow the convolutions.
 
     Args:
         embed_dim: f.
@@ -78,7 +80,7 @@ class ConvolutionStack(nn.Module):
         x = self.from_embedding(e).transpose(1, 2)  # (B, C, S)
         outputs = [x]
         for convolution, shortcut, residual in zip(self.convolutions, self.shortcuts, self.residuals, strict=True):
-            # Padding must be zero, like the positions beyond the ends of the batch.
+            # Padding must be zero, like positions outside the batch, so that results do not depend on padding.
             x = convolution(x.masked_fill(padding, 0))
             if residual:
                 x = x + shortcut(outputs[-residual])
@@ -88,21 +90,23 @@ class ConvolutionStack(nn.Module):
 
 
 class Convolution(nn.Module):
-    """A centred convolution, with the longer half on the right for an even kernel.
+    """A centred convolution, whose window has one more position on the right if the kernel is even.
 
-    Section 4.3 divides the gradients of convolutions by √d for d inputs; otherwise the layers of a stack saturate.
-    Optimizers that normalise gradients, such as Adam, would undo this.  Therefore the parameters are √d times weight
-    and bias, and have the gradients of weight and bias: a step of any optimizer moves weight and bias 1/√d as far,
-    which for plain SGD equals the paper.  Gradient clipping uses the undivided gradients, whose norm is 1.15 to 1.4
-    times the paper's for `conv_encoder_tiny` on Multi30k.
+    Section 4.3 divides the gradients of convolutions with d inputs by √d.  Otherwise the layers of a stack saturate.
+    However, optimizers that normalise gradients, such as Adam, would undo this division.  Therefore the parameters here
+    are √d times weight and bias, while their gradients are those of weight and bias.  A step of any optimizer then
+    moves weight and bias 1/√d times as far.  With plain SGD, this is the same as dividing the gradients.
+
+    Gradient clipping reads the undivided gradients.  Their norm is 1.15 to 1.4 times as large as the norm in the paper
+    (measured with `conv_encoder_tiny` on Multi30k).
 
     Args:
-        in_dim: d.
-        out_dim: width of the output.
-        kernel: k.
+        in_dim: input width d.
+        out_dim: output width.
+        kernel: kernel width k.
 
     Attributes:
-        packing: packed weights of a batch, see `linear`; set by `with_packing`.
+        packing: packed weights of the current batch, set by `with_packing`.
     """
 
     packing: BatchWeights | None = None
@@ -115,22 +119,22 @@ class Convolution(nn.Module):
         self.bias = nn.Parameter(torch.empty(out_dim))
 
     def reset_parameters(self) -> None:
-        """Draw weight and bias uniformly within (kd)^-0.5 (section 4.2)."""
+        """Draw weight and bias uniformly between -(kd)^-0.5 and (kd)^-0.5 (section 4.2)."""
         bound = 1 / math.sqrt(self.weight[0].numel()) / self.scale
         nn.init.uniform_(self.weight, -bound, bound)
         nn.init.uniform_(self.bias, -bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, d, S) -> (B, out_dim, S)."""
+        """Compute all positions: (B, d, S) -> (B, out_dim, S)."""
         if torch.is_grad_enabled():
             weight, bias = (_Scaled.apply(part, self.scale) for part in (self.weight, self.bias))
-        else:  # scale the input, which is smaller than the weight
+        else:  # scaling the input is cheaper than scaling the weight
             x, weight, bias = x * self.scale, self.weight, self.bias * self.scale
         return convolve_channels_first(x, weight, bias, self.padding, self.packing)
 
 
 class _Scaled(torch.autograd.Function):
-    """A scaled parameter with the gradient of the product: scaled by √d it may overflow in half precision."""
+    """The product of a parameter and a scale; the parameter receives the product's gradient, without the scale."""
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, scale: float) -> Tensor:
@@ -146,12 +150,12 @@ def _to_width(from_dim: int, to_dim: int) -> nn.Module:
 
 
 class PoolingEncoder(SourceEncoder):
-    """Averages of neighbouring embeddings as keys, and the embeddings as values.
+    """An encoder whose keys are averages of neighbouring embeddings, and whose values are the embeddings.
 
     Args:
         dictionary: source words.
-        embedding: embeddings e of words and positions.
-        width: k, odd.
+        embedding: computes the embeddings e of words and positions.
+        width: k, the odd number of embeddings in an average.
 
     Raises:
         ValueError: the width is not a positive odd number.
@@ -164,21 +168,24 @@ class PoolingEncoder(SourceEncoder):
         self.width = width
 
     def encode(self, e: Tensor, padding_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys ``z_j = 1/k Σ_t e_{j+t}``, with zeros outside the sentence, and values e, each (B, S, f)."""
+        """Return keys ``z_j = 1/k Σ_t e_{j+t}`` and values e, each (B, S, f); e is zero outside the sentence."""
         columns = e.masked_fill(padding_mask.unsqueeze(-1), 0).transpose(1, 2)
         z = F.avg_pool1d(columns, self.width, stride=1, padding=self.width // 2)
         return z.transpose(1, 2), e
 
 
 class LSTMEncoder(SourceEncoder):
-    """A stack of LSTMs, or two stacks whose layers alternate directions, one of them starting backwards.
+    """An encoder of one or two stacks of LSTMs.
+
+    One stack reads forwards.  With two stacks, directions alternate between layers; the first layer reads forwards in
+    one stack, and backwards in the other.
 
     Args:
         dictionary: source words.
-        embedding: embeddings e of words.
+        embedding: computes the embeddings e of words.
         hidden_size: units of an LSTM.
         layers: number of LSTMs in each stack.
-        dropout: dropout on the input of all layers except the first, and on the output.
+        dropout: dropout probability on the input of all layers except the first, and on the output.
         bidirectional: whether there are two stacks.
     """
 
@@ -202,10 +209,10 @@ class LSTMEncoder(SourceEncoder):
         self.to_embedding = Linear(len(self.stacks) * hidden_size, embed_dim, bias=False)
 
     def encode(self, e: Tensor, padding_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Map the concatenated top states of all stacks to keys and values, (B, S, f).
+        """Return the projected top states of all stacks as keys and as values, (B, S, f).
 
-        Sentences are moved to the first column, so that padding follows them.  Reversing them by index then needs
-        neither packed sequences nor lengths on the host.
+        Sentences are first shifted so that all padding is on the right.  They can then be reversed by indices, without
+        packed sequences, which would need the lengths on the host.
         """
         tokens = padding_mask.logical_not().to(torch.long)
         first = tokens.argmax(dim=1, keepdim=True)  # column of the first token
@@ -229,5 +236,5 @@ class LSTMEncoder(SourceEncoder):
 
 
 def _take(x: Tensor, columns: Tensor) -> Tensor:
-    """Gather columns of each row, ``x[i, columns[i]]``: (B, S, width) and (B, S) -> (B, S, width)."""
+    """Return ``x[i, columns[i]]`` for each sentence i, (B, S, width); columns: (B, S)."""
     return x.gather(1, columns.unsqueeze(-1).expand_as(x))

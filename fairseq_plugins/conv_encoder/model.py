@@ -26,7 +26,7 @@ class ConvEncoderModel(TranslationModel):
 
     @classmethod
     def build(cls, cfg: Options, task: FairseqTask) -> ConvEncoderModel:
-        """Build the model, see `TranslationModel`."""
+        """Build the model; see `TranslationModel.build`."""
         resolve_config(cfg)
         encoder = _build_encoder(cfg, task.source_dictionary)
         decoder = LSTMDecoder(
@@ -76,7 +76,10 @@ def _embedding(cfg: Options, dictionary: Dictionary, max_positions: int, positio
 
 
 def _initialise(model: nn.Module, init_range: float) -> None:
-    """Initialise weights uniformly within a range, and biases with zero; convolutions differ (section 4.2)."""
+    """Draw weights uniformly from -init_range to init_range, and set biases to zero (section 4.2).
+
+    Convolutions have their own initialisation.
+    """
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if "bias" in name:

@@ -1,4 +1,4 @@
-"""The models of Gehring et al. 2016 as ONNX operators.
+"""Functions that build the models of Gehring et al. 2016 from ONNX operators.
 
 B sentences of S words, N = B·S, R rows; f embedding width, w kernel width, O output width, H units of an LSTM.
 """
@@ -15,18 +15,18 @@ from fairseq_plugins.common.onnx_program import Sizes, SourceProgram, StepProgra
 from fairseq_plugins.conv_encoder.decoder import LSTMDecoder
 from fairseq_plugins.conv_encoder.encoders import ConvolutionalEncoder, LSTMEncoder, PoolingEncoder
 
-# The program computes exactly these classes, no subclasses.
+# The classes that this module supports; subclasses may compute something else.
 PARTS = (ConvolutionalEncoder, PoolingEncoder, LSTMEncoder, LSTMDecoder)
 
 
 def encode(program: SourceProgram, encoder: SourceEncoder, e: str) -> tuple[str, str]:
-    """Add `SourceEncoder.encode`: embeddings, (B, S, f), to keys and values, (B, S, f)."""
+    """Add the encoder's `encode`, and return keys and values, (B, S, f), for embeddings, (B, S, f)."""
     forms: dict[type, Any] = {ConvolutionalEncoder: _convolutional, PoolingEncoder: _pooling, LSTMEncoder: _lstm}
     return forms[type(encoder)](program, encoder, e)
 
 
 def _convolutional(program: SourceProgram, encoder: ConvolutionalEncoder, e: str) -> tuple[str, str]:
-    """Add `ConvolutionalEncoder.encode`: embeddings, (B, S, f), to keys and values, (B, S, f)."""
+    """Add `ConvolutionalEncoder.encode`; see `encode`."""
     width = encoder.embedding.words.embedding_dim
 
     def mapped(x: str, module: Any) -> str:
@@ -53,7 +53,7 @@ def _convolutional(program: SourceProgram, encoder: ConvolutionalEncoder, e: str
 
 
 def _pooling(program: SourceProgram, encoder: PoolingEncoder, e: str) -> tuple[str, str]:
-    """Add `PoolingEncoder.encode`: embeddings, (B, S, f), to keys and values, (B, S, f)."""
+    """Add `PoolingEncoder.encode`; see `encode`."""
     columns = program.transposed(program.Mul(e, program.mask))
     half = encoder.width // 2
     z = program.AveragePool(columns, kernel_shape=[encoder.width], pads=[half, half], count_include_pad=1)
@@ -61,7 +61,7 @@ def _pooling(program: SourceProgram, encoder: PoolingEncoder, e: str) -> tuple[s
 
 
 def _lstm(program: SourceProgram, encoder: LSTMEncoder, e: str) -> tuple[str, str]:
-    """Add `LSTMEncoder.encode`: embeddings, (B, S, f), to keys and values, (B, S, f)."""
+    """Add `LSTMEncoder.encode`; see `encode`."""
     tops = []
     first = program.Transpose(e, perm=[1, 0, 2])  # (S, B, f)
     stacks: Any = encoder.stacks
@@ -93,7 +93,7 @@ def _lstm_layer(program: SourceProgram, lstm: nn.LSTM, x: str, backwards: bool) 
 
 
 def set_up(program: SourceProgram, decoder: LSTMDecoder, keys: str, values: str) -> list[tuple[str, Sizes]]:
-    """Return the source-dependent inputs of a step with their sizes, like `ConditionalInput`."""
+    """Add the inputs of steps that depend on the source, like `ConditionalInput`; return their names and sizes."""
     attentive = decoder.attentive
     f, hidden = attentive.query.out_features, attentive.query.in_features
     z, v = program.flat(keys, f), program.flat(values, f)
@@ -108,7 +108,7 @@ def set_up(program: SourceProgram, decoder: LSTMDecoder, keys: str, values: str)
 
 
 def step(program: StepProgram, decoder: LSTMDecoder, g: str) -> tuple[str, list[str]]:
-    """Add one step: embeddings, (R, f), to features, (R, f), and attention, (B, k, S)."""
+    """Add one step; return features, (R, f), and attention, (B, k, S), for embeddings, (R, f)."""
     attentive = decoder.attentive
     f, hidden = attentive.query.out_features, attentive.query.in_features
     keys, bias, values = program.sources

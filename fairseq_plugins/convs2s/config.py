@@ -113,7 +113,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "convs2s_wmt_en_ro": {},
     "convs2s_wmt_en_de": {"encoder_layers": _WMT_EN_DE, "decoder_layers": _WMT_EN_DE},
     "convs2s_wmt_en_fr": {"encoder_layers": _WMT_EN_FR, "decoder_layers": _WMT_EN_FR},
-    # Section 5.7: six layers with 256 units.  The paper does not state the kernel width; its other models mostly have 3.
+    # Section 5.7: six layers with 256 units.  The paper does not state the kernel width; most of its layers have 3.
     # Embeddings are as wide as the layers here, although section 4.2 says that all embeddings have 512 dimensions.
     "convs2s_gigaword": _of_width(256, 6, 6),
     # Sections 5.4 to 5.6: 13 encoder layers with kernel 3, 5 decoder layers with kernel 5.

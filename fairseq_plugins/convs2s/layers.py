@@ -138,8 +138,8 @@ class ProjectedAttention:
     """Multi-step attention that applies both projections to the source, once per sentence, instead of to each state.
 
     The scores are d·z = √½ (h·(W_dᵀ z) + b_d·z + g·z) for d = √½ (W_d h + b_d + g).  The output is
-    W_o Σ a_j v_j = Σ a_j (W_o v_j), times √m.  So W_dᵀ z, b_d·z and √m W_o v_j can be computed once.  The term g·z does
-    not depend on the layer, so the caller computes it once for all layers.
+    W_o Σ a_j v_j = Σ a_j (W_o v_j), times √m.  Therefore W_dᵀ z, b_d·z and √m W_o v_j are computed once.  The term g·z
+    does not depend on the layer, so the caller computes it once for all layers.
 
     Args:
         attention: attention module without weight normalisation.

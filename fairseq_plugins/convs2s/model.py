@@ -1,8 +1,9 @@
 """ConvS2S (Gehring et al. 2017, sections 3.1 to 3.4): encoder, decoder and model.
 
-B sentences, T target positions, S source positions, C layer width, f embedding width, V vocabulary.  In a decoder layer,
-attention follows the gate and precedes the residual connection (docs/convs2s.md).  The module `decoding` contains
-incremental decoding.
+B sentences, T target positions, S source positions, C layer width, f embedding width, V vocabulary.
+
+In a decoder layer, attention follows the gate and precedes the residual connection (docs/convs2s.md).  The module
+`decoding` contains incremental decoding.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class ConvS2SEncoder(SourceEncoder):
         embedding: computes the embeddings e of words and positions.
         convolutions: the layers, from the input up.
         dropout: dropout probability on the input of each convolution.
-        attention_layers: number of decoder layers with attention.  The encoder receives a gradient from each of them, so
-            the gradient is divided by twice this number.
+        attention_layers: number of decoder layers with attention.  Each contributes to the encoder's gradient, which is
+            divided by twice this number.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class ConvS2SEncoder(SourceEncoder):
         attention_layers: int,
     ) -> None:
         super().__init__(dictionary, embedding)
-        # Section 3.4 divides by the number of attention layers; the authors' code and fairseq divide by twice this number.
+        # Section 3.4 divides by the number of attention layers, the authors' code and fairseq by twice this number.
         self.gradient_scale = 1.0 / (2.0 * attention_layers)
         self.dropout = Dropout(dropout, module_name=type(self).__name__)
 
@@ -72,11 +73,11 @@ class ConvS2SEncoder(SourceEncoder):
         z = self.from_embedding(e).transpose(0, 1)  # (S, B, C): time first for the convolutions
         outputs = [z]
         for convolution, shortcut in zip(self.convolutions, self.shortcuts, strict=True):
-            # Padding must be zero, because the convolution also reads zeros outside the batch.
+            # Padding must be zero, like positions outside the batch, so that results do not depend on padding.
             z = convolution(self.dropout(z.masked_fill(padding, 0)))
             z = shortcut(z, outputs)
             outputs.append(z)
-        z = self.to_embedding(z).masked_fill(padding, 0).transpose(0, 1).contiguous()  # (B, S, f), contiguous because all decoder layers read it
+        z = self.to_embedding(z).masked_fill(padding, 0).transpose(0, 1).contiguous()  # (B, S, f), read by every layer
 
         z = GradMultiply.apply(z, self.gradient_scale)
         return z, (z + e) * SQRT_HALF

@@ -1,7 +1,7 @@
 """Functions that build ConvS2S from ONNX operators.
 
-B sentences of S words, N = B·S; k hypotheses (rows) per sentence, R = B·k; f embedding width, C input width and D output
-width of a layer.
+B sentences of S words, N = B·S; k hypotheses (rows) per sentence, R = B·k; f embedding width, C input width of a layer,
+D output width of a layer.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def encode(program: SourceProgram, encoder: ConvS2SEncoder, e: str) -> tuple[str
 def set_up(program: SourceProgram, decoder: ConvS2SDecoder, keys: str, values: str) -> list[tuple[str, Sizes]]:
     """Add the inputs of steps that depend on the source, like `ProjectedAttention`; return their names and sizes.
 
-    In contrast to `ProjectedAttention`, keys include the factor √½, and one tensor holds the score biases of all layers.
+    In contrast to `ProjectedAttention`, keys include the factor √½, and one tensor holds all layers' score biases.
     """
     embed_dim = decoder.embedding.words.embedding_dim
     z, v = program.flat(keys, embed_dim), program.flat(values, embed_dim)

@@ -56,8 +56,8 @@ class AnnealAfterPlateau(FairseqLRScheduler):
                 self.best = val_loss
             else:
                 self.annealing = True
-        # fairseq also calls this method when training starts or resumes, with the number of the next epoch.  It then may
-        # call it again with the previous epoch, if the checkpoint was written before the end of that epoch.
+        # fairseq also calls this method when training starts or resumes, with the number of the next epoch.  If the
+        # checkpoint was written before the end of an epoch, fairseq then calls it again with the previous epoch.
         if self.annealing and (val_loss is not None or self.within_epoch or epoch < self.epoch):
             self.lr *= self.cfg.lr_shrink
         self.epoch, self.within_epoch = epoch, False

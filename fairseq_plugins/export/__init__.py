@@ -1,1 +1,1 @@
-"""Export of models as ONNX programs, and `translate`, the program that runs them without fairseq and torch."""
+"""Export of models to ONNX, and the script `translate`, which runs exported models without fairseq and torch."""

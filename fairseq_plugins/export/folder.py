@@ -1,4 +1,4 @@
-"""Writing the folder of an exported model."""
+"""Function that writes the folder of an exported model."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ def write_folder(
 
     Args:
         folder: empty folder.
-        model: model of this plugin, prepared for inference.
+        model: model of this plugin, after `make_generation_fast_`.
         source: source words.
         target: target words.
-        codes: codes of subword-nmt, if the model uses its subwords.
-        pieces: model of sentencepiece, if the model uses its pieces.
-        languages: source and target language, for Moses' tokeniser; None for tokenised text.
-        pair: source and target language of the model, if known.
-        longest_source: longest source that the task allows, in tokens.
+        codes: file with subword-nmt's codes; None if the model does not use subword-nmt.
+        pieces: file of the sentencepiece model; None if the model does not use sentencepiece.
+        languages: source and target language for Moses' tokeniser; None if input text is already tokenised.
+        pair: source and target language of the model; None if unknown.
+        longest_source: maximum number of source tokens that the task allows.
         int8: whether to compute products in int8.
         candidates: table of candidate words; None for all words.
-        card: model card, added to README.md.
+        card: text of a model card, which is appended to README.md.
     """
     programs = write_programs(model, folder, int8=int8, with_candidates=candidates is not None)
     for side, dictionary in (("source", source), ("target", target)):

@@ -1,4 +1,4 @@
-"""Export of a model as two ONNX programs: one encodes the source, and one makes a decoding step."""
+"""Export of a model to two ONNX programs: the first encodes the source, and the second makes a decoding step."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def write_programs(model: Any, folder: Path, *, int8: bool, with_candidates: boo
     """Write ``source.onnx``, ``step.onnx`` and their ``weights.bin``.
 
     Args:
-        model: model prepared for inference.
+        model: model of this plugin, after `make_generation_fast_`.
         folder: output folder.
         int8: whether to compute products in int8.
         with_candidates: whether the programs predict only the candidate words of each batch.
 
     Returns:
-        Inputs of the step and limits of positions, ready for JSON.
+        Values for config.json: the inputs of the step, and the numbers of positions of source and target.
 
     Raises:
         ValueError: the model's class has no ONNX program of its own.
@@ -61,7 +61,8 @@ def onnx_program(model: Any) -> ModuleType:
     """Import the module with the ONNX program of a model's family.
 
     Raises:
-        ValueError: the model's class does not name a module, or encoder or decoder is not one of its ``PARTS``.
+        ValueError: the model's class does not name such a module, or the module does not support the model's encoder or
+            decoder.
     """
     name = vars(type(model)).get("onnx_program")
     if not (isinstance(model, TranslationModel) and name):
@@ -78,21 +79,21 @@ def onnx_program(model: Any) -> ModuleType:
 
 
 def _output_sources(program: SourceProgram, sources: list[tuple[str, Sizes]]) -> list[Sizes]:
-    """Output the values of the source that steps read, ``source0`` and so on; return their sizes."""
+    """Add outputs ``source0``, ``source1`` and so on, which are inputs of the steps; return their sizes."""
     for number, (name, sizes) in enumerate(sources):
         program.output(f"source{number}", name, np.float32, sizes)
     return [sizes for _, sizes in sources]
 
 
 def _step(program: StepProgram, decoder: IncrementalDecoder, family: ModuleType) -> tuple[str, list[str]]:
-    """Return the features of a step, (R, width), and the attention of each layer, (B, k, S)."""
+    """Add one step; return its features, (R, width), and the attention of each layer, (B, k, S)."""
     after = program.Add(program.position, [1])
     g = _embed(program, decoder.embedding, program.tokens, program.position, after)
     return family.step(program, decoder, g)
 
 
 def _embed(program: Program, embedding: InputEmbedding, words: str, first: Any, end: Any) -> str:
-    """Embed words at positions ``first`` to ``end``, exclusive: (..., f)."""
+    """Add the embedding of words at positions ``first`` to ``end`` - 1: (..., f)."""
     x = program.rows(embedding.words.weight, words)
     if embedding.scale != 1:
         x = program.Mul(x, embedding.scale)
@@ -103,7 +104,7 @@ def _embed(program: Program, embedding: InputEmbedding, words: str, first: Any, 
 
 
 def _output_candidates(program: SourceProgram, decoder: IncrementalDecoder) -> None:
-    """Output weight, (width, n), and bias, (n,), of the output layer for the candidates."""
+    """Add outputs for the candidates' part of the output layer: weight, (width, n), and bias, (n,)."""
     layer, words = decoder.output_projection, program.input("candidates", np.int64, ["n"])
     weight = program.rows(layer.weight, words)
     program.output("output", program.Transpose(weight, perm=[1, 0]), np.float32, [layer.in_features, "n"])
@@ -112,9 +113,10 @@ def _output_candidates(program: SourceProgram, decoder: IncrementalDecoder) -> N
 
 
 def _output_best_words(program: StepProgram, decoder: IncrementalDecoder, features: str, with_candidates: bool) -> None:
-    """Output the best words of each row and their scores, then the unknown word and the end.
+    """Add outputs for each row's best words and their scores; the last two are the unknown word and the end.
 
-    The input ``rules`` has three numbers that are added to the scores of words, of the unknown word and of the end.
+    The input ``rules`` has three numbers.  They are added to the scores of known words, of the unknown word, and of the
+    end.
     """
     layer, dictionary = decoder.output_projection, decoder.dictionary
     if with_candidates:

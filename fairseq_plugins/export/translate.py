@@ -21,20 +21,20 @@ from typing import Any
 
 import numpy as np
 
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # otherwise it writes to ~/.cache, or warns
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # otherwise onnxruntime writes to ~/.cache, or warns
 import onnxruntime as ort
 
 Array = np.ndarray[Any, Any]
 FILES = {"config.json", "source.onnx", "source.txt", "step.onnx", "target.txt", "weights.bin"}
 NUMBERS = ("bos", "pad", "eos", "unk", "source_words", "target_words", "source_positions", "target_positions")
-STRINGS = ("source_language", "target_language", "bpe_separator")  # or null
-GROWTH = 16  # number of steps that memory grows by
+STRINGS = ("source_language", "target_language", "bpe_separator")  # each may be null
+GROWTH = 16  # minimum number of steps to allocate memory for
 PRODUCT = (  # an ONNX program: c = MatMulInteger(a, b) of unsigned and signed bytes
     b'\x08\x05:>\n\x18\n\x01a\n\x01b\x12\x01c"\rMatMulInteger\x12\x01gZ\t\n\x01a\x12\x04\n\x02\x08\x02Z\t\n\x01b\x12'
     b"\x04\n\x02\x08\x03b\t\n\x01c\x12\x04\n\x02\x08\x06B\x04\n\x00\x10\n"
 )
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # of this process
-OPTIONS: dict[str, tuple[float, str]] = {  # of the search, as in fairseq
+OPTIONS: dict[str, tuple[float, str]] = {  # options of the search, which mean the same as in fairseq
     "beam": (5, "hypotheses per sentence"),
     "nbest": (1, "maximum number of translations per line; above 1, each one follows its score"),
     "lenpen": (1.0, "exponent of the length that divides the score of a hypothesis, -10 to 10"),
@@ -46,7 +46,7 @@ OPTIONS: dict[str, tuple[float, str]] = {  # of the search, as in fairseq
     "max_tokens": (600, "words in a batch, including padding"),
 }
 MEMORY = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
-ort.create_and_register_allocator(MEMORY, None)  # both programs share freed memory
+ort.create_and_register_allocator(MEMORY, None)  # both programs reuse the same freed memory
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def naming_file_in_errors(path: Path, fix: str = "export the model again") -> It
     """Turn errors in this context into a ValueError that names the file, or a MemoryError that names the fix."""
     try:
         yield
-    except (Exception, SystemExit) as error:  # a malformed file can cause any of them
+    except (Exception, SystemExit) as error:  # a malformed file can cause any error
         if isinstance(error, MemoryError) or "allocate memory" in str(error) or "bad_alloc" in str(error):
             raise MemoryError("out of memory: reduce --max-tokens, --beam or --threads") from None
         problem = f"{path}: {type(error).__name__}: {error}".splitlines()[0][:400]
@@ -79,17 +79,17 @@ def decode(lines: Iterable[bytes], place: str = "the input") -> Iterator[str]:
 
 
 def sums_overflow() -> bool:
-    """Return whether onnxruntime adds int8 products in 16 bits on this CPU, as on x86 without VNNI; sums overflow."""
+    """Return whether onnxruntime's int8 products overflow on this CPU: x86 without VNNI adds them in 16 bits."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     product = ort.InferenceSession(PRODUCT, options, providers=["CPUExecutionProvider"])
     a, b = np.full((8, 64), 255, np.uint8), np.full((64, 64), 127, np.int8)
-    sums = [product.run(None, {"a": rows, "b": b})[0] for rows in (a, a[:1])]  # a single row has its own kernel
+    sums = [product.run(None, {"a": rows, "b": b})[0] for rows in (a, a[:1])]  # one row has another kernel
     return any((each != 64 * 255 * 127).any() for each in sums)
 
 
 def run(program: ort.InferenceSession, given: dict[str, Array], without: str = "") -> dict[str, Array]:
-    """Return a program's outputs by name, except one; it reads the inputs it needs.  Nothing is copied."""
+    """Run a program, and return its outputs by name, except the output ``without``; extra inputs are ignored."""
     inputs, names = ([each.name for each in some] for some in (program.get_inputs(), program.get_outputs()))
     names = [name for name in names if name != without]
     values = {name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(given[name])) for name in inputs}
@@ -97,13 +97,13 @@ def run(program: ort.InferenceSession, given: dict[str, Array], without: str = "
 
 
 class Decoding:
-    """Decode-time state of a batch of source words, (B, S).  A row attends to keys and values of its ancestors, stored
-    in P slots per sentence, (B, h, P, v)."""
+    """The decode-time state of a batch of source words, (B, S).  Keys and values of earlier steps are stored in P slots
+    per sentence, (B, h, P, v).  A row attends only to slots of its ancestors, the previous rows that it continues."""
 
     def __init__(self, model: Translator, source: Array, beam: int, candidates: Array, attention: bool) -> None:
         self.model, self.beam, self.position = model, beam, 0
         self.without = "" if attention else "attention"
-        self.attention: list[Array] = []  # of each step, (R, L, S), if it is asked for
+        self.attention: list[Array] = []  # of L layers in each step, (R, L, S), if requested
         self.state = run(model.read, {"words": source, "candidates": candidates})
         for name, shape in model.inputs.items():
             if name.startswith(("state", "keys", "values")):
@@ -112,20 +112,21 @@ class Decoding:
                 ]
                 self.state[name] = np.zeros(int(np.prod(sizes)), np.float32).reshape(sizes)
         self.past = [name for name in self.state if name.startswith(("keys", "values"))]
-        self.seen: Array = np.zeros((len(source), 1, GROWTH * beam), bool)  # slots that each row attends to, (B, k, P)
+        self.seen: Array = np.zeros((len(source), 1, GROWTH * beam), bool)  # whether a row attends to a slot, (B, k, P)
         self.used = 0  # number of used slots
         self.state |= {"candidates": candidates, "count": np.array([min(2 * beam + 3, len(candidates))])}
 
     def step(self, tokens: Array, order: Array, rules: Array) -> list[Array]:
-        """Decode one word per row, (B, k); ``order`` names the previous row that each row continues.  Return scores and
-        words, (R, n), with the unknown word and the end last, and the most attended source words, (R,)."""
+        """Decode one word per row, (B, k); ``order`` is the index of the previous row that each row continues.  Return
+        scores and words, (R, n), where the unknown word and the end are last, and the position of the source word with
+        the largest attention, (R,)."""
         given = {"tokens": tokens.ravel(), "order": order.ravel(), "rules": rules, "past": self.look_back(order)}
         found = run(self.model.step, {**self.state, **given, "position": np.array([self.position])}, self.without)
         if not self.without:
             self.attention.append(found["attention"].reshape(order.size, *found["attention"].shape[2:]))
         self.state |= {name.replace("next", "state"): found[name] for name in found if name.startswith("next")}
         at = slice(self.used, self.used + order.shape[1])
-        for layer in range(len(self.past) // 2):  # store new keys and values, (R, 2·width)
+        for layer in range(len(self.past) // 2):  # store the new keys and values, (R, 2·h·v)
             keys, values = self.state[f"keys{layer}"], self.state[f"values{layer}"]
             new = found[f"new{layer}"].reshape(*order.shape, 2, keys.shape[1], keys.shape[3])
             keys[:, :, at], values[:, :, at] = new.transpose(2, 0, 3, 1, 4)
@@ -134,14 +135,14 @@ class Decoding:
         return [found[name] for name in ("scores", "words", "attended")]
 
     def look_back(self, order: Array) -> Array:
-        """Return the bias of self-attention scores, (B, 1, rows, P), after reserving slots for this step."""
+        """Reserve slots for this step, and return the bias of self-attention scores, (B, 1, rows, P)."""
         self.seen = self.seen.reshape(-1, self.seen.shape[2])[order]
         if self.used + order.shape[1] > self.seen.shape[2]:
             self.make_room()
         return np.where(self.seen, np.float32(0), np.float32(-np.inf))[:, None]
 
     def make_room(self) -> None:
-        """Free slots that no row attends to, and add slots for at least GROWTH steps."""
+        """Free the slots that no row attends to, and add free slots for at least GROWTH steps."""
         alive = self.seen.any(axis=1)
         self.used = alive.sum(axis=1).max()
         places = np.argsort(~alive, axis=1, kind="stable")[:, : self.used]
@@ -156,11 +157,11 @@ class Decoding:
             self.state[name] = memory[:size].reshape(shape)
             for new, each, kept in reversed(
                 [*zip(self.state[name], old, places, strict=True)]
-            ):  # backwards, since both share memory
+            ):  # backwards, because old and new slots share memory
                 new[:, : self.used], new[:, self.used :] = each.take(kept, axis=1), 0
 
     def keep(self, places: Array) -> None:
-        """Drop all sentences but those at the given places; the next order refers to their rows."""
+        """Drop all sentences except those at the given places; the next order contains only their rows."""
         moved = np.nonzero(places != np.arange(len(places)))[0]
         for name in (name for name in self.state if name.startswith(("source", "keys", "values"))):
             self.state[name][moved] = self.state[name][places[moved]]
@@ -170,18 +171,20 @@ class Decoding:
 def search(decoding: Decoding, eos: int, o: Namespace, longest: int) -> list[Any]:
     """Return the nbest hypotheses of each sentence.
 
-    Each hypothesis is a list of triples (word, most attended source word, row) and a score.
+    A hypothesis has a score and a triple for each word: the word, the position of the source word with the largest
+    attention, and the row.
     """
     sentences: Array = np.arange(len(decoding.seen))
-    k, order = o.beam, sentences[:, None]  # one row per sentence at first, since all would be equal
+    k, order = o.beam, sentences[:, None]  # one row per sentence at first, because k rows would be equal
     tokens, totals = np.full_like(order, eos), np.zeros_like(order, np.float32)
-    written: Array = np.zeros((len(order), 0, 3), np.int64)  # triples of each row
+    written: Array = np.zeros((len(order), 0, 3), np.int64)  # the triples of each row so far
     found: list[list[Any]] = [[] for _ in sentences]
     for step in range(longest + 1):
         rules = [o.word_penalty, o.word_penalty - o.unkpen, 0 if step >= o.min_len else -np.inf]
         scores, words, attended = decoding.step(tokens, order, np.array(rules, np.float32))
         scores, words = (x[:, -1:] if step == longest else x for x in (scores, words))
-        # Among the best 2k continuations of a sentence, ends in the first k finish, and the first k others continue.
+        # A sentence has 2k best continuations.  An end among the first k of these finishes a hypothesis.  The first k
+        # others continue.
         scores = (scores + totals.reshape(-1, 1)).reshape(len(sentences), -1)
         at = np.argsort(-scores, axis=1, kind="stable")[:, : 2 * k]
         scores, tokens = (np.take_along_axis(x.reshape(len(at), -1), at, 1) for x in (scores, words))
@@ -195,7 +198,7 @@ def search(decoding: Decoding, eos: int, o: Namespace, longest: int) -> list[Any
         totals, tokens, order = (np.take_along_axis(x, going, 1) for x in (scores, tokens, order))
         if not (stay := [place for place, sentence in enumerate(sentences) if len(found[sentence]) < k]):
             break
-        kept, last = set(stay), reversed(stay)  # the last ones fill the gaps
+        kept, last = set(stay), reversed(stay)  # the last sentences fill the gaps
         places = np.array([place if place in kept else next(last) for place in range(len(stay))])
         decoding.keep(places)
         sentences, totals, tokens, order = (x[places] for x in (sentences, totals, tokens, order))
@@ -209,7 +212,7 @@ class Translator:
 
     def __init__(self, folder: str | Path, threads: int = CORES, batches: int = 1, progress: bool = False) -> None:
         self.folder, self.batches, self.progress = (folder := Path(folder)), max(1, batches), progress
-        if not (folder / "SHA256SUMS").is_file():  # a pipe would block
+        if not (folder / "SHA256SUMS").is_file():  # reading a pipe would block
             raise ValueError(f"{folder / 'SHA256SUMS'} is not a file: export a model to {folder} first")
         sums = {line[66:]: line[:64] for line in read_lines(folder / "SHA256SUMS")}
         for name in sorted(FILES | sums.keys()):
@@ -220,7 +223,7 @@ class Translator:
         options = ort.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level, options.enable_mem_pattern = threads, 4, False
         options.add_session_config_entry("session.use_env_allocators", "1")
-        if os.environ.get("TRANSLATE_WITHOUT_VNNI") or sums_overflow():  # unsigned weights are slower, but exact
+        if os.environ.get("TRANSLATE_WITHOUT_VNNI") or sums_overflow():  # slower, without overflow
             options.add_session_config_entry("session.x64quantprecision", "1")
         with naming_file_in_errors(folder / "weights.bin"):
             self.read = ort.InferenceSession(folder / "source.onnx", options, providers=["CPUExecutionProvider"])
@@ -236,7 +239,7 @@ class Translator:
                 raise ValueError("it does not match the model files or this program")
         self.numbers = {
             word: n for n, word in enumerate(source) if n not in map(c.get, NUMBERS[:3])
-        }  # text never means </s>
+        }  # text cannot contain special symbols
         self.candidates, self.bpe, self.tokenizer = (np.zeros((sizes[0], 0), int), np.arange(sizes[1])), None, None
         self.pieces = None
         if c["candidates"]:
@@ -248,7 +251,7 @@ class Translator:
         if c["bpe_separator"] is not None:
             bpe = import_module(
                 "subword_nmt.apply_bpe"
-            ).BPE  # outside the context: a missing package is not a file's error
+            ).BPE  # outside the context, because a missing package is not an error of the file
             with (
                 naming_file_in_errors(path := folder / "codes.txt"),
                 path.open(encoding="utf-8", newline="\n") as codes,
@@ -263,8 +266,9 @@ class Translator:
             self.detokenizer = import_module("sacremoses").MosesDetokenizer(c["target_language"])
 
     def translate(self, lines: Iterable[str], replace_unk: dict[str, str] | None = None, **given: float) -> list[Any]:
-        """Return a translation per line, or with nbest above 1 a list of translations with scores; options: `OPTIONS`.
-        replace_unk has translations of source words; they, or copies, replace unknown words by attention."""
+        """Return a translation per line, or a list of translations with scores if nbest is above 1.  `OPTIONS` lists
+        the options.  If replace_unk is given, an unknown word is replaced by the translation in replace_unk of the source
+        word with the largest attention, or by a copy of this source word."""
         found = [line["translations"] for line in self.explain(lines, replace_unk, False, **given)]
         if given.get("nbest", 1) == 1:
             return [best["text"] for (best,) in found]
@@ -276,7 +280,7 @@ class Translator:
             raise ValueError(f"{min(unknown)}: unknown option; use one of {', '.join(OPTIONS)}")
         o = Namespace(**{name: given.get(name, default) for name, (default, _) in OPTIONS.items()})
         ranges = {"beam": (1, 1e9), "min_len": (0, 1e9), "max_tokens": (1, 1e9), "lenpen": (-10, 10)}  # others overflow
-        for name, (default, _) in OPTIONS.items():  # beam is valid before nbest is compared with it
+        for name, (default, _) in OPTIONS.items():  # beam is checked before nbest, which depends on beam
             value, (least, most) = getattr(o, name), (1, o.beam) if name == "nbest" else ranges.get(name, (-1e9, 1e9))
             if type(value) not in (int, type(default)) or not least <= value <= most:
                 kind = "a whole number" if isinstance(default, int) else "a number"
@@ -286,15 +290,16 @@ class Translator:
         if attention and not self.has_attention:
             raise ValueError(f"attention: {self.folder} was exported by an earlier version: export the model again")
         if self.pieces is not None:
-            o.unkpen = 1000  # pieces cover all text, so <unk> is never correct
+            o.unkpen = 1000  # pieces can spell any text, so <unk> is never correct
         o.attention, o.replace_unk = attention, replace_unk
         return o
 
     def explain(
         self, lines: Iterable[str], replace_unk: dict[str, str] | None = None, attention: bool = False, **given: float
     ) -> list[dict[str, Any]]:
-        """Return each line's words, positions of unknown words, and translations: text, score, words, positions of
-        unknown words and, if requested, the attention of L layers, (L, words, source words and the end)."""
+        """Return a dictionary for each line: words, positions of unknown words, and translations.  A translation is a
+        dictionary of text, score, words, positions of unknown words and, if requested, the attention of L layers,
+        (L, words, source words + 1); the last source position is the end of the sentence."""
         o = self.options(replace_unk, attention, **given)
         sources = [self.words(line) for line in ([lines] if isinstance(lines, str) else lines)]
         none: dict[str, Any] = {"words": [], "unknown": []}
@@ -303,7 +308,7 @@ class Translator:
         batches: list[list[int]] = []
         for place in sorted((at for at, words in enumerate(sources) if words), key=lambda at: len(sources[at])):
             if not batches or (len(batches[0]) + 1) * (len(sources[place]) + 1) > o.max_tokens:
-                batches.insert(0, [])  # longest first, so that no long batch runs last alone
+                batches.insert(0, [])  # longest first, so that no long batch starts last
             batches[0].append(place)
         with ThreadPoolExecutor(self.batches) as pool:  # after an error, map cancels batches that have not started
             translated = pool.map(lambda places: self.batch([sources[at] for at in places], o), batches)
@@ -313,26 +318,26 @@ class Translator:
         return [*results.values()]
 
     def words(self, line: str) -> list[str]:
-        """Return the model's words of a line, truncated to the longest source; none for a blank line."""
+        """Return the model's words for a line, truncated to the maximum length; a blank line has no words."""
         words, longest = self.segment(line), self.config["source_positions"] - 1
         if len(words) > longest:
             print(f"line truncated from {len(words)} to {longest} tokens", file=sys.stderr)
         return words[:longest]
 
     def segment(self, line: str) -> list[str]:
-        """Return the model's words of a line; none for a blank line."""
+        """Split a line into the model's words; a blank line has no words."""
         if not line.strip():
             return []
         if self.tokenizer is not None:
             line = self.tokenizer.tokenize(line.strip(), aggressive_dash_splits=True, return_str=True)
         words = line.split() if self.pieces is None else self.pieces.encode(line, out_type=str)
-        if self.bpe is not None:  # long words, which would take minutes, are split first
+        if self.bpe is not None:  # split long words first, which would take minutes
             cut = ([word[at : at + 500] for at in range(0, len(word), 500)] for word in words)
             words = " ".join(f"{self.bpe.separator} ".join(map(self.bpe.process_line, each)) for each in cut).split()
         return words
 
     def batch(self, sources: list[list[str]], o: Namespace) -> list[dict[str, Any]]:
-        """Return the result of `explain` for each source; the last source is the longest."""
+        """Return the result of `explain` for each source; the longest source must be last."""
         c, length = self.config, len(sources[-1]) + 1
         numbers = [[*(self.numbers.get(word, c["unk"]) for word in words), c["eos"]] for words in sources]
         source = np.array([each + [c["pad"]] * (length - len(each)) for each in numbers])
@@ -365,7 +370,7 @@ class Translator:
             return results
 
     def text(self, hypothesis: Any, source: list[str], replace_unk: dict[str, str] | None) -> tuple[str, float]:
-        """Return a hypothesis as plain text, and its score."""
+        """Return the text of a hypothesis, and its score."""
         copies = [(replace_unk or {}).get(word, word) for word in source]
         bos, unk = self.config["bos"], None if replace_unk is None else self.config["unk"]
         words = [copies[at] if n == unk else self.target[n] for n, at, *_ in hypothesis[0] if n != bos]

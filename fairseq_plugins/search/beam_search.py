@@ -79,7 +79,7 @@ class BeamState:
         forced = self.rules.forced.index_select(0, self.position).squeeze(0).index_select(0, self.sentences)
         best, words = self._best_per_row(forced)
         scores, words, parents = self._best_per_sentence(best, words, forced)
-        # Of the best 2k continuations of a sentence, those that end and are among the first k become hypotheses ...
+        # A sentence has 2k best continuations.  An end among the first k of these finishes a hypothesis ...
         ends = words.eq(self.rules.eos) & scores.ne(-torch.inf)
         ended = scores[:, :k].masked_fill(~ends[:, :k], -torch.inf)
         # ... and the first k that do not end continue.

@@ -1,18 +1,20 @@
 """The branches of a Weighted Transformer layer (Ahmed et al. 2017, section 3), and their weights on the simplex.
 
-M branches, one per head; d model width, v = d/M width of a head, F = d_ff/M inner width of a branch's feed-forward
-network, N tokens; x is the input of the layer.
+M branches, one per head; N tokens; d model width, v = d/M width of a head; d_ff inner width of all feed-forward
+networks, F = d_ff/M inner width of one branch's network; x input of the layer.
 
     h̄_i = κ_i head_i W^O_i                                                            (equation 6)
     FFN_i(z) = max(0, z W_1i + b_1i) W_2i
     u = LayerNorm(x + Σ_i h̄_i)
     y = LayerNorm(u + Σ_i α_i FFN_i(x + h̄_i) + b_2)                                   (equation 7)
 
-The paper retains residual connections without saying where.  In this reading (docs/weighted_transformer.md) each branch
-has one around its head, and the sum over the branches has one around each of its two halves.
+The paper keeps residual connections but does not say where they are.  These equations are this project's reading
+(docs/weighted_transformer.md): x is added to the head in each branch, to the sum of all h̄_i, and u to the sum of all
+FFN_i.
 
-W^O_i and W_1i have no non-linearity between them, so their product, a v x F matrix, is computed once for all tokens.
-The branches then add four per cent to the multiplications of a Transformer layer (d = 512, d_ff = 2048).
+There is no non-linearity between W^O_i and W_1i, so their product, a v x F matrix, is computed once for all tokens.
+This is called folding.  The branches then need four per cent more multiplications than a Transformer layer (d = 512,
+d_ff = 2048).
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ from fairseq_plugins.cpu.block_diagonal import add_block_diagonal
 from fairseq_plugins.cpu.linear import linear
 from fairseq_plugins.cpu.packing import BatchWeights, cached
 
-# The `param_group` of a parameter that the optimizer has to keep on the simplex, and of one whose softmax is the point.
-# fairseq copies this attribute to the fp32 master of a half-precision parameter.
+# Values of a parameter's attribute `param_group`.  SIMPLEX: the optimizer projects the parameter onto the simplex.
+# SOFTMAX: the softmax of the parameter is on the simplex.  fairseq copies this attribute to the float32 copy of a
+# half-precision parameter.
 SIMPLEX = "branch_simplex"
 SOFTMAX = "branch_softmax"
 
@@ -41,21 +44,21 @@ SOFTMAX = "branch_softmax"
 class BranchedBlock(nn.Module):
     """The branched output projection and feed-forward network of a layer.
 
-    Its matrices are those of a Transformer layer.  Rows of ``first.weight`` and columns of ``second.weight`` are
-    divided among the branches.
+    The block has the matrices of a Transformer layer: W^O in ``out``, W_1 in ``first`` and W_2 in ``second``.  Each
+    branch owns some columns of W^O, rows of W_1 and columns of W_2.
 
     Args:
         dim: d.
         ffn_dim: d_ff.
         branches: M, which must divide d and d_ff.
-        mode, constraint: options of κ and α, see `SimplexVector`.
-        gating_topk: number of branches that a gate selects for each token, instead of α (section 4.5).
-        dropout: dropout before residual connections.
-        relu_dropout: dropout inside the feed-forward networks; the paper has none.
-        owner: class name of these dropouts in ``--retain-dropout-modules``.
+        mode, constraint: arguments of `SimplexVector` for κ and α.
+        gating_topk: number of branches that a gate selects for each token; None to use α without a gate (section 4.5).
+        dropout: dropout probability before residual connections.
+        relu_dropout: dropout probability inside the feed-forward networks; the paper does not use it.
+        owner: name of these dropouts in ``--retain-dropout-modules``.
 
     Attributes:
-        packing: packed weights of a batch, see `linear`; set by `with_packing`.
+        packing: packed weights of the current batch, set by `with_packing`.
     """
 
     packing: BatchWeights | None = None
@@ -75,7 +78,7 @@ class BranchedBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.branches = branches
-        # Initial weights of fairseq's Transformer: Xavier for W^O, uniform within d^-½ and d_ff^-½ for W_1 and W_2.
+        # Initial weights of fairseq's Transformer: Xavier for W^O, uniform up to ±d^-½ for W_1 and ±d_ff^-½ for W_2.
         self.out = xavier_(Linear(dim, dim))
         self.first = Linear(dim, ffn_dim)
         self.second = Linear(ffn_dim, dim)
@@ -88,7 +91,7 @@ class BranchedBlock(nn.Module):
         self.relu_dropout = Dropout(relu_dropout, module_name=owner)
 
     def plain(self, x: Tensor, heads: Tensor) -> Tensor:
-        """Compute the equations literally; `forward` computes the same function.
+        """Compute the equations as they are written; `forward` computes the same function faster.
 
         Args:
             x: input of the layer, (..., d).
@@ -107,7 +110,7 @@ class BranchedBlock(nn.Module):
         return self.norm(u + self.dropout(y))
 
     def fold(self) -> FoldedWeights:
-        """Return the folded weights for `forward`; differentiable."""
+        """Return the folded weights that `forward` reads, with gradients."""
         out, first = cached(self.packing, fold_kappa, self.out.weight, self.first.weight, self.kappa())
         second = self.second.weight
         if self.alpha is not None:
@@ -122,20 +125,20 @@ class BranchedBlock(nn.Module):
             heads: concatenated heads, (..., d).
         """
         folded = self.fold()
-        # Flattened first: autograd would copy a view that is overwritten in place.
+        # Flatten before this product: autograd would copy a view that is overwritten in place.
         inner = add_block_diagonal(self.first(x.flatten(0, -2)), heads.flatten(0, -2), folded.first)
         attended = linear(heads, folded.out, self.out.bias, self.packing)
         second = partial(linear, weight=folded.second, bias=self.second.bias, packing=self.packing)
         return self.finish(x, attended, inner, second)
 
     def finish(self, x: Tensor, attended: Tensor, inner: Tensor, second: Callable[[Tensor], Tensor]) -> Tensor:
-        """Compute the rest of `forward`, shared with incremental decoding.
+        """Compute the second part of `forward`, which incremental decoding also calls.
 
         Args:
             x: input of the layer, (..., d).
             attended: Σ h̄_i, (..., d).
-            inner: inner units of all networks before ReLU, (N, d_ff); overwritten.
-            second: linear map of `FoldedWeights.second`.
+            inner: inner units of all feed-forward networks before ReLU, (N, d_ff); overwritten.
+            second: linear map with the weight `FoldedWeights.second` and the bias b_2.
         """
         u = self.attention_norm(x + self.dropout(attended))
         inner = self.relu_dropout(F.relu_(inner))
@@ -146,29 +149,30 @@ class BranchedBlock(nn.Module):
 
 
 class FoldedWeights(NamedTuple):
-    """Weights with κ folded into W^O, W^O into W_1, and α into W_2."""
+    """The weights of a block after multiplying κ and W^O, κ W^O and W_1, and α and W_2."""
 
     out: Tensor  # (d, d)
     first: Tensor  # (M, v, F), for the head of each branch
-    second: Tensor  # (d, M·F); without α if there is a gate
+    second: Tensor  # (d, M·F); W_2 itself if there is a gate
 
 
 def fold_kappa(out: Tensor, first: Tensor, kappa: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first two `FoldedWeights` for the matrices W^O, (d, d), and W_1, (d_ff, d)."""
+    """Return `FoldedWeights.out` and `FoldedWeights.first` for W^O, (d, d), and W_1, (d_ff, d)."""
     M = len(kappa)
     out = out * kappa.repeat_interleave(out.size(1) // M)
     return out, torch.bmm(out.t().unflatten(0, (M, -1)), first.unflatten(0, (M, -1)).transpose(1, 2))
 
 
 def fold_alpha(second: Tensor, alpha: Tensor) -> tuple[Tensor]:
-    """Return the third of the `FoldedWeights` for the matrix W_2, (d, d_ff)."""
+    """Return `FoldedWeights.second`, as a tuple, for W_2, (d, d_ff)."""
     return (second * alpha.repeat_interleave(second.size(1) // len(alpha)),)
 
 
 class Gate(nn.Module):
-    """Token-dependent branch weights, of which only the k largest are not zero (section 4.5; Shazeer et al. 2017).
+    """Branch weights that depend on the token; all except the k largest are zero (section 4.5; Shazeer et al. 2017).
 
-    The paper gives no formula; this is a softmax over the k largest of M linear scores, times k.
+    The paper gives no formula.  Here, a linear map gives a score to each of the M branches, and the weights are k times
+    the softmax of the k largest scores.
 
     Args:
         dim: d.
@@ -183,30 +187,32 @@ class Gate(nn.Module):
         nn.init.xavier_uniform_(self.projection.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (..., d) -> (..., M)."""
-        scores = F.linear(x, self.projection.weight)  # never in int8, because scores select branches
+        """Return the branch weights of each token: (..., d) -> (..., M)."""
+        scores = F.linear(x, self.projection.weight)  # never in int8: rounded scores could select other branches
         kept, indices = scores.topk(self.topk, dim=-1)
         return torch.zeros_like(scores).scatter(-1, indices, softmax(kept) * self.topk)
 
 
 def xavier_(linear: Linear, gain: float = 1.0) -> Linear:
-    """Initialise and return a map with Xavier's uniform weight and zero bias, like fairseq's Transformer."""
+    """Set the weight to Xavier's uniform initialisation and the bias to zero, as fairseq's Transformer does."""
     nn.init.xavier_uniform_(linear.weight, gain=gain)
     nn.init.zeros_(linear.bias)
     return linear
 
 
 class SimplexVector(nn.Module):
-    """M branch weights with mean one: M times a point on the simplex.
+    """M branch weights with mean one: M times a point on the simplex, i.e. M numbers of at least 0 with the sum 1.
 
-    The paper's κ and α have mean 1/M, so a block that multiplies by both starts at about 1/M² of a normal output.  The
-    factor M avoids this.  W^O and W_2 can absorb it, so the model family is unchanged.
+    In the paper, κ and α are points on the simplex, so their mean is 1/M.  A block that multiplies by both would start
+    with outputs that are about M² times too small.  The factor M avoids this.  W^O and W_2 could include the factor,
+    so the model can represent the same functions with and without it.
 
     Args:
         size: M.
-        mode: ``learned``; or for comparison (table 3) ``uniform`` or ``random``, both fixed, or ``resampled``: random
-            weights for each training batch, and uniform weights in inference.
-        constraint: ``simplex``: the optimizer projects the weights; ``softmax``: the parameters are logits.
+        mode: ``learned``, or one of three for comparison (table 3): ``uniform`` and ``random`` weights are fixed, and
+            ``resampled`` weights are random for each training batch and uniform in inference.
+        constraint: ``simplex`` if the optimizer projects the weights onto the simplex, ``softmax`` if the parameters
+            are logits of a softmax.
     """
 
     def __init__(self, size: int, mode: str, constraint: str) -> None:
@@ -233,14 +239,14 @@ class SimplexVector(nn.Module):
         return self.point() * len(self.weight)
 
     def check_constraint(self, weight: Tensor) -> None:
-        """Refuse the weight of a checkpoint, (M,), that was trained with the other constraint.
+        """Refuse a checkpoint's weight, (M,), if it was trained with the other constraint.
 
         Raises:
-            ValueError: the constraints differ.
+            ValueError: the weight was trained with the other constraint.
         """
         if self.softmax and _lies_on_simplex(weight):
             raise ValueError("--branch-constraint softmax: the checkpoint was trained with simplex; give simplex")
-        if not self.softmax and weight.sum() <= 0:  # logits start at logarithms of a point on the simplex
+        if not self.softmax and weight.sum() <= 0:  # logits start negative: as logarithms of numbers below 1
             raise ValueError("--branch-constraint simplex: the checkpoint was trained with softmax; give softmax")
 
 
@@ -252,35 +258,35 @@ def project_onto_simplex(x: Tensor) -> Tensor:
     """
     ordered = x.sort(descending=True).values
     counts = torch.arange(1, len(x) + 1, device=x.device, dtype=x.dtype)
-    # Amount subtracted from each if the j largest stay positive.
+    # For each j, the amount to subtract from every number so that the j largest numbers sum to 1.
     losses = (ordered.cumsum(0) - 1) / counts
     kept = (ordered > losses).sum()
     return (x - losses.gather(0, (kept - 1).view(1))).clamp(min=0)
 
 
 def random_point(size: int) -> Tensor:
-    """Draw a point uniformly from the simplex, (size,), as normalised exponential variables.
+    """Draw a point uniformly from the simplex, (size,), by normalising exponentially distributed numbers.
 
-    The largest number is about thirty times the smallest (median, size 8).
+    For size 8, the largest number is about thirty times as large as the smallest (median).
     """
     x = torch.empty(size).exponential_()
     return x / x.sum()
 
 
 def near_uniform_point(size: int) -> Tensor:
-    """Draw a point on the simplex whose numbers differ by a factor of three at most, (size,), as initial weights.
+    """Draw initial weights, (size,): a point on the simplex whose numbers differ at most by a factor of three.
 
-    The paper's figure 3 starts like this.  A branch that starts near zero hardly learns.
+    The curves in the paper's figure 3 start similarly.  A branch whose weight starts near zero hardly learns.
     """
     x = torch.empty(size).uniform_(0.5, 1.5)
     return x / x.sum()
 
 
 def check_simplex(model: nn.Module) -> None:
-    """Refuse weights off the simplex, which result from an optimizer without projection.
+    """Refuse κ or α that are not on the simplex, because an optimizer without projection has trained them.
 
     Raises:
-        ValueError: the weights are off the simplex; the error names options that prevent it.
+        ValueError: κ or α is not on the simplex; the error names options that prevent this.
     """
     points = [module.point() for module in model.modules() if isinstance(module, SimplexVector)]
     if points and not bool(torch.stack([_lies_on_simplex(point) for point in points]).all()):
@@ -291,5 +297,5 @@ def check_simplex(model: nn.Module) -> None:
 
 
 def _lies_on_simplex(point: Tensor) -> Tensor:
-    """Return whether a vector lies on the simplex, up to rounding in half precision, as a scalar."""
+    """Return, as a scalar, whether a vector lies on the simplex up to the rounding errors of half precision."""
     return (point.sum() - 1).abs() + (-point).clamp(min=0).sum() < 0.01

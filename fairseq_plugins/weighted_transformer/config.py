@@ -23,9 +23,9 @@ from fairseq_plugins.common.options import (
     flag,
 )
 
-BRANCH_WEIGHTS = ["learned", "uniform", "random", "resampled"]  # checkpoints store indices into this list
+BRANCH_WEIGHTS = ["learned", "uniform", "random", "resampled"]  # in the order of their numbers in checkpoints
 
-# The paper's model A (table 2), with the size of the Transformer's base model.
+# Defaults, unless an architecture overrides them: the paper's model A (table 2), as large as Transformer base.
 DEFAULTS = {
     "dropout": 0.1,
     "encoder_embed_dim": 512,
@@ -35,7 +35,7 @@ DEFAULTS = {
 }
 
 
-# An architecture, or the model, fills in the options that are None (`register_presets`).
+# Options that are None get their values from the architecture, see `register_presets`, or from `resolve_config`.
 @dataclass
 class WeightedTransformerConfig(FairseqDataclass):
     dropout: Optional[float] = field(
@@ -106,7 +106,7 @@ def resolve_config(cfg: Options) -> None:
     """Fill in unset sizes, and refuse incompatible sizes.
 
     Raises:
-        ValueError: the options and their values.
+        ValueError: a size is out of range, or two sizes are incompatible.
     """
     fill_in(cfg, DEFAULTS)
     sizes = ("ffn_embed_dim", "layers", "attention_heads")
@@ -132,9 +132,9 @@ def _sizes(layers: int, dim: int, ffn_dim: int, heads: int, dropout: float) -> d
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "weighted_transformer_small": {},  # A, the defaults
-    "weighted_transformer_large": _sizes(6, 1024, 4096, 16, 0.3),  # B
-    "weighted_transformer_2layer": _sizes(2, 512, 2048, 8, 0.1),  # C
+    "weighted_transformer_small": {},  # model A of the paper, the defaults
+    "weighted_transformer_large": _sizes(6, 1024, 4096, 16, 0.3),  # model B
+    "weighted_transformer_2layer": _sizes(2, 512, 2048, 8, 0.1),  # model C
     "weighted_transformer_4layer": _sizes(4, 512, 2048, 8, 0.1),
     "weighted_transformer_8layer": _sizes(8, 512, 2048, 8, 0.3),
     # Not in the paper: the sizes of fairseq's transformer_iwslt_de_en.
@@ -167,5 +167,5 @@ class WeightedInverseSqrtConfig(FairseqDataclass):
         default=1.0, metadata={"help": "factor of the learning rate of kappa and alpha", "range": NOT_NEGATIVE}
     )
     encoder_embed_dim: Optional[int] = field(default=II("model.encoder_embed_dim"), metadata={"range": SIZE})
-    # A list for convolutional models, which the schedule refuses.
+    # A number for Transformers.  It is a list for convolutional models, which the schedule refuses.
     encoder_layers: Optional[str] = II("model.encoder_layers")

@@ -19,25 +19,25 @@ from fairseq_plugins.weighted_transformer.layers import DecoderLayer, attention_
 if TYPE_CHECKING:
     from fairseq_plugins.weighted_transformer.model import WeightedTransformerDecoder
 
-_NO_ROW = -1
+_NO_ROW = -1  # marks steps that have not been made
 
 
 class WeightedTransformerDecoding(StepwiseDecoding):
-    """The decoding of one batch."""
+    """The decode-time state of the Weighted Transformer for one batch."""
 
     decoder: WeightedTransformerDecoder
 
     def set_up(self) -> None:
-        """Fold weights, project the source to keys and values, and allocate memory for keys and values of steps."""
+        """Fold weights, project the source to keys and values, and allocate memory for the steps' keys and values."""
         keys = self.source.keys
         self.ancestry = Ancestry(len(keys), self.order.beam, self.capacity, keys.device, self.fixed)
         self.layers = [_Layer(self, module) for module in cast("list[DecoderLayer]", self.decoder.layers)]
 
     def compute(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Map one token per row, (R,), to features (R, d) and the attention of the last layer (R, S)."""
+        """Return features, (R, d), and the last layer's attention, (R, S) or None, for one token per row, (R,)."""
         beam = tokens.numel() // len(self.source.keys)
         places = self.ancestry.step(order, beam, self.position)
-        # A fixed state attends to its whole memory with the empty part masked, so all steps have the same shape.
+        # With a fixed state, all steps must have the same shapes: attend to the whole memory, and mask unused places.
         past = self.ancestry.bias(self.capacity if self.fixed else self.steps, self.source.keys.dtype)
         source = self.source.bias.unsqueeze(1)
 
@@ -50,7 +50,7 @@ class WeightedTransformerDecoding(StepwiseDecoding):
         return x.flatten(0, 1), attention
 
     def keep(self, kept: KeptSentences) -> None:
-        """Keep only these sentences."""
+        """Drop all sentences except ``kept``."""
         super().keep(kept)
         for layer in self.layers:
             layer.keep(kept)
@@ -64,7 +64,7 @@ class WeightedTransformerDecoding(StepwiseDecoding):
 
 
 class _Layer:
-    """State and prepared weights of one layer."""
+    """The state and the prepared weights of one layer."""
 
     def __init__(self, decoding: WeightedTransformerDecoding, module: DecoderLayer) -> None:
         self.module = module
@@ -84,22 +84,23 @@ class _Layer:
         self.out = prepare(folded.out, branches.out.bias)
         self.first = prepare(branches.first.weight, branches.first.bias)
         self.second = prepare(folded.second, branches.second.bias)
-        # The average of values is linear, so the first map of each branch can be applied to the values once per
-        # sentence. An average of S wider values then replaces a product for each row.
+        # A branch multiplies an average of source values by its matrix `folded.first`.  Instead, the values can be
+        # multiplied once per sentence.  Averages of wider values then replace a product for each row in each step.
         moves = beam > 1 and keys.size(2) < folded.first.size(1)
         self.source_values = torch.cat([values, values @ folded.first], dim=-1) if moves else values.contiguous()
         self.own_first = None if moves else folded.first
 
     def step(self, x: Tensor, places: Tensor, past: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute `DecoderLayer.forward`, with the hypotheses of a sentence as time steps.
+        """Compute `DecoderLayer.forward` for one step; hypotheses replace time steps.
 
         Args:
             x: input, (B, k, d).
             places: places of this step's keys, see `Ancestry.step`.
-            past, source: biases of attention scores, (B, 1, k, P) for the first P keys of steps, and (B, 1, 1, S).
+            past: bias of self-attention scores, (B, 1, k, P), for the first P places.
+            source: bias of the scores of attention to the source, (B, 1, 1, S).
 
         Returns:
-            Output of the layer, (B, k, d), and queries to the source for reporting, (B, h, k, v).
+            Output of the layer, (B, k, d), and queries to the source, (B, h, k, v), for reporting attention.
         """
         module, heads = self.module, self.module.self_attention.heads
         q, k, v = (split_heads(part, heads) for part in self.query_key_value(x).chunk(3, dim=-1))
@@ -121,23 +122,23 @@ class _Layer:
         return module.branches.finish(x, self.out(heads_out), inner, self.second), q
 
     def keep(self, kept: KeptSentences) -> None:
-        """Keep only these sentences."""
+        """Drop all sentences except ``kept``."""
         self.past.keep(kept)
         self.source_keys, self.source_values = kept.of(self.source_keys), kept.of(self.source_values)
 
 
 class Ancestry:
-    """The ancestor of each row at every step so far, as one of the k hypotheses of its sentence.
+    """A table of the ancestors of each row: which of the k hypotheses of its sentence the row continues, for each step.
 
-    Keys and values of earlier steps never move.  Each step stores k of them per sentence, and a row attends to those of
-    its ancestors.
+    Keys and values of earlier steps are never moved.  Each step stores k keys and values per sentence, and a row
+    attends only to the keys of its ancestors.
 
     Args:
         sentences: B.
         beam: k.
-        capacity: number of steps to allocate.
+        capacity: number of steps to allocate memory for.
         device: device of the rows.
-        fixed: whether the state stays in place in memory; then no row may be dropped.
+        fixed: whether the table keeps its memory; see `Decoding.fixed`.
     """
 
     def __init__(self, sentences: int, beam: int, capacity: int, device: torch.device, fixed: bool = False) -> None:
@@ -146,15 +147,15 @@ class Ancestry:
         self.table = torch.full((sentences, beam, capacity), _NO_ROW, device=device)
 
     def step(self, order: Tensor | None, beam: int, position: Tensor) -> Tensor:
-        """Begin a step.
+        """Begin a step: re-order the table, and enter the new keys.
 
         Args:
-            order: previous row that each row continues, (R,); None if no row moved.
+            order: index of the previous row that each row continues, (R,); None if no row moved.
             beam: rows per sentence in this step.
             position: index of the step, from zero, (1,).
 
         Returns:
-            Places of the step's keys among the k·capacity keys of a sentence, (beam,).
+            Places of the step's keys among the k·capacity places of a sentence, (beam,).
         """
         if order is not None:
             update_state(self, table=reorder_rows(self.table.flatten(0, 1), order).view(-1, beam, self.table.size(2)))
@@ -163,9 +164,9 @@ class Ancestry:
         return position * len(self.own) + own
 
     def bias(self, steps: int, dtype: torch.dtype) -> Tensor:
-        """Return the bias of scores to the keys of so many steps, at least those so far, (B, 1, beam, steps·k).
+        """Return the bias of self-attention scores for the keys of the first ``steps`` steps, (B, 1, beam, steps·k).
 
-        Minus infinity where there is no key yet, or the key of another row's ancestor.
+        It is zero at the keys of a row's ancestors, and minus infinity at other keys and at unused places.
         """
         mask = self.table.narrow(2, 0, steps).unsqueeze(3) != self.own
         bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(mask, float("-inf"))
@@ -177,16 +178,16 @@ class Ancestry:
 
 
 class Past:
-    """Keys and values of earlier steps, k per step and sentence.
+    """The keys and values of all steps so far, k per step and sentence.
 
     Args:
-        keys: keys of the source as columns, (B, h, v, S), which determine type, device and sizes.
+        keys: source keys as columns, (B, h, v, S), from which type, device and sizes are copied.
         places: number of keys to allocate.
     """
 
     def __init__(self, keys: Tensor, places: int) -> None:
         sentences, heads, width, _ = keys.shape
-        # Empty places have weight zero, but zero times NaN would be NaN.
+        # Allocate zeros: unused places have attention weight zero, but zero times an arbitrary NaN would be NaN.
         self.keys = keys.new_zeros(sentences, heads, width, places)
         self.values = keys.new_zeros(sentences, heads, places, width)
 
@@ -205,5 +206,5 @@ class Past:
         self.keys, self.values = F.pad(self.keys, (0, places)), F.pad(self.values, (0, 0, 0, places))
 
     def keep(self, kept: KeptSentences) -> None:
-        """Keep only these sentences."""
+        """Drop all sentences except ``kept``."""
         self.keys, self.values = kept.of(self.keys), kept.of(self.values)

@@ -1,9 +1,9 @@
 """Layers of the Weighted Transformer (Ahmed et al. 2017, section 3, figure 1), and their attention.
 
-The paper does not say which parts of a layer are branched.  Here, self-attention and feed-forward network of an encoder
-layer form a branched block.  In a decoder layer, self-attention is the Transformer's, and attention to the source and
-feed-forward network form a branched block.  A 6+6-layer model with 8 heads then has 192 weights κ and α, as in the
-paper.
+The paper does not say which parts of a layer are branched.  Here, an encoder layer is one branched block of
+self-attention and feed-forward network.  A decoder layer consists of the Transformer's self-attention, and a branched
+block of attention to the source and feed-forward network.  A model with 6 encoder layers, 6 decoder layers and 8 heads
+then has 192 weights κ and α, the number in the paper.
 
 B sentences, T queries or target positions, S keys, h heads of width v = d/h, d model width.
 """
@@ -23,7 +23,7 @@ from fairseq_plugins.weighted_transformer.branches import BranchedBlock, xavier_
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention and a branched block.
+    """An encoder layer: self-attention and a branched block.
 
     Args:
         cfg: resolved options of the model.
@@ -39,13 +39,13 @@ class EncoderLayer(nn.Module):
 
         Args:
             x: input, (B, S, d).
-            bias: bias of attention scores, minus infinity at padding, (B, 1, 1, S).
+            bias: bias of attention scores, (B, 1, 1, S): minus infinity at padding, zero elsewhere.
         """
         return self.branches(x, self.attention(x, x, bias))
 
 
 class DecoderLayer(nn.Module):
-    """Causal self-attention like the Transformer's, then attention to the source and a branched block.
+    """A decoder layer: the Transformer's causal self-attention, attention to the source, and a branched block.
 
     Args:
         cfg: resolved options of the model.
@@ -70,7 +70,8 @@ class DecoderLayer(nn.Module):
             seen: bias of self-attention scores, (B, 1, T, T); None for causal attention.
 
         Returns:
-            Output of the layer, and input of the attention to the source (for reporting its weights), both (B, T, d).
+            Output of the layer, and the input of attention to the source, from which attention can be reported.  Both
+            have the shape (B, T, d).
         """
         out = self.self_attention_out(self.self_attention(x, x, seen, causal=seen is None))
         x = self.self_attention_norm(x + self.dropout(out))
@@ -98,14 +99,14 @@ class AttentionHeads(nn.Module):
     Args:
         dim: d.
         heads: h, which must divide d.
-        dropout: dropout on attention weights.
+        dropout: dropout probability on attention weights.
     """
 
     def __init__(self, dim: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.heads = heads
         self.dropout = Dropout(dropout, module_name=type(self).__name__)
-        # fairseq's initial weights. Keys and values share one matrix for a single product.
+        # Initial weights are fairseq's.  One matrix for keys and values saves a product.
         self.query = xavier_(Linear(dim, dim), gain=math.sqrt(0.5))
         self.key_value = Linear(dim, 2 * dim)
         for weight in self.key_value.weight.chunk(2):
@@ -118,7 +119,7 @@ class AttentionHeads(nn.Module):
         Args:
             x: input of the queries, (B, T, d).
             source: input of keys and values, (B, S, d).
-            bias: bias of the scores, broadcast to (B, h, T, S).
+            bias: bias of the scores, which can be broadcast to (B, h, T, S).
             causal: whether position t attends to positions up to t only.
 
         Returns:
@@ -129,29 +130,29 @@ class AttentionHeads(nn.Module):
         if self.dropout.rate == 0 or x.device.type != "cpu":
             p = self.dropout.rate
             return join_heads(F.scaled_dot_product_attention(q, keys, values, bias, dropout_p=p, is_causal=causal))
-        # torch's attention has its own dropout, and takes twice the time in bfloat16 on a CPU.
+        # On a CPU, torch's attention uses torch's slow dropout, and takes twice the time in bfloat16.
         if causal:
             bias = q.new_full((q.size(2), q.size(2)), -math.inf).triu_(1)
         return join_heads(self.dropout(attention_weights(q, keys.transpose(2, 3), bias)) @ values)
 
     def weights(self, x: Tensor, source: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Return the attention weights of non-causal `forward`, (B, h, T, S)."""
+        """Return the attention weights, (B, h, T, S), that `forward` computes if ``causal`` is false."""
         keys, _ = self.project(source)
         return attention_weights(split_heads(self.query(x), self.heads), keys.transpose(2, 3), bias)
 
     def project(self, source: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values, each (B, h, S, v), of a source, (B, S, d)."""
+        """Project a source, (B, S, d), to keys and values, (B, h, S, v) each."""
         keys, values = self.key_value(source).chunk(2, dim=-1)
         return split_heads(keys, self.heads), split_heads(values, self.heads)
 
 
 def attention_weights(q: Tensor, keys: Tensor, bias: Tensor | None) -> Tensor:
-    """Return attention weights, (B, h, T, S), computed at least in float32.
+    """Return attention weights, (B, h, T, S); their softmax is computed in at least float32.
 
     Args:
         q: queries, (B, h, T, v).
         keys: keys as columns, (B, h, v, S).
-        bias: bias of the scores, broadcast to (B, h, T, S).
+        bias: bias of the scores, which can be broadcast to (B, h, T, S).
     """
     scores = attention_scores(q, keys)
     return softmax(scores if bias is None else scores + bias)

@@ -1,6 +1,6 @@
 """The Weighted Transformer (Ahmed et al. 2017): encoder, decoder and model.
 
-B sentences, T target positions, S source positions, d model width.  Incremental decoding is in `decoding`.
+B sentences, T target positions, S source positions, d model width.  Incremental decoding is in the module `decoding`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from fairseq_plugins.weighted_transformer.layers import DecoderLayer, EncoderLay
 
 
 class WeightedTransformerEncoder(SourceEncoder):
-    """A stack of layers with branched self-attention.
+    """An encoder of layers with branched self-attention.
 
     Args:
         cfg: resolved options of the model.
         dictionary: source words.
-        embedding: embeddings of words and positions.
+        embedding: computes the embeddings of words and positions.
     """
 
     def __init__(self, cfg: Options, dictionary: Dictionary, embedding: InputEmbedding) -> None:
@@ -45,7 +45,7 @@ class WeightedTransformerEncoder(SourceEncoder):
         self.layers = nn.ModuleList(EncoderLayer(cfg) for _ in range(cfg.encoder_layers))
 
     def encode(self, e: Tensor, padding_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the output of the last layer as keys and values, (B, S, d)."""
+        """Return the output of the last layer, (B, S, d), as keys and as values."""
         x, bias = e, padding_bias(padding_mask, e.dtype).unsqueeze(1)
         for layer in self.layers:
             x = layer(x, bias)
@@ -53,13 +53,13 @@ class WeightedTransformerEncoder(SourceEncoder):
 
 
 class WeightedTransformerDecoder(IncrementalDecoder):
-    """A stack of layers with causal self-attention and branched attention to the source.
+    """A decoder of layers with causal self-attention and branched attention to the source.
 
     Args:
         cfg: resolved options of the model.
         dictionary: target words.
-        embedding: embeddings of words and positions.
-        output_projection: linear map to the vocabulary.
+        embedding: computes the embeddings of words and positions.
+        output_projection: linear map from features to logits.
     """
 
     decoding_class = WeightedTransformerDecoding
@@ -72,9 +72,9 @@ class WeightedTransformerDecoder(IncrementalDecoder):
         self.output_projection = output_projection
 
     def features(self, g: Tensor, source: Source) -> tuple[Tensor, Tensor | None]:
-        """Compute all positions: (B, T, d), and the last layer's attention to the source, averaged over heads.
+        """Return features, (B, T, d), and the last layer's attention averaged over heads, (B, T, S) or None.
 
-        Padding of targets must be on the right, where causal attention never reaches it.
+        Targets must be padded on the right, so that causal self-attention does not read padding.
         """
         x = g
         for layer in self.layers:
@@ -85,12 +85,12 @@ class WeightedTransformerDecoder(IncrementalDecoder):
         return x, heads.weights(query, source.keys, source.bias.unsqueeze(1)).mean(dim=1)
 
     def attention_modules(self) -> dict[int, nn.Module]:
-        """Return the attention modules by layer, see `IncrementalDecoder`."""
+        """Return the attention modules by layer number; see `IncrementalDecoder.attention_modules`."""
         layers = cast("list[DecoderLayer]", self.layers)
         return {number: layer.source_attention for number, layer in enumerate(layers, 1)}
 
     def features_of_prefixes(self, tree: PrefixTree, source: Source) -> Tensor:
-        """Return the features of all prefixes of a batch, (M, d), in the order of their tree.
+        """Return the features of all M prefixes of a batch, (M, d), in the tree's order.
 
         Raises:
             ValueError: a prefix is longer than the model's positions.
@@ -105,7 +105,7 @@ class WeightedTransformerDecoder(IncrementalDecoder):
 
 @register_model("weighted_transformer", dataclass=WeightedTransformerConfig)
 class WeightedTransformerModel(TranslationModel):
-    """A Transformer whose heads are weighted branches, each with a part of the feed-forward network."""
+    """A Transformer with weighted branches; each has one attention head and a part of the feed-forward network."""
 
     family = "weighted_transformer"
     onnx_program = "fairseq_plugins.weighted_transformer.onnx"
@@ -116,13 +116,13 @@ class WeightedTransformerModel(TranslationModel):
     ) -> None:
         super().__init__(encoder, decoder)
         self._calls = 0
-        # fairseq's moving average skips buffers whose name ends in version.
+        # The name ends in "version", because fairseq's moving average of parameters skips only such buffers.
         self.branch_weights_version: Tensor
         self.register_buffer("branch_weights_version", torch.tensor(BRANCH_WEIGHTS.index(branch_weights)))
 
     @classmethod
     def build(cls, cfg: Options, task: FairseqTask) -> WeightedTransformerModel:
-        """Build the model, see `TranslationModel`.
+        """Build the model; see `TranslationModel.build`.
 
         Raises:
             ValueError: options are incompatible, or embeddings cannot be shared.
@@ -166,7 +166,7 @@ class WeightedTransformerModel(TranslationModel):
 
     @classmethod
     def training_options(cls, warmup: int) -> str:
-        """Return the paper's optimizer and schedule; with d = 512 the rate is 0.04 / sqrt(updates), too."""
+        """Return the paper's optimizer and schedule; with d = 512, the rate is 0.04 / sqrt(updates) after warm-up."""
         return (
             "--criterion weighted_label_smoothed_cross_entropy --optimizer simplex_adam "
             f"--lr-scheduler weighted_inverse_sqrt --warmup-updates {warmup} "
@@ -174,10 +174,11 @@ class WeightedTransformerModel(TranslationModel):
         )
 
     def train(self, mode: bool = True) -> WeightedTransformerModel:
-        """Check before validation and translation that κ and α are on the simplex, and set the mode.
+        """Set the mode, and sometimes check first that κ and α are on the simplex.
 
-        To find a wrong optimizer early, calls 1, 2, 4, 8 and so on check, too; fairseq's trainer makes at least two
-        calls per update.  The check synchronises with the device.
+        The check needs a synchronisation with the device, so not every call checks.  The model checks before it leaves
+        training mode, that is before validation and translation.  To detect a wrong optimizer early, it also checks at
+        calls 1, 2, 4, 8 and so on; fairseq's trainer calls this method at least twice per update.
 
         Raises:
             ValueError: κ or α is off the simplex.
@@ -191,11 +192,11 @@ class WeightedTransformerModel(TranslationModel):
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
         """Adapt a checkpoint to this model.
 
-        If ``--branch-weights`` differs from training (``--model-overrides "{'branch_weights': 'uniform'}"``), the model
-        keeps its own branch weights.
+        If ``--branch-weights`` was different in training, the checkpoint's branch weights are ignored.  This happens
+        with ``--model-overrides "{'branch_weights': 'uniform'}"``.
 
         Raises:
-            ValueError: the checkpoint has an unsupported version, or another ``--branch-constraint``.
+            ValueError: the checkpoint has an unsupported version, or was trained with another ``--branch-constraint``.
         """
         super().upgrade_state_dict_named(state_dict, name)
         if int(state_dict.get("version", self.state_version)) < self.state_version:

@@ -1,6 +1,7 @@
-"""The Weighted Transformer as ONNX operators.
+"""Functions that build the Weighted Transformer from ONNX operators.
 
-B sentences of S words, N = B·S, R rows; d model width, h heads (M branches) of width v, F inner width of a branch.
+B sentences of S words, N = B·S; k hypotheses (rows) per sentence, R = B·k; d model width, h heads (M branches) of width
+v, F inner width of a branch's feed-forward network.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from fairseq_plugins.common.onnx_program import Program, Sizes, SourceProgram, S
 from fairseq_plugins.weighted_transformer.branches import BranchedBlock
 from fairseq_plugins.weighted_transformer.model import WeightedTransformerDecoder, WeightedTransformerEncoder
 
-# The program computes exactly these classes, no subclasses.
+# The classes that this module supports; subclasses may compute something else.
 PARTS = (WeightedTransformerEncoder, WeightedTransformerDecoder)
 
 
 def encode(program: SourceProgram, encoder: WeightedTransformerEncoder, e: str) -> tuple[str, str]:
-    """Add the operators of `WeightedTransformerEncoder.encode`: embeddings (B, S, d) -> keys and values.
+    """Add `WeightedTransformerEncoder.encode`, and return keys and values for embeddings, (B, S, d).
 
     Keys and values are the same tensor, (B, S, d).
     """
@@ -40,7 +41,10 @@ def encode(program: SourceProgram, encoder: WeightedTransformerEncoder, e: str) 
 def set_up(
     program: SourceProgram, decoder: WeightedTransformerDecoder, keys: str, values: str
 ) -> list[tuple[str, Sizes]]:
-    """Return the source-dependent inputs of a step with their sizes: keys and values of each layer."""
+    """Add the inputs of steps that depend on the source, and return their names and sizes.
+
+    These are the bias of attention scores, and the keys and values of each layer.
+    """
     dim = decoder.embedding.words.embedding_dim
     x = program.flat(keys, dim)
     sources: list[tuple[str, Sizes]] = [(program.Unsqueeze(program.bias, [1]), ["B", 1, 1, "S"])]
@@ -53,7 +57,7 @@ def set_up(
 
 
 def step(program: StepProgram, decoder: WeightedTransformerDecoder, x: str) -> tuple[str, list[str]]:
-    """Add one step: embeddings, (R, d), to features, (R, d), and the attention of the last layer, (B, k, S)."""
+    """Add one step; return features, (R, d), and the last layer's attention, (B, k, S), for embeddings, (R, d)."""
     dim = decoder.embedding.words.embedding_dim
     bias, *sources = program.sources
     layers: Any = decoder.layers
@@ -76,7 +80,7 @@ def step(program: StepProgram, decoder: WeightedTransformerDecoder, x: str) -> t
 
 
 def _keys_values(program: SourceProgram, attention: Any, x: str) -> tuple[str, str]:
-    """Add keys as columns, (B, h, v, S), and values, (B, h, S, v), of a source, (N, d)."""
+    """Add the projection of a source, (N, d), to keys as columns, (B, h, v, S), and values, (B, h, S, v)."""
     heads, dim = attention.heads, attention.key_value.in_features
     k, v = program.chunks(program.linear(x, attention.key_value.weight, attention.key_value.bias), 2, axis=1)
     return program.heads(k, heads, dim // heads, columns=True), program.heads(v, heads, dim // heads)
@@ -86,10 +90,10 @@ def _branched_block(program: Program, block: BranchedBlock, x: str, attended: st
     """Add `BranchedBlock.forward` with folded weights.
 
     Args:
-        program: the program.
-        block: the block.
+        program: program to extend.
+        block: block to add.
         x: input of the layer, (N, d).
-        attended: heads, (B, M, ·, v).
+        attended: heads of all tokens of a sentence, (B, M, tokens, v).
     """
     folded, M, dim = block.fold(), block.branches, block.out.in_features
     heads = program.Reshape(program.Transpose(attended, perm=[1, 0, 2, 3]), [M, -1, dim // M])  # (M, N, v)

@@ -1,7 +1,7 @@
 """Training of the Weighted Transformer (Ahmed et al. 2017): optimizer, learning rates, and loss with statistics.
 
-In each update κ and α make Adam's step and are projected onto the simplex (section 3).  d model width, N layers,
-t updates.  Learning rates (section 4.1):
+In each update, Adam changes κ and α, and then they are projected onto the simplex (section 3).  With model width d,
+N layers and t updates, the learning rates are (section 4.1):
 
     network      d^-0.5 · min(t^-0.5, t · 4000^-1.5)
     κ and α      (d/N)^-0.5 · min(t^-0.5, t · 400^-1.5)
@@ -39,7 +39,10 @@ logger = logging.getLogger(__name__)
 
 @register_optimizer("simplex_adam", dataclass=SimplexAdamConfig)
 class FairseqSimplexAdam(FairseqAdam):
-    """Adam with projection; fp16 needs ``--fp16-no-flatten-grads`` or ``--memory-efficient-fp16``.
+    """Adam that projects κ and α onto the simplex.
+
+    ``--fp16`` needs ``--fp16-no-flatten-grads`` or ``--memory-efficient-fp16``, because the projection needs separate
+    parameters.
 
     Raises:
         ValueError: ``--fp16-adam-stats`` is given, or a number is out of range.
@@ -63,20 +66,20 @@ class FairseqSimplexAdam(FairseqAdam):
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
-        """Return arguments of `SimplexAdam`, also for fairseq's sharded optimizers."""
+        """Arguments of `SimplexAdam`; fairseq's sharded optimizers also read them."""
         return {**super().optimizer_config, "freeze_after": self.cfg.freeze_branch_weights_after}
 
 
 class SimplexAdam(Adam):
-    """fairseq's Adam for the network, and projected steps for the parameter group `SIMPLEX`.
+    """fairseq's Adam, followed by a projection for parameters in the group `SIMPLEX`.
 
     Args:
-        params: parameter groups, each with a name.
-        freeze_after: number of updates after which the groups `SIMPLEX` and `SOFTMAX` stay unchanged.
+        params: parameter groups, each with the entries ``params`` and ``name``.
+        freeze_after: number of updates after which the groups `SIMPLEX` and `SOFTMAX` are no longer updated.
         **options: options of Adam.
     """
 
-    # The projection is not pointwise, so parameters must not be flattened into one vector.
+    # The projection depends on all elements of a parameter, so parameters must not be flattened into one vector.
     supports_flat_params = False
     param_groups: list[dict[str, Any]]
 
@@ -84,13 +87,13 @@ class SimplexAdam(Adam):
         super().__init__(params, **options)
         self.freeze_after = freeze_after
         for group in self.param_groups:
-            group["updates"] = 0  # saved with the group
+            group["updates"] = 0  # number of updates so far; checkpoints contain it
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Make one update."""
         loss = None
-        if closure is not None:  # may compute gradients of all groups
+        if closure is not None:  # computes the gradients of all groups
             with torch.enable_grad():
                 loss = closure()
         groups = self.param_groups
@@ -100,7 +103,7 @@ class SimplexAdam(Adam):
             group["updates"] += 1
             if group["name"] == "network" or not frozen:
                 active.append(group)
-        # fairseq's step updates all `param_groups`; momentum must not move frozen parameters.
+        # fairseq's step updates all `param_groups`.  Exclude frozen groups, which momentum would still change.
         try:
             self.param_groups = [group for group in active if group["name"] != SIMPLEX]
             super().step()
@@ -122,10 +125,10 @@ class SimplexAdam(Adam):
             state["exp_avg"] = torch.zeros_like(gradient)
             state["exp_avg_sq"] = torch.zeros_like(square)
             if parameter.dtype != torch.float32:
-                # Half precision would round most steps to zero.
+                # Steps are smaller than the precision of half-precision numbers, so keep the parameter in float32 too.
                 state["master"] = parameter.float()
         for name in ("exp_avg", "exp_avg_sq", "master"):
-            if name in state:  # --memory-efficient-fp16 leaves loaded state on the CPU
+            if name in state:  # --memory-efficient-fp16 loads the state to the CPU
                 state[name] = state[name].to(parameter.device)
         state["step"] += 1
         beta1, beta2 = group["betas"]
@@ -141,12 +144,13 @@ class SimplexAdam(Adam):
 
 @register_lr_scheduler("weighted_inverse_sqrt", dataclass=WeightedInverseSqrtConfig)
 class WeightedInverseSqrt(FairseqLRScheduler):
-    """Linear warm-up and inverse square root decay, separately for the network and for κ and α.
+    """A schedule with linear warm-up and inverse square root decay, for the network and for κ and α separately.
 
-    The rates depend on the size of the model.  ``--lr`` is ignored with a warning.
+    Learning rates follow from the size of the model.  ``--lr`` is ignored with a warning.
 
     Attributes:
-        needs_rate: whether ``--lr`` is required; own-data reads it, and assumes it for schedules without the attribute.
+        needs_rate: whether the schedule needs ``--lr``.  own-data reads this attribute; a schedule without it needs
+            ``--lr``.
 
     Raises:
         ValueError: the optimizer is not ``simplex_adam``, a number is out of range, or ``--encoder-layers`` is a list.
@@ -161,7 +165,7 @@ class WeightedInverseSqrt(FairseqLRScheduler):
         check_ranges(cfg, WeightedInverseSqrtConfig)
         if list(optimizer.cfg.lr) != OptimizationConfig().lr:
             logger.warning("--lr has no effect with --lr-scheduler weighted_inverse_sqrt: use --lr-scale")
-        # hydra's configuration lacks the sizes of the default architecture.
+        # Under hydra, sizes that the default architecture sets are None in the configuration.
         sizes = {
             name: DEFAULTS[name] if cfg[name] is None else cfg[name] for name in ("encoder_embed_dim", "encoder_layers")
         }
@@ -171,7 +175,7 @@ class WeightedInverseSqrt(FairseqLRScheduler):
                 f"{sizes['encoder_layers']}; use another --lr-scheduler"
             )
         self.dim, self.layers = map(int, sizes.values())
-        # For fairseq's transformer under hydra, set lr_scheduler.encoder_layers.
+        # Log the sizes, because fairseq's transformer needs lr_scheduler.encoder_layers under hydra.
         logger.info(f"learning rates for a model of {self.layers} layers of width {self.dim}")
 
     def step_update(self, num_updates: int) -> float:
@@ -193,13 +197,14 @@ def _rise_and_fall(update: int, warmup: int) -> float:
 
 @register_criterion("weighted_label_smoothed_cross_entropy", dataclass=LabelSmoothedCrossEntropyCriterionConfig)
 class WeightedLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
-    """fairseq's loss, and statistics of κ and α: entropy and max/min ratio, averaged over the layers.
+    """fairseq's loss, which also logs statistics of κ and α, averaged over the layers.
 
-    The entropy in bits is log2 M for equal weights, and zero for a single branch.  Ratios are capped at 1000.
+    The entropy in bits is log2 M if all M weights are equal, and zero if one weight is 1.  The ratio is the largest
+    weight divided by the smallest; ratios above 1000 count as 1000.
     """
 
     def forward(self, model: BaseFairseqModel, sample: dict[str, Any], reduce: bool = True) -> Any:
-        """Compute fairseq's loss and the statistics, which stay on the device."""
+        """Compute fairseq's loss and the statistics, without a synchronisation with the device."""
         loss, sample_size, logging_output = super().forward(model, sample, reduce)
         if model.training:
             logging_output.update(branch_statistics(model), forwards=1)
@@ -218,14 +223,14 @@ class WeightedLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
 
 @torch.no_grad()
 def branch_statistics(model: torch.nn.Module) -> dict[str, Tensor]:
-    """Return entropy and ratio of κ and α, averaged over the layers, as scalars on the model's device."""
+    """Return entropy and ratio of κ and of α, averaged over the layers, as scalars on the model's device."""
     vectors: dict[str, list[Tensor]] = {}
     for name, module in model.named_modules():
         if isinstance(module, SimplexVector):
             vectors.setdefault(name.rpartition(".")[2], []).append(module.point().float())
     statistics = {}
     for name, points in vectors.items():
-        # Encoder and decoder may have different numbers of branches; padding changes neither statistic.
+        # Encoder and decoder may have different numbers of branches, so pad with NaN, which both statistics ignore.
         filled = pad_sequence(points, batch_first=True, padding_value=math.nan)
         largest, smallest = filled.nan_to_num(-math.inf).amax(1), filled.nan_to_num(math.inf).amin(1)
         statistics[f"{name}_entropy"] = torch.special.entr(filled.nan_to_num(0)).sum(1).mean() / math.log(2)
