@@ -267,8 +267,8 @@ class Translator:
 
     def translate(self, lines: Iterable[str], replace_unk: dict[str, str] | None = None, **given: float) -> list[Any]:
         """Return a translation per line, or a list of translations with scores if nbest is above 1.  `OPTIONS` lists
-        the options.  If replace_unk is given, an unknown word is replaced by the translation in replace_unk of the source
-        word with the largest attention, or by a copy of this source word."""
+        the options.  If replace_unk is given, an unknown word is replaced by the source word with the largest attention,
+        or by its translation if replace_unk contains one."""
         found = [line["translations"] for line in self.explain(lines, replace_unk, False, **given)]
         if given.get("nbest", 1) == 1:
             return [best["text"] for (best,) in found]
