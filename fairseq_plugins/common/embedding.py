@@ -108,7 +108,9 @@ def pretrained_embedding(dictionary: Dictionary, dim: int, path: str | None, opt
     try:
         vectors = utils.parse_embedding(path)
     except (ValueError, StopIteration) as error:
-        raise ValueError(f"{option} {path}: not text of lines `word number ...` ({error}); give such a file") from error
+        raise ValueError(
+            f"{option} {path}: not a file of embeddings ({error}); give lines of the form `word number ...`"
+        ) from error
     for word, vector in vectors.items():
         if vector.numel() != dim:
             raise ValueError(

@@ -289,7 +289,7 @@ class StepProgram(Program):
         self.output(state.replace("state", "next"), after, np.float32, ["R", self.states[state]])
 
     def attend_to_past(self, q: str, keys_values: str, heads: int, width: int) -> str:
-        """Add self-attention to earlier steps and to this step.
+        """Add the operators by which queries attend to the earlier steps and this one.
 
         Args:
             q: queries, (B, h, k, v).

@@ -162,7 +162,7 @@ class ProjectedAttention:
         self.keys, self.score_bias, self.values = map(kept.of, (self.keys, self.score_bias, self.values))
 
     def attend(self, h: Tensor, gz: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute `MultiStepAttention.forward` for one step; hypotheses replace time steps.
+        """Compute `MultiStepAttention.forward` for one step; the second dimension is hypotheses, not time.
 
         Args:
             h: output of the layer's convolution, (B, k, C).

@@ -4,7 +4,7 @@ The paper says: "Once the validation perplexity stops improving, we reduce the l
 after each epoch until it falls below 1e-4."  fairseq's ``reduce_lr_on_plateau`` reduces the rate once per plateau.
 `AnnealAfterPlateau` reduces it after *every* epoch from the first plateau on.
 
-A plateau is an epoch whose validation does not improve on the best one.  Without validation, the rate stays constant.
+An epoch is a plateau if its validation loss is not below the best so far.  Without validation, the rate stays constant.
 After the first plateau, epochs without validation also reduce the rate.
 """
 

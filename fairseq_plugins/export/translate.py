@@ -266,8 +266,8 @@ class Translator:
             self.detokenizer = import_module("sacremoses").MosesDetokenizer(c["target_language"])
 
     def translate(self, lines: Iterable[str], replace_unk: dict[str, str] | None = None, **given: float) -> list[Any]:
-        """Return a translation per line, or a list of translations with scores if nbest is above 1.  `OPTIONS` lists
-        the options.  If replace_unk is given, an unknown word is replaced by the source word with the largest attention,
+        """Return a translation per line, or a list of translations with scores if nbest is above 1; see `OPTIONS`.
+        If replace_unk is given, an unknown word is replaced by the source word with the largest attention,
         or by its translation if replace_unk contains one."""
         found = [line["translations"] for line in self.explain(lines, replace_unk, False, **given)]
         if given.get("nbest", 1) == 1:

@@ -260,7 +260,7 @@ def check_values(state: dict[str, Any]) -> None:
     """Refuse special tensors, attributes that hide values, and too many values.
 
     Raises:
-        ValueError: the error names the place.
+        ValueError: a value is refused, and the error says where it is, or there are too many values.
     """
     for count, (place, value) in enumerate(contents(state)):
         if count == MOST_VALUES:

@@ -173,7 +173,7 @@ def skip_empty_validation_batches() -> None:
 
 
 def wrap_models_on_cpus() -> None:
-    """Wrap a model on the CPU without naming a GPU; fairseq's default, ``--ddp-backend pytorch_ddp``, names one.
+    """Pass no GPU to DistributedDataParallel for a model on the CPU; fairseq passes one by default.
 
     No probe is needed: models on GPUs are wrapped as before.
     """

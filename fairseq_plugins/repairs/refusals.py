@@ -25,7 +25,7 @@ from fairseq_plugins.repairs.ranges import (
     wrong_direction,
 )
 
-# The first of these options that a parser has tells its command.
+# A parser belongs to the command of the first option here that it has.
 COMMAND_OF_OPTION = {"buffer_size": "interactive", "beam": "generate", "max_epoch": "train", "path": "validate"}
 GENERATE, INTERACTIVE, TRAIN, VALIDATE = ("generate",), ("interactive",), ("train",), ("validate",)
 TRANSLATE = (*GENERATE, *INTERACTIVE)

@@ -144,7 +144,7 @@ def is_blank(words: list[str]) -> bool:
 
 
 def remove_words(hypothesis: dict[str, Any], eos: int) -> None:
-    """Reduce a hypothesis to the end of the sentence, with score 0."""
+    """Remove all words of a hypothesis; the end-of-sentence token remains, with score 0."""
     attention, alignment = hypothesis.get("attention"), hypothesis.get("alignment")
     hypothesis["tokens"] = hypothesis["tokens"].new_tensor([eos])
     hypothesis["score"] = torch.zeros(())

@@ -92,8 +92,8 @@ def load_models() -> None:
         extra_state = (state or {}).get("extra_state")
         if not isinstance(models[0], FairseqMultiModel) and (sides := sides_of_other_words(task, extra_state)):
             raise ValueError(
-                f"{filename}: the {sides[0]} words differ from those of this data; use data that was prepared with the "
-                "dictionaries of its training"
+                f"{filename}: the checkpoint's {sides[0]} dictionary differs from that of the data; use data prepared "
+                "with the dictionaries of the checkpoint's training"
             )
         take_positions(task, state["cfg"].task if state else None)
         return models, cfg, task

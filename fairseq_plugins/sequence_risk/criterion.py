@@ -49,7 +49,8 @@ class SequenceRisk(FairseqCriterion):
     The criterion logs averages over sentences: ``risk``, the expected cost; ``best``, the cost of the model's best
     hypothesis; ``oracle``, the lowest cost of a hypothesis; and ``translations``, the number of hypotheses.  It also
     logs two times in seconds per batch.  ``search`` is the time to generate hypotheses.  ``scoring`` is the time to
-    compute costs and loss, without the backward pass.  On a GPU, ``scoring`` ends when all operations are queued.
+    compute costs and loss, without the backward pass.  On a GPU, ``scoring`` does not include
+    operations that are still queued.
 
     Args:
         task: translation task.

@@ -97,7 +97,7 @@ class Candidates:
         return cls(translations, always)  # type: ignore[arg-type]
 
     def mask(self, src_tokens: Tensor) -> Tensor:
-        """Return a mask that is true at candidates, (V,), for source words in a tensor of any shape."""
+        """Return a mask of target words, (V,), true for the candidates of source words in any shape."""
         if self.always.device != src_tokens.device:
             # Move `always` last: when another thread sees its new device, `translations` must have been moved already.
             self.translations = self.translations.to(src_tokens.device)

@@ -91,7 +91,7 @@ class _Layer:
         self.own_first = None if moves else folded.first
 
     def step(self, x: Tensor, places: Tensor, past: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute `DecoderLayer.forward` for one step; hypotheses replace time steps.
+        """Compute `DecoderLayer.forward` for one step; the second dimension is hypotheses, not time.
 
         Args:
             x: input, (B, k, d).

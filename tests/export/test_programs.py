@@ -101,7 +101,7 @@ def test_a_derived_part_is_refused(part, build, architecture, dictionary, tmp_pa
     model = build(architecture)
     module = getattr(model, part)
     module.__class__ = type("Derived", (type(module),), {})
-    with pytest.raises(ValueError, match="^Derived "):
+    with pytest.raises(ValueError, match=r"^Derived "):
         export(model, tmp_path / "out", dictionary)
 
 

@@ -76,7 +76,7 @@ def clean(
     """Clean the pairs, and write one line per pair to the files of ``train``, ``valid`` and, if given, ``test``.
 
     A test part keeps all its pairs.  A validation part loses only unusable pairs.  If no validation part is given,
-    evenly spaced training pairs are held out after cleaning: 1 %, at least 200, at most 3000, and never more than a
+    evenly spaced training pairs are held out after cleaning: 1 %, but between 200 and 3000, and never more than a
     tenth.
 
     Args:
