@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import io
 import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from fairseq_plugins.convs2s.model import ConvS2SModel
-from fairseq_plugins.repairs import interactive
+from fairseq_plugins.repairs import command as command_repairs
 from tests.commands import ROOT, USER_DIR, hypotheses, run, save_model
 from tests.conftest import ARCHITECTURES, enliven, random_model
 
@@ -112,20 +109,6 @@ def test_a_long_line_is_told_by_its_number_in_the_input(data: Path, checkpoint, 
     assert told == [("2", "71"), ("6", "81"), ("7", "91")]
 
 
-@pytest.mark.parametrize("task", ["translation", "translation_fast"])
-def test_fewer_hypotheses_than_the_beam_are_aligned(data: Path, checkpoint, task: str) -> None:
-    """One hypothesis is possible if only the end of a sentence fits, and the next line has more."""
-    options = ["--print-alignment", "--task", task, "--min-len", 0, "--max-len-a", 0.2, "--max-len-b", 0, "--nbest", 5]
-    text = "w1 w2\n" + "w1 w2 w3 w4 w5\n"
-    printed = run(*command(data, checkpoint(ARCHITECTURES[0]), *options), stdin=text).stdout
-    aligned = re.findall(r"^A-(\d)\t(.*)$", printed, flags=re.MULTILINE)
-    assert [number for number, _ in aligned] == [
-        str(number) for number, beams in hypotheses(printed).items() for _ in beams
-    ]
-    assert aligned[0] == ("0", "")
-    assert any(pairs for _, pairs in aligned)
-
-
 @pytest.mark.parametrize(
     ("task", "options"),
     [
@@ -183,20 +166,6 @@ def test_a_long_stream_takes_no_more_memory_than_a_short_one(data: Path, checkpo
 def test_every_line_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The first line that is not UTF-8 is reported; a byte order mark is removed."""
     (tmp_path / "lines").write_bytes(b"\xef\xbb\xbfa\rb\n\n\xff c\n\xff")
-    read = interactive.buffered_read(str(tmp_path / "lines"), 2)
+    read = command_repairs.buffered_read(str(tmp_path / "lines"), 2)
     assert list(read) == [["a\rb", ""], ["\ufffd c", "\ufffd"]]
     assert [message.split(":")[0] for message in caplog.messages] == ["line 3 is not UTF-8"]
-
-
-@pytest.mark.parametrize("program", ["generate", "interactive", "preprocess"])
-def test_what_translates_prints_every_letter(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also for an installed script that imports the command; other programs are left alone."""
-    printed = io.BytesIO()
-    for name in ("generate", "interactive"):
-        monkeypatch.setitem(sys.modules, f"fairseq_cli.{name}", None)
-    monkeypatch.setitem(sys.modules, f"fairseq_cli.{program}", SimpleNamespace(cli_main=print))
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="ascii", write_through=True))
-    interactive.print_every_letter()
-    with pytest.raises(UnicodeEncodeError) if program == "preprocess" else contextlib.nullcontext():
-        print("Übung")
-    assert printed.getvalue() == (b"" if program == "preprocess" else b"\\xdcbung\n")

@@ -8,19 +8,14 @@ comment says so.  `fairseq_plugins.repairs.refusals` is the table of refused opt
 from collections.abc import Callable
 
 from fairseq_plugins.repairs import (
-    adam,
     checkpoints,
     command,
-    data,
-    distributed,
     epochs,
     hub,
-    interactive,
-    losses,
     resuming,
     safety,
     saving,
-    searches,
+    training,
     translating,
 )
 
@@ -54,46 +49,36 @@ RESUMING: tuple[Repair, ...] = (
 
 # Training in several processes, with GPUs or without.
 DISTRIBUTED: tuple[Repair, ...] = (
-    distributed.clip_gradients_on_their_device,
-    distributed.flatten_on_gpus_only,
-    distributed.follow_torchrun,
-    distributed.gather_on_cpus,
-    distributed.join_processes_under_hydra,
-    distributed.skip_empty_validation_batches,
-    distributed.train_on_cpus,
-    distributed.wrap_models_on_cpus,
+    training.clip_gradients_on_their_device,
+    training.flatten_on_gpus_only,
+    training.follow_torchrun,
+    training.gather_on_cpus,
+    training.join_processes_under_hydra,
+    training.train_on_cpus,
+    training.wrap_models_on_cpus,
 )
 
 # The same results in less time on a CPU.
 SPEED: tuple[Repair, ...] = (
-    adam.update_in_one_pass,
-    losses.smooth_in_one_pass,
+    training.smooth_in_one_pass,
+    training.update_in_one_pass,
 )
 
-# Data, commands, search, and the interface from Python.
+# Commands, texts, search, and the interface from Python.
 TRANSLATING: tuple[Repair, ...] = (
-    command.configure_parts_without_options,
-    command.name_values_of_lists,
+    command.decode_pieces_with_their_model,
+    command.end_lines_at_line_feeds,
+    command.name_bad_dictionaries,
     command.parse_command_lines,
-    data.decode_pieces_with_their_model,
-    data.end_lines_at_line_feeds,
-    data.name_bad_lines_of_dictionaries,
-    data.name_empty_translations,
-    data.name_unusable_data,
-    data.read_first_embedding,
-    data.refuse_misaligned_texts,
-    data.restore_numpy_compat,
+    command.refuse_misaligned_texts,
+    command.segment_long_words,
+    command.translate_every_line,
     hub.generate_as_asked,
-    hub.make_tasks_copyable,
     hub.refuse_unread_options,
     hub.use_given_task,
-    interactive.print_every_letter,
-    interactive.segment_long_words,
-    interactive.translate_every_line,
-    searches.align_incomplete_beams,
-    searches.block_repeated_ngrams,
-    searches.build_generators,
-    searches.leave_blank_lines_blank,
+    translating.block_repeated_ngrams,
+    translating.build_generators,
+    translating.leave_blank_lines_blank,
     translating.load_models,
     translating.replace_unknown_words_by_attention,
     translating.use_no_fused_encoder_layer,

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import argparse
 import functools
+import io
 import os
 import pickle
 import re
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType, NoneType
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fairseq_plugins.common.replaced import replaced
 from fairseq_plugins.repairs.saving import damage_of, newest_whole_checkpoint
-from fairseq_plugins.repairs.wrapping import saved, wrap
+from fairseq_plugins.repairs.wrapping import wrap
 
 OLD_METERS = (AverageMeter, StopwatchMeter, TimeMeter)  # fairseq before 0.10 saved them as objects
 MOST_VALUES = 300_000  # values in a checkpoint; a tensor counts as one value
@@ -109,14 +109,11 @@ def refuses(load: Callable[[Any], Any], value: object) -> bool:
     return False
 
 
-def load_by_torch(value: object) -> Any:
-    """Save a value and load it with torch, for probes."""
-    return torch.load(saved(value))
-
-
 def load_from_memory(load: Callable[[str], Any], state: object) -> Any:
-    """Save a state and load it with fairseq's loader, for probes."""
-    with replaced(checkpoint_utils, "open", lambda *_, **__: saved(state)):
+    """Save a state and load it with fairseq's loader, for probes, which write no files."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    with replaced(checkpoint_utils, "open", lambda *_, **__: io.BytesIO(file.getvalue())):
         return load("probe.pt")
 
 
@@ -160,12 +157,10 @@ def load_checkpoints_safely() -> None:
             reason = f"{str(error) or 'it ends too early'}{undamaged_beside(Path(path))}"
             raise OSError(f"{path} is damaged and cannot be read: {reason}") from None
         except Exception as error:  # files can raise any error
-            reason = f"{type(error).__name__}: {error}"
-            if "ARCH_MODEL_REGISTRY[" in str(traceback.extract_tb(error.__traceback__)[-1].line):
-                reason += " is an architecture that is not registered; give the --user-dir of its training"
-            else:
-                reason += "; use another checkpoint"
-            raise pickle.UnpicklingError(f"{path} cannot be read as a checkpoint of fairseq: {reason}") from error
+            raise pickle.UnpicklingError(
+                f"{path} cannot be read as a checkpoint of fairseq: {type(error).__name__}: {error}; use another "
+                "checkpoint, or give the --user-dir of its training"
+            ) from error
 
 
 def undamaged_beside(path: Path) -> str:
@@ -177,9 +172,10 @@ def undamaged_beside(path: Path) -> str:
 
 
 def broadcast_plain_configuration() -> None:
-    """Send the configuration to the other ranks of a resumed training as plain dictionaries, which ranks can load."""
-    if not refuses(load_by_torch, OmegaConf.create()):
-        return
+    """Send the configuration to the other ranks of a resumed training as plain dictionaries, which ranks can load.
+
+    No probe is needed: ranks read a configuration of any type.
+    """
     broadcast = distributed_utils.broadcast_object
 
     @wrap(distributed_utils, "broadcast_object")

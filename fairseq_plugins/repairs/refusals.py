@@ -2,37 +2,123 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
-from fairseq import utils
+import torch
 from fairseq.dataclass.configs import FairseqConfig
-from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
 from fairseq.registry import REGISTRIES
-from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
-from fairseq.tasks.translation import TranslationTask
-from fairseq.tasks.translation_lev import TranslationLevenshteinTask
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from fairseq_plugins.common.options import flag
-from fairseq_plugins.repairs.ranges import (
-    SEARCH,
-    outside_search_range,
-    outside_training_range,
-    whole,
-    wrong_adam_betas,
-    wrong_direction,
-)
+from fairseq_plugins.common.literal import literal
+from fairseq_plugins.common.options import FINITE, FRACTION, NOT_NEGATIVE, SIZE, Range, flag
 
 # A parser belongs to the command of the first option here that it has.
 COMMAND_OF_OPTION = {"buffer_size": "interactive", "beam": "generate", "max_epoch": "train", "path": "validate"}
 GENERATE, INTERACTIVE, TRAIN, VALIDATE = ("generate",), ("interactive",), ("train",), ("validate",)
 TRANSLATE = (*GENERATE, *INTERACTIVE)
 COMMANDS = (*TRANSLATE, *TRAIN, *VALIDATE)
-SEARCHES = (*TRANSLATE, "python")  # "python" means any call of `task.build_generator`
+SEARCHES = (*TRANSLATE, "task.build_generator")
+HUB = ("from_pretrained", "hub.generate")  # Python's interface to translation
 
-OF_THE_TASK = "${task."  # a model's option whose default refers to an option of the task
+# Ranges of training options; fairseq checks none of them.
+TRAINING: dict[str, Range] = {
+    "seed": Range(0, 2**32 - 1),
+    **dict.fromkeys(["clip_norm", "stop_min_lr", "stop_time_hours"], FINITE),
+    "warmup_init_lr": Range(-1),  # -1 is the default
+    **dict.fromkeys(["adam_eps", "lr", "min_loss_scale", "weight_decay"], NOT_NEGATIVE),
+    **dict.fromkeys(
+        ["max_epoch", "max_update", "max_valid_steps", "num_workers", "save_interval_updates"], NOT_NEGATIVE
+    ),
+    **dict.fromkeys(["validate_interval_updates", "warmup_updates"], NOT_NEGATIVE),
+    **dict.fromkeys(["batch_size_valid", "max_tokens_valid", "update_freq"], SIZE),
+    **dict.fromkeys(["fp16_init_scale", "fp16_scale_window", "log_interval", "total_num_update"], SIZE),
+    **dict.fromkeys(["max_source_positions", "max_target_positions", "save_interval", "validate_interval"], SIZE),
+    **dict.fromkeys(["required_batch_size_multiple", "required_seq_len_multiple"], SIZE),
+    **dict.fromkeys(["activation_dropout", "attention_dropout", "dropout", "relu_dropout"], FRACTION),
+    **dict.fromkeys(["ema_decay", "fp16_scale_tolerance", "label_smoothing", "momentum"], FRACTION),
+}
+
+
+def whole(least: int) -> tuple[Callable[[Any], bool], str]:
+    """Return a test for integers of at least ``least``, and its description."""
+    return lambda n: isinstance(n, Integral) and int(n) >= least, f"must be a whole number and at least {least}"
+
+
+# For each option of a search, a test of its value and a description of the test.
+SEARCH: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(["beam", "nbest"], whole(1)),
+    **dict.fromkeys(["min_len", "max_len_b", "prefix_size", "no_repeat_ngram_size"], whole(0)),
+    **dict.fromkeys(["lenpen", "word_penalty", "lm_weight"], (math.isfinite, "must be finite")),
+    "sampling_topk": whole(-1),
+    "max_len_a": (lambda x: 0 <= x < math.inf, "must be finite and at least 0"),
+    "unkpen": (lambda x: x > -math.inf, "must be a number above -inf"),
+    "temperature": (lambda x: 0 < x < math.inf, "must be finite and above 0"),
+    "sampling_topp": (lambda x: x == -1 or 0 <= x <= 1, "must be in [0, 1]"),
+    "diversity_rate": (lambda x: x == -1 or 0 <= x < math.inf, "must be finite and at least 0"),
+}
+
+# Validation metrics, by the last part of their names.
+HIGHER_IS_BETTER = ("bleu", "sacrebleu", "chrf", "rouge", "accuracy")
+LOWER_IS_BETTER = ("loss", "ppl", "wer", "uer", "cer", "ter")
+RISK_METRICS = ("risk", "best", "oracle")  # of sequence_risk
+
+# Options that a command's parser or a function accepts but ignores, each with a replacement.
+SHARDS, HALF = ("num_shards", "shard_id"), ("bf16", "memory_efficient_bf16", "amp")
+UNREAD: dict[tuple[str, ...], dict[str, str]] = {
+    INTERACTIVE: {
+        **dict.fromkeys(("lm_path", "prefix_size", "score_reference", "scoring"), "use fairseq-generate"),
+        **dict.fromkeys(("quiet", "gen_subset"), "use fairseq-generate"),
+    },
+    (*INTERACTIVE, *VALIDATE): {"results_path": "redirect the standard output into a file"},
+    TRANSLATE: {
+        **dict.fromkeys(SHARDS, "use fairseq-generate --distributed-world-size N --distributed-rank I for part I of N"),
+        **dict.fromkeys(HALF, "use --fp16 on a GPU, and --task translation_fast --cpu-dtype bfloat16 on a CPU"),
+        **dict.fromkeys(("train_subset", "valid_subset"), "use fairseq-generate --gen-subset"),
+        **dict.fromkeys(("restore_file", "finetune_from_model", "save_dir"), "use --path for the checkpoint"),
+        "sacrebleu": "use fairseq-generate --scoring sacrebleu",
+        "log_file": "redirect the standard output into a file",
+        "max_valid_steps": "leave it out",
+    },
+    VALIDATE: {
+        **dict.fromkeys(SHARDS, "use --distributed-world-size"),
+        **dict.fromkeys(HALF, "use --fp16 on a GPU"),
+        **dict.fromkeys(("train_subset", "gen_subset"), "use --valid-subset"),
+        "scoring": "leave it out: validation uses the training's criterion",
+        "quiet": "leave it out",
+        "log_file": "redirect the standard output into a file",
+        "max_valid_steps": "leave it out",
+    },
+    TRAIN: {
+        **dict.fromkeys(SHARDS, "use --distributed-world-size"),
+        "gen_subset": "use --valid-subset",
+        "scoring": "use --eval-bleu to validate with BLEU",
+    },
+    HUB: {
+        "nbest": "leave it out: generate returns the whole beam, the best translation first",
+        "replace_unk": "use fairseq-interactive --replace-unk",
+        **dict.fromkeys(("lm_path", "lm_weight"), "use fairseq-generate --lm-path"),
+        "sacrebleu": "use fairseq-generate --scoring sacrebleu",
+        "prefix_size": 'give inference_step_args={"prefix_tokens": ...} to generate',
+        "score_reference": "use fairseq-generate --score-reference: score() takes no source",
+    },
+    ("from_pretrained",): {
+        "beam": "give it to translate or generate",
+        "fp16": "call half() on the result of from_pretrained",
+        "model_overrides": "give the options themselves to from_pretrained",
+    },
+    ("hub.generate",): {"retain_dropout": "give it to from_pretrained"},
+}
+
+DEFAULTS = {option: registry["default"] for option, registry in REGISTRIES.items()} | {
+    option: field.default
+    for section in FairseqConfig.__dataclass_fields__.values()
+    for option, field in getattr(section.type, "__dataclass_fields__", {}).items()
+    if not str(field.default).startswith("${")  # a reference to the option's own section
+}
 
 
 class GivenOptions:
@@ -46,7 +132,6 @@ class GivenOptions:
                 if "_name" in section:
                     self.values |= section
                 self.values[name] = section.get("_name", value)
-        self.values.setdefault("arch", self.values.get("model"))
 
     def __getattr__(self, name: str) -> Any:
         return self.values.get(name)
@@ -63,7 +148,7 @@ class Refusal(NamedTuple):
     """One row of the table.
 
     Attributes:
-        commands: commands to which the row applies.
+        commands: commands and functions to which the row applies.
         found: a function that returns the fault in the options, or a false value if there is none.
         sentence: the error message, a format string for the options ``o``, the fault ``found`` and the name of the
             ``command``, in the form ``--option: problem, got value; fix``.
@@ -74,102 +159,73 @@ class Refusal(NamedTuple):
     sentence: str
 
 
-def missing_in_the_task(o: Any) -> Iterator[str]:
-    """Yield options that the model reads from the task, and that the task does not have."""
-    model = MODEL_DATACLASS_REGISTRY.get(ARCH_MODEL_NAME_REGISTRY.get(o.arch))
-    task = TASK_DATACLASS_REGISTRY.get(o.task)
-    for name, field in getattr(model, "__dataclass_fields__", {}).items():
-        value = str(getattr(o, name) or field.default)
-        option = value.removeprefix(OF_THE_TASK).removesuffix("}")
-        if value.startswith(OF_THE_TASK) and option not in getattr(task, "__dataclass_fields__", {}):
-            yield option
-
-
-def is_task(o: GivenOptions, kind: type) -> bool:
-    """Return whether the task, given by its name or class, is a subclass of ``kind``."""
-    task = TASK_REGISTRY.get(o.task, o.task)
-    return isinstance(task, type) and issubclass(task, kind)
-
-
-def refines(o: GivenOptions) -> bool:
-    """Return whether the task's generator refines a translation step by step."""
-    return is_task(o, TranslationLevenshteinTask)
-
-
-REFINING = "leave it out, or use a model that refines a translation step by step (--task translation_lev)"
-SPEECH = "leave it out: it is for speech models only"
-# Options that only the generators of other tasks read; tasks that translate word by word ignore them.
-UNREAD_BY_SEARCHES = {
-    "no_early_stop": "leave it out",
-    **dict.fromkeys(("eos_token", "beam_mt", "max_len_a_mt", "max_len_b_mt", "lenpen_mt"), SPEECH),
-    **dict.fromkeys(("decoding_format", "iter_decode_eos_penalty", "iter_decode_max_iter"), REFINING),
-    **dict.fromkeys(("iter_decode_force_max_iter", "iter_decode_with_beam"), REFINING),
-    "iter_decode_with_external_reranker": REFINING,
-}
-LOG = {"log_file": "redirect the standard output into a file"}
-RESULTS = {"results_path": "redirect the standard output into a file"}
-STEPS = {"max_valid_steps": "leave it out"}
-HALF = ("bf16", "memory_efficient_bf16", "amp")
-SHARDS = ("num_shards", "shard_id")
-WORLD_SIZE = dict.fromkeys(SHARDS, "use --distributed-world-size")
-# Options that a command's parser accepts but the command ignores, each with a replacement.
-UNREAD: dict[tuple[str, ...], dict[str, str]] = {
-    INTERACTIVE: {
-        **dict.fromkeys(("lm_path", "prefix_size", "score_reference", "scoring"), "use fairseq-generate"),
-        **dict.fromkeys(("quiet", "gen_subset"), "use fairseq-generate"),
-        "sacrebleu": "use fairseq-generate --scoring sacrebleu",
-        **RESULTS,
-    },
-    TRANSLATE: {
-        **dict.fromkeys(SHARDS, "use fairseq-generate --distributed-world-size N --distributed-rank I for part I of N"),
-        **dict.fromkeys(HALF, "use --fp16 on a GPU, and --task translation_fast --cpu-dtype bfloat16 on a CPU"),
-        **dict.fromkeys(("train_subset", "valid_subset"), "use fairseq-generate --gen-subset"),
-        **dict.fromkeys(("restore_file", "finetune_from_model", "save_dir"), "use --path for the checkpoint"),
-        **LOG,
-        **STEPS,
-    },
-    VALIDATE: {
-        **WORLD_SIZE,
-        **dict.fromkeys(HALF, "use --fp16 on a GPU"),
-        **dict.fromkeys(("train_subset", "gen_subset"), "use --valid-subset"),
-        "scoring": "leave it out: validation uses the training's criterion",
-        "quiet": "leave it out",
-        **RESULTS,
-        **LOG,
-        **STEPS,
-    },
-    TRAIN: {**WORLD_SIZE, "gen_subset": "use --valid-subset", "scoring": "use --eval-bleu to validate with BLEU"},
-}
-
-DEFAULTS = {option: registry["default"] for option, registry in REGISTRIES.items()} | {
-    option: field.default
-    for section in FairseqConfig.__dataclass_fields__.values()
-    for option, field in getattr(section.type, "__dataclass_fields__", {}).items()
-}
-
-
 def given(option: str, o: GivenOptions) -> bool:
     """Return whether an option differs from its default."""
     return getattr(o, option) not in (None, DEFAULTS[option])
 
 
-def given_to_a_search(option: str, o: GivenOptions) -> bool:
-    """Return whether an option differs from its default and the task translates word by word."""
-    return is_task(o, TranslationTask) and not refines(o) and given(option, o)
+def unread() -> Iterator[Refusal]:
+    """Yield a row for each option that a command or function ignores."""
+    for commands, instead in UNREAD.items():
+        for option, fix in instead.items():
+            sentence = f"{flag(option)} does nothing in {{command}}, got {{o.{option}!r}}; {fix}"
+            yield Refusal(commands, partial(given, option), sentence)
 
 
-def unread(
-    commands: tuple[str, ...], instead: dict[str, str], found: Callable[[str, GivenOptions], bool] = given
-) -> Iterator[Refusal]:
-    """Yield a row for each option that these commands ignore."""
-    for option, fix in instead.items():
-        sentence = f"{flag(option)} does nothing in {{command}}, got {{o.{option}!r}}; {fix}"
-        yield Refusal(commands, partial(found, option), sentence)
+def outside_search_range(option: str, holds: Callable[[Any], bool], o: Any) -> bool:
+    """Return whether an option's value is not a number, or is rejected by the test ``holds``."""
+    value = getattr(o, option)
+    return value is not None and (isinstance(value, bool) or not isinstance(value, Real) or not holds(value))
 
 
-def other_in_validation(option: str, o: GivenOptions) -> bool:
-    """Return whether ``option`` has another value for validation; a command line copies its value for validation."""
-    return getattr(o, f"{option}_valid") not in (None, getattr(o, option))
+def ranges() -> Iterator[Refusal]:
+    """Yield rows that refuse search options outside their ranges, and batch sizes below 1."""
+    sizes = dict.fromkeys(("max_tokens", "batch_size"), whole(1))
+    for commands, table in ((SEARCHES, SEARCH), (COMMANDS, sizes)):
+        for option, (holds, numbers) in table.items():
+            sentence = f"{flag(option)} {numbers}, got {{o.{option}!r}}"
+            yield Refusal(commands, partial(outside_search_range, option, holds), sentence)
+
+
+def outside_training_range(o: Any) -> str | None:
+    """Return an error message for the first number that is NaN or outside the range of its option."""
+    for name, values in o.values.items():
+        allowed = TRAINING.get(name, FINITE)
+        for value in values if isinstance(values, list) else [values]:
+            if not isinstance(value, int | float):
+                continue
+            if value not in allowed if name in TRAINING else value != value:
+                return f"{flag(name)} must be {allowed}, got {value}"
+    return None
+
+
+def wrong_adam_betas(o: Any) -> bool:
+    """Return whether ``--adam-betas`` has a value other than two numbers in [0, 1)."""
+    if o.adam_betas is None:
+        return False
+    try:
+        first, second = literal(o.adam_betas) if isinstance(o.adam_betas, str) else o.adam_betas
+        return not (0 <= first < 1 and 0 <= second < 1)
+    except (TypeError, ValueError):
+        return True
+
+
+def wrong_direction(o: Any) -> str | None:
+    """Return advice if ``--maximize-best-checkpoint-metric`` contradicts the metric."""
+    metric = str(o.best_checkpoint_metric)
+    kind = metric.rpartition("_")[2]  # nll_loss is a loss
+    lower = kind in LOWER_IS_BETTER or (metric in RISK_METRICS and o.criterion == "sequence_risk")
+    if kind in HIGHER_IS_BETTER and not o.maximize_best_checkpoint_metric:
+        return "is better when it is higher; add"
+    if lower and o.maximize_best_checkpoint_metric:
+        return "is better when it is lower; leave out"
+    return None
+
+
+def needs_gpus(o: GivenOptions) -> bool:
+    """Return whether several processes on CPUs have a backend that needs GPUs."""
+    on_cpus = o.cpu or not torch.cuda.is_available()
+    return on_cpus and not o.tpu and o.ddp_backend in ("fully_sharded", "slowmo")
 
 
 def missing_of_a_part(o: GivenOptions) -> str | None:
@@ -194,20 +250,6 @@ def several_searches(o: GivenOptions) -> str | None:
     return " and ".join(found) if len(found) > 1 else None
 
 
-def ranges() -> Iterator[Refusal]:
-    """Yield rows that refuse search options outside their ranges, and batch sizes below 1."""
-    sizes = dict.fromkeys(("max_tokens", "batch_size"), whole(1))
-    for commands, table in ((SEARCHES, SEARCH), (COMMANDS, sizes)):
-        for option, (holds, numbers) in table.items():
-            sentence = f"{flag(option)} {numbers}, got {{o.{option}!r}}"
-            yield Refusal(commands, partial(outside_search_range, option, holds), sentence)
-
-
-def without_refining(option: str) -> Refusal:
-    """Return a row that refuses an option for generators that refine translations, if the task does not refine."""
-    return Refusal(SEARCHES, lambda o: getattr(o, option) and not refines(o), f"{flag(option)} is not read; {REFINING}")
-
-
 REFUSALS = (
     Refusal(
         TRAIN,
@@ -224,16 +266,7 @@ REFUSALS = (
         wrong_direction,
         "--best-checkpoint-metric {o.best_checkpoint_metric} {found} --maximize-best-checkpoint-metric",
     ),
-    Refusal(
-        TRAIN,
-        lambda o: next(missing_in_the_task(o), None),
-        "--task {o.task} has no {found}, which --arch {o.arch} needs; use --task translation or translation_fast",
-    ),
-    Refusal(
-        COMMANDS,
-        lambda o: o.tpu and getattr(utils, "xm", None) is None,
-        "--tpu needs torch_xla, which is not installed; install it, or leave --tpu out",
-    ),
+    Refusal(TRAIN, needs_gpus, "--ddp-backend {o.ddp_backend} needs GPUs; use pytorch_ddp or legacy_ddp on CPUs"),
     Refusal(
         COMMANDS,
         lambda o: o.tokenizer == "moses" and None in (o.source_lang, o.target_lang),
@@ -246,19 +279,8 @@ REFUSALS = (
     ),
     Refusal(COMMANDS, missing_of_a_part, "{found}, which is missing; give it"),
     *ranges(),
-    Refusal(COMMANDS, lambda o: next(outside_training_range(o), None), "{found}"),
-    Refusal(
-        TRAIN,
-        lambda o: o.upsample_primary is not None and o.upsample_primary != -1 and o.upsample_primary < 1,
-        "--upsample-primary must be at least 1, got {o.upsample_primary}",
-    ),
-    *(refusal for commands, instead in UNREAD.items() for refusal in unread(commands, instead)),
-    *unread(SEARCHES, UNREAD_BY_SEARCHES, given_to_a_search),
-    Refusal(
-        GENERATE,
-        lambda o: o.sacrebleu and o.scoring != "sacrebleu",
-        "--sacrebleu does nothing in {command}; use --scoring sacrebleu",
-    ),
+    Refusal(COMMANDS, outside_training_range, "{found}"),
+    *unread(),
     Refusal(
         GENERATE,
         lambda o: o.constraints,
@@ -269,14 +291,6 @@ REFUSALS = (
         INTERACTIVE,
         lambda o: o.print_alignment == "soft",
         "--print-alignment soft is not read by fairseq-interactive; use fairseq-generate, or --print-alignment hard",
-    ),
-    *(
-        Refusal(
-            (*TRANSLATE, *VALIDATE),
-            partial(other_in_validation, option),
-            f"{flag(option)}-valid does nothing in {{command}}, got {{o.{option}_valid}}; use {flag(option)}",
-        )
-        for option in ("max_tokens", "batch_size")
     ),
     Refusal(TRANSLATE, lambda o: o.nbest > o.beam, "--nbest must be at most --beam, got {o.nbest} and {o.beam}"),
     Refusal(
@@ -292,37 +306,14 @@ REFUSALS = (
     ),
     Refusal(
         SEARCHES,
-        partial(given, "diverse_beam_strength"),
-        "--diverse-beam-strength needs --diverse-beam-groups, which fails in fairseq, got {o.diverse_beam_strength}; "
-        "use --diversity-rate",
-    ),
-    Refusal(
-        SEARCHES,
         lambda o: (o.sampling_topk or 0) > 0 and (o.sampling_topp or 0) > 0,
         "--sampling-topk does nothing with --sampling-topp, got {o.sampling_topk}; leave one out",
-    ),
-    Refusal(
-        SEARCHES,
-        lambda o: None not in (o.sampling_topk, o.words) and o.sampling_topk > o.words,
-        "--sampling-topk must be at most the number of target words, {o.words}, got {o.sampling_topk}",
     ),
     Refusal(
         SEARCHES,
         lambda o: o.unnormalized and given("lenpen", o),
         "--lenpen does nothing with --unnormalized, got {o.lenpen}; leave one out",
     ),
-    Refusal(
-        TRANSLATE,
-        lambda o: o.lm_weight and o.lm_path is None,
-        "--lm-weight does nothing without --lm-path, got {o.lm_weight}; give --lm-path",
-    ),
-    Refusal(
-        TRANSLATE,
-        lambda o: o.retain_dropout_modules and not o.retain_dropout,
-        "--retain-dropout-modules does nothing without --retain-dropout, got {o.retain_dropout_modules}; give both",
-    ),
-    without_refining("print_step"),
-    without_refining("retain_iter_history"),
     Refusal(
         SEARCHES,
         lambda o: o.word_penalty and o.sampling and (o.sampling_topp or 0) > 0,
@@ -337,13 +328,13 @@ def command_of(options: Any) -> str | None:
 
 
 def refuse(command: str | None, *parts: Any) -> None:
-    """Check options before the command starts.
+    """Check options before a command or function starts.
 
     Raises:
-        ValueError: the command cannot do what the options ask for.
+        ValueError: it cannot do what the options ask for.
     """
     o = GivenOptions(*parts)
     for refusal in REFUSALS:
         if command in refusal.commands and (found := refusal.found(o)):
-            place = "task.build_generator" if command == "python" else f"fairseq-{command}"
+            place = f"fairseq-{command}" if command in COMMANDS else command
             raise ValueError(refusal.sentence.format(o=o, found=found, command=place))

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import logging
 import os
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,9 @@ from typing import Any
 from fairseq import checkpoint_utils
 from fairseq.dataclass.configs import CheckpointConfig
 from fairseq.file_io import PathManager
-from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from fairseq.trainer import Trainer
-from hydra.core.hydra_config import HydraConfig
-from hydra.utils import get_original_cwd
 
-from fairseq_plugins.common.options import architecture, flag
+from fairseq_plugins.common.options import flag
 from fairseq_plugins.repairs.saving import (
     fingerprint,
     is_whole,
@@ -93,14 +89,13 @@ def save_epoch_without_metric() -> None:
         try:
             return validate(cfg, trainer, task, epoch_itr, subsets)
         except KeyError as error:
-            metric, (*_, last) = cfg.checkpoint.best_checkpoint_metric, traceback.walk_tb(error.__traceback__)
-            if error.args != (metric,) or last[0].f_globals is not vars(program):
+            metric = cfg.checkpoint.best_checkpoint_metric
+            if error.args != (metric,):
                 raise
             checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epoch_itr, None)
-            saved = f"; the same command with another metric resumes from {cfg.checkpoint.save_dir}"
             raise ValueError(
-                f"--best-checkpoint-metric {metric} is not a metric of validation; use one of the metrics logged above"
-                f"{'' if cfg.checkpoint.no_save else saved}"
+                f"--best-checkpoint-metric {metric} is not a metric of validation; resume with one of the metrics that "
+                "are logged above"
             ) from None
 
 
@@ -177,7 +172,10 @@ def compare_checkpoints() -> None:
             reason = " ".join(str(error.__context__).split())
             if type(error) is not Exception or error.__context__ is None or reason in str(error):
                 raise
-            raise RuntimeError(f"{filename}: {misfit(filename, self.cfg.model, reason)}") from None
+            raise RuntimeError(
+                f"{filename}: the checkpoint has another architecture or vocabulary; give the --arch of its training, "
+                f"and data with its dictionaries (fairseq-preprocess --srcdict --tgtdict): {reason[:200]}"
+            ) from None
         if extra_state is not None and not reset_optimizer:
             restore_loss_scale(self.optimizer, extra_state.get("loss_scale"))
         if self._optim_history and not reset_optimizer:
@@ -200,20 +198,14 @@ def refuse_missing_file(options: Any, filename: str) -> None:
     Only ``checkpoint_last.pt``, the default, may be missing.
 
     Raises:
-        ValueError: the file is missing; the error names a file of that name in another folder, if there is one.
+        ValueError: the file is missing.
     """
     names = ("finetune_from_model", "continue_once")
     option = next((name for name in names if getattr(options, name, None) == filename), "restore_file")
-    default = option == "restore_file" and options.restore_file == CheckpointConfig.restore_file
-    if PathManager.isfile(filename) or (default and not os.path.lexists(filename)):
-        return
-    path = Path(filename)
-    started_in = get_original_cwd() if HydraConfig.initialized() else ""  # hydra changes the working directory
-    similar = (path, path.name, f"{path}.pt", f"{path.name}.pt", path / "checkpoint_last.pt")
-    places = (Path(folder, name) for folder in (options.save_dir, started_in) for name in similar)
-    found = next((f"; a checkpoint of that name is {place}" for place in places if place.is_file()), "; check the path")
-    problem = "is a folder" if path.is_dir() else "does not exist"
-    raise ValueError(f"{flag(option)} {filename}: {path.absolute()} {problem}{found}")
+    is_default = option == "restore_file" and options.restore_file == CheckpointConfig.restore_file
+    if not PathManager.isfile(filename) and (not is_default or os.path.lexists(filename)):
+        path = Path(filename).absolute()  # hydra changes the working directory
+        raise ValueError(f"{flag(option)} {filename}: {path} is not a file; give the path of a checkpoint")
 
 
 def refuse_lost_optimizer(filename: str, saved: int, loaded: int) -> None:
@@ -233,25 +225,6 @@ def refuse_lost_optimizer(filename: str, saved: int, loaded: int) -> None:
             f"cannot resume after its {saved} updates: give --finetune-from-model {filename} and another --save-dir "
             "to begin a training with its parameters, or --reset-optimizer to keep its epoch with a fresh optimizer"
         )
-
-
-def misfit(filename: str, options: Any, reason: str) -> str:
-    """Explain why a model with these options cannot load a checkpoint; ``reason`` is the error of torch or model."""
-    theirs, ours = family(checkpoint_utils.load_checkpoint_to_cpu(filename)["cfg"].model), family(options)
-    if theirs != ours:
-        return f"the checkpoint is a {theirs}, but --arch is a {ours}; give the --arch of its training"
-    if "state_dict" not in reason:
-        return reason
-    return (
-        "the vocabulary or the architecture differs from the checkpoint's; prepare data for a trained model with its "
-        f"dictionaries (fairseq-preprocess --srcdict --tgtdict). {reason[:200]}"
-    )
-
-
-def family(options: Any) -> str:
-    """Return the name of the model class of an architecture."""
-    name = architecture(options)
-    return str(ARCH_MODEL_NAME_REGISTRY.get(name, name))
 
 
 def words(task: Any) -> dict[str, str]:

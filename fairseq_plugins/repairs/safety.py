@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
-import atexit
 import itertools
 import os
 import shlex
@@ -15,7 +13,6 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path, PurePosixPath
 from types import ModuleType
@@ -28,7 +25,7 @@ from fairseq.dataclass import utils as dataclass_utils
 from fairseq_plugins.common.literal import literal
 from fairseq_plugins.common.options import flag
 from fairseq_plugins.repairs.checkpoints import reference_in
-from fairseq_plugins.repairs.wrapping import mentions, raises, wrap
+from fairseq_plugins.repairs.wrapping import mentions, wrap
 
 FAIRSEQ = ("fairseq", "fairseq_cli")
 MOST_MEMBERS = 10_000  # members of an archive; fairseq's archives have about ten
@@ -82,19 +79,13 @@ def read_options_without_eval() -> None:
     sys.meta_path.insert(0, FairseqFinder)
 
 
-def takes_references(read: Any) -> bool:
-    """Probe: whether an option can refer to another."""
-    return not raises(ValueError, read, argparse.Namespace(wandb_project="${common.seed}"))
-
-
 def refuse_references() -> None:
     """Refuse ``${...}`` in options; omegaconf replaces it by another option or an environment variable.
 
-    Some of fairseq's own defaults are references; they are not checked.
+    Some of fairseq's own defaults are references; they are not checked.  No probe is needed: other options are read as
+    before.
     """
     read = dataclass_utils.override_module_args
-    if not takes_references(read):
-        return
 
     @wrap(dataclass_utils, "override_module_args")
     def override_module_args(args: Any) -> Any:
@@ -145,7 +136,7 @@ def unpack_archives_safely() -> None:
 
 
 def unpacked(archive: Path) -> Path:
-    """Return a folder with an archive's files, beside the archive if possible, otherwise a temporary one.
+    """Return a folder beside an archive with its files.
 
     The folder gets its name only when it is complete, so that a killed process or a full disk leaves no incomplete
     folder. Another archive of the same name gets another folder.
@@ -154,15 +145,8 @@ def unpacked(archive: Path) -> Path:
     folder = archive.with_name(f"{archive.name}.unpacked-{about.st_mtime_ns:x}-{about.st_size:x}")
     if folder.is_dir():
         return folder
-    try:
-        workplace = tempfile.TemporaryDirectory(dir=archive.parent, prefix=f".{archive.name}.")
-    except OSError:  # the folder is read-only
-        folder = Path(tempfile.mkdtemp(), archive.name)
-        atexit.register(shutil.rmtree, folder.parent, ignore_errors=True)
-        unpack(archive, folder)
-        return folder
-    with workplace:
-        unfinished = Path(workplace.name, "archive")
+    with tempfile.TemporaryDirectory(dir=archive.parent, prefix=f".{archive.name}.") as workplace:
+        unfinished = Path(workplace, "archive")
         unpack(archive, unfinished)
         try:
             unfinished.rename(folder)
@@ -175,10 +159,12 @@ def unpacked(archive: Path) -> Path:
 def unpack(archive: Path, folder: Path) -> None:
     """Write the files of an archive to a new folder, without the parent folders that all files share.
 
-    Paths are not resolved, because the result would depend on Python's version and on earlier members of the archive.
+    The archive cannot choose a place outside the folder: its paths are relative and have no ``..``, and no link is
+    created.  Files have the user's default permissions.
 
     Raises:
         tarfile.TarError: the archive is empty, or a member is not a file or folder below ``folder``.
+        OSError: a member occurs twice, or as a file and as a folder.
     """
     with tarfile.open(archive) as file:
         members = list(itertools.islice(file, MOST_MEMBERS + 1))
@@ -190,7 +176,13 @@ def unpack(archive: Path, folder: Path) -> None:
         common = os.path.commonpath(folders)
         folder.mkdir()
         for member, path in zip(members, paths, strict=True):
-            write(file, member, path.relative_to(common).parts, folder)
+            place = folder / path.relative_to(common)
+            if member.isdir():
+                place.mkdir(parents=True, exist_ok=True)
+                continue
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with place.open("xb") as output:
+                shutil.copyfileobj(file.extractfile(member), output)  # type: ignore[arg-type]
 
 
 def path_of(member: tarfile.TarInfo) -> PurePosixPath:
@@ -208,28 +200,3 @@ def path_of(member: tarfile.TarInfo) -> PurePosixPath:
     if member.isreg() and not path.parts:
         raise tarfile.ReadError("the archive has a file without a name")
     return path
-
-
-def write(file: tarfile.TarFile, member: tarfile.TarInfo, path: Sequence[str], root: Path) -> None:
-    """Write one member with the user's default permissions; each folder of its path is opened relative to its parent.
-
-    Raises:
-        tarfile.ReadError: the member exists already, or a file has the name of its folder.
-    """
-    only_folders = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-    with ExitStack() as stack:
-        place = os.open(root, only_folders)
-        stack.callback(os.close, place)
-        try:
-            for part in path if member.isdir() else path[:-1]:
-                with suppress(FileExistsError):
-                    os.mkdir(part, dir_fd=place)
-                place = os.open(part, only_folders, dir_fd=place)
-                stack.callback(os.close, place)
-            if member.isdir():
-                return
-            new = os.open(path[-1], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=place)
-        except (FileExistsError, NotADirectoryError):
-            raise tarfile.ReadError(f"{member.name!r} occurs twice, or as a file and as a folder") from None
-        with os.fdopen(new, "wb") as output:
-            shutil.copyfileobj(file.extractfile(member), output)  # type: ignore[arg-type]

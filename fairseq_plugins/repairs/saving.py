@@ -31,11 +31,8 @@ PICKLE = b"\x80"  # the first byte of files that torch before 1.6 saved, which h
 # These files can resume a training, like checkpoint_last.pt.
 SAVED_BY_TRAINING = r"checkpoint(\d+|_\d+_\d+|_best|\.best_.+)\.pt"
 
-# State of loss scalers: the counters of fairseq's scaler, which fairseq does not save, and torch's scaler.
-COUNTERS = (
-    *("_iter", "_last_overflow_iter", "_last_rescale_iter", "_overflows_since_rescale"),
-    *("scale", "_growth_tracker"),
-)
+# The counters of a loss scaler, which fairseq does not save.
+COUNTERS = ("_iter", "_last_overflow_iter", "_last_rescale_iter", "_overflows_since_rescale")
 
 
 def damage_of(file: IO[bytes]) -> str | None:
@@ -77,12 +74,9 @@ def newest_whole_checkpoint(folder: Path, start: str | None = None) -> Path | No
 
 
 def has_start(path: Path, start: str) -> bool:
-    """Return whether a training began with the checkpoint ``start``; if the file is gone, its name is compared."""
-    state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
-    if (expected := fingerprint(start)) is not None:
-        return bool(state["extra_state"].get("finetuned_from") == expected)
-    name = state["cfg"].checkpoint.finetune_from_model
-    return name is not None and Path(name).resolve() == Path(start).resolve()
+    """Return whether a training began with the checkpoint ``start``, or with any checkpoint if this file is gone."""
+    begun = checkpoint_utils.load_checkpoint_to_cpu(str(path))["extra_state"].get("finetuned_from")
+    return begun is not None and fingerprint(start) in (begun, None)
 
 
 def fingerprint(checkpoint: str) -> str | None:
@@ -115,18 +109,7 @@ def replacing_checkpoint(path: str) -> Iterator[str]:
         with beside(Path(path)) as unfinished:
             yield str(unfinished)
     except Exception as error:
-        raise OSError(f"{path} cannot be written: {system_error(error) or error}{next_start(Path(path))}") from error
-
-
-def next_start(path: Path) -> str:
-    """Return a sentence about the checkpoint from which the training of ``path`` would resume, if there is one."""
-    if not re.fullmatch(rf"checkpoint_last\.pt|{SAVED_BY_TRAINING}", path.name):
-        return ""
-    last = path.with_name("checkpoint_last.pt")
-    found = last if last.is_file() and is_whole(last) else newest_whole_checkpoint(path.parent)
-    if found is None:
-        return ". There is no checkpoint yet: the same command begins training from the start"
-    return f". The same command without --restore-file resumes from {found}"
+        raise OSError(f"{path} cannot be written: {system_error(error) or error}") from error
 
 
 def save_checkpoints_whole() -> None:
@@ -239,20 +222,17 @@ def is_rounded(value: Tensor, dtype: torch.dtype) -> bool:
 
 
 def scaler_state(optimizer: Any) -> dict[str, Any]:
-    """Return the counters by which ``--fp16`` or ``--amp`` adapts the loss scale; empty if the loss is not scaled."""
+    """Return the counters by which ``--fp16`` adapts the loss scale; empty if the loss is not scaled."""
     scaler = getattr(optimizer, "scaler", None)
-    state = {} if scaler is None else vars(scaler) if isinstance(scaler, DynamicLossScaler) else scaler.state_dict()
-    return {name: state[name] for name in COUNTERS if name in state}
+    return {name: vars(scaler)[name] for name in COUNTERS} if isinstance(scaler, DynamicLossScaler) else {}
 
 
 def restore_loss_scale(optimizer: Any, saved: Any) -> None:
-    """Restore the counters of the loss scale, and with ``--amp`` also the scale; fairseq restores neither."""
+    """Restore the counters of the loss scale."""
     saved = saved if isinstance(saved, dict) else {}
-    known = {name: saved[name] for name in scaler_state(optimizer) if type(saved.get(name)) in (int, float)}
-    if known and isinstance(optimizer.scaler, DynamicLossScaler):
+    known = {name: saved[name] for name in scaler_state(optimizer) if type(saved.get(name)) is int}
+    if known:
         vars(optimizer.scaler).update(known)
-    elif known:
-        optimizer.scaler.load_state_dict({**optimizer.scaler.state_dict(), **known})
 
 
 def save_every(seconds: float) -> None:

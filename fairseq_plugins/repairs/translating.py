@@ -1,13 +1,16 @@
-"""Load models for translation, and replace unknown words."""
+"""Translation: models are loaded, unknown words are replaced, and blank lines stay blank."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import inspect
+import re
 from collections.abc import Callable
+from itertools import compress
 from typing import Any
 
+import torch
 from fairseq import checkpoint_utils, utils
 from fairseq.data import Dictionary
 from fairseq.file_io import PathManager
@@ -19,15 +22,19 @@ from fairseq.models import (
     FairseqMultiModel,
 )
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
-from fairseq.tasks.translation import TranslationConfig
+from fairseq.ngram_repeat_block import NGramRepeatBlock
+from fairseq.sequence_scorer import SequenceScorer
+from fairseq.tasks import FairseqTask
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fairseq_plugins.common.model import TranslationModel
 from fairseq_plugins.common.options import architecture
+from fairseq_plugins.repairs.refusals import refuse
 from fairseq_plugins.repairs.resuming import sides_of_other_words
 from fairseq_plugins.repairs.wrapping import mentions, wrap
-from fairseq_plugins.vocabulary.unknown_words import read_translations, replace_unknown_words
+from fairseq_plugins.vocabulary.unknown_words import keep_source_words, read_translations, replace_unknown_words
 
 # Initialisers that `Unfilled` skips.  The other functions of torch.nn.init call the two methods of Tensor.
 _FILL = {Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_}
@@ -184,3 +191,96 @@ def replace_unknown_words_by_attention() -> None:
         return tgt_dict.encode_line(text, add_if_not_exist=False), text, alignment
 
     utils.load_align_dict = read_translations
+
+
+def blocks_in_a_buffer() -> bool:
+    """Probe: whether ``5 6 5`` in a longer buffer blocks a second 6."""
+    block = NGramRepeatBlock(2, use_extension=False)
+    scores = block(torch.tensor([[5, 6, 5, 1, 1]]), torch.zeros(1, 8), bsz=1, beam_size=1, step=2)
+    return bool(scores[0, 6] == float("-inf"))
+
+
+def block_repeated_ngrams() -> None:
+    """Apply ``--no-repeat-ngram-size`` to the tokens of a hypothesis.
+
+    Without its CUDA extension, fairseq compares with the padding at the end of the generator's buffer instead.
+    """
+    if blocks_in_a_buffer():
+        return
+    find = NGramRepeatBlock._no_repeat_ngram
+
+    @wrap(NGramRepeatBlock, "_no_repeat_ngram")
+    def _no_repeat_ngram(self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_size: int, step: int) -> Tensor:
+        blocked: Tensor = find(self, tokens[:, : step + 1], lprobs, bsz, beam_size, step)
+        return blocked
+
+
+def build_generators() -> None:
+    """Check options of a search, and keep source words for ``--replace-unk``.
+
+    No probe is needed: other searches are built as before.
+    """
+    build = FairseqTask.build_generator
+    replaces = not takes_hard_alignments(utils.replace_unk)
+
+    @wrap(FairseqTask, "build_generator")
+    def build_generator(self: Any, models: Any, args: Any, *more: Any, **others: Any) -> Any:
+        refuse("task.build_generator", getattr(self, "cfg", None), args)
+        generator = build(self, models, args, *more, **others)
+        # --score-reference builds a scorer, which does not translate.
+        if replaces and getattr(args, "replace_unk", None) is not None and not getattr(args, "score_reference", False):
+            keep_source_words(self, generator, getattr(getattr(self, "cfg", None), "attention_offset", 0))
+        return generator
+
+
+def leave_blank_lines_blank() -> None:
+    """Translate a blank line to a blank line, as exported folders do, unless the caller forces words.
+
+    A model that was trained without blank lines invents a word for a blank line.  Sentencepiece pieces of white space
+    are not words.  No probe is needed: every search runs until the model ends the sentence.
+    """
+    translate = TranslationTask.inference_step
+
+    @wrap(TranslationTask, "inference_step")
+    def inference_step(
+        self: Any,
+        generator: Any,
+        models: Any,
+        sample: dict[str, Any],
+        prefix_tokens: Tensor | None = None,
+        constraints: Tensor | None = None,
+    ) -> Any:
+        found = translate(self, generator, models, sample, prefix_tokens, constraints)
+        if prefix_tokens is None and not isinstance(generator, SequenceScorer):
+            pad, rows = self.source_dictionary.pad(), sample["net_input"]["src_tokens"].tolist()
+            sources = ([self.source_dictionary[token] for token in row if token != pad] for row in rows)
+            blank = torch.tensor([is_blank(words[:-1]) for words in sources])  # without the end of the sentence
+            if constraints is not None:
+                blank &= constraints[:, 0].eq(0).cpu()  # the first entry is the number of constraints
+            for hypotheses in compress(found, blank.tolist()):
+                for hypothesis in hypotheses:
+                    remove_words(hypothesis, self.target_dictionary.eos())
+        return found
+
+
+def is_blank(words: list[str]) -> bool:
+    """Return whether a source has no words; pieces and bytes of sentencepiece may be white space."""
+    text = bytearray()
+    for word in words:
+        if byte := re.fullmatch("<0x([0-9A-F]{2})>", word):
+            text.append(int(byte[1], 16))
+        elif word.strip("\u2581"):
+            return False
+    return not text.decode(errors="replace").strip()
+
+
+def remove_words(hypothesis: dict[str, Any], eos: int) -> None:
+    """Remove all words of a hypothesis; the end-of-sentence token remains, with score 0."""
+    attention, alignment = hypothesis.get("attention"), hypothesis.get("alignment")
+    hypothesis["tokens"] = hypothesis["tokens"].new_tensor([eos])
+    hypothesis["score"] = torch.zeros(())
+    hypothesis["positional_scores"] = hypothesis["positional_scores"].new_zeros(1)
+    if isinstance(attention, Tensor) and attention.dim() == 2:  # (source tokens, target tokens)
+        hypothesis["attention"] = attention[:, :1]
+    if isinstance(alignment, list):
+        del alignment[1:]

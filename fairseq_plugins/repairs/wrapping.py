@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import io
-import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
-
-import torch
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -36,35 +31,7 @@ def programs(command: str, function: str) -> list[Any]:
     return [module for module in modules if hasattr(module, function)]
 
 
-@contextlib.contextmanager
-def quietly() -> Iterator[None]:
-    """Suppress log records below the level ERROR during a probe."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)
-
-
-def raises(error: type[Exception], call: Callable[..., Any], *args: Any) -> bool:
-    """Return whether a call raises this error."""
-    try:
-        call(*args)
-    except error:
-        return True
-    return False
-
-
 def mentions(function: Any, name: str) -> bool:
     """Return whether the code of a function contains a name or a string, for probes that cannot call the function."""
     code = getattr(function, "__func__", function).__code__
     return name in code.co_names or name in code.co_consts
-
-
-def saved(value: object) -> io.BytesIO:
-    """Return the bytes that torch would save for a value, because probes write no files."""
-    file = io.BytesIO()
-    torch.save(value, file)
-    file.seek(0)
-    return file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import inspect
 import pickle
 import random
@@ -89,18 +90,18 @@ def test_allowed_classes_cannot_be_misused(hostile: Pickled, tmp_path: Path) -> 
 
 def test_without_a_check_nothing_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.save(Payload(tmp_path / "trace"), tmp_path / "model.pt")
-    assert checkpoints.refuses(checkpoints.load_by_torch, print)
-    assert not checkpoints.refuses(checkpoints.load_by_torch, 1)
+    own_load = inspect.unwrap(checkpoint_utils.load_checkpoint_to_cpu)
+    read = functools.partial(checkpoints.load_from_memory, own_load)
+    assert checkpoints.refuses(read, print)
+    assert not checkpoints.refuses(read, 1)
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "0")
-    own_load = inspect.unwrap(checkpoint_utils.load_checkpoint_to_cpu)
     monkeypatch.setattr(checkpoint_utils, "load_checkpoint_to_cpu", own_load)
     checkpoints.load_checkpoints_safely()
     with pytest.raises(pickle.UnpicklingError, match="was not loaded"):
         checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "model.pt"))
     with pytest.raises(RuntimeError, match="Only one of"):  # torch itself, told both
         checkpoint_utils.load_ema_from_checkpoint(str(tmp_path / "model.pt"))
-    assert not checkpoints.refuses(checkpoints.load_by_torch, print)  # a probe, which is made on import
     assert not (tmp_path / "trace").exists()
 
 

@@ -10,7 +10,7 @@ from types import FunctionType, MethodType, ModuleType
 import pytest
 
 from fairseq_plugins import repairs
-from fairseq_plugins.repairs import data, epochs, hub
+from fairseq_plugins.repairs import epochs, hub, translating
 
 TABLE = (*repairs.SAFETY, *repairs.RESUMING, *repairs.DISTRIBUTED, *repairs.SPEED, *repairs.TRANSLATING)
 
@@ -63,12 +63,9 @@ def test_all_repairs_are_in_the_table() -> None:
 @pytest.mark.parametrize(
     "repair",
     [
-        data.end_lines_at_line_feeds,
-        data.read_first_embedding,
-        epochs.finish_epochs_with_other_update_freq,
         epochs.keep_the_last_batch,
-        hub.make_tasks_copyable,
         hub.use_given_task,
+        translating.block_repeated_ngrams,
     ],
 )
 def test_a_repaired_fairseq_is_left_alone(repair: repairs.Repair) -> None:

@@ -13,7 +13,7 @@ from fairseq import options
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from fairseq_plugins.repairs import refusals
-from fairseq_plugins.repairs.ranges import TRAINING as LIMITS
+from fairseq_plugins.repairs.refusals import TRAINING as LIMITS
 from tests.commands import USER_DIR, run
 from tests.conftest import ARCHITECTURES
 
@@ -32,15 +32,10 @@ REFUSED = [
     (f"train {OURS} --lr 0.1,-0.1", "--lr"),
     (f"train {OURS} --update-freq 1,0", "--update-freq"),
     (f"train {OURS} --optimizer adam --adam-eps nan", "--adam-eps"),
-    (f"train {OURS} --optimizer nag --momentum 2", "--momentum"),
-    (f"train {OURS} --lr-scheduler cosine --lr-shrink nan", "--lr-shrink"),
     (f"train {OURS} --lr-scheduler cosine --max-update 9 --min-lr nan", "--min-lr"),
-    (f"train {OURS} --lr-scheduler polynomial_decay --total-num-update 9 --power nan", "--power"),
-    (f"train {OURS} --criterion label_smoothed_cross_entropy --label-smoothing 2", "--label-smoothing"),
     ("train --arch transformer_tiny --dropout 1.5", "--dropout"),
     (f"train {OURS} --optimizer adam --adam-betas (2,3)", "--adam-betas"),
     (f"train {OURS} --optimizer adam --adam-betas 0.9", "--adam-betas"),
-    (f"train {OURS} --optimizer adam --adam-betas (0.9,nan)", "--adam-betas"),
     (f"train {OURS} --lr-scheduler inverse_sqrt --warmup-updates 0", "--warmup-updates"),
     (f"train {OURS} --best-checkpoint-metric bleu --keep-best-checkpoints 2", "--best-checkpoint-metric"),
     (f"train {OURS} --maximize-best-checkpoint-metric", "--best-checkpoint-metric"),
@@ -49,9 +44,7 @@ REFUSED = [
         f"train {OURS} --criterion sequence_risk --best-checkpoint-metric best --maximize-best-checkpoint-metric",
         "--best-checkpoint-metric",
     ),
-    (f"train --task language_modeling {OURS}", "--task"),
-    (f"train --task cross_lingual_lm {OURS}", "--task"),  # its options are in fairseq's old way
-    (f"train --tpu {OURS}", "--tpu"),
+    (f"train {OURS} --ddp-backend slowmo", "--ddp-backend"),
     ("train", "--arch"),
     ("validate --path x", "--task"),
     ("generate --tokenizer moses --source-lang src", "--tokenizer"),
@@ -61,11 +54,9 @@ REFUSED = [
     ("generate --tokenizer space --bpe byte_bpe", "--bpe"),
     ("generate --replace-unk --remove-bpe", "--replace-unk"),
     ("interactive --score-reference", "--score-reference"),
-    ("interactive --prefix-size 1", "--prefix-size"),
     ("generate --beam 0", "--beam"),
     ("generate --nbest 0", "--nbest"),
     ("generate --nbest 6 --beam 5", "--nbest"),
-    ("interactive --nbest 2 --beam 1", "--nbest"),
     ("generate --min-len=-1", "--min-len"),
     ("generate --min-len 10 --max-len-b 5", "--min-len"),
     ("generate --max-len-b=-5", "--max-len-b"),
@@ -81,40 +72,19 @@ REFUSED = [
     *((f"generate --sampling --sampling-topp={value}", "--sampling-topp") for value in ("nan", "1.5", "-0.5")),
     *((f"generate --diversity-rate={value}", "--diversity-rate") for value in ("nan", "inf", "-0.5", "-2")),
     ("generate --diverse-beam-groups 5", "--diverse-beam-groups"),
-    ("interactive --diverse-beam-strength 2", "--diverse-beam-strength"),
     ("generate --sampling --diversity-rate 0", "--sampling"),
     ("interactive --constraints --match-source-len", "--constraints"),
     ("generate --prefix-size=-1", "--prefix-size"),
-    ("generate --no-repeat-ngram-size=-1", "--no-repeat-ngram-size"),
     ("generate --lm-path x --lm-weight nan", "--lm-weight"),
-    ("generate --lm-weight 0.5", "--lm-weight"),
-    ("generate --retain-dropout-modules X", "--retain-dropout-modules"),
     (f"train {OURS} --max-tokens 0", "--max-tokens"),
     ("validate --task translation --path x --max-tokens=-1", "--max-tokens"),
     ("generate --max-tokens 0", "--max-tokens"),
     ("interactive --batch-size=-1", "--batch-size"),
-    (f"train {OURS} --upsample-primary 0", "--upsample-primary"),
     ("generate --constraints", "--constraints"),
     ("interactive --print-alignment soft", "--print-alignment"),
     # No command reads these.
     ("generate --sacrebleu", "--sacrebleu"),
-    ("interactive --sacrebleu", "--sacrebleu"),
-    ("interactive --lm-path nowhere.pt", "--lm-path"),
-    ("generate --decoding-format bs --task translation_fast", "--decoding-format"),
-    ("generate --iter-decode-max-iter 3", "--iter-decode-max-iter"),
-    ("generate --beam-mt 3", "--beam-mt"),
-    ("generate --no-early-stop", "--no-early-stop"),
     ("generate --bf16", "--bf16"),
-    ("generate --valid-subset test", "--valid-subset"),
-    ("interactive --gen-subset valid", "--gen-subset"),
-    ("interactive --results-path x", "--results-path"),
-    ("generate --batch-size 8 --batch-size-valid 4", "--batch-size-valid"),
-    ("validate --task translation --path x --max-tokens-valid 9", "--max-tokens-valid"),
-    ("validate --task translation --path x --gen-subset valid", "--gen-subset"),
-    (f"train {OURS} --gen-subset valid", "--gen-subset"),
-    (f"train {OURS} --scoring chrf", "--scoring"),
-    ("generate --print-step", "--print-step"),
-    ("interactive --retain-iter-history", "--retain-iter-history"),
     ("generate --task translation_fast --word-penalty 1 --sampling --sampling-topp 0.5", "--word-penalty"),
 ]
 
@@ -128,18 +98,14 @@ TAKEN = [
     f"train {OURS} --best-checkpoint-metric bsz --maximize-best-checkpoint-metric",
     f"train {OURS} --best-checkpoint-metric best --maximize-best-checkpoint-metric",
     f"train {OURS}",
-    f"train --task translation_multi_simple_epoch {OURS} --max-source-positions 9 --max-target-positions 9",
     "validate --path x --task translation",
     "generate --tokenizer moses --source-lang src --target-lang tgt",
-    "generate --print-step --task translation_lev",
     "interactive --bpe subword_nmt --bpe-codes x",
     "generate --prefix-size 1 --score-reference",
     "interactive --replace-unk",
     "generate --task translation_fast --word-penalty 1 --sampling",
     "generate --nbest 5 --lenpen=-0.5 --unkpen inf --min-len 0 --max-len-a 1.2 --max-len-b 0 --temperature 0.5",
     "generate --sampling --sampling-topp 1 --nbest 5 --no-repeat-ngram-size 0 --prefix-size 0",
-    "generate --sacrebleu --scoring sacrebleu",
-    "generate --task translation_lev --decoding-format bs --iter-decode-max-iter 3",
     "generate --max-tokens 9 --batch-size 8 --gen-subset valid --quiet --results-path x",
     "interactive --constraints --lm-weight 0",
     f"train {OURS} --batch-size 8 --batch-size-valid 4 --max-tokens-valid 9 --valid-subset test --bf16",
@@ -165,8 +131,7 @@ def test_taken(line: str) -> None:
 @pytest.mark.parametrize("line", [f"train {OURS}", "validate --task translation --path x", "generate", "interactive"])
 def test_every_unread_option_is_refused(line: str) -> None:
     command = line.split(maxsplit=1)[0]
-    tables = [options for commands, options in refusals.UNREAD.items() if command in commands]
-    for option in itertools.chain(*tables, refusals.UNREAD_BY_SEARCHES if command in refusals.TRANSLATE else []):
+    for option in itertools.chain(*(unread for commands, unread in refusals.UNREAD.items() if command in commands)):
         args = parse(line)
         assert option in args
         vars(args)[option] = "another value"
@@ -182,8 +147,6 @@ def test_every_unread_option_is_refused(line: str) -> None:
         ({"beam": True}, "beam"),
         ({"lenpen": float("nan")}, "lenpen"),
         ({"lenpen": "1"}, "lenpen"),
-        ({"sampling": True, "sampling_topk": 1000}, "sampling-topk"),
-        ({"iter_decode_max_iter": 3}, "iter-decode-max-iter"),
     ],
 )
 def test_generators_refuse_from_python(dictionary, options: dict[str, object], name: str) -> None:
@@ -204,7 +167,9 @@ def test_values_outside_the_range_of_an_option_are_refused(option: str) -> None:
 
 
 def test_every_refusal_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    for refusal in refusals.REFUSALS:
+    """Options that a command ignores have a test of their own."""
+    unread = {refusal.sentence for refusal in refusals.unread()}
+    for refusal in (each for each in refusals.REFUSALS if each.sentence not in unread):
         monkeypatch.setattr(refusals, "REFUSALS", [refusal])
         refused = []
         for line, _ in REFUSED:
@@ -215,7 +180,7 @@ def test_every_refusal_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
         assert any(not str(error).startswith("--task is missing") for error in refused), refusal.sentence
 
 
-@pytest.mark.parametrize("command", ["train", "generate", "interactive"])
+@pytest.mark.parametrize("command", ["train", "generate"])
 def test_commands_refuse_before_they_start(data: Path, command: str) -> None:
     words = {"train": [OURS, "--seed -1"]}.get(command, ["--path none.pt", "--beam 0"])
     words = [data, "--user-dir", USER_DIR, *" ".join(words).split()]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 import re
 from argparse import Namespace
 from pathlib import Path
@@ -13,22 +11,15 @@ from typing import Any
 import pytest
 import torch
 from fairseq import checkpoint_utils
-from fairseq.data import Dictionary
-from fairseq.models import (
-    ARCH_CONFIG_REGISTRY,
-    ARCH_MODEL_REGISTRY,
-    BaseFairseqModel,
-    FairseqIncrementalDecoder,
-    FairseqLanguageModel,
-)
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, BaseFairseqModel
 from fairseq.ngram_repeat_block import NGramRepeatBlock
-from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from omegaconf import OmegaConf
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.commands import QUIET, USER_DIR, run
 from tests.conftest import ARCHITECTURES
 
+LIMITS = ["--max-tokens", 6, "--skip-invalid-size-inputs-valid-test"]
 MODELS = [(each, {}) for each in ARCHITECTURES]
 MODELS += [("conv_encoder_tiny", {"encoder_type": each}) for each in ("lstm", "pooling")]
 
@@ -77,9 +68,6 @@ def test_models_built_afterwards_draw_numbers(task: SimpleNamespace) -> None:
     assert draws.numbers > sum(parameter.numel() for parameter in model.parameters()) / 2
 
 
-LIMITS = ["--max-tokens", 6, "--skip-invalid-size-inputs-valid-test"]
-
-
 def test_repeated_ngrams_are_blocked_in_the_generators_buffer() -> None:
     """The plain form has the same tokens without padding; fairseq looks at the padding."""
     block, tokens = NGramRepeatBlock(3, use_extension=False), torch.tensor([[2, 5, 6, 7, 5, 6], [2, 5, 6, 7, 6, 5]])
@@ -87,11 +75,6 @@ def test_repeated_ngrams_are_blocked_in_the_generators_buffer() -> None:
     alone, inside = (block(given, torch.zeros(2, 9), bsz=1, beam_size=2, step=5) for given in (tokens, buffer))
     assert torch.equal(inside, alone)
     assert (inside == float("-inf")).nonzero().tolist() == [[0, 7]]  # 5 6 7 again
-    words = NGramRepeatBlock(1, use_extension=False)(buffer, torch.zeros(2, 9), bsz=1, beam_size=2, step=5)
-    assert (words == float("-inf")).nonzero().tolist() == [[row, word] for row in (0, 1) for word in (5, 6, 7)]
-    prefix = torch.full((2, 9), -torch.inf)
-    prefix[:, 6] = -1
-    assert torch.equal(NGramRepeatBlock(1, use_extension=False)(buffer, prefix, bsz=1, beam_size=2, step=5), prefix)
 
 
 @pytest.fixture(scope="module")
@@ -124,16 +107,3 @@ def test_sources_are_as_long_as_in_training(data: Path, trained: tuple[Path, str
     assert "are translated" not in result.stderr
     cut = run("interactive", data, *options, "--max-source-positions", 20, stdin="w1 " * 1099 + "\n").stderr
     assert "only the first 19 are translated" in cut
-
-
-def test_a_language_model_of_other_words_is_refused(build, dictionary: Dictionary) -> None:
-    """The same number of words in another order scores nonsense."""
-    other = Dictionary()
-    for word in reversed(dictionary.symbols[dictionary.nspecial :]):
-        other.add_symbol(word)
-    same, mixed = (FairseqLanguageModel(FairseqIncrementalDecoder(words)) for words in (copy.copy(dictionary), other))
-    translation = TranslationTask(TranslationConfig(), dictionary, dictionary)
-    make = functools.partial(translation.build_generator, [build(ARCHITECTURES[0])], Namespace())
-    assert make(extra_gen_cls_kwargs={"lm_model": same}).lm_model is same
-    with pytest.raises(ValueError, match=r"^--lm-path: .*dict\.txt"):
-        make(extra_gen_cls_kwargs={"lm_model": mixed})

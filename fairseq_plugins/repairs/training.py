@@ -1,9 +1,11 @@
-"""Distributed training on GPUs or CPUs, started by torchrun or by fairseq, and half precision on CPUs."""
+"""Training in several processes, started by torchrun or by fairseq, and training on CPUs."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
+import math
 import os
 import socket
 import sys
@@ -12,16 +14,19 @@ from typing import Any
 
 import torch
 from fairseq import utils
+from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.distributed import utils as distributed_utils
-from fairseq.models import distributed_fairseq_model
+from fairseq.models import FairseqEncoderDecoderModel, distributed_fairseq_model
 from fairseq.optim import FP16Optimizer
-from fairseq.tasks import TASK_REGISTRY, FairseqTask
+from fairseq.optim.adam import Adam
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
 from torch.multiprocessing.spawn import spawn
 
+from fairseq_plugins.common.output_layer import has_plain_softmax
 from fairseq_plugins.common.replaced import replaced
+from fairseq_plugins.cpu.smoothed_loss import label_smoothed_nll_loss
 from fairseq_plugins.repairs.refusals import refuse
 from fairseq_plugins.repairs.wrapping import mentions, wrap
 
@@ -95,18 +100,6 @@ def join_processes_under_hydra() -> None:
             distributed_utils.call_main(cfg, lambda _: None)
 
 
-def check_backends(training: Any) -> None:
-    """Choose the backend for CPUs.
-
-    Raises:
-        ValueError: this ``--ddp-backend`` needs GPUs.
-    """
-    if training.ddp_backend in ("fully_sharded", "slowmo"):
-        raise ValueError(f"--ddp-backend {training.ddp_backend} needs GPUs; use pytorch_ddp or legacy_ddp on CPUs")
-    if training.distributed_backend == "nccl":
-        training.distributed_backend = "gloo"
-
-
 def train_on_cpus() -> None:
     """Start the processes of ``--distributed-world-size`` without GPUs, and connect them by gloo.
 
@@ -121,7 +114,8 @@ def train_on_cpus() -> None:
         if has_gpus or (training.distributed_world_size == 1 and not torchrun):
             call(cfg, main, **kwargs)
             return
-        check_backends(training)
+        if training.distributed_backend == "nccl":
+            training.distributed_backend = "gloo"
         if training.distributed_no_spawn or torchrun or "SLURM_NTASKS" in os.environ:
             call(cfg, main, **kwargs)
             return
@@ -154,22 +148,6 @@ def gather_on_cpus() -> None:
         found: list[Any] = [None] * distributed_utils.get_world_size(group)
         torch.distributed.all_gather_object(found, data, group=group)
         return found
-
-
-def skip_empty_validation_batches() -> None:
-    """Return loss 0 for an empty batch in validation; every criterion crashes at an empty batch.
-
-    If batches cannot be divided evenly, some processes of fairseq-validate get an empty one.  fairseq itself replaces
-    empty batches in training.  No probe is needed: a batch with sentences is validated as before.
-    """
-    for owner in {FairseqTask, *(task for task in TASK_REGISTRY.values() if "valid_step" in vars(task))}:
-
-        @wrap(owner, "valid_step")
-        def valid_step(
-            self: Any, sample: Any, *args: Any, step: Callable[..., Any] = owner.valid_step, **kwargs: Any
-        ) -> tuple[Any, Any, dict[str, Any]]:
-            is_empty = sample is None or sample in ({}, [])
-            return (0, 0, {}) if is_empty else step(self, sample, *args, **kwargs)
 
 
 def wrap_models_on_cpus() -> None:
@@ -216,3 +194,96 @@ def flatten_on_gpus_only() -> None:
         return build(cls, cfg, params, **kwargs)
 
     FP16Optimizer.build_optimizer = classmethod(build_optimizer)  # type: ignore[arg-type]
+
+
+def update_in_one_pass() -> None:
+    """Run the steps of ``--optimizer adam`` on a CPU with torch's fused kernel.
+
+    fairseq reads all parameters and moments eleven times in each step.  The optimizer's state, its checkpoints and its
+    formula are unchanged, and results differ only by rounding.  No probe is needed, because results are unchanged.
+    """
+    step_by_operators = Adam.step
+
+    @wrap(Adam, "step")
+    def step(self: Any, closure: Callable[[], float] | None = None) -> float | None:
+        loss = None if closure is None else closure()
+        trained = [each for group in self.param_groups for each in group["params"] if each.grad is not None]
+        if any(group["amsgrad"] for group in self.param_groups) or not all(map(is_plain, trained)):
+            step_by_operators(self)
+        else:
+            for group in self.param_groups:
+                update(self, group)
+        return loss
+
+
+def is_plain(parameter: Tensor) -> bool:
+    """Return whether parameter and gradient are dense float32 tensors on a CPU with the same memory layout."""
+    grad: Any = parameter.grad
+    return all(
+        each.device.type == "cpu"
+        and each.dtype == torch.float32
+        and each.layout == torch.strided
+        and each.is_contiguous()
+        for each in (parameter, grad)
+    )
+
+
+@torch.no_grad()
+def update(optimizer: Adam, group: dict[str, Any]) -> None:
+    """Make fairseq's step for those parameters of a group that have gradients."""
+    trained = [each for each in group["params"] if each.grad is not None]
+    for parameter in trained:
+        state = optimizer.state[parameter]
+        if not state:
+            state["step"] = 0
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        state["step"] += 1
+        for name in ("exp_avg", "exp_avg_sq"):
+            state[name] = state[name].to(parameter).contiguous()
+    beta1, beta2 = group["betas"]
+    # fairseq adds epsilon to the square root of the biased second moment, and torch to the root of the unbiased one.
+    # Dividing epsilon by the root of the bias correction makes torch's step equal to fairseq's.
+    ordered = sorted(trained, key=lambda each: optimizer.state[each]["step"])
+    for number, same in itertools.groupby(ordered, key=lambda each: optimizer.state[each]["step"]):
+        parameters = list(same)
+        states = [optimizer.state[each] for each in parameters]
+        torch._fused_adamw_(
+            parameters,
+            [each.grad for each in parameters],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [torch.tensor(float(number))] * len(parameters),
+            lr=group["lr"],
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=group["weight_decay"],
+            eps=group["eps"] / math.sqrt(1 - beta2**number),
+            amsgrad=False,
+            maximize=False,
+        )
+
+
+def smooth_in_one_pass() -> None:
+    """Compute ``--criterion label_smoothed_cross_entropy`` on a CPU without fairseq's five copies of the logits.
+
+    The system must provide cleared memory for these copies at each update.  The formula is unchanged, and results
+    differ only by rounding.  No probe is needed, because results are unchanged.
+    """
+    compute = LabelSmoothedCrossEntropyCriterion.compute_loss
+
+    @wrap(LabelSmoothedCrossEntropyCriterion, "compute_loss")
+    def compute_loss(
+        self: Any, model: Any, net_output: Any, sample: dict[str, Any], reduce: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        own = getattr(model.get_normalized_probs, "__self__", None)  # the model in a wrapper for several processes
+        if (
+            reduce
+            and not self.ignore_prefix_size
+            and isinstance(own, FairseqEncoderDecoderModel)
+            and has_plain_softmax(own)
+            and net_output[0].device.type == "cpu"
+        ):
+            target = model.get_targets(sample, net_output)
+            return label_smoothed_nll_loss(net_output[0].flatten(0, -2), target.flatten(), self.eps, self.padding_idx)
+        return compute(self, model, net_output, sample, reduce)
