@@ -70,7 +70,6 @@ TRANSLATING: tuple[Repair, ...] = (
     command.end_lines_at_line_feeds,
     command.name_bad_dictionaries,
     command.parse_command_lines,
-    command.refuse_misaligned_texts,
     command.segment_long_words,
     command.translate_every_line,
     hub.generate_as_asked,

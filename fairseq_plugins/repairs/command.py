@@ -21,11 +21,9 @@ from fairseq import file_chunker_utils, options, utils
 from fairseq.data import Dictionary, indexed_dataset
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE
 from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE
-from fairseq.file_io import PathManager
 from omegaconf import DictConfig
 from torch import Tensor
 
-from fairseq_plugins.common.files import count_lines
 from fairseq_plugins.common.subwords import segment
 from fairseq_plugins.repairs.refusals import command_of, refuse
 from fairseq_plugins.repairs.wrapping import programs, wrap
@@ -158,39 +156,6 @@ def end_lines_at_line_feeds() -> None:
     """
     for module in (file_chunker_utils, indexed_dataset, *programs("preprocess", "_make_all")):
         module.open = open_text
-
-
-def refuse_misaligned_texts() -> None:
-    """Refuse empty or misaligned texts before ``fairseq-preprocess`` writes anything.
-
-    No probe is needed: aligned texts are not affected.
-    """
-    for program in programs("preprocess", "_make_all"):
-        main = program.main
-
-        @wrap(program, "main")
-        def check_and_run(args: argparse.Namespace, main: Any = main) -> None:
-            if not args.dict_only:
-                check_texts(args)
-            main(args)
-
-
-def check_texts(args: argparse.Namespace) -> None:
-    """Check all texts of a call of ``fairseq-preprocess``.
-
-    Raises:
-        OSError: a text cannot be read.
-        ValueError: a text has no lines or cannot be decoded, or two texts have different numbers of lines.
-    """
-    ends = [args.source_lang] if args.only_source else [args.source_lang, args.target_lang]
-    for option in ("trainpref", "validpref", "testpref"):
-        given = getattr(args, option) or ""
-        for prefix in filter(None, [given] if option == "trainpref" else given.split(",")):
-            names = [prefix if end is None else f"{prefix}.{end}" for end in ends]
-            counts = {name: count_lines(Path(PathManager.get_local_path(name))) for name in names}
-            if len({*counts.values()}) > 1:
-                found = ", ".join(f"{name} has {count} lines" for name, count in counts.items())
-                raise ValueError(f"--{option}: {found}; give line-aligned files")
 
 
 def name_bad_dictionaries() -> None:

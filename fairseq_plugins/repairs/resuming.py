@@ -13,6 +13,7 @@ from typing import Any
 from fairseq import checkpoint_utils
 from fairseq.dataclass.configs import CheckpointConfig
 from fairseq.file_io import PathManager
+from fairseq.tasks.translation import TranslationTask
 from fairseq.trainer import Trainer
 
 from fairseq_plugins.common.options import flag
@@ -40,11 +41,11 @@ def begin_training_right() -> None:
     - Restore the count of ``--patience``.
     - Stop at once if ``--max-update``, ``--stop-time-hours`` or ``--patience`` has ended the training.
 
-    The probes for the schedule and for patience read the code.  The other steps need no probe: they change nothing if
-    fairseq does the same.
+    The probe for the schedule reads the code.  The other steps need no probe: they change nothing if fairseq does the
+    same.
     """
     load = checkpoint_utils.load_checkpoint
-    finish_schedule, restore_patience = not mentions(load, "val_loss"), not mentions(load, "num_runs")
+    finish_schedule = not mentions(load, "val_loss")
 
     @wrap(checkpoint_utils, "load_checkpoint")
     def load_checkpoint(cfg: Any, trainer: Any, **passthrough: Any) -> Any:
@@ -54,7 +55,7 @@ def begin_training_right() -> None:
             extra_state, epoch_itr = load(cfg, trainer, **passthrough)
         if finish_schedule and extra_state is not None:
             finish_epoch(cfg, trainer, epoch_itr, extra_state)
-        if restore_patience and hasattr(checkpoint_utils.save_checkpoint, "best"):  # false at the start of fine-tuning
+        if hasattr(checkpoint_utils.save_checkpoint, "best"):  # false at the start of fine-tuning
             patience().update((extra_state or {}).get("patience", {}))
         end_finished_training(trainer)
         return extra_state, epoch_itr
@@ -150,17 +151,14 @@ def compare_checkpoints() -> None:
     A missing ``--restore-file`` is refused, because fairseq would start with random parameters.  A checkpoint without
     optimizer state is refused, because fairseq would continue the old epoch with a new optimizer.
 
-    There are two probes: whether fairseq saves the dictionaries, and whether its error about mismatched parameters
-    names the reason.
+    No probe is needed: other checkpoints are loaded as before.
     """
     save, load = Trainer.save_checkpoint, Trainer.load_checkpoint
-    compares_words = mentions(save, "source_dictionary")
 
     @wrap(Trainer, "save_checkpoint")
     def save_checkpoint(self: Any, filename: str, extra_state: dict[str, Any]) -> Any:
         more = {"patience": dict(patience()), "finetuned_from": getattr(self, "finetuned_from", None)}
-        more |= {} if compares_words else {"words": words(self.task)}
-        return save(self, filename, {**extra_state, **more})
+        return save(self, filename, {**extra_state, **more, "words": words(self.task)})
 
     @wrap(Trainer, "load_checkpoint")
     def load_checkpoint(self: Any, filename: str, reset_optimizer: bool = False, *args: Any, **kwargs: Any) -> Any:
@@ -180,8 +178,7 @@ def compare_checkpoints() -> None:
             restore_loss_scale(self.optimizer, extra_state.get("loss_scale"))
         if self._optim_history and not reset_optimizer:
             refuse_lost_optimizer(filename, self._optim_history[-1].get("num_updates", 0), self.get_num_updates())
-        if not compares_words:
-            refuse_other_words(self.task, filename, extra_state, reset_optimizer)
+        refuse_other_words(self.task, filename, extra_state, reset_optimizer)
         start = self.cfg.checkpoint.finetune_from_model
         if filename == start:
             self.finetuned_from = fingerprint(filename)
@@ -228,13 +225,11 @@ def refuse_lost_optimizer(filename: str, saved: int, loaded: int) -> None:
 
 
 def words(task: Any) -> dict[str, str]:
-    """Return a digest of each dictionary of the task."""
-    found = {}
-    for name in ("source", "target"):
-        with contextlib.suppress(AttributeError, NotImplementedError):  # some tasks have one dictionary, or none
-            symbols = getattr(task, f"{name}_dictionary").symbols
-            found[name] = hashlib.sha256("\n".join(symbols).encode()).hexdigest()
-    return found
+    """Return a digest of each dictionary of a translation task, and nothing for tasks of several languages."""
+    if not isinstance(task, TranslationTask):
+        return {}
+    sides = {"source": task.source_dictionary, "target": task.target_dictionary}
+    return {side: hashlib.sha256("\n".join(each.symbols).encode()).hexdigest() for side, each in sides.items()}
 
 
 def sides_of_other_words(task: Any, extra_state: Any) -> list[str]:

@@ -205,15 +205,14 @@ def update_in_one_pass() -> None:
     step_by_operators = Adam.step
 
     @wrap(Adam, "step")
-    def step(self: Any, closure: Callable[[], float] | None = None) -> float | None:
-        loss = None if closure is None else closure()
+    def step(self: Any, closure: Any = None) -> Any:
         trained = [each for group in self.param_groups for each in group["params"] if each.grad is not None]
-        if any(group["amsgrad"] for group in self.param_groups) or not all(map(is_plain, trained)):
-            step_by_operators(self)
-        else:
-            for group in self.param_groups:
-                update(self, group)
-        return loss
+        amsgrad = any(group["amsgrad"] for group in self.param_groups)
+        if closure is not None or amsgrad or not all(map(is_plain, trained)):
+            return step_by_operators(self, closure)
+        for group in self.param_groups:
+            update(self, group)
+        return None
 
 
 def is_plain(parameter: Tensor) -> bool:

@@ -19,13 +19,12 @@ from fairseq.models import (
     MODEL_DATACLASS_REGISTRY,
     MODEL_REGISTRY,
     BaseFairseqModel,
-    FairseqMultiModel,
 )
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 from fairseq.sequence_scorer import SequenceScorer
 from fairseq.tasks import FairseqTask
-from fairseq.tasks.translation import TranslationConfig, TranslationTask
+from fairseq.tasks.translation import TranslationTask
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -63,7 +62,6 @@ def load_models() -> None:
       fairseq's.
     - Errors name the file whose sizes differ, or whose architecture is not registered.  The error is the probe.
     - A dictionary of the same size with other words is refused; with it, fairseq's translations are nonsense.
-    - Sentences may be as long as in training (`take_positions`).
 
     No other probe is needed: other models are loaded as before.
     """
@@ -94,15 +92,11 @@ def load_models() -> None:
                 f"{filename}: the vocabulary or the architecture differs from the checkpoint's ({reason}); give the "
                 "data folder (--data) of its training"
             ) from None
-        # Models of several language pairs are not compared: they have a dictionary for each pair, and their task has
-        # another one in training.
-        extra_state = (state or {}).get("extra_state")
-        if not isinstance(models[0], FairseqMultiModel) and (sides := sides_of_other_words(task, extra_state)):
+        if sides := sides_of_other_words(task, (state or {}).get("extra_state")):
             raise ValueError(
                 f"{filename}: the checkpoint's {sides[0]} dictionary differs from that of the data; use data prepared "
                 "with the dictionaries of the checkpoint's training"
             )
-        take_positions(task, state["cfg"].task if state else None)
         return models, cfg, task
 
     @wrap(checkpoint_utils, "load_model_ensemble_and_task")
@@ -123,18 +117,6 @@ def is_ours(state: dict[str, Any] | None) -> bool:
     """Return whether a checkpoint has a model of this plugin; such a checkpoint has all parameters of the model."""
     name = architecture(state["cfg"].model) if state and state["cfg"] else None
     return issubclass(ARCH_MODEL_REGISTRY.get(name, MODEL_REGISTRY.get(name, object)), TranslationModel)
-
-
-def take_positions(task: Any, trained: Any) -> None:
-    """Replace default position limits by the limits of the training.
-
-    fairseq treats the defaults as limits that the user gave.  It truncates or refuses sentences that the model can
-    translate.
-    """
-    for option in ("max_source_positions", "max_target_positions"):
-        limit, longest = (getattr(cfg, option, None) for cfg in (getattr(task, "cfg", None), trained))
-        if limit == getattr(TranslationConfig, option) and isinstance(longest, int) and longest > limit:
-            task.cfg[option] = longest
 
 
 def use_no_fused_encoder_layer() -> None:

@@ -102,16 +102,3 @@ def test_where_fairseqs_own_step_stays(case: str, fused: Operators) -> None:
         results.append(parameter)
     assert torch.equal(*results)
     assert not fused.count("aten._fused_adamw_")
-
-
-def test_closures() -> None:
-    ours, theirs = optimizer(Adam), optimizer(PlainAdam)
-    for adam in (ours, theirs):
-
-        def loss(adam: Adam = adam) -> float:
-            for each in parameters(adam):
-                each.grad = torch.ones_like(each)
-            return 3.0
-
-        assert adam.step(loss) == 3.0
-    torch.testing.assert_close(parameters(ours), parameters(theirs))

@@ -14,6 +14,7 @@ from fairseq import checkpoint_utils
 from fairseq.dataclass.configs import CheckpointConfig
 
 from fairseq_plugins.cli import main as cli
+from fairseq_plugins.repairs import resuming
 from fairseq_plugins.repairs.saving import fingerprint
 from tests import faults
 from tests.commands import USER_DIR, run
@@ -197,6 +198,15 @@ def test_a_resumed_schedule_gets_the_last_validation(data: Path, tmp_path: Path)
         states = [train(data, tmp_path / name, *command, epoch) for epoch in epochs]
         rates.append(states[-1]["optimizer_history"][-1]["lr_scheduler_state"]["lr"])
     assert rates == pytest.approx([0.0025, 0.0025])
+
+
+@pytest.mark.parametrize("reset", [None, "reset_lr_scheduler", "reset_optimizer"])
+def test_a_new_schedule_gets_no_validation(reset: str | None) -> None:
+    steps = []
+    trainer = SimpleNamespace(lr_step=lambda *given: steps.append(given))
+    cfg = CheckpointConfig(**({} if reset is None else {reset: True}))
+    resuming.finish_epoch(cfg, trainer, SimpleNamespace(epoch=3, iterations_in_epoch=0), {"val_loss": 1.5})
+    assert steps == ([(2, 1.5)] if reset is None else [])
 
 
 def test_the_next_training_of_a_process_starts_afresh(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import shutil
 import signal
 import zipfile
 from argparse import Namespace
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.file_io import PathManager
-from fairseq.optim import AMPOptimizer, FP16Optimizer, build_optimizer
+from fairseq.optim import FP16Optimizer
 
 from fairseq_plugins.cli import main as cli
 from fairseq_plugins.convs2s.model import ConvS2SModel
@@ -26,12 +25,6 @@ from fairseq_plugins.repairs import saving
 from tests import faults
 from tests.commands import USER_DIR, full_disk, run
 from tests.repairs.trainings import fail, fork, options, resume, train, updates, words
-
-
-@pytest.fixture
-def _full_disk() -> Iterator[None]:
-    with full_disk(100_000):
-        yield
 
 
 def test_a_full_disk_stops_training_and_nothing_else(data: Path, save: Path) -> None:
@@ -42,18 +35,21 @@ def test_a_full_disk_stops_training_and_nothing_else(data: Path, save: Path) -> 
     assert "checkpoint_last.pt (epoch 1 @ 6 updates)" in (save / "log").read_text()
 
 
-@pytest.mark.usefixtures("_full_disk")
-def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "checkpoint_last.pt"
+def test_a_failed_write_or_copy_leaves_nothing(tmp_path: Path) -> None:
+    path, source = tmp_path / "checkpoint_last.pt", tmp_path / "checkpoint1.pt"
     path.write_text("before")
-    with pytest.raises(OSError, match=r"averaged\.pt cannot be written: \[Errno 27\] File too large$"):
-        checkpoint_utils.torch_persistent_save({"model": torch.zeros(100_000)}, str(tmp_path / "averaged.pt"))
-    with pytest.raises(OSError, match=r"checkpoint_last\.pt cannot be written: \[Errno 27\]"):
-        checkpoint_utils.torch_persistent_save({"model": torch.zeros(100_000)}, str(path))
-    assert path.read_text() == "before"
-    assert list(tmp_path.iterdir()) == [path]
-    checkpoint_utils.torch_persistent_save({"model": torch.zeros(100)}, str(path))
-    assert torch.equal(torch.load(path)["model"], torch.zeros(100))
+    source.write_bytes(bytes(200_000))
+    with full_disk(100_000):
+        with pytest.raises(OSError, match=r"averaged\.pt cannot be written: \[Errno 27\] File too large$"):
+            checkpoint_utils.torch_persistent_save({"model": torch.zeros(100_000)}, str(tmp_path / "averaged.pt"))
+        with pytest.raises(OSError, match=r"checkpoint_last\.pt cannot be written: \[Errno 27\]"):
+            checkpoint_utils.torch_persistent_save({"model": torch.zeros(100_000)}, str(path))
+        with pytest.raises(OSError, match=r"checkpoint_last\.pt cannot be written: \[Errno 27\]"):
+            PathManager.copy(str(source), str(path), overwrite=True)
+        assert path.read_text() == "before"
+        assert sorted(tmp_path.iterdir()) == [source, path]
+        checkpoint_utils.torch_persistent_save({"model": torch.zeros(100)}, str(path))
+        assert torch.equal(torch.load(path)["model"], torch.zeros(100))
 
 
 def test_leftovers_of_killed_processes_are_removed(tmp_path: Path) -> None:
@@ -90,17 +86,6 @@ def test_a_checkpoint_is_written_in_place_if_it_cannot_be_renamed(
     assert other.stat().st_ino == before
 
 
-def test_a_failed_copy_leaves_the_old_file(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    path, source = tmp_path / "checkpoint_last.pt", tmp_path / "checkpoint1.pt"
-    path.write_text("before")
-    source.write_bytes(bytes(200_000))
-    request.getfixturevalue("_full_disk")
-    with pytest.raises(OSError, match=r"checkpoint_last\.pt cannot be written: \[Errno 27\]"):
-        PathManager.copy(str(source), str(path), overwrite=True)
-    assert path.read_text() == "before"
-    assert sorted(tmp_path.iterdir()) == [source, path]
-
-
 def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a power failure may leave the name without the content."""
     path, synced, sync = tmp_path / "checkpoint1.pt", [], os.fsync
@@ -113,12 +98,6 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatc
     checkpoint_utils.torch_persistent_save({"model": torch.zeros(100)}, str(path))
     ((before, named),) = synced
     assert (before.st_ino, before.st_size, named) == (path.stat().st_ino, path.stat().st_size, False)
-
-
-def test_training_resumes_from_a_file_of_an_earlier_torch(tmp_path: Path) -> None:
-    """It is not an archive."""
-    torch.save({}, tmp_path / "checkpoint1.pt", _use_new_zipfile_serialization=False)
-    assert saving.newest_whole_checkpoint(tmp_path) == tmp_path / "checkpoint1.pt"
 
 
 @pytest.mark.parametrize("kept", [0, 10, 10_000, -1])
@@ -199,6 +178,7 @@ def test_a_checkpoint_without_checksums_is_read(trained: Path, tmp_path: Path) -
         torch.serialization.set_crc32_options(computed)
     torch.save(state, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     for name in ("new.pt", "old.pt"):
+        assert saving.is_whole(tmp_path / name)
         assert checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / name))["model"].keys() == state["model"].keys()
 
 
@@ -300,13 +280,6 @@ def test_parameters_in_one_vector(monkeypatch: pytest.MonkeyPatch) -> None:
         found[parameter].fill_(number)
     optimizer._sync_fp32_params_to_fp16()
     assert [parameter.unique().tolist() for parameter in parameters] == [[0], [1], [2]]
-
-
-def test_parameters_in_float32_have_no_others() -> None:
-    cfg = config()
-    parameters = [torch.nn.Parameter(torch.zeros(2))]
-    for optimizer in (build_optimizer(cfg.optimizer, parameters), AMPOptimizer.build_optimizer(cfg, parameters)):
-        assert saving.masters(optimizer) == saving.scaler_state(optimizer) == {}
 
 
 def test_a_killed_copy_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
