@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.registry import REGISTRIES
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from fairseq_plugins.common.literal import literal
 from fairseq_plugins.common.options import FINITE, FRACTION, NOT_NEGATIVE, SIZE, Range, flag
@@ -228,28 +228,6 @@ def needs_gpus(o: GivenOptions) -> bool:
     return on_cpus and not o.tpu and o.ddp_backend in ("fully_sharded", "slowmo")
 
 
-def missing_of_a_part(o: GivenOptions) -> str | None:
-    """Name a component and the first option it requires that was not given, such as ``--bpe-codes`` of subword_nmt."""
-    for kind, registry in REGISTRIES.items():
-        fields = getattr(registry["dataclass_registry"].get(getattr(o, kind)), "__dataclass_fields__", {})
-        for option, field in fields.items():
-            if field.default == MISSING and getattr(o, option) in (None, MISSING):
-                return f"{flag(kind)} {getattr(o, kind)} needs {flag(option)}"
-    return None
-
-
-def several_searches(o: GivenOptions) -> str | None:
-    """Name the searches that the options choose, if they choose more than one."""
-    chosen = {
-        "--sampling": o.sampling,
-        "--constraints": o.constraints,
-        "--match-source-len": o.match_source_len,
-        "--diversity-rate": o.diversity_rate is not None and o.diversity_rate >= 0,
-    }
-    found = [option for option, value in chosen.items() if value]
-    return " and ".join(found) if len(found) > 1 else None
-
-
 REFUSALS = (
     Refusal(
         TRAIN,
@@ -277,7 +255,6 @@ REFUSALS = (
         lambda o: None not in (o.replace_unk, o.post_process),
         "--replace-unk needs a model of words, got --remove-bpe (--post-process) {o.post_process}; leave one out",
     ),
-    Refusal(COMMANDS, missing_of_a_part, "{found}, which is missing; give it"),
     *ranges(),
     Refusal(COMMANDS, outside_training_range, "{found}"),
     *unread(),
@@ -298,7 +275,6 @@ REFUSALS = (
         lambda o: not o.max_len_a and None not in (o.min_len, o.max_len_b) and o.min_len > o.max_len_b,
         "--min-len must be at most --max-len-b, got {o.min_len} and {o.max_len_b}",
     ),
-    Refusal(SEARCHES, several_searches, "{found} are different searches; use one of them"),
     Refusal(
         SEARCHES,
         partial(given, "diverse_beam_groups"),

@@ -6,8 +6,6 @@ import argparse
 import functools
 import inspect
 import pickle
-import random
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -27,27 +25,6 @@ TRAINING = """--arch transformer --cpu --num-workers 0 --max-tokens 200 --log-fo
     --decoder-embed-dim 8 --decoder-layers 1 --decoder-ffn-embed-dim 8 --decoder-attention-heads 2
     --store-ema --ema-fp32 --eval-bleu --eval-bleu-args {"beam":2}
     --best-checkpoint-metric bleu --maximize-best-checkpoint-metric"""
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    random.seed(1)
-    for split, size in (("train", 200), ("valid", 20), ("test", 20)):
-        lines = [" ".join(random.choices("abcdefgh", k=random.randint(2, 6))) for _ in range(size)]
-        for language in ("de", "en"):
-            (folder / f"{split}.{language}").write_text("\n".join(lines) + "\n")
-    splits = [f"--{split}pref={folder / split}" for split in ("train", "valid", "test")]
-    run("preprocess", "-s", "de", "-t", "en", *splits, "--joined-dictionary", "--destdir", folder / "bin")
-    return folder / "bin"
-
-
-@pytest.fixture(scope="module")
-def checkpoint(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a checkpoint of a tiny transformer after one epoch, with --eval-bleu and moving averages."""
-    folder = tmp_path_factory.mktemp("trained")
-    run("train", data, "--user-dir", USER_DIR, "--save-dir", folder, "--max-epoch", 1, *TRAINING.split())
-    return folder / "checkpoint_last.pt"
 
 
 def crafted_array(dtype: object, data: object = b"A" * 16) -> Pickled:
@@ -142,15 +119,15 @@ def test_a_checkpoint_of_old_fairseq_loads(tmp_path: Path, monkeypatch: pytest.M
     assert state["extra_state"]["train_meters"]["loss"].avg == 3.0
 
 
-def test_two_processes_resume(data: Path, checkpoint: Path, tmp_path: Path) -> None:
+def test_two_processes_resume(data: Path, tmp_path: Path) -> None:
     """Weights, optimizer, meters and moving averages come back; the second process gets them from the first."""
-    shutil.copy(checkpoint, tmp_path)
-    words = [data, "--user-dir", USER_DIR, "--max-epoch", 2, *TRAINING.split(), "--ddp-backend", "legacy_ddp"]
-    words += one_of_two(tmp_path)
+    words = [data, "--user-dir", USER_DIR, *TRAINING.split()]
+    run("train", *words, "--save-dir", tmp_path, "--max-epoch", 1)
+    before = checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "checkpoint_last.pt"))
+    words += ["--max-epoch", 2, "--ddp-backend", "legacy_ddp", *one_of_two(tmp_path)]
     for rank in [faults.start([*words, rank], tmp_path) for rank in (0, 1)]:
         after = faults.finish(rank, tmp_path)
     output = (tmp_path / "log").read_text()
-    before = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))
     updates = [state["optimizer_history"][-1]["num_updates"] for state in (before, after)]
     assert f"(epoch 2 @ {updates[0]} updates)" in output
     assert "Loading EMA from checkpoint" in output

@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -70,22 +71,16 @@ def test_the_system_brings_each_page_once() -> None:
 
 
 @glibc
-@pytest.mark.parametrize("setting", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_"])
-def test_settings_of_the_environment_hold(setting: str) -> None:
-    first, again, *_ = pages(**{setting: "131072"})
-    assert again > first / 2
-
-
-@glibc
-@pytest.mark.parametrize("argument", ["/bin/fairseq-train", "/lib/fairseq_cli/train.py"])
-def test_a_training_leaves_memory_alone(argument: str) -> None:
-    first, again, *_ = pages(argument=argument)
-    assert again > first / 2
-
-
-@glibc
-def test_a_library_leaves_memory_alone() -> None:
-    first, again, *_ = pages(False)
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({name: "131072"} for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_")),
+        *({"argument": program} for program in ("/bin/fairseq-train", "/lib/fairseq_cli/train.py")),
+        {"command": False},
+    ],
+)
+def test_settings_trainings_and_libraries_return_memory(options: dict[str, Any]) -> None:
+    first, again, *_ = pages(**options)
     assert again > first / 2
 
 
