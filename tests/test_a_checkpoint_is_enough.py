@@ -84,7 +84,7 @@ def test_words_in_another_order_are_refused(data: Path, alone: Path, tmp_path: P
     state = torch.load(alone)
     del state["extra_state"]["words"]
     torch.save(state, tmp_path / "older.pt")
-    error = f"{alone}: the target words differ"
+    error = f"{alone}: the checkpoint's target dictionary differs"
     with pytest.raises(ValueError, match=re.escape(error)):
         checkpoint_utils.load_model_ensemble([str(tmp_path / "older.pt"), str(alone)], {"data": str(shuffled)})
     with pytest.raises(ValueError, match=re.escape(error)):
@@ -92,7 +92,7 @@ def test_words_in_another_order_are_refused(data: Path, alone: Path, tmp_path: P
     for number in range(2):
         shutil.copy(alone, tmp_path / f"parts-shard{number}.pt")
     parts = [str(tmp_path / "parts.pt")]
-    with pytest.raises(ValueError, match=r"parts\.pt: the target words"):
+    with pytest.raises(ValueError, match=r"parts\.pt: the checkpoint's target"):
         checkpoint_utils.load_model_ensemble(parts, {"data": str(shuffled)}, strict=False, num_shards=2)
     for words in (
         ["plot-attention", shuffled, "--path", alone, "--input", "w1", "--output", tmp_path / "attention.png"],
