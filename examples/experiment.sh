@@ -76,7 +76,7 @@ step() {
 # Binarise subwords, or words with --words, and set `data`.
 prepare() {
     step Data "a download, then minutes (IWSLT'14) to hours (WMT'14), divided among WORKERS"
-    run fairseq-plugins prepare "$experiment" "$out" --workers "${WORKERS:-1}" ${ORIG:+--orig "$ORIG"} \
+    run python "$root/examples/prepare" "$experiment" "$out" --workers "${WORKERS:-1}" ${ORIG:+--orig "$ORIG"} \
         ${smoke[@]+"${smoke[@]}"} "$@"
     data=$out/data-bin
     [ ! -d "$out/data-bin-words" ] || [ "${1:-}" != --words ] || data=$out/data-bin-words

@@ -22,7 +22,8 @@ SCRIPTS = [
 def test_help(path: Path) -> None:
     result = script(path, "--help")
     assert result.returncode == 0
-    assert result.stdout.startswith(f"usage: {path.name} ")
+    name = path.parent.name if path.name == "__main__.py" else path.name  # a folder is a script, too
+    assert result.stdout.startswith(f"usage: {name} ")
 
 
 def test_the_quickstart_removes_nothing_of_others(tmp_path: Path) -> None:

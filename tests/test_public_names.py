@@ -104,7 +104,6 @@ def test_tools(capsys: pytest.CaptureFixture[str]) -> None:
     tools = [
         "user-dir",
         "import-fconv",
-        "prepare",
         "own-data",
         "export",
         "serve",

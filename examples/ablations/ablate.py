@@ -26,10 +26,13 @@ from tables import FAMILIES, Family
 
 import fairseq_plugins
 from fairseq_plugins.cli.arguments import positive
-from fairseq_plugins.cli.files import refuse_other_settings, work_in
+from fairseq_plugins.cli.files import work_in
 from fairseq_plugins.cli.plots.figure import new_figure
 from fairseq_plugins.cli.plots.loss import read_log
 from fairseq_plugins.cli.processes import fairseq_lines, stoppable
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # for modules that several examples share
+from recorded_settings import refuse_other_settings
 
 fairseq_plugins.install()
 

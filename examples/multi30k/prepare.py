@@ -16,8 +16,10 @@ from pathlib import Path
 
 from fairseq_plugins.cli.files import work_in
 from fairseq_plugins.cli.own_data.parallel_text import read_text, writing
-from fairseq_plugins.cli.prepare.corpus import Corpus, prepare
-from fairseq_plugins.cli.prepare.corpus_files import File, text
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "prepare"))  # for the preparation of the papers' corpora
+from corpus import Corpus, prepare
+from downloads import File, text
 
 LANGUAGES = ("en", "de")
 PARTS = ("train", "val", "test_2016_flickr")

@@ -1,18 +1,17 @@
-"""Files and folders of commands: validation, file names in errors, locks, and records of settings."""
+"""Files and folders of commands: validation, file names in errors, locks, and checksums."""
 
 from __future__ import annotations
 
 import fcntl
-import json
+import gzip
+import hashlib
 import os
 import pickle
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from stat import S_ISDIR
-
-from fairseq_plugins.common.files import replacing
 
 
 def refuse_existing(path: Path) -> None:
@@ -107,21 +106,10 @@ def work_in(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_UN)
 
 
-def refuse_other_settings(record: Path, settings: Mapping[str, object], made: Iterable[Path]) -> None:
-    """Record the settings; refuse to continue an earlier call's work that has other settings.
-
-    Args:
-        record: file of the settings.
-        settings: names and values.
-        made: files that earlier calls made; if there are none, other settings are allowed.
-
-    Raises:
-        ValueError: the record has other settings.
-    """
-    now = {name: str(value) for name, value in settings.items()}
-    before = json.loads(record.read_text(encoding="utf-8")) if record.exists() and any(made) else now
-    for name, value in now.items():
-        if (other := before.get(name)) != value:
-            raise ValueError(f"{record.parent} has {name} {other}, not {value}: choose another folder")
-    with replacing(record) as beside:
-        beside.write_text(json.dumps(now), encoding="utf-8")
+def digest(path: Path, algorithm: str, unzip: bool = False) -> str:
+    """Return the checksum of a file, or of the content of a gzipped file, in hexadecimal digits."""
+    found = hashlib.new(algorithm)
+    with gzip.open(path) if unzip else path.open("rb") as file:
+        while block := file.read(1 << 20):
+            found.update(block)
+    return found.hexdigest()

@@ -18,7 +18,6 @@ from fairseq_plugins.cli.processes import is_of_output, standard_streams, stoppa
 COMMANDS = {
     "user-dir": ("user_dir", "print the path for fairseq's --user-dir"),
     "import-fconv": ("import_fconv", "convert a checkpoint of fairseq's fconv to convs2s"),
-    "prepare": ("prepare.command", "prepare the data of a paper's experiment"),
     "own-data": ("own_data.command", "train a model on your own parallel text, and translate with it"),
     "export": ("export", "write a folder that translates without fairseq and PyTorch"),
     "serve": ("serve.command", "translate over HTTP and on a web page, with exported folders"),

@@ -55,7 +55,7 @@ MISSING = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in cli.COMMANDS if name not in ("prepare", "user-dir")])
+@pytest.mark.parametrize("name", [name for name in cli.COMMANDS if name != "user-dir"])
 def test_a_missing_file_is_named_and_nothing_is_begun(name: str, tmp_path: Path) -> None:
     words = MISSING[name].format(tmp_path / "missing.en", tmp_path / "out", tmp_path).split()
     with pytest.raises(SystemExit, match=f"{name}: error: .*{tmp_path}/missing.en"):

@@ -18,7 +18,7 @@ import pytest
 
 from fairseq_plugins.cli import main as cli
 from fairseq_plugins.cli import processes
-from fairseq_plugins.cli.files import refuse_other_settings, work_in
+from fairseq_plugins.cli.files import work_in
 from fairseq_plugins.cli.processes import running, stoppable
 from tests.commands import MAIN, ROOT
 
@@ -33,16 +33,12 @@ with work_in(Path(sys.argv[1])), running(["sleep", "60"]) as child:
 """
 
 
-def test_what_is_there_is_of_the_same_settings(tmp_path: Path) -> None:
-    """Without results, as after a failed call, other settings are allowed."""
-    record, made = tmp_path / "record.json", tmp_path / "made"
-    refuse_other_settings(record, {"data": tmp_path}, tmp_path.glob("made"))
-    refuse_other_settings(record, {"data": "b"}, tmp_path.glob("made"))
-    made.touch()
-    refuse_other_settings(record, {"data": "b"}, tmp_path.glob("made"))
-    for other in ({"data": "c"}, {"data": "b", "width": 1}):
-        with pytest.raises(ValueError, match=f"^{tmp_path} .*(data b, not c|width None, not 1)"):
-            refuse_other_settings(record, other, tmp_path.glob("made"))
+def own_data(folder: Path, out: str = "out") -> list[str]:
+    """Write a small text, and return the words of a command that trains with it."""
+    paths = [folder / "text.en", folder / "text.de"]
+    for path in paths:
+        path.write_text("".join(f"{path.suffix} {number} {number % 7} .\n" for number in range(60)))
+    return ["own-data", *map(str, paths), str(folder / out)]
 
 
 def is_there(process: int) -> bool:
@@ -65,7 +61,7 @@ def wait_for_the_end(process: int) -> None:
 def test_a_stop_ends_what_has_been_started(number: signal.Signals, tmp_path: Path) -> None:
     """Within one of fairseq's commands; a shell sees the signal, and users see no traceback."""
     heeded = f"import signal; signal.signal({number.value}, signal.SIG_DFL)"  # also if it was ignored, as under nohup
-    command = [sys.executable, "-c", f"{heeded}; {MAIN}", "prepare", "iwslt14_de_en", str(tmp_path), "--smoke"]
+    command = [sys.executable, "-c", f"{heeded}; {MAIN}", *own_data(tmp_path)]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         shown = []
         for line in process.stderr:
@@ -82,7 +78,7 @@ def test_a_stop_ends_what_has_been_started(number: signal.Signals, tmp_path: Pat
     assert process.returncode == -number
     assert "Traceback" not in rest
     assert rest.endswith("\nThe same command resumes here.\nfairseq-plugins: stopped\n")
-    with work_in(tmp_path):
+    with work_in(tmp_path / "out"):
         pass
 
 
@@ -184,7 +180,7 @@ def test_one_at_a_time(tmp_path: Path) -> None:
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         child = int(process.stdout.readline())
         with pytest.raises(SystemExit, match=r"error: .*/a"):
-            cli.main(["prepare", "iwslt14_de_en", str(tmp_path / "a"), "--smoke"])
+            cli.main(own_data(tmp_path, "a"))
         process.kill()
     with pytest.raises(ValueError, match="is in use"), work_in(tmp_path / "a"):
         pass

@@ -7,12 +7,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+import downloads
 import pytest
+from downloads import download, fetch, fingerprints, text
 
-from fairseq_plugins.cli.prepare import download as downloads
-from fairseq_plugins.cli.prepare.corpus_files import fetch, fingerprints, text
-from fairseq_plugins.cli.prepare.download import download
-from tests.cli.conftest import Server, url
+from tests.examples.conftest import Server, url
 
 CONTENT = bytes(range(256)) * 1000
 SHA256 = "sha256:" + hashlib.sha256(CONTENT).hexdigest()
