@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 from matplotlib.patches import Circle, FancyBboxPatch
 
-from fairseq_plugins.cli.plots.figure import new_figure
+from fairseq_plugins.cli.figure import new_figure
 
 # Colours of the inside and the edge of a box: paler versions of Okabe and Ito's colours.
 COLOURS = {

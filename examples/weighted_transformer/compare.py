@@ -30,8 +30,8 @@ from sacrebleu.metrics import BLEU, CHRF
 import fairseq_plugins
 from fairseq_plugins.cli.generated import lines_of, read_generated
 from fairseq_plugins.cli.own_data.parallel_text import writing
-from fairseq_plugins.cli.plots.branch_weights import holds_logits
-from fairseq_plugins.cli.plots.loss import Point, draw, read_curve
+from fairseq_plugins.cli.plot_branches import holds_logits
+from fairseq_plugins.cli.plot_loss import Point, draw, read_curve
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # for modules that several examples share
 from recorded_settings import refuse_other_settings

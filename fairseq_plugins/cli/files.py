@@ -11,38 +11,18 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from stat import S_ISDIR
 
 
-def refuse_existing(path: Path) -> None:
-    """Refuse an output path that exists, even as a broken symbolic link.
+def refuse_existing(path: Path, makes_folder: bool = False) -> None:
+    """Refuse an output path that exists, even as a broken symbolic link, or whose folder is missing.
 
     Raises:
-        ValueError: the path exists.
+        ValueError: the path exists, or its folder does not exist and will not be made.
     """
     if os.path.lexists(path):
         raise ValueError(f"{path} already exists: choose another output")
-
-
-def refuse_missing_folder(path: Path) -> None:
-    """Refuse an output file in a missing folder.
-
-    Raises:
-        ValueError: the folder does not exist.
-    """
-    if not path.parent.is_dir():
+    if not makes_folder and not path.parent.is_dir():
         raise ValueError(f"{path}: the folder {path.parent} does not exist; create it first")
-
-
-def refuse_unreadable(*paths: Path | None) -> None:
-    """Refuse missing input files, and folders given as files, before slow imports.
-
-    Raises:
-        OSError: a file is missing, or is a folder.
-    """
-    for path in paths:
-        if path is not None and S_ISDIR(path.stat().st_mode):
-            raise IsADirectoryError(f"{path} is a folder: give a file")
 
 
 def refuse_input_as_output(output: Path, inputs: Iterable[Path]) -> None:

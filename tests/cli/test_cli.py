@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import io
 import subprocess
 import sys
@@ -13,16 +12,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fairseq import checkpoint_utils
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.utils import import_user_module
 
-import fairseq_plugins
 from fairseq_plugins.cli import main as cli
 from fairseq_plugins.cli.user_dir import USER_DIR
 from tests.commands import FORKED, MAIN, python
-
-LOADING = ["plots.attended_translation", "plots.branch_weights", "checkpoint_mean", "exporting"]
 
 
 def call(*words: str) -> subprocess.CompletedProcess[str]:
@@ -97,23 +92,6 @@ def forked(target: Callable[[str, Path], None], argument: str, folder: Path) -> 
     process.join()
     assert process.exitcode == 0
     return found.read_text()
-
-
-def look_at(name: str, found: Path) -> None:
-    """Print the loaders of fairseq that a module imported before the repairs."""
-    assert not hasattr(checkpoint_utils.load_checkpoint_to_cpu, "__wrapped__")
-    tool = importlib.import_module(f"fairseq_plugins.cli.{name}")
-    assert not hasattr(checkpoint_utils.load_checkpoint_to_cpu, "__wrapped__")
-    fairseq_plugins.install()
-    mended = [inspect.unwrap(each) for each in vars(checkpoint_utils).values() if hasattr(each, "__wrapped__")]
-    assert inspect.unwrap(checkpoint_utils.load_checkpoint_to_cpu) in mended
-    found.write_text(" ".join(each.__name__ for each in vars(tool).values() if each in mended))
-
-
-@pytest.mark.parametrize("name", LOADING)
-def test_checkpoints_are_loaded_with_the_repairs(name: str, tmp_path: Path) -> None:
-    """The repairs also apply to a command's module that imported fairseq's loader before them."""
-    assert forked(look_at, name, tmp_path) == ""
 
 
 def test_what_registers_leaves_out_the_compiler_of_torch() -> None:

@@ -17,7 +17,7 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from fairseq.tasks.translation_multi_simple_epoch import TranslationMultiSimpleEpochTask
 
 from fairseq_plugins.cli import main as cli
-from fairseq_plugins.cli.exporting import about_subwords
+from fairseq_plugins.cli.export import about_subwords
 from tests.commands import MAIN, USER_DIR, full_disk, own_user_dir, python, run, save_model
 from tests.conftest import enliven, random_model
 

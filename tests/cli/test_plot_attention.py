@@ -18,8 +18,7 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from torch import Tensor
 
 from fairseq_plugins.cli import main as cli
-from fairseq_plugins.cli.plots.attended_translation import attention_by_layer
-from fairseq_plugins.cli.plots.attention import choose, draw
+from fairseq_plugins.cli.plot_attention import attention_by_layer, choose, draw
 from tests.commands import save_model
 from tests.conftest import ARCHITECTURES
 from tests.repairs.payloads import untrained
