@@ -13,7 +13,6 @@ from subword_nmt.apply_bpe import BPE
 
 from fairseq_plugins.cli.own_data import parallel_text
 from fairseq_plugins.common.subwords import LONGEST, segment
-from fairseq_plugins.repairs.interactive import takes_long_words
 
 LETTERS = "abcdefghijklmnop"
 
@@ -52,7 +51,3 @@ def test_no_long_word_is_taken_at_once() -> None:
     bpe = SimpleNamespace(process_line=lambda text: lengths.append(len(text)) or text, separator="@@")
     segment(bpe, f"a {'b' * (2 * LONGEST + 1)} c")
     assert lengths == [1, LONGEST, LONGEST, 1, 1]
-
-
-def test_a_repaired_fairseq_is_left_alone() -> None:
-    assert not takes_long_words(SubwordNMTBPE.encode)

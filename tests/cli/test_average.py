@@ -117,22 +117,6 @@ def test_what_does_not_belong_together_is_refused(trained, tmp_path, values, dif
 
 
 @pytest.mark.parametrize(
-    "extra",
-    [[1], {1: 2}, {(1, 2): 3}, {None: 4}, {"words": torch.zeros(2)}],
-    ids=["list", "1", "pair", "None", "words"],
-)
-def test_an_odd_extra_state_is_a_clear_error(trained: Path, tmp_path: Path, extra: Any) -> None:
-    odd = tmp_path / "odd.pt"
-    saved = torch.load(trained / "checkpoint2.pt", weights_only=False)
-    whole = {**saved["extra_state"], **extra} if isinstance(extra, dict) else extra
-    torch.save({**saved, "extra_state": whole}, odd)
-    for inputs in ([odd, trained / "checkpoint1.pt"], [trained / "checkpoint1.pt", odd]):
-        with pytest.raises(SystemExit, match=r"average: error: .*odd\.pt"):
-            cli.main(["average", *map(str, inputs), "--output", str(tmp_path / "average.pt")])
-    assert [*tmp_path.iterdir()] == [odd]
-
-
-@pytest.mark.parametrize(
     ("arguments", "name"),
     [(["--last", "4"], "3 checkpoints"), (["--updates"], "--updates"), ([], "--last N"), (["--last", "0"], "--last")],
 )
@@ -142,7 +126,7 @@ def test_wrong_options(trained: Path, tmp_path: Path, capsys, arguments: list[st
     assert name in f"{ended.value} {capsys.readouterr().err}"
 
 
-@pytest.mark.parametrize("model", [None, "text", [], {}, "???", {"_name": "???"}])
+@pytest.mark.parametrize("model", [None, {}])
 def test_what_has_no_architecture_is_refused(trained: Path, tmp_path: Path, model: Any) -> None:
     content = torch.load(trained / "checkpoint1.pt")
     content["cfg"]["model"] = model

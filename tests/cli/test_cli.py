@@ -53,7 +53,7 @@ MISSING = {
 @pytest.mark.parametrize("name", [name for name in cli.COMMANDS if name != "user-dir"])
 def test_a_missing_file_is_named_and_nothing_is_begun(name: str, tmp_path: Path) -> None:
     words = MISSING[name].format(tmp_path / "missing.en", tmp_path / "out", tmp_path).split()
-    with pytest.raises(SystemExit, match=f"{name}: error: .*{tmp_path}/missing.en"):
+    with pytest.raises(SystemExit, match=rf"{name}: error: (?!\[Errno).*{tmp_path}/missing.en"):
         cli.main([name, *words])
     assert list(tmp_path.iterdir()) == []
 
@@ -76,12 +76,6 @@ def test_letters_that_the_terminal_has_not(monkeypatch: pytest.MonkeyPatch) -> N
     cli.main(["score"])
     terminal.flush()
     assert terminal.buffer.getvalue() == rb"a\u0308\xe4" + b"\n"  # type: ignore[attr-defined]
-
-
-def test_errors_of_the_system_have_no_numbers(tmp_path: Path) -> None:
-    files = ["--generated", str(tmp_path / "none"), "--reference", str(tmp_path / "none")]
-    with pytest.raises(SystemExit, match=r"score: error: No such file or directory: '.*none'$"):
-        cli.main(["score", *files])
 
 
 def forked(target: Callable[[str, Path], None], argument: str, folder: Path) -> str:

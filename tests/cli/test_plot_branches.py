@@ -44,13 +44,6 @@ def test_two_trainings_are_not_taken_for_one(tmp_path: Path) -> None:
         plot_branches.read([first, other], None)
 
 
-def test_all_layers_are_there_unless_one_is_named(tmp_path: Path) -> None:
-    _, vectors = plot_branches.read([save(tmp_path, 2)], None)
-    assert [(side, layer) for side, layer, _ in vectors] == [("encoder", 1)] * 2 + [("decoder", 10)] * 2
-    _, vectors = plot_branches.read([save(tmp_path, 2)], "decoder.10")
-    assert {vector.layer for vector in vectors} == {10}
-
-
 def test_logits_are_shown_as_the_weights_they_stand_for(tmp_path: Path) -> None:
     _, vectors = plot_branches.read([save(tmp_path, 2, "softmax")], "encoder.1")
     torch.testing.assert_close(vectors["encoder", 1, "alpha"][0], torch.tensor([0.5, 0.3, 0.2]).softmax(dim=0))

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 
 import pytest
 
@@ -96,45 +91,6 @@ def test_a_stop_in_the_middle_of_a_start(tmp_path: Path) -> None:
     assert not is_there(int((tmp_path / "child").read_text()))
 
 
-def test_a_stop_at_any_line_of_a_start() -> None:
-    """The child is ended, and signal handlers are restored, at whichever line of processes.py the stop comes."""
-    stops: list[int] = []
-
-    def trace(frame: FrameType, event: str, _: object) -> Callable[..., object] | None:
-        nonlocal steps
-        if frame.f_code.co_filename != processes.__file__:
-            return None
-        if event == "line":
-            steps -= 1
-            if steps == 0:
-                stops.append(frame.f_lineno)
-                signal.raise_signal(signal.SIGINT)
-        return trace
-
-    def handlers() -> list[object]:
-        return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
-
-    children = Path(f"/proc/self/task/{threading.get_native_id()}/children")
-    outer, tracer = signal.signal(signal.SIGINT, signal.default_int_handler), sys.gettrace()
-    before = handlers(), children.read_text()
-    try:
-        for step in itertools.count(1):
-            steps = step
-            sys.settrace(trace)
-            with suppress(KeyboardInterrupt), running(["sleep", "60"]):
-                sys.settrace(tracer)
-                if steps > 0:  # the start was complete
-                    raise KeyboardInterrupt
-            sys.settrace(tracer)
-            assert (handlers(), children.read_text()) == before, stops[-1]
-            if steps > 0:
-                break
-    finally:
-        sys.settrace(tracer)
-        signal.signal(signal.SIGINT, outer)
-    assert len(set(stops)) >= 10
-
-
 def test_what_is_ignored_stays_so() -> None:
     """For example under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN), signal.getsignal(signal.SIGTERM)
@@ -142,14 +98,6 @@ def test_what_is_ignored_stays_so() -> None:
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         assert signal.getsignal(signal.SIGTERM) is not before[1]
     assert (signal.signal(signal.SIGHUP, before[0]), signal.getsignal(signal.SIGTERM)) == (signal.SIG_IGN, before[1])
-
-
-def test_what_is_not_pythons_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A handler of a program that embeds Python, which Python cannot see."""
-    before, get = signal.getsignal(signal.SIGHUP), signal.getsignal
-    monkeypatch.setattr(signal, "getsignal", lambda number: None if number == signal.SIGHUP else get(number))
-    with stoppable():
-        assert get(signal.SIGHUP) is before
 
 
 @pytest.mark.parametrize(("trap", "end"), [("", signal.SIGINT), ("trap '' INT; ", signal.SIGKILL)])

@@ -153,16 +153,6 @@ def test_other_text_under_the_same_names(tmp_path: Path) -> None:
     for _ in range(2):
         assert prepare(described, out, tmp_path / "moved") == binary
     assert (out / "settings").read_text() == f"{described}\n", "which texts the tokens are of is not known"
-    plain, zipped = (tmp_path / "moved" / f"text.de{end}" for end in ("", ".gz"))
-    summed = text("text.{}", ("en", "de"), "http://archive.tgz", "md5:of the archive")
-    described, out = replace(described, train=summed, tests=(summed,)), tmp_path / "summed"
-    prepare(described, out, tmp_path / "moved")
-    zipped.write_bytes(gzip.compress(plain.read_bytes()))
-    plain.unlink()
-    prepare(described, out, tmp_path / "moved")
-    zipped.write_bytes(gzip.compress(b"word a\n" * 39))
-    with pytest.raises(ValueError, match="has other text or other settings"):
-        prepare(described, out, tmp_path / "moved")
 
 
 @pytest.mark.usefixtures("no_binarising")
@@ -209,6 +199,16 @@ def test_apostrophes_of_the_talks(tmp_path: Path) -> None:
     assert "\u2019" in (out / "tmp" / "train.en").read_text()
 
 
+def test_pairs_are_cleaned(tmp_path: Path) -> None:
+    """Both sides need 1 to 4 words, and similar lengths."""
+    lengths = [(0, 1), (1, 1), (2, 3), (2, 4), (3, 4), (4, 5)]
+    for language, side in zip(("en", "de"), zip(*lengths, strict=True), strict=True):
+        corpus.tokens_of(tmp_path, "train", 0, language).write_text("".join("w " * n + "\n" for n in side))
+    described = Corpus("en", "de", train=text("x.{}", ("en", "de")), tests=(), max_words=4, max_ratio=1.5)
+    kept = [tuple(len(side.split()) for side in pair) for pair in corpus.clean_pairs(described, "train", tmp_path)]
+    assert kept == [(1, 1), (2, 3), (3, 4)]
+
+
 @pytest.mark.usefixtures("no_binarising")
 def test_every_nth_pair_is_held_out_and_none_is_lost(server: Server, tmp_path: Path) -> None:
     (tmp_path / "orig").mkdir()
@@ -219,19 +219,6 @@ def test_every_nth_pair_is_held_out_and_none_is_lost(server: Server, tmp_path: P
     assert sorted(train + valid) == sorted(original)
     restored = (tmp_path / "train.de").read_text().replace("@@ ", "")
     assert restored == (tmp_path / "tmp" / "train.de").read_text()
-
-
-@pytest.mark.usefixtures("no_binarising")
-def test_punctuation_is_brought_into_one_form_in_training_alone(server: Server, tmp_path: Path) -> None:
-    described = small(server, normalise=True)
-    orig = tmp_path / "orig"
-    orig.mkdir()
-    fetch([*described.files()], orig, [*described.files()])
-    for path in (orig / "in" / "train.en", orig / "test.en"):
-        path.write_text(path.read_text().replace("tail", "\u201etail\u201c"))
-    prepare(described, tmp_path, orig)
-    found = ["&quot;" in (tmp_path / "tmp" / f"{part}.en").read_text() for part in ("train", "test")]
-    assert found == [True, False]
 
 
 def test_existing_files_are_refused(server: Server, tmp_path: Path) -> None:
