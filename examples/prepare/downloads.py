@@ -136,10 +136,7 @@ def _fetch(url: str, partial: Path) -> int | None:
     except HTTPError as error:
         if error.code != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not have:
             raise
-        if error.headers.get("Content-Range") == f"bytes */{have}":
-            return have  # the file is complete
-        # The partial file is too long, or the server does not report a size: download from the start.
-        os.truncate(partial, 0)
+        os.truncate(partial, 0)  # There are no more bytes, and this file may be another one: download from the start.
         return _fetch(url, partial)
     with answer as response:
         if response.status != HTTPStatus.PARTIAL_CONTENT:
