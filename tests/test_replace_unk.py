@@ -171,17 +171,6 @@ def test_an_offset_moves_what_is_replaced(corpus: Path, checkpoint, translations
         assert all(found[number][0][1] == beams[0][1] for number, beams in foreseen.items()) == equal
 
 
-@pytest.mark.parametrize("kind", ["hard", pytest.param("soft", marks=pytest.mark.slow)])
-def test_printed_alignments_stay(corpus: Path, checkpoint, translations: Path, kind: str) -> None:
-    path = checkpoint("convs2s_tiny")
-    plain, replaced = (
-        generate(corpus, path, "--print-alignment", kind, *more) for more in ([], ["--replace-unk", translations])
-    )
-    assert len(alignments(plain)) == 24
-    assert alignments(replaced) == alignments(plain)
-    assert "<unk>" not in str(hypotheses(replaced))
-
-
 @pytest.mark.slow
 def test_an_ensemble_replaces_by_its_mean_attention(corpus: Path, checkpoint, translations: Path) -> None:
     paths = f"{checkpoint('convs2s_tiny')}:{checkpoint('fconv')}"

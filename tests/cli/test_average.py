@@ -79,38 +79,24 @@ def test_doubles_that_are_parameters_and_tied(data: Path, tmp_path: Path) -> Non
     assert averaged["extra_state"].keys() == {"epoch", "train_iterator"}
 
 
-def changed(path: Path, output: Path, **values: Any) -> Path:
-    content = torch.load(path)
-    for name, value in values.items():
-        if name == "architecture":
-            content["cfg"]["model"]["_name"] = value
-        elif name == "branch_constraint":
-            content["cfg"]["model"][name] = value
-        elif name == "words":
-            content["extra_state"][name] = value
-        elif value is None:
-            del content["model"][name]
-        else:
-            content["model"][name] = value
-    torch.save(content, output)
-    return output
-
-
 @pytest.mark.parametrize(
-    ("values", "difference"),
+    ("part", "name", "value", "difference"),
     [
-        ({"version": torch.tensor(1)}, " version"),
-        ({"version": torch.tensor(1.0)}, " version"),
-        ({"branch_weights_version": torch.tensor(1)}, " branch_weights_version"),
-        ({"branch_constraint": "softmax"}, "--branch-constraint"),
-        ({"words": {"source": "0", "target": "0"}}, "dictionaries"),
-        ({"architecture": "convs2s"}, "different architectures"),
-        ({"version": None}, " version"),
-        ({"encoder.layers.0.branches.kappa.weight": torch.ones(2)}, "encoder.layers.0.branches.kappa.weight"),
+        ("model", "version", torch.tensor(1), " version"),
+        ("model", "version", torch.tensor(1.0), " version"),
+        ("model", "version", None, " version"),
+        ("model", "encoder.layers.0.branches.kappa.weight", torch.ones(2), "encoder.layers.0.branches.kappa.weight"),
+        ("cfg", "branch_constraint", "softmax", "--branch-constraint"),
+        ("cfg", "_name", "convs2s", "different architectures"),
+        ("extra_state", "words", {"source": "0", "target": "0"}, "dictionaries"),
     ],
 )
-def test_what_does_not_belong_together_is_refused(trained, tmp_path, values, difference) -> None:
-    other = changed(trained / "checkpoint2.pt", tmp_path / "other.pt", **values)
+def test_what_does_not_belong_together_is_refused(trained, tmp_path, part, name, value, difference) -> None:
+    content = torch.load(trained / "checkpoint2.pt")
+    place = content["cfg"]["model"] if part == "cfg" else content[part]
+    place.update({name: value}) if value is not None else place.pop(name)
+    other = tmp_path / "other.pt"
+    torch.save(content, other)
     with pytest.raises(SystemExit, match=f"average: error: .*{difference}"):
         cli.main(["average", str(trained / "checkpoint1.pt"), str(other), "--output", str(tmp_path / "average.pt")])
     assert not (tmp_path / "average.pt").exists()
