@@ -76,7 +76,7 @@ step() {
 # Binarise subwords, or words with --words, and set `data`.
 prepare() {
     step Data "a download, then minutes (IWSLT'14) to hours (WMT'14), divided among WORKERS"
-    run fairseq-plugins prepare "$experiment" "$out" --workers "${WORKERS:-1}" ${ORIG:+--orig "$ORIG"} \
+    run python "$root/examples/prepare" "$experiment" "$out" --workers "${WORKERS:-1}" ${ORIG:+--orig "$ORIG"} \
         ${smoke[@]+"${smoke[@]}"} "$@"
     data=$out/data-bin
     [ ! -d "$out/data-bin-words" ] || [ "${1:-}" != --words ] || data=$out/data-bin-words
@@ -134,7 +134,7 @@ score() {
     case $seeds in
         *' '*) run fairseq-plugins score --generated "$out/$name/ensemble"/shard*/"generate-$part.txt" "$@" ;;
     esac
-    [ ${#smoke[@]} = 0 ] || echo "--smoke: after two updates a score means nothing; it only shows that all steps run"
+    [ ${#smoke[@]} = 0 ] || echo "--smoke: after two updates a score means nothing; this run only shows that all steps work"
 }
 
 # Extract a dictionary for unknown words.  This is done before the training, so that a missing eflomal is noticed early.

@@ -121,6 +121,12 @@ def run(
     return result
 
 
+def train(data: Path, save: Path, *options: object, arch: str = "convs2s") -> subprocess.CompletedProcess[str]:
+    """Train a small model."""
+    command = [data, "--user-dir", USER_DIR, "--arch", arch, *MODEL, *SIZES, *TRAINING, *QUIET, "--save-dir", save]
+    return run("train", *command, *options)
+
+
 def python(*arguments: object, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     """Run a script, or a program with ``-c``, with the plugin of this tree."""
     return subprocess.run(

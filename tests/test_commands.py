@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from argparse import Namespace
 from pathlib import Path
 
@@ -17,18 +16,12 @@ from fairseq.optim import OPTIMIZER_DATACLASS_REGISTRY
 from omegaconf import OmegaConf, open_dict
 
 from fairseq_plugins.cli import main as cli
-from fairseq_plugins.convs2s.model import ConvS2SModel
-from tests.commands import MODEL, QUIET, ROOT, SIZES, TRAINING, USER_DIR, hypotheses, run
+from tests.commands import QUIET, ROOT, USER_DIR, hypotheses, run, train
 
 # Validation by BLEU, which translates during training, and the plugin's learning-rate schedule.
 BLEU = ["--eval-bleu", "--eval-bleu-args", '{"beam": 3}', "--eval-bleu-remove-bpe", "--eval-bleu-detok", "space"]
 BLEU += ["--best-checkpoint-metric", "bleu", "--maximize-best-checkpoint-metric"]
 BLEU += ["--lr-scheduler", "anneal_after_plateau"]
-
-
-def train(data: Path, save: Path, *options: object, arch: str = "convs2s") -> subprocess.CompletedProcess[str]:
-    command = [data, "--user-dir", USER_DIR, "--arch", arch, *MODEL, *SIZES, *TRAINING, *QUIET, "--save-dir", save]
-    return run("train", *command, *options)
 
 
 @pytest.fixture(scope="module")
@@ -44,17 +37,6 @@ def generated(data: Path, trained: Path) -> dict[int, list[tuple[float, str]]]:
     checkpoint = trained / "checkpoint_best.pt"
     result = run("generate", data, "--user-dir", USER_DIR, "--path", checkpoint, "--beam", 3, "--nbest", 3)
     return hypotheses(result.stdout)
-
-
-def test_generate_prints_every_sentence(generated: dict) -> None:
-    assert sorted(generated) == list(range(16))
-    assert all(len(beams) == 3 for beams in generated.values())
-
-
-def test_generate_with_a_relative_user_dir(data: Path, trained: Path, generated: dict) -> None:
-    checkpoint = trained / "checkpoint_best.pt"
-    result = run("generate", data, "--user-dir", "user_dir", "--path", checkpoint, "--beam", 3, "--nbest", 3)
-    assert hypotheses(result.stdout) == generated
 
 
 def test_interactive_translates_what_generate_does(data: Path, trained: Path, generated: dict) -> None:
@@ -120,17 +102,6 @@ def test_recipes_build_their_architecture(recipe: Path, task) -> None:
     sizes = [{name: value.shape for name, value in each.state_dict().items()} for each in (model, expected)]
     assert sizes[0] == sizes[1]
     assert cfg.optimizer._name in OPTIMIZER_DATACLASS_REGISTRY, "others cannot be configured with hydra"
-
-
-def test_translates_from_python(data: Path, trained: Path, generated: dict) -> None:
-    hub = ConvS2SModel.from_pretrained(str(trained), "checkpoint_best.pt", str(data))
-    line = (data.parent / "test.src").read_text().partition("\n")[0]
-    assert hub.translate(line, beam=3) == generated[0][0][1]
-
-
-def test_a_missing_checkpoint_gets_a_clear_error(data: Path) -> None:
-    options = ["--user-dir", USER_DIR, "--path", "nowhere.pt"]
-    assert "nowhere.pt" in run("generate", data, *options, succeeds=False).stderr.splitlines()[-1]
 
 
 def test_forked_commands_do_what_those_do_that_users_start(data: Path, trained: Path) -> None:

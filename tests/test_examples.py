@@ -22,7 +22,8 @@ SCRIPTS = [
 def test_help(path: Path) -> None:
     result = script(path, "--help")
     assert result.returncode == 0
-    assert result.stdout.startswith(f"usage: {path.name} ")
+    name = path.parent.name if path.name == "__main__.py" else path.name  # a folder is a script, too
+    assert result.stdout.startswith(f"usage: {name} ")
 
 
 def test_the_quickstart_removes_nothing_of_others(tmp_path: Path) -> None:
@@ -30,7 +31,7 @@ def test_the_quickstart_removes_nothing_of_others(tmp_path: Path) -> None:
     command = ["bash", str(ROOT / "examples" / "quickstart" / "run.sh")]
     result = subprocess.run(command, env={**os.environ, "OUT": str(tmp_path)}, capture_output=True, check=False)
     assert (result.returncode, result.stdout) == (2, b"")
-    assert result.stderr.decode().startswith(f"OUT: {tmp_path} has another data-bin")
+    assert result.stderr.decode().startswith(f"OUT: {tmp_path} contains another data-bin")
     assert (tmp_path / "data-bin").exists()
 
 

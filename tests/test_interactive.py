@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from fairseq_plugins.convs2s.model import ConvS2SModel
 from fairseq_plugins.repairs import command as command_repairs
-from tests.commands import ROOT, USER_DIR, hypotheses, run, save_model
+from tests.commands import USER_DIR, hypotheses, run, save_model
 from tests.conftest import ARCHITECTURES, enliven, random_model
 
 POSITIONS = 64
@@ -99,16 +97,6 @@ def test_a_batch_may_be_shorter_than_the_model(data: Path, checkpoint) -> None:
     assert "line 2 has 31 tokens: only the first 19 are translated" in result.stdout + result.stderr
 
 
-def test_a_long_line_is_told_by_its_number_in_the_input(data: Path, checkpoint, tmp_path: Path) -> None:
-    """In the first buffer of lines, and in later ones."""
-    lines = ["w1", "w2 " * 70, "w3", "w4", "w5", "w6 " * 80, "w7 " * 90]
-    (tmp_path / "lines").write_text("\n".join(lines) + "\n")
-    options = ["--buffer-size", 3, "--batch-size", 2, "--input", tmp_path / "lines"]
-    result = run(*command(data, checkpoint(ARCHITECTURES[0]), *options))
-    told = re.findall(r"line (\d+) has (\d+) tokens", result.stdout + result.stderr)
-    assert told == [("2", "71"), ("6", "81"), ("7", "91")]
-
-
 @pytest.mark.parametrize(
     ("task", "options"),
     [
@@ -137,30 +125,6 @@ def test_a_blank_line_stays_blank_from_python(data: Path, checkpoint) -> None:
     prefix = torch.tensor([[hub.tgt_dict.index("w5")]])
     ((best, *_),) = hub.generate([hub.encode("")], max_len_b=6, inference_step_args={"prefix_tokens": prefix})
     assert hub.decode(best["tokens"]).startswith("w5")
-
-
-MEMORY = """
-import resource, sys
-from fairseq_cli.interactive import cli_main
-cli_main()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)
-"""
-
-
-@pytest.mark.slow
-def test_a_long_stream_takes_no_more_memory_than_a_short_one(data: Path, checkpoint) -> None:
-    """Started as a script; each line has other words, all unknown."""
-
-    def peak(lines: int) -> int:
-        words = command(data, checkpoint("convs2s_tiny"), "--replace-unk", "--unkpen", -9, "--beam", 1)
-        words += ["--max-len-b", 1, "--buffer-size", 500, "--batch-size", 500]
-        program = [sys.executable, "-W", "ignore", "-c", MEMORY, *map(str, words[1:])]
-        text = "".join(" ".join(f"{line}-{place}" for place in range(20)) + "\n" for line in range(lines))
-        result = subprocess.run(program, input=text, cwd=ROOT, capture_output=True, text=True, check=True)
-        assert len(hypotheses(result.stdout)) == lines
-        return int(result.stderr.split()[-1])
-
-    assert peak(50_000) < peak(5_000) + 20_000  # KB; the words alone would be 100 MB
 
 
 def test_every_line_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

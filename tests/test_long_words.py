@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from argparse import Namespace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE
@@ -44,10 +43,3 @@ def test_each_segments_alike(line: str, codes: Path) -> None:
     assert found.replace("@@ ", "").split() == line.split()
     if max(map(len, line.split(" "))) <= LONGEST:
         assert found == bpe.process_line(line)
-
-
-def test_no_long_word_is_taken_at_once() -> None:
-    lengths: list[int] = []
-    bpe = SimpleNamespace(process_line=lambda text: lengths.append(len(text)) or text, separator="@@")
-    segment(bpe, f"a {'b' * (2 * LONGEST + 1)} c")
-    assert lengths == [1, LONGEST, LONGEST, 1, 1]

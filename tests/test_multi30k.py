@@ -75,9 +75,3 @@ def test_other_captions_and_a_second_call(tmp_path: Path) -> None:
     assert "has other text" in prepare(tmp_path / "b", out, *options).stderr
     with work_in(out):
         assert prepare(tmp_path / "a", out, *options).stderr.startswith(f"prepare.py: error: {out} is in use")
-
-
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
-    result = prepare(tmp_path, tmp_path / "out")
-    assert result.returncode == 1
-    assert "train.en is missing. The README beside this script" in result.stderr

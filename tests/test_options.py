@@ -1,8 +1,10 @@
-"""Invalid options of models, optimizers, schedules and criterions are refused by name."""
+"""Invalid options of models, optimizers, schedules and criterions are refused by name, and useless ones are named."""
 
 from __future__ import annotations
 
 import math
+import re
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -11,12 +13,15 @@ from typing import Any
 
 import pytest
 import torch
+from fairseq.dataclass.configs import OptimizationConfig
 from omegaconf import OmegaConf
 
 from fairseq_plugins.common.options import FRACTION, POSITIVE, Range
 from fairseq_plugins.conv_encoder.config import ConvEncoderConfig
 from fairseq_plugins.convs2s.config import AnnealAfterPlateauConfig, ConvS2SConfig
 from fairseq_plugins.convs2s.training import AnnealAfterPlateau
+from fairseq_plugins.search.config import TranslationFastConfig
+from fairseq_plugins.search.task import TranslationFastTask
 from fairseq_plugins.sequence_risk.config import SequenceRiskConfig
 from fairseq_plugins.sequence_risk.criterion import SequenceRisk
 from fairseq_plugins.weighted_transformer.config import (
@@ -32,17 +37,10 @@ from tests.sequence_risk.risk import translation_task
 
 def options(config: type, values: dict[str, Any]) -> Any:
     """Return a configuration whose references to other groups are resolved."""
-    plain = {
-        "lr": [0.25],
-        "tpu": False,
-        "maximize_best_checkpoint_metric": False,
-        "encoder_embed_dim": 16,
-        "encoder_layers": "2",
-    }
+    plain = {"lr": [0.25], "tpu": False, "maximize_best_checkpoint_metric": False}
+    plain |= {"encoder_embed_dim": 16, "encoder_layers": "2"}
     names = {each.name for each in fields(config)}
-    return OmegaConf.merge(
-        OmegaConf.create(vars(config())), {**{n: v for n, v in plain.items() if n in names}, **values}
-    )
+    return OmegaConf.merge(vars(config()), {**{n: v for n, v in plain.items() if n in names}, **values})
 
 
 def model(architecture: str) -> Callable[..., Any]:
@@ -161,3 +159,49 @@ def test_the_largest_number_of_hypotheses(dictionary: Any) -> None:
     MADE[SequenceRiskConfig](dictionary, {"risk_hypotheses": len(dictionary) - 1})
     with pytest.raises(ValueError, match=r"^--risk-hypotheses .* 44 words"):
         MADE[SequenceRiskConfig](dictionary, {"risk_hypotheses": len(dictionary)})
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return re.findall(r"(--[a-z-]+) (?:does nothing|has no effect)", caplog.text)
+
+
+@pytest.mark.parametrize(("lr", "expected"), [([0.1], ["--lr"]), (OptimizationConfig().lr, [])])
+def test_a_schedule_with_rates_of_its_own(lr: list[float], expected: list[str], caplog) -> None:
+    made = optimizer()
+    made.cfg = options(SimplexAdamConfig, {"lr": lr})
+    WeightedInverseSqrt(options(WeightedInverseSqrtConfig, {}), made)
+    assert told(caplog) == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "given", "expected"),
+    [
+        ({"cpu_dtype": "bfloat16", "word_penalty": 1}, {"score_reference": True}, ["--cpu-dtype", "--word-penalty"]),
+        ({"attention_offset": 1}, {}, ["--attention-offset"]),
+        ({"attention_offset": 1}, {"replace_unk": ""}, []),
+        ({"candidates_per_word": 3, "frequent_candidates": 5}, {}, ["--candidates-per-word", "--frequent-candidates"]),
+        ({"word_penalty": 1}, {}, []),
+    ],
+)
+def test_options_of_a_search(build, dictionary, caplog, config: dict, given: dict, expected: list[str]) -> None:
+    made = TranslationFastTask(TranslationFastConfig(**config), dictionary, dictionary)
+    for _ in range(2):  # the Python interface builds a generator for each call
+        made.build_generator([build("convs2s_tiny")], Namespace(**given))
+    assert told(caplog) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (
+            {"encoder_type": "pooling", "no_residual": True, "pooling_width": 3, "single_stack": True},
+            ["--no-residual", "--single-stack"],
+        ),
+        ({"encoder_type": "bilstm", "pooling_width": 3, "encoder_hidden_size": 7}, ["--pooling-width"]),
+        ({"no_residual": True, "single_stack": True, "encoder_hidden_size": 7}, []),
+        ({"encoder_type": "pooling"}, []),
+    ],
+)
+def test_options_of_another_encoder(build, caplog, given: dict[str, Any], expected: list[str]) -> None:
+    build("conv_encoder_tiny", **given)
+    assert told(caplog) == expected

@@ -149,7 +149,7 @@ ELSEWHERE = {
     "fairseq-plugins plot-branches CHECKPOINTS": "tests/cli/test_plot_branches.py",
     "fairseq-plugins plot-loss": "tests/cli/test_plot_loss.py",
     **dict.fromkeys(
-        ("examples/gigaword", "examples/iwslt14_de_en", "examples/wmt", "fairseq-plugins prepare",
+        ("examples/gigaword", "examples/iwslt14_de_en", "examples/wmt", "python examples/prepare",
          "fairseq-plugins score --rouge", "fairseq-plugins tune-length RESULTS"),
         "tests/test_experiments.py",
     ),

@@ -7,16 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.commands import MODEL, QUIET, SIZES, TRAINING, USER_DIR, run, shown, train_two_processes_as_one
+from tests.commands import MODEL, QUIET, SIZES, TRAINING, USER_DIR, shown, train, train_two_processes_as_one
 
 CRITERION = ["--criterion", "sequence_risk", "--label-smoothing", 0.1, "--risk-hypotheses", 4]
 LOGGED = ("loss", "nll_loss", "ppl", "risk", "best", "oracle", "translations", "search", "scoring")
-
-
-def train(data: Path, save: Path, *more: object) -> str:
-    command = [data, "--user-dir", USER_DIR, "--arch", "convs2s", *MODEL, *SIZES, *TRAINING, *QUIET, "--save-dir", save]
-    result = run("train", *command, *more)
-    return result.stdout + result.stderr
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +24,8 @@ def start(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tune(data: Path, start: Path, save: Path, *more: object) -> list[dict[str, Any]]:
     """Return the log of three epochs from this start."""
     fine = ["--finetune-from-model", start, "--lr", 0.05, "--max-epoch", 3, "--dropout", 0]
-    output = train(data, save, *CRITERION, *fine, *more)
+    result = train(data, save, *CRITERION, *fine, *more)
+    output = result.stdout + result.stderr
     epochs = shown(output, "train")
     for part, lines in (("train", epochs), ("valid", shown(output, "valid"))):
         assert len(lines) == 3

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.commands import MODEL, QUIET, SIZES, TRAINING, USER_DIR, hypotheses, run, shown, train_two_processes_as_one
+from tests.commands import QUIET, TRAINING, USER_DIR, hypotheses, run, shown, train, train_two_processes_as_one
 
 CRITERION = ["--criterion", "vocab_selection_cross_entropy", "--label-smoothing", 0.1]
 BLEU = ["--eval-bleu", "--eval-bleu-args", '{"beam": 3}', "--eval-bleu-remove-bpe", "--eval-bleu-detok", "space"]
@@ -41,11 +40,6 @@ def options(folder: Path) -> list[object]:
     """Two of the three translations, and three frequent words."""
     task = ["--task", "translation_fast", "--candidates", folder]
     return [*task, "--candidates-per-word", 2, "--frequent-candidates", len(FREQUENT)]
-
-
-def train(data: Path, save: Path, *more: object) -> subprocess.CompletedProcess[str]:
-    command = [data, "--user-dir", USER_DIR, "--arch", "convs2s", *MODEL, *SIZES, *TRAINING, *QUIET]
-    return run("train", *command, "--save-dir", save, *more)
 
 
 @pytest.fixture(scope="module")
@@ -137,17 +131,9 @@ def test_interactive(data: Path, trained: tuple[Path, str], selection: list[obje
     assert "w15 w16" in found[0][0][1]
 
 
-@pytest.mark.parametrize(
-    "precision",
-    [
-        ["--fp16", "--fp16-no-flatten-grads", "--fp16-init-scale", 4],
-        ["--memory-efficient-fp16", "--fp16-init-scale", 4],
-    ],
-    ids=lambda precision: precision[0].strip("-"),
-)
 @pytest.mark.slow
-def test_half_precision(data: Path, selection: list[object], tmp_path: Path, precision: list[object]) -> None:
-    more = [*selection, *CRITERION, *precision, "--update-freq", 2, "--max-epoch", 3]
+def test_half_precision(data: Path, selection: list[object], tmp_path: Path) -> None:
+    more = [*selection, *CRITERION, "--fp16", "--fp16-init-scale", 4, "--update-freq", 2, "--max-epoch", 3]
     result = train(data, tmp_path, *more)
     losses = [float(line["train_nll_loss"]) for line in shown(result.stdout + result.stderr, "train")]
     assert losses[-1] < losses[0]

@@ -11,7 +11,7 @@ import torch
 from fairseq import checkpoint_utils
 
 from fairseq_plugins.weighted_transformer.branches import SimplexVector
-from tests.commands import QUIET, USER_DIR, hypotheses, load_checkpoint, run, train_two_processes_as_one
+from tests.commands import QUIET, USER_DIR, load_checkpoint, run, train_two_processes_as_one
 
 MODEL = ["--arch", "weighted_transformer_tiny", "--criterion", "weighted_label_smoothed_cross_entropy"]
 MODEL += ["--encoder-layers", "1", "--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "32"]
@@ -168,24 +168,6 @@ def test_other_weights_at_test_time(data: Path, trained: tuple[Path, str], mode:
             assert (mode == "uniform") == bool((changed[name] == 0.25).all())
         elif name != "branch_weights_version":
             assert torch.equal(changed[name], value)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["--branch-constraint", "softmax"],
-        ["--branch-weights", "random"],
-        ["--branch-gating-topk", 2],
-        ["--branch-weights", "resampled"],
-        ["--share-embeddings", "none", "--encoder-learned-pos", "--decoder-learned-pos"],
-    ],
-    ids=lambda options: "-".join(map(str, options[:2])).strip("-"),
-)
-@pytest.mark.slow
-def test_alternatives_train_and_translate(data: Path, tmp_path: Path, options: list[object]) -> None:
-    train(data, tmp_path, *options, "--max-epoch", 1)
-    result = run("generate", data, "--user-dir", USER_DIR, "--path", tmp_path / "checkpoint_last.pt")
-    assert sorted(hypotheses(result.stdout)) == list(range(16))
 
 
 def test_weights_that_are_not_learned_get_no_gradient(build, sentences) -> None:

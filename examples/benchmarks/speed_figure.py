@@ -9,7 +9,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 
-from fairseq_plugins.cli.plots.figure import new_figure
+from fairseq_plugins.cli.figure import new_figure
 
 PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
 # Colours of fairseq, this plugin and CTranslate2, which also differ in greyscale.

@@ -9,8 +9,8 @@ from __future__ import annotations
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 
-from fairseq_plugins.cli.plots.figure import new_figure, save
-from fairseq_plugins.cli.plots.loss import read_log
+from fairseq_plugins.cli.figure import new_figure, save
+from fairseq_plugins.cli.plot_loss import read_log
 
 GREY, BLUE = "#999999", "#0072b2"
 # For each line: the log's names of the loss and of the update number, the label, and the style.

@@ -11,11 +11,7 @@ if TYPE_CHECKING:
 
 
 def positive(text: str) -> int:
-    """Parse a positive integer.
-
-    Raises:
-        ArgumentTypeError: the text is not a positive integer.
-    """
+    """Parse a positive integer."""
     if not text.isdecimal() or int(text) < 1:
         raise ArgumentTypeError(f"expected a positive integer, got {text!r}")
     return int(text)
@@ -33,12 +29,8 @@ def add_user_dir(parser: ArgumentParser | _ArgumentGroup, default: Path | None =
 
 
 def import_user_dir(folder: Path | None) -> None:
-    """Import a user directory, if there is one.
-
-    Raises:
-        ValueError: the import fails, or a module of the same name was imported before.
-    """
-    from fairseq.utils import import_user_module  # noqa: PLC0415  (importing torch takes seconds)
+    """Import a user directory, if there is one."""
+    from fairseq.utils import import_user_module
 
     try:
         import_user_module(Namespace(user_dir=folder))

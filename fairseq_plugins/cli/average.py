@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import re
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import fairseq_plugins
 from fairseq_plugins.cli.arguments import positive
-from fairseq_plugins.cli.files import refuse_existing, refuse_missing_folder, refuse_unreadable
+from fairseq_plugins.cli.files import refuse_existing
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BY_EPOCH, BY_UPDATES = re.compile(r"checkpoint(\d+)\.pt"), re.compile(r"checkpoint_\d+_(\d+)\.pt")
+FIX = "average checkpoints of one training"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -33,33 +38,22 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    """Average the parameters; copy the rest of the last checkpoint, except the optimizer state.
-
-    Raises:
-        ValueError: there are too few checkpoints, one is unreadable, their models differ, or the output is not allowed.
-    """
+    """Average the parameters; copy the rest of the last checkpoint, except the optimizer state."""
     refuse_existing(args.output)
-    refuse_missing_folder(args.output)
     if args.last is None and args.updates:
         raise ValueError("--updates needs --last N")
     paths = args.input if args.last is None else last_checkpoints(args.input, args.last, args.updates)
     for path in paths:
         if path.is_dir():
             raise ValueError(f"{path} is a folder: give --last N to average its last N checkpoints")
-    refuse_unreadable(*paths)
-    from fairseq_plugins.cli.checkpoint_mean import write_mean  # noqa: PLC0415  (importing fairseq takes seconds)
-
+        path.stat()  # raises an error before slow imports if the file is missing
     fairseq_plugins.install()
     write_mean(paths, args.output)
     print(f"{args.output}: average of\n" + "\n".join(f"  {path}" for path in paths))
 
 
 def last_checkpoints(folders: Sequence[Path], count: int, updates: bool) -> list[Path]:
-    """Return the last checkpoints of a folder, oldest first.
-
-    Raises:
-        ValueError: there is not exactly one folder, or it has too few checkpoints.
-    """
+    """Return the last checkpoints of a folder, oldest first."""
     if len(folders) != 1 or not folders[0].is_dir():
         got = folders[0] if len(folders) == 1 else f"{len(folders)} paths"
         raise ValueError(f"--last needs exactly one folder as INPUT, got {got}")
@@ -72,3 +66,78 @@ def last_checkpoints(folders: Sequence[Path], count: int, updates: bool) -> list
             f"--train '--save-interval-updates 500 --keep-interval-updates {count}' (in OUT/ARCH, then use --updates)"
         )
     return [found[number] for number in sorted(found)[-count:]]
+
+
+def write_mean(paths: Sequence[Path], output: Path) -> None:
+    """Write a checkpoint with the mean parameters and the rest of the last checkpoint, but without optimizer state."""
+    from fairseq import checkpoint_utils
+    from omegaconf import OmegaConf
+
+    first = state = load(paths[0])
+    total = {  # double precision avoids rounding in the sum; parameters of a file require gradients
+        name: value.detach().double().clone() for name, value in state["model"].items() if is_averaged(name, value)
+    }
+    for path in paths[1:]:
+        state = load(path)
+        check_same_model(paths[0], first, path, state)
+        for name in total:
+            total[name] += state["model"][name].detach().double()
+    means = {name: (value / len(paths)).to(state["model"][name].dtype) for name, value in total.items()}
+    # The mean of moving averages is not the moving average of the mean.
+    extra = {name: value for name, value in (state.get("extra_state") or {}).items() if not name.startswith("ema")}
+    averaged = {
+        **state,
+        "args": None,
+        "cfg": OmegaConf.to_container(state["cfg"], enum_to_str=True),
+        "model": {**state["model"], **means},
+        "last_optimizer_state": None,
+        "extra_state": extra,
+    }
+    checkpoint_utils.torch_persistent_save(averaged, str(output))
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Load a checkpoint as data."""
+    from fairseq import checkpoint_utils
+
+    state: dict[str, Any] = checkpoint_utils.load_checkpoint_to_cpu(str(path))
+    if architecture(state) is None:
+        raise ValueError(f"{path} has no architecture: give a checkpoint of fairseq-train")
+    return state
+
+
+def architecture(state: Mapping[str, Any]) -> Any:
+    """Return the name of the architecture, or None."""
+    try:
+        return state["cfg"].model._name
+    except Exception:  # a file can cause any error
+        return None
+
+
+def is_averaged(name: str, value: Tensor) -> bool:
+    """Return whether an entry is averaged: all parameters are; version numbers are not, even as floats."""
+    return value.is_floating_point() and not name.endswith("version")
+
+
+def check_same_model(first_path: Path, first: Mapping[str, Any], path: Path, state: Mapping[str, Any]) -> None:
+    """Refuse checkpoints that differ in architecture, dictionary, parameters or parameter layout."""
+    places = f"{first_path} and {path}"
+    names = [architecture(each) for each in (first, state)]
+    if names[0] != names[1]:
+        raise ValueError(f"{places} have different architectures, {names[0]} and {names[1]}; {FIX}")
+    constraints = [getattr(each["cfg"].model, "branch_constraint", None) for each in (first, state)]
+    if constraints[0] != constraints[1]:
+        raise ValueError(f"{places} differ in --branch-constraint, {constraints[0]} and {constraints[1]}; {FIX}")
+    words = [(each.get("extra_state") or {}).get("words") for each in (first, state)]
+    if None not in words and words[0] != words[1]:
+        raise ValueError(f"{places} have different dictionaries; {FIX}")
+    ours, theirs = first["model"], state["model"]
+    if odd := sorted(ours.keys() ^ theirs.keys()):
+        raise ValueError(f"{places} have different parameters, only one has {odd[0]}; {FIX}")
+    for name, value in ours.items():
+        other = theirs[name]
+        if value.shape != other.shape:
+            sizes = f"{list(value.shape)} and {list(other.shape)}"
+            raise ValueError(f"{places} differ in the size of {name}, {sizes}; {FIX}")
+        if not is_averaged(name, value) and not value.equal(other):
+            raise ValueError(f"{places} differ in {name}, {value} and {other}; {FIX}")

@@ -7,14 +7,19 @@ onnxruntime.
 from __future__ import annotations
 
 import shlex
+import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import fairseq_plugins
-from fairseq_plugins.cli.arguments import add_user_dir
-from fairseq_plugins.cli.files import refuse_existing
+from fairseq_plugins.cli.arguments import add_user_dir, import_user_dir
+from fairseq_plugins.cli.files import naming_file_in_errors, refuse_existing
 from fairseq_plugins.cli.own_data.parallel_text import segmenter
+from fairseq_plugins.common.files import beside, naming
+from fairseq_plugins.common.subwords import bpe_symbol
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -58,13 +63,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    """Export one model.
-
-    Raises:
-        ValueError: the checkpoint is not from this plugin, a file does not match it, or the output exists.
-        OSError: a file cannot be read or written.
-    """
-    refuse_existing(args.output)
+    """Export one model."""
+    refuse_existing(args.output, makes_folder=True)
     for path in (args.checkpoint, args.bpe_codes, args.sentencepiece_model):
         if path is not None and not path.is_file():
             fix = "an ensemble cannot be exported, give one checkpoint" if ":" in str(path) else "check the path"
@@ -73,21 +73,93 @@ def run(args: Namespace) -> None:
         raise ValueError("--sentencepiece-model cannot be combined with --bpe-codes or --tokenizer: remove them")
     if args.bpe_codes is not None:
         segmenter(args.bpe_codes)
-    given = args.candidates_per_word, args.frequent_candidates
-    if args.candidates is None and given != (None, None):
+    if args.candidates is None and (args.candidates_per_word, args.frequent_candidates) != (None, None):
         raise ValueError("--candidates-per-word and --frequent-candidates need --candidates FOLDER")
-    for name in ("frequent.txt", "candidates.txt") if args.candidates is not None else ():
-        if not (args.candidates / name).is_file():
-            raise ValueError(
-                f"--candidates: {args.candidates / name} does not exist; run fairseq-plugins lexicon first"
-            )
     if find_spec("onnx") is None:
         raise ValueError("export needs the package onnx: pip install onnx onnxruntime")
-    if args.data is not None and not args.data.is_dir():
-        raise ValueError(f"--data {args.data}: not a folder; give the folder of dict.XX.txt")
-    from fairseq_plugins.cli.exporting import export  # noqa: PLC0415  (importing fairseq takes seconds)
-
     fairseq_plugins.install()
-    export(args)
+    import_user_dir(args.user_dir)
+    write(args)
     program = shlex.quote(str(args.output / "translate.py"))
     print(f"{args.output}: translate with python {program} < source.txt > translation.txt")
+
+
+def write(args: Namespace) -> None:
+    """Write the folder."""
+    from fairseq_plugins.cli.own_data.model_card import card_of
+    from fairseq_plugins.export.folder import write_folder
+    from fairseq_plugins.search.config import TranslationFastConfig as Defaults
+    from fairseq_plugins.vocabulary.candidates import Candidates
+
+    overrides = {"data": args.data, "source_lang": args.source_lang, "target_lang": args.target_lang}
+    model, task = load(args.checkpoint, {name: str(value) for name, value in overrides.items() if value is not None})
+    source, target = task.source_dictionary, task.target_dictionary
+    warning = about_subwords(source.symbols, args.bpe_codes is not None, args.sentencepiece_model is not None)
+    if warning:
+        print(f"warning: {warning}", file=sys.stderr)
+    candidates = None
+    if args.candidates is not None:
+        per_word, frequent = args.candidates_per_word, args.frequent_candidates
+        per_word = Defaults.candidates_per_word if per_word is None else per_word
+        frequent = Defaults.frequent_candidates if frequent is None else frequent
+        candidates = Candidates.read(args.candidates, source, target, per_word, frequent)
+    pair = (task.cfg.source_lang, task.cfg.target_lang)
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    with naming(args.output), beside(args.output) as unfinished:
+        unfinished.mkdir()
+        write_folder(
+            unfinished,
+            model,
+            source,
+            target,
+            codes=args.bpe_codes,
+            pieces=args.sentencepiece_model,
+            languages=pair if args.tokenizer else None,
+            pair=pair,
+            longest_source=task.max_positions()[0],
+            int8=args.int8,
+            candidates=candidates,
+            card=card_of(args.checkpoint),
+        )
+
+
+def about_subwords(words: Sequence[str], has_codes: bool, has_pieces: bool) -> str | None:
+    """Return a warning if the given subword model does not match the dictionary of the translation model."""
+    kind = bpe_symbol(words)
+    if kind == "sentencepiece" and not has_pieces:
+        return "without --sentencepiece-model the exported folder reads and writes sentencepiece pieces instead of text"
+    if kind == "subword_nmt" and not has_codes:
+        return "without --bpe-codes the exported folder reads text that is already split into subwords"
+    if has_codes and kind != "subword_nmt":
+        return "--bpe-codes: no word in the model's dictionary ends in @@; check that these are the model's codes"
+    if has_pieces and kind != "sentencepiece":
+        return "--sentencepiece-model: the model's dictionary has no sentencepiece pieces; check the file"
+    return None
+
+
+def load(checkpoint: Path, overrides: dict[str, str]) -> tuple[Any, Any]:
+    """Load a model for inference, and its task; ``overrides`` replaces options of both."""
+    from fairseq import checkpoint_utils
+    from fairseq.tasks.translation import TranslationTask
+
+    from fairseq_plugins.common.model import IncrementalDecoder
+
+    load_models = checkpoint_utils.load_model_ensemble_and_task
+    try:
+        with naming_file_in_errors(checkpoint, "cannot be exported"):
+            (model,), _, task = load_models([str(checkpoint)], arg_overrides=overrides)
+    except FileNotFoundError as error:
+        raise ValueError(f"{error.filename} does not exist: give the folder of the dictionaries with --data") from error
+    if not isinstance(getattr(model, "decoder", None), IncrementalDecoder):
+        raise ValueError(
+            f"{checkpoint} contains {type(model).__name__}, which is not a model of this plugin; give a checkpoint "
+            "of this plugin, or convert fconv with fairseq-plugins import-fconv"
+        )
+    if not isinstance(task, TranslationTask):  # Multilingual tasks add language symbols to source and target.
+        raise ValueError(
+            f"{checkpoint} was trained with {type(task).__name__}, and only --task translation and translation_fast "
+            "can be exported; give another checkpoint"
+        )
+    model.eval()
+    model.make_generation_fast_(need_attn=True)
+    return model, task

@@ -1,49 +1,28 @@
-"""Files and folders of commands: validation, file names in errors, locks, and records of settings."""
+"""Files and folders of commands: validation, file names in errors, locks, and checksums."""
 
 from __future__ import annotations
 
 import fcntl
-import json
+import gzip
+import hashlib
 import os
 import pickle
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from stat import S_ISDIR
-
-from fairseq_plugins.common.files import replacing
 
 
-def refuse_existing(path: Path) -> None:
-    """Refuse an output path that exists, even as a broken symbolic link.
+def refuse_existing(path: Path, makes_folder: bool = False) -> None:
+    """Refuse an output path that exists, even as a broken symbolic link, or whose folder is missing.
 
     Raises:
-        ValueError: the path exists.
+        ValueError: the path exists, or its folder does not exist and will not be made.
     """
     if os.path.lexists(path):
         raise ValueError(f"{path} already exists: choose another output")
-
-
-def refuse_missing_folder(path: Path) -> None:
-    """Refuse an output file in a missing folder.
-
-    Raises:
-        ValueError: the folder does not exist.
-    """
-    if not path.parent.is_dir():
+    if not makes_folder and not path.parent.is_dir():
         raise ValueError(f"{path}: the folder {path.parent} does not exist; create it first")
-
-
-def refuse_unreadable(*paths: Path | None) -> None:
-    """Refuse missing input files, and folders given as files, before slow imports.
-
-    Raises:
-        OSError: a file is missing, or is a folder.
-    """
-    for path in paths:
-        if path is not None and S_ISDIR(path.stat().st_mode):
-            raise IsADirectoryError(f"{path} is a folder: give a file")
 
 
 def refuse_input_as_output(output: Path, inputs: Iterable[Path]) -> None:
@@ -107,21 +86,10 @@ def work_in(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_UN)
 
 
-def refuse_other_settings(record: Path, settings: Mapping[str, object], made: Iterable[Path]) -> None:
-    """Record the settings; refuse to continue an earlier call's work that has other settings.
-
-    Args:
-        record: file of the settings.
-        settings: names and values.
-        made: files that earlier calls made; if there are none, other settings are allowed.
-
-    Raises:
-        ValueError: the record has other settings.
-    """
-    now = {name: str(value) for name, value in settings.items()}
-    before = json.loads(record.read_text(encoding="utf-8")) if record.exists() and any(made) else now
-    for name, value in now.items():
-        if (other := before.get(name)) != value:
-            raise ValueError(f"{record.parent} has {name} {other}, not {value}: choose another folder")
-    with replacing(record) as beside:
-        beside.write_text(json.dumps(now), encoding="utf-8")
+def digest(path: Path, algorithm: str, unzip: bool = False) -> str:
+    """Return the checksum of a file, or of the content of a gzipped file, in hexadecimal digits."""
+    found = hashlib.new(algorithm)
+    with gzip.open(path) if unzip else path.open("rb") as file:
+        while block := file.read(1 << 20):
+            found.update(block)
+    return found.hexdigest()

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import math
 import re
-from argparse import ArgumentParser
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 from fairseq_plugins.cli.own_data import parallel_text
 from fairseq_plugins.common.files import decoded
-
-LARGEST = 10  # largest length penalty; larger powers of a length would overflow
 
 
 @dataclass(frozen=True)
@@ -30,14 +28,12 @@ class Hypothesis:
         text: detokenised text.
         log_probability: log p(words | source) in nats; fairseq prints it with 4 decimals for each token.
         length: number of generated tokens, including the end of the sentence.
-        alignment: most attended source position of each word; None without ``--print-alignment hard``.
     """
 
     words: str
     text: str
     log_probability: float
     length: int
-    alignment: list[int] | None
 
     def score(self, lenpen: float, word_penalty: float = 0.0) -> float:
         """Return the ranking score in nats: (log p(y|x) + word_penalty (|y| - 1)) / |y|^lenpen."""
@@ -53,19 +49,11 @@ class Sentence:
     hypotheses: list[Hypothesis]
 
 
-@dataclass(frozen=True)
-class _Line:
+class _Line(NamedTuple):
     place: str
     kind: str
     number: int
     text: str
-
-
-def add_generated(parser: ArgumentParser, made_by: str, more: str = "") -> None:
-    """Add the argument ``generated``: files with the output of a fairseq command."""
-    parser.add_argument(
-        "generated", nargs="+", type=Path, metavar="GENERATED", help=f"output of {made_by}, or of its shards{more}"
-    )
 
 
 def read_generated(paths: Iterable[Path]) -> list[Sentence]:
@@ -123,38 +111,21 @@ def _read_lines(path: Path) -> Iterator[_Line]:
 
 
 def _read_sentence(lines: Sequence[_Line]) -> Sentence:
-    reference = next((line.text for line in lines if line.kind == "T"), None)
-    kinds = "".join(line.kind for line in lines)
-    if not re.fullmatch(r"[ST]*(HDPA?)+", kinds):
+    if not re.fullmatch("[ST]*(HDPA?)+", "".join(line.kind for line in lines)):
         raise ValueError(
             f"{lines[-1].place}: sentence {lines[-1].number} lacks a line H, D or P; run fairseq-generate again"
         )
-    hypotheses = [_read_hypothesis(*lines[slice(*found.span())]) for found in re.finditer("HDPA?", kinds)]
+    words, texts, scores = ([line for line in lines if line.kind == kind] for kind in "HDP")
+    hypotheses = []
+    for word_line, text_line, score_line in zip(words, texts, scores, strict=True):
+        try:
+            values = [float(score) for score in score_line.text.split()]
+        except ValueError as error:
+            raise ValueError(f"{score_line.place}: {error}; run fairseq-generate again") from None
+        if not values or not math.isfinite(sum(values)):
+            raise ValueError(f"{score_line.place}: scores are missing or infinite; run fairseq-generate again")
+        log_probability = math.fsum(values) * math.log(2)
+        plain_words, text = (line.text.partition("\t")[2] for line in (word_line, text_line))
+        hypotheses.append(Hypothesis(plain_words, text, log_probability, len(values)))
+    reference = next((line.text for line in lines if line.kind == "T"), None)
     return Sentence(lines[0].number, reference, hypotheses)
-
-
-def _read_hypothesis(words: _Line, text: _Line, positions: _Line, alignment: _Line | None = None) -> Hypothesis:
-    try:
-        scores = [float(score) for score in positions.text.split()]
-        if any(map(math.isnan, scores)):
-            raise ValueError("a score is not a number")
-        log_probability = math.fsum(scores) * math.log(2)
-    except (ValueError, OverflowError) as error:
-        raise ValueError(f"{positions.place}: {error}; run fairseq-generate again") from None
-    hypothesis = Hypothesis(
-        words=words.text.partition("\t")[2],
-        text=text.text.partition("\t")[2],
-        log_probability=log_probability,
-        length=len(scores),
-        alignment=_read_alignment(alignment.text) if alignment else None,
-    )
-    # Words may contain other whitespace, such as a no-break space.
-    if len(scores) <= len(list(filter(None, hypothesis.words.split(" ")))):  # The end of the sentence has a score, too.
-        raise ValueError(f"{positions.place}: fewer scores than tokens in {words.place}; run fairseq-generate again")
-    return hypothesis
-
-
-def _read_alignment(text: str) -> list[int] | None:
-    """Return the source positions of ``source-target source-target ...``; None for a soft alignment."""
-    pairs = [re.fullmatch(r"([0-9]{1,18})-[0-9]+", pair) for pair in text.split()]
-    return None if None in pairs else [int(pair[1]) for pair in pairs if pair]

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import fairseq_plugins
 from fairseq_plugins.cli.arguments import add_user_dir, import_user_dir
-from fairseq_plugins.cli.files import naming_file_in_errors, refuse_existing, refuse_missing_folder
+from fairseq_plugins.cli.files import naming_file_in_errors, refuse_existing
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -20,20 +20,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    """Convert one checkpoint.
-
-    Raises:
-        ValueError: the input is missing or not an fconv checkpoint, or the output is not allowed.
-        OSError: a file cannot be read or written.
-        UnpicklingError: the input is not a checkpoint, or contains code.
-    """
+    """Convert one checkpoint."""
     if not args.input.is_file():
         raise ValueError(f"{args.input} is not a file: give a checkpoint of fairseq's fconv")
     refuse_existing(args.output)
-    refuse_missing_folder(args.output)
     fairseq_plugins.install()
     import_user_dir(args.user_dir)
-    from fairseq import checkpoint_utils  # noqa: PLC0415  (importing torch takes seconds)
+    from fairseq import checkpoint_utils
 
     family = find_converter("fconv")
     with naming_file_in_errors(args.input, "cannot be converted from fairseq's fconv"):
@@ -48,12 +41,8 @@ def run(args: Namespace) -> None:
 
 
 def find_converter(model: str) -> ModuleType:
-    """Import the module that converts checkpoints of a fairseq model to one of this plugin's families.
-
-    Raises:
-        ValueError: no family converts the model.
-    """
-    from fairseq.models import MODEL_REGISTRY  # noqa: PLC0415  (importing torch takes seconds)
+    """Import the module that converts checkpoints of a fairseq model to one of this plugin's families."""
+    from fairseq.models import MODEL_REGISTRY
 
     for family in MODEL_REGISTRY.values():
         if name := getattr(family, "converters", {}).get(model):

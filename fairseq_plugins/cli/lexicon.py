@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 
 from fairseq_plugins.cli.arguments import positive
 from fairseq_plugins.cli.bar import bar
-from fairseq_plugins.cli.files import refuse_input_as_output, refuse_unreadable
+from fairseq_plugins.cli.files import refuse_input_as_output
 from fairseq_plugins.cli.own_data.parallel_text import writing
 from fairseq_plugins.cli.processes import running
 from fairseq_plugins.common.files import naming
@@ -52,14 +52,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    """Align the text and write the lexicon; existing files are replaced only at the end.
-
-    Raises:
-        ValueError: eflomal is missing or fails, the text is invalid, or the output is not a folder.
-    """
+    """Align the text and write the lexicon; existing files are replaced only at the end."""
     if args.output.exists() and not args.output.is_dir():
         raise ValueError(f"--output {args.output}: not a folder; choose another one")
-    refuse_unreadable(args.source, args.target)
+    for path in (args.source, args.target):
+        path.stat()  # raises an error before anything else if the file is missing
     outputs = [args.output / name for name in FILES]
     for path in outputs:
         refuse_input_as_output(path, [args.source, args.target])
@@ -84,9 +81,6 @@ def find_aligner() -> str:
     """Return the path of eflomal's command, in this environment or on the PATH.
 
     eflomal's licence is the GPL, so it runs as a separate program and is never imported.
-
-    Raises:
-        ValueError: eflomal is not installed.
     """
     # An empty entry of PATH means the working folder.  Programs there are not trusted.
     path = [folder for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
@@ -101,9 +95,6 @@ def copy_text(source: Path, target: Path, work: Path) -> tuple[int, Counter[str]
 
     Returns:
         The number of sentence pairs, and the frequency of each target word.
-
-    Raises:
-        ValueError: the text is invalid or empty.
     """
     pairs = too_long = 0
     frequency: Counter[str] = Counter()
@@ -125,11 +116,7 @@ def copy_text(source: Path, target: Path, work: Path) -> tuple[int, Counter[str]
 
 
 def read_word_pairs(source: Path, target: Path) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield the words of each pair of lines; skip pairs of empty lines.
-
-    Raises:
-        ValueError: a sentence has no translation, or a line is invalid.
-    """
+    """Yield the words of each pair of lines; skip pairs of empty lines."""
     sides = read(source), read(target)
     for number, (source_words, target_words) in enumerate(zip_longest(*sides), 1):
         if source_words is None or target_words is None:
@@ -144,11 +131,7 @@ def read_word_pairs(source: Path, target: Path) -> Iterator[tuple[list[str], lis
 
 
 def read(path: Path) -> Iterator[list[str]]:
-    """Yield the words of each line, split like fairseq.
-
-    Raises:
-        ValueError: a line is invalid UTF-8, or contains a carriage return or NUL.
-    """
+    """Yield the words of each line, split like fairseq."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
@@ -164,11 +147,7 @@ def read(path: Path) -> Iterator[list[str]]:
 
 
 def align(aligner: str, work: Path) -> None:
-    """Align ``source`` and ``target`` in ``work`` into the files ``forward`` and ``reverse`` there.
-
-    Raises:
-        ValueError: eflomal fails.
-    """
+    """Align ``source`` and ``target`` in ``work`` into the files ``forward`` and ``reverse`` there."""
     command = [aligner, "--verbose", "--source", str(work / "source"), "--target", str(work / "target")]
     command += ["--forward-links", str(work / "forward"), "--reverse-links", str(work / "reverse")]
     last: deque[str] = deque(maxlen=5)
@@ -198,19 +177,15 @@ def count_links(work: Path, pairs: int) -> dict[str, Counter[str]]:
 
     The counts of both alignment directions are summed.  Candidates from the sum cover more words of held-out sentences
     than candidates from one direction, the intersection or grow-diag, and as many as candidates from the union.
-
-    Raises:
-        ValueError: eflomal's output is empty or does not match the text.
     """
     links: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    lines = 0
     with ExitStack() as stack:
         names = ("source", "target", "forward", "reverse")
         files = [stack.enter_context((work / name).open(encoding="utf-8", errors="replace")) for name in names]
-        for source, target, forward, reverse in bar(
-            zip(*files, strict=False), desc="count", total=pairs, unit=" pairs"
-        ):
-            lines += 1
+        rows = bar(zip_longest(*files), desc="count", total=pairs, unit=" pairs")
+        for number, (source, target, forward, reverse) in enumerate(rows, start=1):
+            if None in (source, forward, reverse):
+                raise ValueError(f"eflomal-align: its links are not those of {pairs} sentence pairs; {REINSTALL}")
             source_words, target_words = source.split(), target.split()
             for link in forward.split() + reverse.split():
                 try:
@@ -218,13 +193,9 @@ def count_links(work: Path, pairs: int) -> dict[str, Counter[str]]:
                     links[source_words[i]][target_words[j]] += 1
                 except (ValueError, IndexError):
                     raise ValueError(
-                        f"eflomal-align: line {lines} has the link {link!r}, expected i-j with words of "
+                        f"eflomal-align: line {number} has the link {link!r}, expected i-j with words of "
                         f"{len(source_words)} and {len(target_words)}; {REINSTALL}"
                     ) from None
-        if lines != pairs:
-            raise ValueError(f"eflomal-align: links of only {lines} of {pairs} sentence pairs; {REINSTALL}")
-        if any(next(file, None) is not None for file in files):
-            raise ValueError(f"eflomal-align: links of more than {pairs} sentence pairs; {REINSTALL}")
     if not links:
         raise ValueError("eflomal-align linked no words: give more text, and check that it is parallel")
     return dict(links)

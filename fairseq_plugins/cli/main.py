@@ -18,15 +18,14 @@ from fairseq_plugins.cli.processes import is_of_output, standard_streams, stoppa
 COMMANDS = {
     "user-dir": ("user_dir", "print the path for fairseq's --user-dir"),
     "import-fconv": ("import_fconv", "convert a checkpoint of fairseq's fconv to convs2s"),
-    "prepare": ("prepare.command", "prepare the data of a paper's experiment"),
     "own-data": ("own_data.command", "train a model on your own parallel text, and translate with it"),
     "export": ("export", "write a folder that translates without fairseq and PyTorch"),
     "serve": ("serve.command", "translate over HTTP and on a web page, with exported folders"),
     "average": ("average", "average the checkpoints of a training"),
     "lexicon": ("lexicon", "extract a bilingual lexicon from parallel text"),
-    "plot-attention": ("plots.attention", "draw the attention of a translation"),
-    "plot-branches": ("plots.branches", "draw the branch weights of a Weighted Transformer over the training"),
-    "plot-loss": ("plots.loss", "draw the losses in fairseq's logs"),
+    "plot-attention": ("plot_attention", "draw the attention of a translation"),
+    "plot-branches": ("plot_branches", "draw the branch weights of a Weighted Transformer over the training"),
+    "plot-loss": ("plot_loss", "draw the losses in fairseq's logs"),
     "score": ("score", "print BLEU, chrF or ROUGE of translations"),
     "tune-length": ("tune_length", "find the best length penalty for n-best lists, without decoding again"),
 }
@@ -40,7 +39,11 @@ def find(name: str) -> ModuleType:
 @stoppable()
 @standard_streams()
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; for a user's error, print one line and exit with status 1."""
+    """Run the command line.
+
+    All functions of commands raise ValueError or OSError for errors of users.  Such an error becomes one line, and the
+    status is 1.
+    """
     args = parse(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # Escape characters that the stream cannot encode.

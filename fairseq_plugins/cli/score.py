@@ -20,7 +20,6 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 from fairseq_plugins.cli.arguments import positive
-from fairseq_plugins.cli.files import refuse_unreadable
 from fairseq_plugins.cli.generated import Hypothesis, lines_of, read_generated
 from fairseq_plugins.cli.own_data.held_out import HeldOut, generated, is_complete, read_held_out, scored_part
 from fairseq_plugins.cli.own_data.trained import find_model
@@ -90,11 +89,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    """Print the scores.
-
-    Raises:
-        ValueError: a file is unreadable, files do not match, or ROUGE cannot score them.
-    """
+    """Print the scores."""
     if args.output is not None:
         others = [name for name, value in vars(args).items() if name not in OF_OUT and value]
         if others:
@@ -107,7 +102,6 @@ def run(args: Namespace) -> None:
         raise ValueError("--reference with several files, and --bytes, need --rouge")
     if args.rouge and (args.lowercase or args.tokenised is not None):
         raise ValueError("--rouge ignores case and has its own tokenizer: remove --lowercase and --tokenised")
-    refuse_unreadable(*(path for paths in args.generated for path in paths), *args.reference, args.tokenised)
     found: dict[str, list[float]] = {}
     for paths in args.generated:
         sentences = read_generated(paths)
@@ -148,11 +142,7 @@ class Scores:
 
 
 def score_folder(output: Path, arch: str | None) -> Scores:
-    """Score the translations in a folder of own-data.
-
-    Raises:
-        ValueError: the translations are missing or incomplete.
-    """
+    """Score the translations in a folder of own-data."""
     folder, model = find_model(output, arch)
     part = scored_part(folder)
     if not is_complete(generated(model, part), model / "checkpoint_best.pt"):
@@ -204,11 +194,7 @@ def bleu(
 
 
 def rouge(texts: Sequence[str], references: Sequence[Sequence[str]], limit: int | None) -> dict[str, float]:
-    """Return mean ROUGE scores of the sentences, in per cent.
-
-    Raises:
-        ValueError: rouge-score is not installed, or cannot score the language.
-    """
+    """Return mean ROUGE scores of the sentences, in per cent."""
     if not can_score([word for each in references for line in each for word in line.split()]):
         raise ValueError("--rouge compares only the letters a to z and digits, and the references have few: use BLEU")
     scorer = rouge_scorer(ROUGE)

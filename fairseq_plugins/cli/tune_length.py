@@ -18,17 +18,24 @@ from pathlib import Path
 from sacrebleu.metrics.bleu import BLEU
 
 from fairseq_plugins.cli.arguments import add_user_dir
-from fairseq_plugins.cli.files import refuse_unreadable
-from fairseq_plugins.cli.generated import LARGEST, Sentence, add_generated, lines_of, read_generated
+from fairseq_plugins.cli.generated import Sentence, lines_of, read_generated
 from fairseq_plugins.cli.own_data.folder import BEAM, BEST
 from fairseq_plugins.cli.own_data.held_out import HeldOut, generate, generated, is_complete, read_held_out
 from fairseq_plugins.cli.own_data.trained import find_model
 from fairseq_plugins.cli.score import TOKENIZERS, tokenizer_for
 from fairseq_plugins.cli.user_dir import USER_DIR
 
+LARGEST = 10  # largest exponent; larger powers of a length would overflow
+
 
 def add_arguments(parser: ArgumentParser) -> None:
-    add_generated(parser, "fairseq-generate --nbest K", "; or own-data's folder")
+    parser.add_argument(
+        "generated",
+        nargs="+",
+        type=Path,
+        metavar="GENERATED",
+        help="output of fairseq-generate --nbest K, or of its shards; or own-data's folder",
+    )
     parser.add_argument("--arch", help="with own-data's folder: the architecture, if several models were trained there")
     add_user_dir(parser, default=USER_DIR)
     parser.add_argument(
@@ -66,10 +73,6 @@ def run(args: Namespace) -> None:
 
     If several are equally good, the exponent closest to fairseq's default, 1, is recommended, and then the smallest
     penalty.
-
-    Raises:
-        ValueError: the lists or references are unreadable or do not match, or the lists have only one hypothesis per
-            sentence.
     """
     if not all(abs(alpha) <= LARGEST for alpha in args.alphas):
         raise ValueError(f"--alphas {args.alphas}: must be between -{LARGEST} and {LARGEST}")
@@ -85,7 +88,6 @@ def run(args: Namespace) -> None:
     elif args.arch is not None:
         raise ValueError("--arch: only allowed with own-data's folder; remove the option")
     else:
-        refuse_unreadable(*args.generated, args.reference)
         sentences = read_generated(args.generated)
     if all(len(sentence.hypotheses) == 1 for sentence in sentences):
         raise ValueError("GENERATED has one hypothesis per sentence: run fairseq-generate with --nbest K")
@@ -108,11 +110,7 @@ def run(args: Namespace) -> None:
 
 
 def validation_lists(output: Path, arch: str | None, user_dir: Path) -> HeldOut:
-    """Return n-best lists of the validation part in own-data's folder; generate them if they are missing.
-
-    Raises:
-        ValueError: there is no model, or fairseq-generate fails.
-    """
+    """Return n-best lists of the validation part in own-data's folder; generate them if they are missing."""
     folder, model = find_model(output, arch)
     lists = model / "nbest"
     if not is_complete(generated(lists, "valid"), model / BEST):

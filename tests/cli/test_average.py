@@ -79,57 +79,27 @@ def test_doubles_that_are_parameters_and_tied(data: Path, tmp_path: Path) -> Non
     assert averaged["extra_state"].keys() == {"epoch", "train_iterator"}
 
 
-def changed(path: Path, output: Path, **values: Any) -> Path:
-    content = torch.load(path)
-    for name, value in values.items():
-        if name == "architecture":
-            content["cfg"]["model"]["_name"] = value
-        elif name == "branch_constraint":
-            content["cfg"]["model"][name] = value
-        elif name == "words":
-            content["extra_state"][name] = value
-        elif value is None:
-            del content["model"][name]
-        else:
-            content["model"][name] = value
-    torch.save(content, output)
-    return output
-
-
 @pytest.mark.parametrize(
-    ("values", "difference"),
+    ("part", "name", "value", "difference"),
     [
-        ({"version": torch.tensor(1)}, " version"),
-        ({"version": torch.tensor(1.0)}, " version"),
-        ({"branch_weights_version": torch.tensor(1)}, " branch_weights_version"),
-        ({"branch_constraint": "softmax"}, "--branch-constraint"),
-        ({"words": {"source": "0", "target": "0"}}, "dictionaries"),
-        ({"architecture": "convs2s"}, "different architectures"),
-        ({"version": None}, " version"),
-        ({"encoder.layers.0.branches.kappa.weight": torch.ones(2)}, "encoder.layers.0.branches.kappa.weight"),
+        ("model", "version", torch.tensor(1), " version"),
+        ("model", "version", torch.tensor(1.0), " version"),
+        ("model", "version", None, " version"),
+        ("model", "encoder.layers.0.branches.kappa.weight", torch.ones(2), "encoder.layers.0.branches.kappa.weight"),
+        ("cfg", "branch_constraint", "softmax", "--branch-constraint"),
+        ("cfg", "_name", "convs2s", "different architectures"),
+        ("extra_state", "words", {"source": "0", "target": "0"}, "dictionaries"),
     ],
 )
-def test_what_does_not_belong_together_is_refused(trained, tmp_path, values, difference) -> None:
-    other = changed(trained / "checkpoint2.pt", tmp_path / "other.pt", **values)
+def test_what_does_not_belong_together_is_refused(trained, tmp_path, part, name, value, difference) -> None:
+    content = torch.load(trained / "checkpoint2.pt")
+    place = content["cfg"]["model"] if part == "cfg" else content[part]
+    place.update({name: value}) if value is not None else place.pop(name)
+    other = tmp_path / "other.pt"
+    torch.save(content, other)
     with pytest.raises(SystemExit, match=f"average: error: .*{difference}"):
         cli.main(["average", str(trained / "checkpoint1.pt"), str(other), "--output", str(tmp_path / "average.pt")])
     assert not (tmp_path / "average.pt").exists()
-
-
-@pytest.mark.parametrize(
-    "extra",
-    [[1], {1: 2}, {(1, 2): 3}, {None: 4}, {"words": torch.zeros(2)}],
-    ids=["list", "1", "pair", "None", "words"],
-)
-def test_an_odd_extra_state_is_a_clear_error(trained: Path, tmp_path: Path, extra: Any) -> None:
-    odd = tmp_path / "odd.pt"
-    saved = torch.load(trained / "checkpoint2.pt", weights_only=False)
-    whole = {**saved["extra_state"], **extra} if isinstance(extra, dict) else extra
-    torch.save({**saved, "extra_state": whole}, odd)
-    for inputs in ([odd, trained / "checkpoint1.pt"], [trained / "checkpoint1.pt", odd]):
-        with pytest.raises(SystemExit, match=r"average: error: .*odd\.pt"):
-            cli.main(["average", *map(str, inputs), "--output", str(tmp_path / "average.pt")])
-    assert [*tmp_path.iterdir()] == [odd]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +112,7 @@ def test_wrong_options(trained: Path, tmp_path: Path, capsys, arguments: list[st
     assert name in f"{ended.value} {capsys.readouterr().err}"
 
 
-@pytest.mark.parametrize("model", [None, "text", [], {}, "???", {"_name": "???"}])
+@pytest.mark.parametrize("model", [None, {}])
 def test_what_has_no_architecture_is_refused(trained: Path, tmp_path: Path, model: Any) -> None:
     content = torch.load(trained / "checkpoint1.pt")
     content["cfg"]["model"] = model

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import io
 import subprocess
 import sys
@@ -13,16 +12,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fairseq import checkpoint_utils
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.utils import import_user_module
 
-import fairseq_plugins
 from fairseq_plugins.cli import main as cli
 from fairseq_plugins.cli.user_dir import USER_DIR
 from tests.commands import FORKED, MAIN, python
-
-LOADING = ["plots.attended_translation", "plots.branch_weights", "checkpoint_mean", "exporting"]
 
 
 def call(*words: str) -> subprocess.CompletedProcess[str]:
@@ -55,10 +50,10 @@ MISSING = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in cli.COMMANDS if name not in ("prepare", "user-dir")])
+@pytest.mark.parametrize("name", [name for name in cli.COMMANDS if name != "user-dir"])
 def test_a_missing_file_is_named_and_nothing_is_begun(name: str, tmp_path: Path) -> None:
     words = MISSING[name].format(tmp_path / "missing.en", tmp_path / "out", tmp_path).split()
-    with pytest.raises(SystemExit, match=f"{name}: error: .*{tmp_path}/missing.en"):
+    with pytest.raises(SystemExit, match=rf"{name}: error: (?!\[Errno).*{tmp_path}/missing.en"):
         cli.main([name, *words])
     assert list(tmp_path.iterdir()) == []
 
@@ -83,12 +78,6 @@ def test_letters_that_the_terminal_has_not(monkeypatch: pytest.MonkeyPatch) -> N
     assert terminal.buffer.getvalue() == rb"a\u0308\xe4" + b"\n"  # type: ignore[attr-defined]
 
 
-def test_errors_of_the_system_have_no_numbers(tmp_path: Path) -> None:
-    files = ["--generated", str(tmp_path / "none"), "--reference", str(tmp_path / "none")]
-    with pytest.raises(SystemExit, match=r"score: error: No such file or directory: '.*none'$"):
-        cli.main(["score", *files])
-
-
 def forked(target: Callable[[str, Path], None], argument: str, folder: Path) -> str:
     """Return the output of ``target`` in a process that has imported fairseq, but nothing of this plugin."""
     found = folder / "found"
@@ -97,23 +86,6 @@ def forked(target: Callable[[str, Path], None], argument: str, folder: Path) -> 
     process.join()
     assert process.exitcode == 0
     return found.read_text()
-
-
-def look_at(name: str, found: Path) -> None:
-    """Print the loaders of fairseq that a module imported before the repairs."""
-    assert not hasattr(checkpoint_utils.load_checkpoint_to_cpu, "__wrapped__")
-    tool = importlib.import_module(f"fairseq_plugins.cli.{name}")
-    assert not hasattr(checkpoint_utils.load_checkpoint_to_cpu, "__wrapped__")
-    fairseq_plugins.install()
-    mended = [inspect.unwrap(each) for each in vars(checkpoint_utils).values() if hasattr(each, "__wrapped__")]
-    assert inspect.unwrap(checkpoint_utils.load_checkpoint_to_cpu) in mended
-    found.write_text(" ".join(each.__name__ for each in vars(tool).values() if each in mended))
-
-
-@pytest.mark.parametrize("name", LOADING)
-def test_checkpoints_are_loaded_with_the_repairs(name: str, tmp_path: Path) -> None:
-    """The repairs also apply to a command's module that imported fairseq's loader before them."""
-    assert forked(look_at, name, tmp_path) == ""
 
 
 def test_what_registers_leaves_out_the_compiler_of_torch() -> None:

@@ -17,7 +17,7 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from fairseq.tasks.translation_multi_simple_epoch import TranslationMultiSimpleEpochTask
 
 from fairseq_plugins.cli import main as cli
-from fairseq_plugins.cli.exporting import about_subwords
+from fairseq_plugins.cli.export import about_subwords
 from tests.commands import MAIN, USER_DIR, full_disk, own_user_dir, python, run, save_model
 from tests.conftest import enliven, random_model
 
@@ -114,12 +114,8 @@ def test_subwords_without_codes(data: Path, tmp_path: Path, capsys: pytest.Captu
     ("words", "has", "warning"),
     [
         (["a@@", "b"], {"has_codes"}, None),
-        (["a", "b"], set(), None),
         (["\u2581a", "b"], {"has_pieces"}, None),
-        (["a@@", "b"], set(), "without --bpe-codes"),
         (["a~~", "b"], {"has_codes"}, "--bpe-codes: "),
-        (["\u2581a", "\u2581b", "c@@"], {"has_codes"}, "without --sentencepiece-model"),
-        (["\u2581", "b@@", "c@@"], set(), "without --bpe-codes"),
         (["\u2581a", "b"], set(), "without --sentencepiece-model"),
         (["a", "b"], {"has_pieces"}, "--sentencepiece-model: "),
     ],
@@ -178,17 +174,6 @@ def test_an_architecture_of_ones_own(data: Path, tmp_path: Path) -> None:
         result = python("-c", MAIN, *words)
         assert result.returncode == 0, result.stderr
     assert len(translate(tmp_path / "out")) == 4
-
-
-def test_dictionaries_of_another_training(data: Path, tmp_path: Path) -> None:
-    """The error names the file once, and the option."""
-    path, other = checkpoint(data, tmp_path / "model.pt", "convs2s_tiny"), tmp_path / "other"
-    other.mkdir()
-    for dictionary in data.glob("dict.*.txt"):
-        (other / dictionary.name).write_text(dictionary.read_text() + "more 1\n")
-    with pytest.raises(SystemExit, match=r"error: \S*model\.pt: .*--data") as stop:
-        export(path, tmp_path / "out", "--data", other)
-    assert str(stop.value).count("model.pt") == 1
 
 
 def test_a_full_disk_and_a_kill_leave_no_folder(data: Path, tmp_path: Path) -> None:

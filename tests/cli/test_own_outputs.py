@@ -18,9 +18,9 @@ import sacrebleu
 
 from fairseq_plugins.cli import main as cli
 from fairseq_plugins.cli import score
+from fairseq_plugins.cli.figure import fonts_for
 from fairseq_plugins.cli.lexicon import find_aligner
 from fairseq_plugins.cli.own_data import refusals
-from fairseq_plugins.cli.plots.figure import fonts_for
 from fairseq_plugins.convs2s.model import ConvS2SModel
 from tests.cli.test_own_data import TINY
 from tests.commands import MAIN, ROOT, USER_DIR, python

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fairseq_plugins.cli.own_data import training as own_training
-from fairseq_plugins.cli.plots.loss import read_curve
+from fairseq_plugins.cli.plot_loss import read_curve
 from fairseq_plugins.common.model import TranslationModel
 from fairseq_plugins.conv_encoder import ConvEncoderModel
 from fairseq_plugins.convs2s import ConvS2SModel

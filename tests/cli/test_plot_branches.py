@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from fairseq_plugins.cli import main as cli
-from fairseq_plugins.cli.plots import branch_weights
-from fairseq_plugins.cli.plots import branches as plot_branches
+from fairseq_plugins.cli import plot_branches
 
 
 def save(folder: Path, update: int, constraint: str = "simplex") -> Path:
@@ -28,7 +27,7 @@ def save(folder: Path, update: int, constraint: str = "simplex") -> Path:
 def test_checkpoints_come_in_the_order_of_their_updates(tmp_path: Path) -> None:
     for update in (10, 2, 4):
         save(tmp_path, update)
-    updates, vectors = branch_weights.read(plot_branches.list_files([tmp_path]), "encoder.1")
+    updates, vectors = plot_branches.read(plot_branches.list_files([tmp_path]), "encoder.1")
     assert updates == [2, 4, 10]
     assert list(vectors) == [("encoder", 1, "kappa"), ("encoder", 1, "alpha")]
     torch.testing.assert_close(vectors["encoder", 1, "kappa"][[0, 2]], torch.tensor([[0.5, 0.3, 0.2], [0.7, 0.3, 0.0]]))
@@ -38,22 +37,15 @@ def test_two_trainings_are_not_taken_for_one(tmp_path: Path) -> None:
     """The best and the last checkpoint may be equal."""
     first, copy = save(tmp_path, 2), tmp_path / "copy.pt"
     copy.write_bytes(first.read_bytes())
-    assert branch_weights.read([first, copy], None)[0] == [2]
+    assert plot_branches.read([first, copy], None)[0] == [2]
     (tmp_path / "other").mkdir()
     other = save(tmp_path / "other", 2, "softmax")
     with pytest.raises(ValueError, match="other/"):
-        branch_weights.read([first, other], None)
-
-
-def test_all_layers_are_there_unless_one_is_named(tmp_path: Path) -> None:
-    _, vectors = branch_weights.read([save(tmp_path, 2)], None)
-    assert [(side, layer) for side, layer, _ in vectors] == [("encoder", 1)] * 2 + [("decoder", 10)] * 2
-    _, vectors = branch_weights.read([save(tmp_path, 2)], "decoder.10")
-    assert {vector.layer for vector in vectors} == {10}
+        plot_branches.read([first, other], None)
 
 
 def test_logits_are_shown_as_the_weights_they_stand_for(tmp_path: Path) -> None:
-    _, vectors = branch_weights.read([save(tmp_path, 2, "softmax")], "encoder.1")
+    _, vectors = plot_branches.read([save(tmp_path, 2, "softmax")], "encoder.1")
     torch.testing.assert_close(vectors["encoder", 1, "alpha"][0], torch.tensor([0.5, 0.3, 0.2]).softmax(dim=0))
 
 
@@ -72,7 +64,7 @@ def test_the_legend_has_all_branches(tmp_path: Path) -> None:
     """A decoder may have more branches than the encoder."""
     pytest.importorskip("matplotlib")
     sides = {"encoder": torch.ones(2, 2), "decoder": torch.ones(2, 5)}
-    vectors = {branch_weights.Vector(side, 0, "kappa"): values for side, values in sides.items()}
+    vectors = {plot_branches.Vector(side, 0, "kappa"): values for side, values in sides.items()}
     plot_branches.draw([1, 2], vectors, tmp_path / "picture.svg")
     assert "<!-- branch 5 -->" in (tmp_path / "picture.svg").read_text(encoding="utf-8")
 

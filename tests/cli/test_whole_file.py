@@ -106,11 +106,6 @@ def test_what_cannot_be_written_is_named(name: str, tmp_path: Path, monkeypatch:
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_full_device_is_named() -> None:
-    with pytest.raises(OSError, match="/dev/full"):
-        write(Path("/dev/full"), "text")
-
-
 @pytest.mark.parametrize("output", ["/dev/stdout", "list"])
 def test_the_standard_output_keeps_its_content(output: str, tmp_path: Path) -> None:
     """Also if it is a file, by either name."""

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from fairseq_plugins.cli.files import digest
 from fairseq_plugins.cli.own_data import parallel_text, pieces
 from fairseq_plugins.cli.own_data.cleaning import clean, report
 from fairseq_plugins.cli.own_data.texts import FilePair, read_pairs
-from fairseq_plugins.cli.prepare.download import digest
 from fairseq_plugins.cli.processes import fairseq
 from fairseq_plugins.common.files import beside, replacing
 

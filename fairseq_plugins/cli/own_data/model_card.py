@@ -18,7 +18,7 @@ from fairseq_plugins.cli.own_data.folder import SETTINGS, Folder
 from fairseq_plugins.cli.own_data.held_out import NAMES
 from fairseq_plugins.cli.own_data.parallel_text import read_text, writing
 from fairseq_plugins.cli.own_data.trained import FINISHED, Base, is_trained
-from fairseq_plugins.cli.plots.loss import LOG, records
+from fairseq_plugins.cli.plot_loss import LOG, records
 from fairseq_plugins.cli.score import Scores
 
 CARD = "README.md"

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Any
 
-from fairseq_plugins.cli.plots.loss import records
+from fairseq_plugins.cli.plot_loss import records
 
 SILENCE = 60  # minimum of seconds between two messages about updates
 

@@ -29,7 +29,7 @@ from fairseq_plugins.cli.own_data import parallel_text
 from fairseq_plugins.cli.own_data.progress import TrainingProgress, span
 from fairseq_plugins.cli.own_data.refusals import refuse_missing_packages, unknown_architecture
 from fairseq_plugins.cli.own_data.trained import Base, without_ends
-from fairseq_plugins.cli.plots.loss import LOG
+from fairseq_plugins.cli.plot_loss import LOG
 from fairseq_plugins.cli.processes import ALL_SENTENCES, NO_LONG_ONES, fairseq_lines
 from fairseq_plugins.cli.user_dir import USER_DIR
 from fairseq_plugins.common.files import naming

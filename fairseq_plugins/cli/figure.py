@@ -45,11 +45,7 @@ def line_styles(number: int) -> dict[str, str]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure whose layout adapts to its labels; sizes are in inches.
-
-    Raises:
-        ValueError: matplotlib is not installed.
-    """
+    """Return an empty figure whose layout adapts to its labels; sizes are in inches."""
     logging.getLogger("matplotlib").setLevel(logging.WARNING)  # importing fairseq sets the root logger to DEBUG
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 (an optional dependency)
@@ -95,11 +91,7 @@ def fonts_for(text: str) -> list[str]:
 
 
 def save(figure: Figure, output: Path) -> None:
-    """Write a picture in the format of its suffix.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write a picture in the format of its suffix."""
     picture = BytesIO()  # matplotlib hides the OSError of a full disk
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # see `fonts_for`

@@ -9,24 +9,33 @@ import tarfile
 from dataclasses import replace
 from pathlib import Path
 
+import corpus
 import pytest
+from corpus import Corpus, prepare
+from downloads import File, fetch, text
+from experiments import CORPORA
 
-from fairseq_plugins.cli import main as cli
-from fairseq_plugins.cli.prepare import corpus
-from fairseq_plugins.cli.prepare.corpus import Corpus, prepare
-from fairseq_plugins.cli.prepare.corpus_files import File, fetch, text
-from fairseq_plugins.cli.prepare.experiments import CORPORA
-from tests.cli.conftest import Server, url
+from tests.commands import ROOT, script
+from tests.examples.conftest import Server, url
+
+
+def call(*words: object) -> str:
+    """Run the script, and return its error."""
+    return script(ROOT / "examples" / "prepare" / "__main__.py", *words).stderr
+
+
+@pytest.fixture
+def no_binarising(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus, "binarise", lambda *arguments: arguments[2].mkdir())
 
 
 def test_a_miniature_is_not_taken_for_the_corpus(tmp_path: Path) -> None:
     """Both have words only, so nothing else distinguishes them."""
     own = Corpus("xx", "yy", train=text("train.{}", ("xx", "yy")), tests=(), merges=None, terms="Ask somebody.")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(CORPORA, "convs2s", own)
-        cli.main(["prepare", "convs2s", str(tmp_path / "out"), "--smoke"])
-        with pytest.raises(SystemExit, match="has other text or other settings"):
-            cli.main(["prepare", "convs2s", str(tmp_path / "out")])
+        patch.setitem(CORPORA, "gigaword", own)
+        assert "prepare: error" not in call("gigaword", tmp_path / "out", "--smoke")
+        assert "has other text or other settings" in call("gigaword", tmp_path / "out")
 
 
 def archive(files: dict[str, bytes]) -> bytes:
@@ -87,10 +96,10 @@ def test_only_what_is_missing_is_fetched(server: Server, tmp_path: Path) -> None
         fetch([*described.files()], tmp_path / "other", [*described.files()])
 
 
+@pytest.mark.usefixtures("no_binarising")
 def test_an_interrupted_preparation_goes_on(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped within each step, the preparation gives the same text, and repeats no finished step."""
     described = small(server)
-    monkeypatch.setattr(corpus, "binarise", lambda *arguments: arguments[2].mkdir())
     for name in ("straight", "stopped"):
         (tmp_path / name / "orig").mkdir(parents=True)
     prepare(described, tmp_path / "straight", tmp_path / "straight" / "orig")
@@ -119,9 +128,9 @@ def test_an_interrupted_preparation_goes_on(server: Server, tmp_path: Path, monk
         prepare(small(server, max_words=9), out, out / "orig")
 
 
-def test_other_text_under_the_same_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("no_binarising")
+def test_other_text_under_the_same_names(tmp_path: Path) -> None:
     """Texts without checksums are compared; a project may move, and records of earlier versions are accepted."""
-    monkeypatch.setattr(corpus, "binarise", lambda *arguments: arguments[2].mkdir())
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         for language in ("en", "de"):
@@ -144,21 +153,11 @@ def test_other_text_under_the_same_names(tmp_path: Path, monkeypatch: pytest.Mon
     for _ in range(2):
         assert prepare(described, out, tmp_path / "moved") == binary
     assert (out / "settings").read_text() == f"{described}\n", "which texts the tokens are of is not known"
-    plain, zipped = (tmp_path / "moved" / f"text.de{end}" for end in ("", ".gz"))
-    summed = text("text.{}", ("en", "de"), "http://archive.tgz", "md5:of the archive")
-    described, out = replace(described, train=summed, tests=(summed,)), tmp_path / "summed"
-    prepare(described, out, tmp_path / "moved")
-    zipped.write_bytes(gzip.compress(plain.read_bytes()))
-    plain.unlink()
-    prepare(described, out, tmp_path / "moved")
-    zipped.write_bytes(gzip.compress(b"word a\n" * 39))
-    with pytest.raises(ValueError, match="has other text or other settings"):
-        prepare(described, out, tmp_path / "moved")
 
 
+@pytest.mark.usefixtures("no_binarising")
 def test_what_has_been_read_may_have_gone(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only needed files are required; a mistyped folder does not start a download."""
-    monkeypatch.setattr(corpus, "binarise", lambda *arguments: arguments[2].mkdir())
     (tmp_path / "orig").mkdir()
     prepare(small(server), tmp_path, tmp_path / "orig")
     (tmp_path / "orig").rename(tmp_path / "moved")
@@ -166,12 +165,11 @@ def test_what_has_been_read_may_have_gone(server: Server, tmp_path: Path, monkey
     prepare(small(server), tmp_path, tmp_path / "orig", words=True)
     (tmp_path / "data-bin").rmdir()
     (tmp_path / "test.reference").unlink()
-    monkeypatch.setitem(CORPORA, "convs2s", small(server))
-    call = ["prepare", "convs2s", str(tmp_path), "--orig", str(tmp_path / "orig")]
-    with pytest.raises(SystemExit, match=r"--orig: .*/orig is not a folder"):
-        cli.main(call)
+    monkeypatch.setitem(CORPORA, "gigaword", small(server))
+    words = ["gigaword", tmp_path, "--orig", tmp_path / "orig"]
+    assert f"--orig: {tmp_path / 'orig'} is not a folder" in call(*words)
     assert len(server.asked) == asked
-    cli.main([*call, "--words"])
+    assert "prepare: error" not in call(*words, "--words")
     prepare(small(server), tmp_path, tmp_path / "orig")
     assert [path.name for path in (tmp_path / "orig").iterdir()] == ["test.de"]
 
@@ -185,9 +183,9 @@ def test_gzipped_or_not(tmp_path: Path, name: str, there: str, place: str) -> No
     assert File(name).place(tmp_path).name == place.format(name)
 
 
-def test_apostrophes_of_the_talks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("no_binarising")
+def test_apostrophes_of_the_talks(tmp_path: Path) -> None:
     """Like fairseq's script: straight apostrophes in test parts, but not in references."""
-    monkeypatch.setattr(corpus, "binarise", lambda *arguments: arguments[2].mkdir())
     for name in ("train.tags.en", "train.tags.de"):
         (tmp_path / name).write_text("it\u2019s so\n" * 30)
     for name in ("IWSLT14.en.xml", "IWSLT14.de.xml"):
@@ -201,8 +199,18 @@ def test_apostrophes_of_the_talks(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "\u2019" in (out / "tmp" / "train.en").read_text()
 
 
-def test_every_nth_pair_is_held_out_and_none_is_lost(server: Server, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(corpus, "binarise", lambda *arguments: arguments[2].mkdir())
+def test_pairs_are_cleaned(tmp_path: Path) -> None:
+    """Both sides need 1 to 4 words, and similar lengths."""
+    lengths = [(0, 1), (1, 1), (2, 3), (2, 4), (3, 4), (4, 5)]
+    for language, side in zip(("en", "de"), zip(*lengths, strict=True), strict=True):
+        corpus.tokens_of(tmp_path, "train", 0, language).write_text("".join("w " * n + "\n" for n in side))
+    described = Corpus("en", "de", train=text("x.{}", ("en", "de")), tests=(), max_words=4, max_ratio=1.5)
+    kept = [tuple(len(side.split()) for side in pair) for pair in corpus.clean_pairs(described, "train", tmp_path)]
+    assert kept == [(1, 1), (2, 3), (3, 4)]
+
+
+@pytest.mark.usefixtures("no_binarising")
+def test_every_nth_pair_is_held_out_and_none_is_lost(server: Server, tmp_path: Path) -> None:
     (tmp_path / "orig").mkdir()
     prepare(small(server), tmp_path, tmp_path / "orig")
     train, valid = ((tmp_path / "tmp" / f"{part}.en").read_text().splitlines() for part in ("train", "valid"))
@@ -211,19 +219,6 @@ def test_every_nth_pair_is_held_out_and_none_is_lost(server: Server, tmp_path: P
     assert sorted(train + valid) == sorted(original)
     restored = (tmp_path / "train.de").read_text().replace("@@ ", "")
     assert restored == (tmp_path / "tmp" / "train.de").read_text()
-
-
-def test_punctuation_is_brought_into_one_form_in_training_alone(server: Server, tmp_path: Path, monkeypatch) -> None:
-    described = small(server, normalise=True)
-    monkeypatch.setattr(corpus, "binarise", lambda *arguments: arguments[2].mkdir())
-    orig = tmp_path / "orig"
-    orig.mkdir()
-    fetch([*described.files()], orig, [*described.files()])
-    for path in (orig / "in" / "train.en", orig / "test.en"):
-        path.write_text(path.read_text().replace("tail", "\u201etail\u201c"))
-    prepare(described, tmp_path, orig)
-    found = ["&quot;" in (tmp_path / "tmp" / f"{part}.en").read_text() for part in ("train", "test")]
-    assert found == [True, False]
 
 
 def test_existing_files_are_refused(server: Server, tmp_path: Path) -> None:
@@ -236,10 +231,8 @@ def test_existing_files_are_refused(server: Server, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_downloaded_is_asked_for(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"/orig/sumdata/train/train\.article\.txt is missing\. It is under a licence"):
-        cli.main(["prepare", "gigaword", str(tmp_path)])
-    with pytest.raises(SystemExit, match=r"--orig: .*/mistyped is not a folder"):
-        cli.main(["prepare", "iwslt14_de_en", str(tmp_path / "out"), "--orig", str(tmp_path / "mistyped")])
+    assert "/orig/sumdata/train/train.article.txt is missing. It is under a licence" in call("gigaword", tmp_path)
+    assert "/mistyped is not a folder" in call("iwslt14_de_en", tmp_path / "out", "--orig", tmp_path / "mistyped")
 
 
 @pytest.mark.parametrize("name", sorted(CORPORA))

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import fairseq_plugins
+from fairseq_plugins.cli.figure import add_picture, line_styles, new_figure, save
 from fairseq_plugins.cli.files import naming_file_in_errors, refuse_input_as_output
-from fairseq_plugins.cli.plots.figure import add_picture, line_styles, new_figure, save
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fairseq_plugins.cli.plots.branch_weights import Vector
-
 _GREEK = {"kappa": "κ", "alpha": "α"}
+
+
+class Vector(NamedTuple):
+    """Name of a κ or α vector: its layer, side and letter."""
+
+    side: str
+    layer: int
+    name: str
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -34,15 +41,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    """Draw both vectors over the updates.
-
-    Raises:
-        ValueError: a checkpoint is missing or has no such layer, or matplotlib is not installed.
-    """
+    """Draw both vectors over the updates."""
     files = list_files(args.checkpoints)
     refuse_input_as_output(args.output, files)
-    from fairseq_plugins.cli.plots.branch_weights import read  # noqa: PLC0415  (importing fairseq takes seconds)
-
     fairseq_plugins.install()
     with naming_file_in_errors(files[0], "or a checkpoint after it cannot be drawn"):
         updates, vectors = read(files, args.layer)
@@ -59,6 +60,39 @@ def list_files(paths: Sequence[Path]) -> list[Path]:
             raise ValueError(f"{path}: no checkpoint found; give a checkpoint or a folder with checkpoint*.pt")
         files += found
     return files
+
+
+def read(files: Sequence[Path], layer: str | None) -> tuple[list[int], dict[Vector, Tensor]]:
+    """Return the sorted numbers of updates of the checkpoints, and κ and α of one layer or all layers, (updates, M)."""
+    import torch
+    from fairseq import checkpoint_utils
+
+    points: dict[int, dict[Vector, Tensor]] = {}
+    for file in files:
+        state = checkpoint_utils.load_checkpoint_to_cpu(str(file))
+        updates = state["optimizer_history"][-1]["num_updates"]
+        found: dict[Vector, Tensor] = {}
+        for parameter, value in state["model"].items():
+            match = re.fullmatch(r"(encoder|decoder)\.layers\.(\d+)\.branches\.(kappa|alpha)\.weight", parameter)
+            if match and layer in (None, f"{match[1]}.{match[2]}"):
+                point = value.float().softmax(dim=0) if holds_logits(state) else value.float()
+                if point.dim() != 1 or not point.numel() or not point.isfinite().all():
+                    raise ValueError(f"{file}: {parameter} is not a vector of finite numbers; use another checkpoint")
+                found[Vector(match[1], int(match[2]), match[3])] = point
+        if not found:
+            if layer is not None:
+                raise ValueError(f"{file}: no branch weights for --layer {layer}; use encoder.N or decoder.N")
+            raise ValueError(f"{file}: no branch weights; give a checkpoint of a Weighted Transformer")
+        before = points.setdefault(updates, found)
+        if any(not torch.equal(value, before[vector]) for vector, value in found.items()):
+            raise ValueError(f"{file}: differs from another checkpoint of update {updates}; give only one training's")
+    order = sorted(points)
+    return order, {vector: torch.stack([points[updates][vector] for updates in order]) for vector in points[order[0]]}
+
+
+def holds_logits(state: dict[str, Any]) -> bool:
+    """Return whether κ and α are softmaxes of learned logits, and not the learned parameters themselves."""
+    return str(getattr(state["cfg"]["model"], "branch_constraint", "simplex")) == "softmax"
 
 
 def draw(updates: Sequence[int], vectors: dict[Vector, Tensor], output: Path) -> None:

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from downloads import File, Texts, fetch, fingerprints
+
 from fairseq_plugins.cli.bar import bar
 from fairseq_plugins.cli.own_data import parallel_text
-from fairseq_plugins.cli.prepare.corpus_files import File, Texts, fetch, fingerprints
 from fairseq_plugins.cli.processes import fairseq
 
 
@@ -177,7 +179,7 @@ def tokenise(corpus: Corpus, part: str, tmp: Path, orig: Path, workers: int) -> 
             with parallel_text.writing(output) as file:
                 file.writelines(f"{line}\n" for line in parallel_text.each_line(make, lines, workers))
         if part.startswith("test"):
-            parallel_text.concatenate(outputs, tmp / f"{part}.{language}", language)
+            concatenate(outputs, tmp / f"{part}.{language}", language)
 
 
 def keep_targets(corpus: Corpus, part: str, out: Path, orig: Path) -> None:
@@ -189,9 +191,16 @@ def keep_targets(corpus: Corpus, part: str, out: Path, orig: Path) -> None:
     reference = out / f"{part}.reference"
     if not reference.exists():
         targets = [target.place(orig) for _, target in corpus.parts()[part]]
-        parallel_text.concatenate(targets, reference, corpus.target)
+        concatenate(targets, reference, corpus.target)
     for _ in parallel_text.read_pairs(*(out / "tmp" / f"{part}.{language}" for language in corpus.languages)):
         pass
+
+
+def concatenate(paths: Iterable[Path], output: Path, language: str) -> None:
+    """Write the sentences of several files to one file, one per line."""
+    with parallel_text.writing(output) as file:
+        for path in paths:
+            file.writelines(f"{line}\n" for line in parallel_text.read_text(path, language))
 
 
 def _line_function(corpus: Corpus, language: str, training: bool) -> parallel_text.Line:
@@ -210,15 +219,16 @@ def clean_and_split(corpus: Corpus, part: str, tmp: Path) -> None:
     every = None if corpus.valid else corpus.valid_every
     needed = outputs if every else {"train": outputs[part]}
     if not all(path.exists() for paths in needed.values() for path in paths):
-        pairs = (
-            pair
-            for number in range(len(corpus.parts()[part]))
-            for pair in parallel_text.read_pairs(
-                *(tokens_of(tmp, part, number, language) for language in corpus.languages)
-            )
-        )
-        cleaned = parallel_text.clean(pairs, corpus.max_words, corpus.max_ratio)
-        parallel_text.split(cleaned, every, needed)  # type: ignore[arg-type]
+        with ExitStack() as stack:
+            files = {
+                name: [stack.enter_context(parallel_text.writing(path)) for path in paths]
+                for name, paths in needed.items()
+            }
+            cleaned = bar(clean_pairs(corpus, part, tmp), desc="clean and split", unit=" pairs")
+            for number, pair in enumerate(cleaned, start=1):
+                name = "valid" if every and number % every == 0 else "train"
+                for file, line in zip(files[name], pair, strict=True):
+                    file.write(f"{line}\n")
     for paths in needed.values():
         if paths[0].stat().st_size == 0:
             texts = ", ".join(file.path for pair in corpus.parts()[part] for file in pair)
@@ -226,6 +236,16 @@ def clean_and_split(corpus: Corpus, part: str, tmp: Path) -> None:
                 f"{paths[0]} is empty: too few pairs of {texts} have 1 to {corpus.max_words} words on both sides; "
                 "check the texts"
             )
+
+
+def clean_pairs(corpus: Corpus, part: str, tmp: Path) -> Iterator[parallel_text.Pair]:
+    """Yield the pairs of a part with 1 to ``max_words`` words per side and a length ratio of at most ``max_ratio``."""
+    for number in range(len(corpus.parts()[part])):
+        paths = (tokens_of(tmp, part, number, language) for language in corpus.languages)
+        for pair in parallel_text.read_pairs(*paths):
+            short, long = sorted(len(side.split()) for side in pair)
+            if short and long <= corpus.max_words and (corpus.max_ratio is None or long <= corpus.max_ratio * short):
+                yield pair
 
 
 def segment(corpus: Corpus, out: Path, workers: int) -> None:

@@ -7,12 +7,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+import downloads
 import pytest
+from downloads import download, fetch, fingerprints, text
 
-from fairseq_plugins.cli.prepare import download as downloads
-from fairseq_plugins.cli.prepare.corpus_files import fetch, fingerprints, text
-from fairseq_plugins.cli.prepare.download import download
-from tests.cli.conftest import Server, url
+from tests.examples.conftest import Server, url
 
 CONTENT = bytes(range(256)) * 1000
 SHA256 = "sha256:" + hashlib.sha256(CONTENT).hexdigest()
@@ -56,14 +55,7 @@ def test_a_wrong_file_is_refused_and_not_continued(server: Server, tmp_path: Pat
         download(nobody, tmp_path / "nothing")
 
 
-def test_a_download_that_was_stopped_at_its_very_end(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "file.bin.partial").write_bytes(CONTENT)
-    download(url(server), tmp_path / "file.bin", SHA256)
-    assert (tmp_path / "file.bin").read_bytes() == CONTENT
-
-
-def test_what_is_longer_than_the_file_is_none_of_it(server: Server, tmp_path: Path) -> None:
-    """Two processes that wrote the same file leave such a file; it is also found without a checksum."""
+def test_a_file_that_may_be_another_one_is_not_continued(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file.bin.partial").write_bytes(CONTENT + b"more")
     download(url(server), tmp_path / "file.bin")
     assert (tmp_path / "file.bin").read_bytes() == CONTENT
@@ -80,16 +72,6 @@ def test_one_download_of_a_file_at_a_time(server: Server, tmp_path: Path, monkey
     monkeypatch.setattr(downloads, "_fetch", meanwhile)
     download(url(server), tmp_path / "file.bin", SHA256)
     assert (tmp_path / "file.bin").read_bytes() == CONTENT
-
-
-@pytest.mark.parametrize("error", [TimeoutError("timed out"), ConnectionResetError("reset by peer")])
-def test_what_breaks_off_is_named(server: Server, error: OSError, tmp_path: Path, monkeypatch) -> None:
-    def broken(*_: object) -> bytes:
-        raise error
-
-    monkeypatch.setattr("http.client.HTTPResponse.read", broken)
-    with pytest.raises(OSError, match=f"{url(server)} to .*: {error}"):
-        download(url(server), tmp_path / "file.bin")
 
 
 @pytest.mark.parametrize("made", [os.mkfifo, Path.mkdir])

@@ -1,27 +1,32 @@
 """Prepare the data of a paper's experiment: download, tokenise, segment and binarise it.
 
-Run the same command again to resume after an interruption, even in the middle of a download.
+``python examples/prepare EXPERIMENT OUT`` writes all results to the folder OUT.  Run the same command again to resume
+after an interruption, even in the middle of a download.
 """
 
 from __future__ import annotations
 
 import gzip
 import random
-from argparse import ArgumentParser, Namespace
+import sys
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
+from corpus import Corpus, needed_files, prepare
+from experiments import CORPORA
+
 from fairseq_plugins.cli.arguments import positive
 from fairseq_plugins.cli.files import work_in
-from fairseq_plugins.cli.prepare.corpus import Corpus, needed_files, prepare
-from fairseq_plugins.cli.prepare.experiments import CORPORA
+from fairseq_plugins.cli.processes import stoppable
 from fairseq_plugins.common.files import replacing
 
 LARGEST_MINIATURE_BPE = 30  # merges
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def main() -> None:
+    parser = ArgumentParser(prog="prepare", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("experiment", choices=sorted(CORPORA), help="experiment: the name of a folder in examples/")
     parser.add_argument("output", type=Path, metavar="OUT", help="folder for all results")
     parser.add_argument(
@@ -32,6 +37,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--workers", type=positive, default=1, metavar="N", help="number of processes (default: %(default)s)"
     )
     parser.add_argument("--smoke", action="store_true", help="use small invented files instead of downloads")
+    args = parser.parse_args()
+    try:
+        with stoppable():
+            run(args)
+    except (ValueError, OSError) as error:
+        sys.exit(f"prepare: error: {error}")
 
 
 def run(args: Namespace) -> None:
@@ -70,13 +81,14 @@ def write_miniature(corpus: Corpus, orig: Path) -> None:
             ]
             sides = [(file.path, [" ".join(row[::step]) for row in rows]) for file, step in ((source, 1), (target, -1))]
             for path, group in groupby(zip(corpus.languages, sides, strict=True), key=lambda side: side[1][0]):
-                content = _dressed(Path(path).name.removesuffix(".gz"), {name: lines for name, (_, lines) in group})
+                content = in_format(Path(path).name.removesuffix(".gz"), {name: lines for name, (_, lines) in group})
                 output = orig / path
                 with replacing(output) as unfinished:
                     unfinished.write_bytes(gzip.compress(content, mtime=0) if path.endswith(".gz") else content)
 
 
-def _dressed(name: str, sides: dict[str, list[str]]) -> bytes:
+def in_format(name: str, sides: dict[str, list[str]]) -> bytes:
+    """Return the content of a file; its name tells its format, see `parallel_text.read_text`."""
     if name.endswith(".tmx"):
         units = (
             "<tu>" + "".join(f'<tuv xml:lang="{language}"><seg>{line}</seg></tuv>' for language, line in unit) + "</tu>"
@@ -89,3 +101,7 @@ def _dressed(name: str, sides: dict[str, list[str]]) -> bytes:
     elif name.startswith("train.tags."):
         lines = ["<url>of a talk</url>", "<title>one two</title>", *lines]
     return "".join(line + "\n" for line in lines).encode()
+
+
+if __name__ == "__main__":
+    main()

@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fairseq_plugins.cli.files import refuse_input_as_output, refuse_unreadable
-from fairseq_plugins.cli.plots.figure import add_picture, line_styles, new_figure, save
+from fairseq_plugins.cli.figure import add_picture, line_styles, new_figure, save
+from fairseq_plugins.cli.files import refuse_input_as_output
 
 LOG = "train.log"  # own-data's log, beside its checkpoints
 LARGEST = 1e30  # largest loss; larger values would overflow means and axes
@@ -53,15 +53,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    """Draw the curves, and print the best validation of each run.
-
-    Raises:
-        ValueError: there is no log, a log has no validation, the logs of a run have no update in common, or matplotlib
-            is not installed.
-        OSError: a log cannot be read.
-    """
+    """Draw the curves, and print the best validation of each run."""
     of_runs = [Path(log) for _, *logs in args.runs for log in logs]
-    refuse_unreadable(*of_runs, *(path for path in args.logs if not path.is_dir()))
     refuse_input_as_output(args.output, [*args.logs, *of_runs])
     runs: dict[str, list[list[Point]]] = {}
     for path in args.logs:
@@ -82,11 +75,7 @@ def run(args: Namespace) -> None:
 
 
 def curves_in(folder: Path) -> dict[str, list[list[Point]]]:
-    """Return the curves in own-data's folder, or in the folder of one of its models, by the names of their logs.
-
-    Raises:
-        ValueError: there is no log with a validation.
-    """
+    """Return the curves in own-data's folder, or in the folder of one of its models, by the names of their logs."""
     logs = sorted([*folder.glob(LOG), *folder.glob(f"*/{LOG}")])
     found = {}
     for log in logs:
@@ -101,11 +90,7 @@ def curves_in(folder: Path) -> dict[str, list[list[Point]]]:
 
 
 def read_log(log: Path) -> list[dict[str, Any]]:
-    """Parse a log of fairseq-train or fairseq-hydra-train (``--log-format json``).
-
-    Raises:
-        OSError: the log cannot be read.
-    """
+    """Parse a log of fairseq-train or fairseq-hydra-train (``--log-format json``)."""
     return records(log.read_text(encoding="utf-8", errors="replace"))
 
 
@@ -124,10 +109,6 @@ def read_curve(log: Path) -> list[Point]:
     """Return the validations in a log; if a resumed training repeats an update's validation, the later one counts.
 
     With ``--log-file``, fairseq repeats each line once per epoch; repeated lines count once.
-
-    Raises:
-        ValueError: the log has no validation.
-        OSError: the log cannot be read.
     """
     training: dict[int, float] = {}  # losses, by number of updates
     curve: dict[int, Point] = {}
@@ -166,23 +147,20 @@ def numbers(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def draw(runs: Mapping[str, Sequence[Sequence[Point]]], output: Path) -> None:
-    """Draw both panels.
-
-    Raises:
-        ValueError: the seeds of a run have no validated update in common, or all losses are nan.
-    """
+    """Draw both panels."""
     figure = new_figure(9, 3.8)
     left, right = figure.subplots(1, 2, sharey=True)
-    labels = []
     settled: list[Point] = []  # The first fifth of the updates is left out: its high losses would hide the rest.
     for number, (name, curves) in enumerate(runs.items()):
         style = line_styles(number)
-        labels.append(name if len(curves) == 1 else f"{name}, {len(curves)} seeds")
+        label = name if len(curves) == 1 else f"{name}, {len(curves)} seeds"
+        label = label.encode(errors="replace").decode()  # a file's name need not be UTF-8
+        label = label.lstrip("_").replace("$", r"\$")  # matplotlib skips labels that begin with _, and $ is mathematics
         common = sorted(set.intersection(*({point.updates for point in curve} for curve in curves)))
         if not common:
             raise ValueError(f"{name}: no update at which all its trainings were validated; give logs of one setting")
         by_update = [[point for curve in curves for point in curve if point.updates == updates] for updates in common]
-        for kind, more in (("validation", {"label": str(number)}), ("training", {"alpha": 0.4, "linewidth": 1})):
+        for kind, more in (("validation", {"label": label}), ("training", {"alpha": 0.4, "linewidth": 1})):
             values = [[getattr(point, kind) for point in points] for points in by_update]
             # A single point needs a marker, because it has no line.
             marker = {"marker": "."} if len(common) < 20 else {}
@@ -201,10 +179,7 @@ def draw(runs: Mapping[str, Sequence[Sequence[Point]]], output: Path) -> None:
     left.set(xlabel="updates", ylabel="validation loss (pale: training)", ylim=limits)
     right.set(xlabel="training loss", ylabel="validation loss", xlim=limits)
     left.locator_params(axis="x", nbins=6)  # five-digit numbers need room
-    for text, label in zip(left.legend(fontsize="small").get_texts(), labels, strict=True):
-        drawable = label.encode(errors="replace").decode()  # a file's name need not be UTF-8
-        # matplotlib's `label=` would drop names that begin with _ and would parse $ as mathematics.
-        text.set(text=drawable, parse_math=False)
+    left.legend(fontsize="small")
     for panel in (left, right):
         panel.grid(alpha=0.3)
     save(figure, output)

@@ -1,18 +1,27 @@
-"""Files of a corpus: their sources, downloads, archives and fingerprints."""
+"""Files of a corpus: download them, resume interrupted downloads, unpack archives, and verify checksums."""
 
 from __future__ import annotations
 
+import fcntl
 import gzip
+import os
 import shutil
 import tarfile
 import zlib
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.client import HTTPException
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 from fairseq_plugins.cli.bar import bar
-from fairseq_plugins.cli.prepare.download import digest_of, download
+from fairseq_plugins.cli.files import digest
 from fairseq_plugins.common.files import refuse_pipe, replacing
+
+BLOCK = 1 << 20  # bytes
+TIMEOUT = 60  # seconds
 
 
 @dataclass(frozen=True)
@@ -23,18 +32,15 @@ class File:
         path: path relative to the folder.
         url: address of the file, or of a tar archive that contains it under this path; None if it cannot be downloaded.
         checksum: ``sha256:...`` or ``md5:...`` of the download, or of a text that may change.
-        folder: folder that contains ``path``, instead of the folder of downloads; not recorded, because projects may
-            move.
     """
 
     path: str
     url: str | None = None
     checksum: str | None = None
-    folder: str = field(default="", repr=False)
 
     def place(self, orig: Path = Path()) -> Path:
         """Return the path of the existing file, with or without the suffix ``.gz``."""
-        own = orig / self.folder / self.path
+        own = orig / self.path
         other = own.with_suffix("") if own.suffix == ".gz" else own.with_name(f"{own.name}.gz")
         return other if other.is_file() and not own.exists() else own
 
@@ -79,6 +85,74 @@ def fetch(files: Sequence[File], orig: Path, needed: Container[File], terms: str
             unpack(archive, orig, paths)
 
 
+def download(url: str, path: Path, checksum: str | None = None) -> None:
+    """Download ``url`` to ``path``, unless the path exists; only a complete and correct file gets this name.
+
+    Args:
+        url: address.
+        path: file to write.
+        checksum: ``sha256:`` or ``md5:`` and hexadecimal digits.
+
+    Raises:
+        ValueError: the checksum is wrong, the path is a pipe, or another process is downloading the file.
+        OSError: the download fails; the next call resumes it.
+    """
+    refuse_pipe(path)
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{path}: another process is downloading it; wait until it ends") from None
+        if path.exists():  # Another process has just renamed the locked file.
+            return
+        try:
+            total = _fetch(url, partial)
+        except (OSError, HTTPException) as error:
+            raise OSError(f"{url} to {path}: {error}; repeat the command later, or put the file there") from error
+        have = partial.stat().st_size
+        if total is not None and have != total:
+            raise OSError(f"{url}: connection lost after {have} of {total} bytes; repeat the command to resume")
+        if checksum is not None:
+            algorithm, _, expected = checksum.partition(":")
+            found = digest(partial, algorithm)
+            if found != expected:
+                partial.unlink()  # If it stayed, the next call would resume a wrong file.
+                raise ValueError(
+                    f"{url}: {algorithm} sum {found}, expected {expected}; repeat the command to download it again"
+                )
+        partial.replace(path)
+
+
+def _fetch(url: str, partial: Path) -> int | None:
+    """Resume a download; return the size of the complete file if the server reports it."""
+    have = partial.stat().st_size
+    request = Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+    try:
+        answer = urlopen(request, timeout=TIMEOUT)
+    except HTTPError as error:
+        if error.code != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not have:
+            raise
+        os.truncate(partial, 0)  # There are no more bytes, and this file may be another one: download from the start.
+        return _fetch(url, partial)
+    with answer as response:
+        if response.status != HTTPStatus.PARTIAL_CONTENT:
+            have = 0  # the server ignored the range and sends the whole file
+        length = response.headers.get("Content-Length")
+        total = None if length is None else have + int(length)
+        with (
+            partial.open("ab" if have else "wb") as file,
+            bar(desc=partial.stem, initial=have, total=total, unit="B", unit_scale=True) as progress,
+        ):
+            while block := response.read(BLOCK):
+                file.write(block)
+                progress.update(len(block))
+    return total
+
+
 def archive_name(url: str, files: Sequence[File]) -> str:
     """Return the name to save an archive as: ``test.tgz``, or ``wmt15-test.tgz`` if the corpus has two test.tgz."""
     name, folder = Path(url).name, Path(url).parent.name
@@ -121,11 +195,10 @@ def fingerprints(files: Iterable[File], orig: Path) -> dict[str, str]:
         if place.exists() and file.checksum is not None:
             found[file.path] = f"{size_of_text(place)} bytes"
         elif place.exists():
-            with gzip.open(place) if place.suffix == ".gz" else place.open("rb") as content:
-                try:
-                    found[file.path] = f"sha256:{digest_of(content, 'sha256')}"
-                except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-                    raise ValueError(f"{place}: {error}; replace the file") from error
+            try:
+                found[file.path] = f"sha256:{digest(place, 'sha256', unzip=place.suffix == '.gz')}"
+            except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+                raise ValueError(f"{place}: {error}; replace the file") from error
     return found
 
 

@@ -5,8 +5,8 @@ sacreBLEU (for test sets) and TensorFlow Datasets publish these checksums; other
 
 from __future__ import annotations
 
-from fairseq_plugins.cli.prepare.corpus import Corpus
-from fairseq_plugins.cli.prepare.corpus_files import text
+from corpus import Corpus
+from downloads import text
 
 STATMT, DATA = "https://www.statmt.org", "https://data.statmt.org"
 DE, FR, RO, IWSLT, SUMMARIES = ("en", "de"), ("en", "fr"), ("en", "ro"), ("de", "en"), ("article", "title")

@@ -1,1 +1,0 @@
-"""The commands ``plot-attention``, ``plot-branches`` and ``plot-loss``."""

@@ -1,1 +1,0 @@
-"""The command ``prepare``, which prepares the data of the papers' experiments."""
