@@ -11,8 +11,10 @@ import os
 import re
 import sys
 import warnings
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from traceback import extract_tb
 from types import TracebackType
 from typing import Any
 
@@ -21,9 +23,11 @@ from fairseq import file_chunker_utils, options, utils
 from fairseq.data import Dictionary, indexed_dataset
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE
 from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE
+from fairseq.file_io import PathManager
 from omegaconf import DictConfig
 from torch import Tensor
 
+from fairseq_plugins.common.files import count_lines
 from fairseq_plugins.common.subwords import segment
 from fairseq_plugins.repairs.refusals import command_of, refuse
 from fairseq_plugins.repairs.wrapping import programs, wrap
@@ -156,6 +160,62 @@ def end_lines_at_line_feeds() -> None:
     """
     for module in (file_chunker_utils, indexed_dataset, *programs("preprocess", "_make_all")):
         module.open = open_text
+
+
+def refuse_misaligned_texts() -> None:
+    """Refuse empty or misaligned texts before ``fairseq-preprocess`` writes anything.
+
+    No probe is needed: aligned texts are not affected.
+    """
+    for program in programs("preprocess", "_make_all"):
+        main = program.main
+
+        @wrap(program, "main")
+        def check_and_run(args: Namespace, main: Any = main) -> None:
+            if not args.dict_only:
+                check_texts(args)
+            main(args)
+
+
+def check_texts(args: Namespace) -> None:
+    """Check all texts of a call of ``fairseq-preprocess``.
+
+    Raises:
+        OSError: a text cannot be read.
+        ValueError: a text has no lines or cannot be decoded, or two texts have different numbers of lines.
+    """
+    ends = [args.source_lang] if args.only_source else [args.source_lang, args.target_lang]
+    for option in ("trainpref", "validpref", "testpref"):
+        given = getattr(args, option) or ""
+        for prefix in filter(None, [given] if option == "trainpref" else given.split(",")):
+            names = [prefix if end is None else f"{prefix}.{end}" for end in ends]
+            names += filter(PathManager.exists, [f"{prefix}.{args.align_suffix}"] if args.align_suffix else [])
+            names += [args.alignfile] if option == "trainpref" and args.alignfile else []
+            counts = {name: count_lines(Path(PathManager.get_local_path(name))) for name in names}
+            if len({*counts.values()}) > 1:
+                found = ", ".join(f"{name} has {count} lines" for name, count in counts.items())
+                raise ValueError(f"--{option}: {found}; give line-aligned files")
+
+
+def name_empty_translations() -> None:
+    """Explain why all sentences were skipped; ``fairseq-generate`` then divides by zero.
+
+    The probe is the ZeroDivisionError.
+    """
+    for program in programs("generate", "get_symbols_to_strip_from_output"):
+        main = program.main
+
+        @wrap(program, "main")
+        def run(cfg: Any, main: Any = main) -> Any:
+            try:
+                return main(cfg)
+            except ZeroDivisionError as error:
+                if extract_tb(error.__traceback__)[-1].name != "_main":
+                    raise
+                raise ValueError(
+                    "--gen-subset: no sentence was translated, because all are too long for the model or --max-tokens, "
+                    "or this shard is empty; raise --max-tokens or use fewer shards"
+                ) from None
 
 
 def name_bad_dictionaries() -> None:

@@ -8,11 +8,22 @@ from pathlib import Path
 
 import pytest
 from fairseq.data import Dictionary, data_utils
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
-from tests.commands import USER_DIR, run
+from tests.commands import USER_DIR, run, save_model
+from tests.conftest import random_model
 
 LINES = ["w1\rw2", "w3 \x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029 w4", "", "\rw5\r\r", "w6\r w7\r", "w8"]
 WORDS = ["w1 w2", "w3 w4", "", "w5", "w6 w7", "w8"]
+
+
+def preprocess(folder: Path, data: Path, *options: object, source: bytes, target: bytes, succeeds: bool = True) -> str:
+    """Binarise one text as the test part, and return the command's errors."""
+    (folder / "text.src").write_bytes(source)
+    (folder / "text.tgt").write_bytes(target)
+    dictionaries = ["--joined-dictionary", "--srcdict", data / "dict.src.txt"]
+    words = ["-s", "src", "-t", "tgt", *dictionaries, "--testpref", folder / "text", "--destdir", folder / "bin"]
+    return run("preprocess", "--user-dir", USER_DIR, *words, *options, succeeds=succeeds).stderr
 
 
 @pytest.mark.parametrize(
@@ -20,25 +31,44 @@ WORDS = ["w1 w2", "w3 w4", "", "w5", "w6 w7", "w8"]
 )
 def test_only_a_line_feed_ends_a_line(data: Path, tmp_path: Path, options: list[object]) -> None:
     """fairseq splits a sentence at a carriage return, and misaligns all pairs after it."""
-    for side, lines in (("src", LINES), ("tgt", WORDS)):
-        (tmp_path / f"text.{side}").write_bytes("\n".join(lines).encode())
-    words = [
-        "--user-dir",
-        USER_DIR,
-        "-s",
-        "src",
-        "-t",
-        "tgt",
-        "--joined-dictionary",
-        "--srcdict",
-        data / "dict.src.txt",
-    ]
-    run("preprocess", *words, "--testpref", tmp_path / "text", "--destdir", tmp_path / "bin", *options)
+    preprocess(tmp_path, data, *options, source="\n".join(LINES).encode(), target="\n".join(WORDS).encode())
     dictionary = Dictionary.load(str(data / "dict.src.txt"))
     implementation = options[1] if "--dataset-impl" in options else "mmap"
     for side in ("src", "tgt"):
         found = data_utils.load_indexed_dataset(str(tmp_path / f"bin/test.src-tgt.{side}"), dictionary, implementation)
         assert [dictionary.string(found[place]) for place in range(len(found))] == WORDS
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        (b"w1\nw2\nw3\n", "text.src has 2 lines, .*text.tgt has 3"),
+        (b"", "text.tgt is empty"),
+        (b"w1\n\xff\n", "text.tgt, line 2"),
+        (b"w1\rw2\r", "text.tgt .*carriage returns"),
+    ],
+    ids=["longer", "empty", "latin", "mac"],
+)
+def test_misaligned_texts_are_refused_before_anything_is_written(
+    data: Path, tmp_path: Path, target: bytes, reason: str
+) -> None:
+    printed = preprocess(tmp_path, data, source=b"w1\nw2", target=target, succeeds=False)
+    assert re.search(f"ValueError: .*{reason}", printed)
+    assert not (tmp_path / "bin").exists()
+
+
+@pytest.mark.parametrize("few", [False, True])
+def test_no_translation_is_an_error(tmp_path: Path, data: Path, few: bool) -> None:
+    """All sentences are too long, or they are in the other shards."""
+    task = TranslationTask.setup_task(TranslationConfig(data=str(data), source_lang="src", target_lang="tgt"))
+    args, model = random_model("convs2s_tiny", task, criterion="cross_entropy", task="translation")
+    for side in ("src", "tgt"):
+        shutil.copy(data / f"dict.{side}.txt", tmp_path)
+        (tmp_path / f"test.src-tgt.{side}").write_text("w1\n" if few else "w1 " * 20 + "\n")
+    words = [tmp_path, "--user-dir", USER_DIR, "--path", save_model(model, args, tmp_path / "model.pt")]
+    words += ["--task", "translation", "--dataset-impl", "raw", "--max-source-positions", 16]
+    words += ["--skip-invalid-size-inputs-valid-test", "--distributed-world-size", 3, "--distributed-rank", 2 * few]
+    assert "ValueError: --gen-subset" in run("generate", *words, succeeds=False).stderr
 
 
 @pytest.mark.parametrize(
