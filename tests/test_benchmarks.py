@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fairseq_plugins.cpu.products import PRECISIONS
+from fairseq_plugins.cpu.packing import PRECISIONS
 from tests.commands import ROOT, python, run
 
 BENCHMARKS = ROOT / "examples" / "benchmarks"

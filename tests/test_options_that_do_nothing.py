@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from fairseq.dataclass.configs import OptimizationConfig
 
-from fairseq_plugins.search.config import TranslationFastConfig
-from fairseq_plugins.search.task import TranslationFastTask
+from fairseq_plugins.search.task import TranslationFastConfig, TranslationFastTask
 from fairseq_plugins.weighted_transformer.config import SimplexAdamConfig, WeightedInverseSqrtConfig
 from fairseq_plugins.weighted_transformer.training import WeightedInverseSqrt
 from tests.test_options import optimizer, options

@@ -15,9 +15,9 @@ from fairseq_plugins.cli.files import naming_file_in_errors
 from fairseq_plugins.cli.own_data.model_card import card_of
 from fairseq_plugins.common.files import beside, naming
 from fairseq_plugins.common.model import IncrementalDecoder
-from fairseq_plugins.common.subwords import bpe_symbol
+from fairseq_plugins.common.text import bpe_symbol
 from fairseq_plugins.export.folder import write_folder
-from fairseq_plugins.search.config import TranslationFastConfig
+from fairseq_plugins.search.task import TranslationFastConfig
 from fairseq_plugins.vocabulary.candidates import Candidates
 
 

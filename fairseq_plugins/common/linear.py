@@ -72,11 +72,7 @@ class WeightNormalisable(nn.Module):
 
 
 class Linear(WeightNormalisable, nn.Linear):  # type: ignore[override]  # torch's weight is a parameter
-    """A linear map, computed by `cpu.linear.linear`.
-
-    Attributes:
-        packing: packed weights of the current batch, set by `with_packing`.
-    """
+    """A linear map, computed by `cpu.linear.linear`."""
 
     packing: BatchWeights | None = None
 

@@ -19,7 +19,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
-from fairseq_plugins.cpu.products import quantise
+from fairseq_plugins.cpu.packing import quantise
 
 OPSET = 18
 CONTRIBUTED = "com.microsoft"  # domain of onnxruntime's own operators
@@ -63,9 +63,6 @@ class Program:
     """A builder of a program: ``program.Add(x, y)`` adds an operator and returns the name of its result.
 
     An argument is the name of a result, a weight (torch tensor or array), or a number, which becomes a constant.
-
-    Args:
-        weights: weight file of the model.
     """
 
     shape: str  # name of the result that holds the sizes (B, T), which `by_sentence` reads
@@ -206,7 +203,6 @@ class SourceProgram(Program):
     Sources are padded on the right.
 
     Args:
-        weights: weight file of the model.
         pad: index of padding.
         eos: index of the end of a sentence.
     """
@@ -252,7 +248,6 @@ class StepProgram(Program):
     that masks the keys that do not belong to a row.
 
     Args:
-        weights: weight file of the model.
         sources: sizes of the inputs from the source; the last of these inputs is a bias that restricts the reported
             attention to words.
 

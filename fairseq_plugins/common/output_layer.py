@@ -49,9 +49,6 @@ def candidate_output(model: nn.Module, candidates: Tensor) -> Iterator[None]:
     Args:
         model: encoder-decoder, possibly inside a wrapper for distributed training.
         candidates: words of the target dictionary, (n,).
-
-    Raises:
-        ValueError: the decoder has no linear output layer.
     """
     name, selected = _selected(model, candidates)
     decoder: Any = model.decoder
@@ -69,12 +66,7 @@ def with_candidate_output(model: ModuleT, candidates: Tensor, packing: BatchWeig
     Use this in translation: it does not modify the model, so other threads can use the model at the same time.
 
     Args:
-        model: encoder-decoder.
         candidates: words of the target dictionary, (n,); output i of the copy is the i-th candidate.
-        packing: packed weights of the batch.
-
-    Raises:
-        ValueError: the decoder has no linear output layer.
     """
     name, selected = _selected(model, candidates)
     selected.packing = packing
@@ -99,9 +91,6 @@ def selected_rows(linear: nn.Module, rows: Tensor) -> Linear:
         linear: linear map with a weight (V, K).  The weight may be normalised per row, by this plugin or by torch's
             `weight_norm`.
         rows: indices of the selected outputs, (n,).  The output for a negative index is minus infinity.
-
-    Raises:
-        ValueError: ``linear`` is not a linear map, or its weight is parametrised in another way.
     """
     found = rows.clamp(min=0)
     weight, *magnitude = (part.index_select(0, found) for part in _parts(linear))

@@ -26,7 +26,6 @@ class PrefixTree:
         rows: words to predict in each target sentence, including the end of the sentence.
         sentences: index of each row's source sentence; each source sentence has at least one row.
         first: word before the first target word, for each source sentence.
-        device: device of the tensors.
 
     Attributes:
         words: last word of each prefix, (M,).

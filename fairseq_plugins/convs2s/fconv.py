@@ -37,11 +37,7 @@ _RENAMED = (
 
 
 def convert(state: dict[str, Any]) -> dict[str, Any]:
-    """Convert an fconv checkpoint to a convs2s checkpoint.
-
-    Raises:
-        ValueError: the checkpoint contains another model or an unknown parameter.
-    """
+    """Convert an fconv checkpoint to a convs2s checkpoint."""
     cfg = state["cfg"]
     options = cfg.model
     name = architecture(options)
@@ -72,9 +68,6 @@ def convert_parameters(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     Args:
         parameters: ``model`` entry of an fconv checkpoint.
-
-    Raises:
-        ValueError: a parameter is unknown, or is not a dense tensor whose data are complete.
     """
     converted = {"version": torch.tensor(ConvS2SModel.state_version)}
     for name, value in parameters.items():  # check before any computation

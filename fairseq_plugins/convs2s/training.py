@@ -27,9 +27,6 @@ class AnnealAfterPlateau(FairseqLRScheduler):
     """A schedule that keeps the learning rate constant until a plateau, and then reduces it after every epoch.
 
     fairseq's trainer stops when the rate is below ``--stop-min-lr``.
-
-    Raises:
-        ValueError: several learning rates are given, or ``--lr-shrink`` is out of range.
     """
 
     def __init__(self, cfg: AnnealAfterPlateauConfig, optimizer: FairseqOptimizer) -> None:
@@ -73,11 +70,7 @@ class AnnealAfterPlateau(FairseqLRScheduler):
         return {"lr": self.lr, "best": self.best, "annealing": self.annealing, "begun_with": self.begun_with}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state; if ``--lr`` differs from the first training's, it is ignored with a warning.
-
-        Raises:
-            ValueError: the state belongs to another schedule.
-        """
+        """Restore the state; if ``--lr`` differs from the first training's, it is ignored with a warning."""
         if not {"lr", "best", "annealing"} <= state_dict.keys():
             raise ValueError(
                 "--lr-scheduler: the checkpoint was trained with another schedule; add --reset-lr-scheduler"

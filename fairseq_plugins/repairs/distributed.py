@@ -21,9 +21,8 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
 from torch.multiprocessing.spawn import spawn
 
-from fairseq_plugins.common.replaced import replaced
 from fairseq_plugins.repairs.refusals import refuse
-from fairseq_plugins.repairs.wrapping import mentions, wrap
+from fairseq_plugins.repairs.wrapping import mentions, replaced, wrap
 
 SET_BY_TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 

@@ -16,7 +16,7 @@ import torch
 from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE
 from torch import Tensor
 
-from fairseq_plugins.common.subwords import segment
+from fairseq_plugins.common.text import segment
 from fairseq_plugins.repairs.wrapping import programs, wrap
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from fairseq.models import FairseqEncoderDecoderModel
 from torch import Tensor
 
 from fairseq_plugins.common.output_layer import has_plain_softmax
-from fairseq_plugins.cpu.smoothed_loss import label_smoothed_nll_loss
+from fairseq_plugins.cpu.training import label_smoothed_nll_loss
 from fairseq_plugins.repairs.wrapping import wrap
 
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from numbers import Integral, Real
 from typing import Any
 
-from fairseq_plugins.common.literal import literal
-from fairseq_plugins.common.options import FINITE, FRACTION, NOT_NEGATIVE, SIZE, Range, flag
+from fairseq_plugins.common.options import FINITE, FRACTION, NOT_NEGATIVE, SIZE, Range, flag, literal
 
 # Ranges of training options; fairseq checks none of them.
 TRAINING: dict[str, Range] = {

@@ -37,6 +37,21 @@ def programs(command: str, function: str) -> list[Any]:
 
 
 @contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace ``owner.name`` within the context, and restore it afterwards."""
+    own = vars(owner)
+    before = {name: own[name]} if name in own else {}
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if before:
+            setattr(owner, name, before[name])
+        else:
+            delattr(owner, name)
+
+
+@contextlib.contextmanager
 def quietly() -> Iterator[None]:
     """Suppress log records below the level ERROR during a probe."""
     before = logging.root.manager.disable

@@ -19,7 +19,6 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 
 from fairseq_plugins.common.decoding import Decoding, KeptSentences, StepwiseDecoding, update_state
-from fairseq_plugins.search.ensemble import penalise_words
 from fairseq_plugins.vocabulary.candidates import candidate_indices
 
 
@@ -299,6 +298,12 @@ class TokenRules(NamedTuple):
         """Return a copy that shares no tensors with this object."""
         parts: Any = (each.clone() if torch.is_tensor(each) else each for each in self)
         return TokenRules(*parts)
+
+
+def penalise_words(lprobs: Tensor, penalty: float, eos: int) -> None:
+    """Add ``penalty`` to the log-probabilities of all words except ``eos``, (R, V), in place."""
+    if penalty:
+        lprobs += penalty * (torch.arange(lprobs.size(1), device=lprobs.device) != eos)
 
 
 _BLOCK = 64

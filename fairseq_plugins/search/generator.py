@@ -15,25 +15,52 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.models import BaseFairseqModel
 from fairseq.search import BeamSearch, PrefixConstrainedBeamSearch
-from fairseq.sequence_generator import EnsembleModel, SequenceGenerator, SequenceGeneratorWithAlignment
+from fairseq.sequence_generator import (
+    EnsembleModel,
+    EnsembleModelWithAlignment,
+    SequenceGenerator,
+    SequenceGeneratorWithAlignment,
+)
 from torch import Tensor
 
+from fairseq_plugins.common.decoding import FairseqDecoding
 from fairseq_plugins.common.model import TranslationModel
 from fairseq_plugins.common.output_layer import has_plain_softmax, with_candidate_output, with_part
 from fairseq_plugins.cpu.packing import BatchWeights, PackedWeightCache, with_packing
-from fairseq_plugins.search.beam_search import BeamState, TokenRules
-from fairseq_plugins.search.ensemble import Ensemble, FairseqDecoding
+from fairseq_plugins.search.beam_search import BeamState, TokenRules, penalise_words
 from fairseq_plugins.search.graphs import GraphCache
 from fairseq_plugins.vocabulary.candidates import Candidates, candidate_indices
 
 logger = logging.getLogger(__name__)
 
 
+class Ensemble(EnsembleModelWithAlignment):
+    """fairseq's ensemble with a word penalty; with candidates, tokens are indices into `words`.
+
+    Args:
+        word_penalty: number added to the log-probability of each word except the end of the sentence.
+        eos: end of the sentence.
+        words: candidate words, (V,); None for all words.
+    """
+
+    def __init__(
+        self, models: Sequence[BaseFairseqModel], word_penalty: float, eos: int, words: Tensor | None = None
+    ) -> None:
+        super().__init__(models)
+        self.word_penalty, self.eos, self.words = word_penalty, eos, words
+
+    def forward_decoder(self, tokens: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        """Return the log-probabilities of the next tokens, (R, V), and the attention, for previous tokens, (R, T)."""
+        tokens = tokens if self.words is None else self.words[tokens]
+        lprobs, attention = super().forward_decoder(tokens, *args, **kwargs)
+        penalise_words(lprobs, self.word_penalty, self.eos)
+        return lprobs, attention
+
+
 class FastBeamSearch(SequenceGenerator):
     """fairseq's generator with a faster beam search for one model; fairseq still runs other searches.
 
     Args:
-        models: models of the ensemble.
         tgt_dict: target words.
         packing: cache of packed weights; by default a new cache with precision float32.
         graphs: cache of compiled steps of this plugin's decoders; None to run steps without compilation.
@@ -41,10 +68,6 @@ class FastBeamSearch(SequenceGenerator):
             et al. 2016, section 4.4).
         candidates: table of candidate words; None for all words.  In addition, words of prefixes and constraints are
             candidates.
-        options: options of fairseq's generator.
-
-    Raises:
-        ValueError: candidates are given with an option that needs the whole vocabulary.
     """
 
     def __init__(
@@ -102,12 +125,7 @@ class FastBeamSearch(SequenceGenerator):
         constraints: Tensor | None = None,
         bos_token: int | None = None,
     ) -> list[list[dict[str, Tensor]]]:
-        """Translate a batch; see fairseq's generator.
-
-        Raises:
-            ValueError: the batch has too few candidates for the search.
-            RuntimeError: a sentence has no translation.
-        """
+        """Translate a batch; see fairseq's generator."""
         net_input = sample["net_input"]
         source = net_input["src_tokens"]
         if not len(source):
@@ -173,11 +191,9 @@ class FastBeamSearch(SequenceGenerator):
         """Encode a batch and return the state before its first step.
 
         Args:
-            net_input: source tokens and lengths.
             rules: token rules of the batch.
             capacity: number of steps to allocate memory for; see `StepwiseDecoding`.
             rows: rows per sentence in the first step; k by default.
-            packing: packed weights of the batch.
         """
         model: Any = self.model.single_model
         k, source = self.beam_size, net_input["src_tokens"]

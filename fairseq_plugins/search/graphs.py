@@ -90,7 +90,6 @@ class GraphCache:
             begin: function that creates the state; see `FastBeamSearch.begin`.
             source: source tokens, (B, S).
             rules: token rules of the batch.
-            packing: packed weights of the batch; captured searches do not use them.
         """
         # Later batches write to the state's tensors, which is forbidden for tensors created in inference mode.
         with self._lock, torch.inference_mode(False), torch.no_grad():
@@ -179,11 +178,7 @@ def _pool(device: int) -> Any:
 
 
 def copy_tensors_(source: object, target: object) -> None:
-    """Copy all tensors of one state into another.
-
-    Raises:
-        ValueError: shapes or types of the tensors differ; in this case, no tensor has been copied.
-    """
+    """Copy all tensors of one state into another."""
     pairs = list(zip(tensors_of(source), tensors_of(target), strict=True))
     if any((value.shape, value.dtype) != (own.shape, own.dtype) for value, own in pairs):
         raise ValueError("copy_tensors_: the states of two batches have tensors of different shapes or types")

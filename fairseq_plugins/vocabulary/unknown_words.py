@@ -29,9 +29,6 @@ class SourceWords(list[Any]):
         attention: attention of the hypothesis, (source tokens, target tokens).
         is_word: whether each source token is a word, (source tokens).
         offset: number of words from the source word with the largest attention to the aligned source word.
-
-    Raises:
-        ValueError: the model reports no attention.
     """
 
     def __init__(self, printed: Any, attention: Tensor, is_word: Tensor, offset: int = 0) -> None:
@@ -97,10 +94,6 @@ def replace_unknown_words(
         alignment: alignment of the hypothesis, a `SourceWords`.
         source: source sentence.
         translations: translations of source words; source words without translation are copied.
-        dictionary: target words.
-
-    Raises:
-        ValueError: the alignment is not a `SourceWords`, or its source had another number of words.
     """
     if not isinstance(alignment, SourceWords):
         raise ValueError(
@@ -128,10 +121,6 @@ def read_translations(replace_unk: str | None) -> dict[str, str] | None:
 
     Args:
         replace_unk: path of the file; with an empty path, all words are copied; None turns replacement off.
-
-    Raises:
-        ValueError: a line does not have two words, or is not UTF-8.
-        OSError: the file cannot be read.
     """
     if replace_unk is None:
         return None

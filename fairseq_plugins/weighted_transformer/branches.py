@@ -27,12 +27,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_plugins.common.dropout import Dropout
 from fairseq_plugins.common.linear import Linear
 from fairseq_plugins.common.source import softmax
-from fairseq_plugins.cpu.block_diagonal import add_block_diagonal
-from fairseq_plugins.cpu.linear import linear
+from fairseq_plugins.cpu.linear import add_block_diagonal, linear
 from fairseq_plugins.cpu.packing import BatchWeights, cached
+from fairseq_plugins.cpu.training import Dropout
 
 # Values of a parameter's attribute `param_group`.  SIMPLEX: the optimizer projects the parameter onto the simplex.
 # SOFTMAX: the softmax of the parameter is on the simplex.  fairseq copies this attribute to the float32 copy of a
@@ -55,10 +54,6 @@ class BranchedBlock(nn.Module):
         gating_topk: number of branches that a gate selects for each token; None to use α without a gate (section 4.5).
         dropout: dropout probability before residual connections.
         relu_dropout: dropout probability inside the feed-forward networks; the paper does not use it.
-        owner: name of these dropouts in ``--retain-dropout-modules``.
-
-    Attributes:
-        packing: packed weights of the current batch, set by `with_packing`.
     """
 
     packing: BatchWeights | None = None
@@ -239,11 +234,7 @@ class SimplexVector(nn.Module):
         return self.point() * len(self.weight)
 
     def check_constraint(self, weight: Tensor) -> None:
-        """Refuse a checkpoint's weight, (M,), if it was trained with the other constraint.
-
-        Raises:
-            ValueError: the weight was trained with the other constraint.
-        """
+        """Refuse a checkpoint's weight, (M,), if it was trained with the other constraint."""
         if self.softmax and _lies_on_simplex(weight):
             raise ValueError("--branch-constraint softmax: the checkpoint was trained with simplex; give simplex")
         if not self.softmax and weight.sum() <= 0:  # logits start negative: as logarithms of numbers below 1
@@ -283,11 +274,7 @@ def near_uniform_point(size: int) -> Tensor:
 
 
 def check_simplex(model: nn.Module) -> None:
-    """Refuse κ or α that are not on the simplex, because an optimizer without projection has trained them.
-
-    Raises:
-        ValueError: κ or α is not on the simplex; the error names options that prevent this.
-    """
+    """Refuse κ or α that are not on the simplex, because an optimizer without projection has trained them."""
     points = [module.point() for module in model.modules() if isinstance(module, SimplexVector)]
     if points and not bool(torch.stack([_lies_on_simplex(point) for point in points]).all()):
         raise ValueError(

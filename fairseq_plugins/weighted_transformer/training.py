@@ -43,9 +43,6 @@ class FairseqSimplexAdam(FairseqAdam):
 
     ``--fp16`` needs ``--fp16-no-flatten-grads`` or ``--memory-efficient-fp16``, because the projection needs separate
     parameters.
-
-    Raises:
-        ValueError: ``--fp16-adam-stats`` is given, or a number is out of range.
     """
 
     def __init__(self, cfg: DictConfig, params: Iterable[Tensor]) -> None:
@@ -76,7 +73,6 @@ class SimplexAdam(Adam):
     Args:
         params: parameter groups, each with the entries ``params`` and ``name``.
         freeze_after: number of updates after which the groups `SIMPLEX` and `SOFTMAX` are no longer updated.
-        **options: options of Adam.
     """
 
     # The projection depends on all elements of a parameter, so parameters must not be flattened into one vector.
@@ -151,9 +147,6 @@ class WeightedInverseSqrt(FairseqLRScheduler):
     Attributes:
         needs_rate: whether the schedule needs ``--lr``.  own-data reads this attribute; a schedule without it needs
             ``--lr``.
-
-    Raises:
-        ValueError: the optimizer is not ``simplex_adam``, a number is out of range, or ``--encoder-layers`` is a list.
     """
 
     needs_rate = False

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_plugins.common.dropout import Dropout, dropout
+from fairseq_plugins.cpu.training import Dropout, dropout
 
 P = 0.3  # 65536 p is rounded up
 NUMBERS = 2**20

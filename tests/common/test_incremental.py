@@ -8,7 +8,7 @@ import pytest
 import torch
 from fairseq.modules import FairseqDropout
 
-from fairseq_plugins.common import dropout
+from fairseq_plugins.cpu import training
 from fairseq_plugins.search.graphs import tensors_of
 from tests.common.stepwise import close
 from tests.conftest import random_model
@@ -163,7 +163,7 @@ def test_retained_dropout_is_the_same_in_steps(build, architecture, sentences, m
     for module in model.modules():
         if isinstance(module, FairseqDropout):
             module.make_generation_fast_(type(module).__name__, retain_dropout=True)
-    monkeypatch.setattr(dropout, "dropout", every_third)
+    monkeypatch.setattr(training, "dropout", every_third)
     expected, _ = model.decoder(target, encoded)
     close(model.decoder(target, encoded, incremental_state={})[0], expected)
     assert float((expected - without).abs().max()) > 0.1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fairseq_plugins.common.layer_list import input_widths, parse_attention, parse_convolutions
+from fairseq_plugins.common.options import input_widths, parse_attention, parse_convolutions
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fairseq_plugins.conv_encoder.encoders import Convolution
+from fairseq_plugins.conv_encoder.model import Convolution
 from tests.conftest import random_model
 
 LENGTHS = [6, 3, 1]

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fairseq_plugins.common import dropout
+from fairseq_plugins.cpu import training
 from tests.common.test_generation import LENGTHS, assert_same, generate
 
 
@@ -66,7 +66,7 @@ def test_same_dropout_places(pair, sentences, monkeypatch) -> None:
     theirs, ours = (model.train() for model in pair(dropout=0.25))
     source, target = sentences([6, 4]), sentences([5, 3])
     monkeypatch.setattr(F, "dropout", every_third)
-    monkeypatch.setattr(dropout, "_draw", two_of_three)
+    monkeypatch.setattr(training, "_draw", two_of_three)
     expected, _ = theirs(source, None, target)
     logits, _ = ours(source, None, target)
     torch.testing.assert_close(logits, expected)

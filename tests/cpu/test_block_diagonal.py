@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fairseq_plugins.cpu.block_diagonal import add_block_diagonal, batched
+from fairseq_plugins.cpu.linear import add_block_diagonal, batched
 
 
 def test_in_place_equals_batched() -> None:

@@ -7,8 +7,7 @@ import copy
 import pytest
 import torch
 
-from fairseq_plugins.cpu.packing import PackedWeightCache, with_packing
-from fairseq_plugins.cpu.products import has_onednn
+from fairseq_plugins.cpu.packing import PackedWeightCache, has_onednn, with_packing
 from fairseq_plugins.search.generator import FastBeamSearch
 
 # Sizes and lengths that use every fast form.

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from fairseq_plugins.convs2s.layers import GatedConvolution
 from fairseq_plugins.cpu.linear import linear, onednn_is_faster
-from fairseq_plugins.cpu.products import has_onednn
+from fairseq_plugins.cpu.packing import has_onednn
 from tests.operators import Operators
 
 onednn = pytest.mark.skipif(not has_onednn(), reason="this torch has no oneDNN")

@@ -13,8 +13,15 @@ import torch
 import torch.nn.functional as F
 
 from fairseq_plugins.cpu.linear import linear
-from fairseq_plugins.cpu.packing import PackedWeightCache, cached, prepare_linear
-from fairseq_plugins.cpu.products import PRECISIONS, PackedLinear, has_onednn, quantise
+from fairseq_plugins.cpu.packing import (
+    PRECISIONS,
+    PackedLinear,
+    PackedWeightCache,
+    cached,
+    has_onednn,
+    prepare_linear,
+    quantise,
+)
 
 pytestmark = pytest.mark.skipif(not has_onednn(), reason="this torch cannot pack")
 SUPPORTED = [name for name, (_, is_supported) in PRECISIONS.items() if is_supported()]

@@ -9,11 +9,9 @@ from hypothesis import HealthCheck, given, settings
 
 from fairseq_plugins.common.decoding import RowOrder
 from fairseq_plugins.common.linear import without_weight_norm
-from fairseq_plugins.convs2s.decoding import PairedConvolution
-from fairseq_plugins.convs2s.layers import GatedConvolution
-from fairseq_plugins.cpu import winograd
-from fairseq_plugins.cpu.packing import PackedWeightCache, with_packing
-from fairseq_plugins.cpu.products import PRECISIONS, has_onednn
+from fairseq_plugins.convs2s.layers import GatedConvolution, PairedConvolution
+from fairseq_plugins.cpu.convolution import packed_products, pairs_are_faster
+from fairseq_plugins.cpu.packing import PRECISIONS, PackedWeightCache, has_onednn, with_packing
 from tests.common.stepwise import reorders
 
 pytestmark = pytest.mark.skipif(not has_onednn(), reason="this torch cannot pack")
@@ -48,7 +46,7 @@ def test_steps_are_the_convolution_of_each_history(decoding: tuple[int, int, int
     sentences, beam, _, steps = decoding
     made = convolution(24)
     history, order = torch.zeros(sentences * beam, 2, 24), RowOrder(sentences * beam, beam)
-    products = winograd.packed_products(made.matrix, made.bias, "float32")
+    products = packed_products(made.matrix, made.bias, "float32")
     state = PairedConvolution(products, torch.zeros(sentences * beam, 24))
     for orders in steps:
         for new_order in orders:
@@ -70,5 +68,5 @@ def test_when_it_is_faster(
 ) -> None:
     monkeypatch.setitem(PRECISIONS, precision, (PRECISIONS[precision][0], lambda: True))
     with PackedWeightCache(precision).for_batch() as batch:
-        assert winograd.is_faster(torch.zeros(1), kernel, width, batch) is faster
-    assert not winograd.is_faster(torch.zeros(1), kernel, width, None)
+        assert pairs_are_faster(torch.zeros(1), kernel, width, batch) is faster
+    assert not pairs_are_faster(torch.zeros(1), kernel, width, None)

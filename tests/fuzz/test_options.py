@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from fairseq_plugins.common.layer_list import parse_attention, parse_convolutions
-from fairseq_plugins.common.literal import literal
+from fairseq_plugins.common.options import literal, parse_attention, parse_convolutions
 from tests.fuzz.texts import DEEP, repeated, text
 from tests.fuzz.trial import Trial, fuzz
 

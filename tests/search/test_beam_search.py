@@ -18,8 +18,7 @@ from torch.utils._pytree import tree_leaves
 from fairseq_plugins.cpu.packing import PackedWeightCache
 from fairseq_plugins.search import generator
 from fairseq_plugins.search.beam_search import TokenRules
-from fairseq_plugins.search.ensemble import Ensemble
-from fairseq_plugins.search.generator import FastBeamSearch, FastBeamSearchWithAlignment
+from fairseq_plugins.search.generator import Ensemble, FastBeamSearch, FastBeamSearchWithAlignment
 from tests.common.test_generation import without_state
 from tests.conftest import ARCHITECTURES
 from tests.search.fairseq_models import fairseq_model

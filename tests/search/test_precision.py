@@ -9,8 +9,7 @@ from itertools import chain
 import pytest
 import torch
 
-from fairseq_plugins.cpu.packing import PackedWeightCache
-from fairseq_plugins.cpu.products import PRECISIONS
+from fairseq_plugins.cpu.packing import PRECISIONS, PackedWeightCache
 from fairseq_plugins.search.generator import FastBeamSearch
 from tests.search.searching import LENGTHS, assert_same, generate
 

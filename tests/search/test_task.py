@@ -18,10 +18,9 @@ from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithA
 from fairseq.sequence_scorer import SequenceScorer
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
-from fairseq_plugins.cpu.products import PRECISIONS
-from fairseq_plugins.search.config import TranslationFastConfig
+from fairseq_plugins.cpu.packing import PRECISIONS
 from fairseq_plugins.search.generator import FastBeamSearch, FastBeamSearchWithAlignment
-from fairseq_plugins.search.task import TranslationFastTask
+from fairseq_plugins.search.task import TranslationFastConfig, TranslationFastTask
 from tests.conftest import ARCHITECTURES
 from tests.search.fairseq_models import fairseq_model
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fairseq_plugins.cpu.packing import PackedWeightCache
-from fairseq_plugins.cpu.products import PRECISIONS, PackedLinear
+from fairseq_plugins.cpu.packing import PRECISIONS, PackedLinear, PackedWeightCache
 from fairseq_plugins.search.generator import FastBeamSearch
 from fairseq_plugins.search.graphs import GraphCache
 from fairseq_plugins.vocabulary.candidates import Candidates

@@ -17,8 +17,7 @@ from fairseq.data import Dictionary
 from fairseq.logging import metrics
 from torch import Tensor
 
-from fairseq_plugins.vocabulary.candidates import Candidates
-from fairseq_plugins.vocabulary.criterion import VocabSelectionCrossEntropy
+from fairseq_plugins.vocabulary.candidates import Candidates, VocabSelectionCrossEntropy
 from tests.conftest import ARCHITECTURES
 
 PAD, EOS = 1, 2

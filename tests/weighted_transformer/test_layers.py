@@ -10,8 +10,8 @@ from fairseq.models.transformer import TransformerDecoder, TransformerEncoder, b
 from torch import nn
 from torch.nn.functional import linear
 
-from fairseq_plugins.common import dropout
 from fairseq_plugins.common.source import padding_bias
+from fairseq_plugins.cpu import training
 
 
 def enlivened(build, **options: float) -> nn.Module:
@@ -97,7 +97,7 @@ def test_attention_with_dropout(build, sentences, monkeypatch: pytest.MonkeyPatc
     given = (x, x, None, True) if causal else (x, x, bias)
     expected = attention(*given)
     dropped = []
-    monkeypatch.setattr(dropout, "dropout", lambda weights, p: dropped.append(p) or weights)
+    monkeypatch.setattr(training, "dropout", lambda weights, p: dropped.append(p) or weights)
     attention.dropout.p = 0.5
     torch.testing.assert_close(attention(*given), expected)
     assert dropped == [0.5] * (x.device.type == "cpu")

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from fairseq_plugins.cli.files import naming_file_in_errors
 from fairseq_plugins.cli.own_data.parallel_text import Line, segmenter
 from fairseq_plugins.common.model import IncrementalDecoder
-from fairseq_plugins.common.subwords import bpe_symbol
+from fairseq_plugins.common.text import bpe_symbol
 
 
 def translate(
