@@ -38,13 +38,9 @@ _OPERATORS.impl("reorder_rows", lambda state, order: state.index_select(0, order
 
 
 class Decoding(Protocol):
-    """The interface of a batch's decode-time state, implemented for this plugin's decoders and for fairseq's.
+    """The interface of a batch's decode-time state, implemented for this plugin's decoders and for fairseq's."""
 
-    Attributes:
-        fixed: whether all tensors of the state keep their shapes and addresses.  A fixed state cannot drop rows.
-    """
-
-    fixed: bool
+    fixed: bool  # whether all tensors of the state keep their shapes and addresses.  A fixed state cannot drop rows.
 
     def make_room(self) -> None:
         """Check that the model has another position, and allocate memory if the state is full.
@@ -78,9 +74,7 @@ class StepwiseDecoding:
     Each model family implements `set_up`, `compute`, and if its state needs them `projected` and `grow`.
 
     Args:
-        decoder: decoder of the model.
         source: encoder output, one entry per sentence.
-        beam: k.
         capacity: number of steps to allocate memory for.  If given, the state is `fixed`.
         words: candidate words to predict, see `selected_rows`; None for all words.
 
@@ -157,11 +151,7 @@ class StepwiseDecoding:
 
     @torch.no_grad()
     def decode(self, prev_output_tokens: Tensor) -> tuple[Tensor, dict[str, list[Tensor | None]]]:
-        """Decode the n new tokens among all tokens so far, (R, T), for fairseq's search.
-
-        Returns:
-            Logits (R, n, V), and the attention, (R, n, S) or None, as ``"attn"``.
-        """
+        """Decode the n new tokens among all tokens so far, (R, T); return logits, (R, n, V), and the attention."""
         length = prev_output_tokens.size(1)
         if length <= self.steps:
             raise ValueError(

@@ -58,15 +58,10 @@ class SourceEncoder(FairseqEncoder):
 
 
 class IncrementalDecoder(FairseqIncrementalDecoder):
-    """A decoder whose state between steps is one object per batch, a `StepwiseDecoding`.
+    """A decoder whose state between steps is one object per batch, a `StepwiseDecoding`."""
 
-    Attributes:
-        decoding_class: subclass of `StepwiseDecoding` for this decoder.
-        output_projection: linear map from features to logits.
-    """
-
-    decoding_class: ClassVar[type[StepwiseDecoding]]
-    output_projection: nn.Linear
+    decoding_class: ClassVar[type[StepwiseDecoding]]  # subclass of `StepwiseDecoding` for this decoder
+    output_projection: nn.Linear  # linear map from features to logits
     packing: BatchWeights | None = None
 
     def __init__(self, dictionary: Dictionary, embedding: InputEmbedding) -> None:
@@ -128,13 +123,10 @@ class IncrementalDecoder(FairseqIncrementalDecoder):
         incremental_state: dict[str, Any] | None = None,
         **unused: object,
     ) -> tuple[Tensor, dict[str, list[Tensor | None]]]:
-        """Predict each next token.
+        """Predict each next token of the previous tokens, (B, T), or (R, T) with k rows per sentence.
 
-        Args:
-            prev_output_tokens: previous target tokens, (B, T), or (R, T) with k rows per sentence.
-            encoder_out: encoder output; with an incremental state, only the first step reads it.
-            incremental_state: fairseq's state; if given, only tokens since the last call are decoded, see
-                `StepwiseDecoding.decode`.
+        With an incremental state of fairseq, only tokens since the last call are decoded, and only the first call reads
+        the encoder output.
 
         Returns:
             Logits, (B, T, V), and a dictionary that holds the attention, (B, T, S) or None, as ``"attn"``.

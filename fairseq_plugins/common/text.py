@@ -10,11 +10,7 @@ LONGEST = 500  # characters; subword-nmt needs minutes for a word of many thousa
 
 
 def bpe_symbol(words: Sequence[str]) -> str | None:
-    """Return fairseq's name for the subword scheme of a dictionary's words.
-
-    Returns:
-        ``subword_nmt`` (words that end with ``@@``), ``sentencepiece`` (pieces that begin with ``▁``), or None.
-    """
+    """Return fairseq's name for the subword scheme of a dictionary's words, or None without subwords."""
     marked = {
         "subword_nmt": sum(word.endswith("@@") for word in words),
         "sentencepiece": sum(word.startswith("\u2581") for word in words),

@@ -42,16 +42,10 @@ class AttentiveLSTM(nn.Module):
         self.recurrent = Linear(hidden_size, 4 * hidden_size, bias=False)
 
     def forward(self, g: Tensor, source: Source) -> tuple[Tensor, Tensor]:
-        """Compute all target positions by these equations.
-
-        ``d_i = W_d h_i + b_d + g_i``, ``a_i = softmax(d_i · keys)``, ``c_i = Σ_j a_ij values_j``.
-
-        Args:
-            g: embeddings of the previous target words, (B, T, f).
-            source: encoder output, one entry per row.
+        """Compute ``d_i = W_d h_i + b_d + g_i``, ``a_i = softmax(d_i · keys)``, ``c_i = Σ_j a_ij values_j``, h_{i+1}.
 
         Returns:
-            States h_{i+1}, (B, T, H), and the attention a, (B, T, S), without gradient.
+            States h_{i+1}, (B, T, H), for embeddings g, (B, T, f), and the attention a, (B, T, S), without gradient.
         """
         time_first = g.transpose(0, 1)
         x = self.input(time_first)

@@ -42,17 +42,12 @@ SQRT_HALF = math.sqrt(0.5)
 class GatedConvolution(WeightNormalisable):
     """A gated convolution: ``v([A B]) = A ⊗ σ(B)`` with ``[A B] = W * x + b``.
 
+    If it is causal, an output depends on its own position and the w - 1 previous positions.  Otherwise the window is
+    centred; if w is even, it has one more position on the right.
+
     A gated linear unit divides the variance of small inputs by four.  Dropout that retains inputs with probability p
     multiplies the variance by 1/p.  To keep the variance, initial weights for n inputs have the standard deviation
     √(4p/n) (section 3.5 and appendix A).
-
-    Args:
-        in_dim: C.
-        out_dim: D; the convolution has 2·D output channels.
-        kernel: w, odd or even.
-        causal: whether an output depends only on its own position and the w - 1 previous positions.  Otherwise the
-            window is centred; if w is even, it has one more position on the right.
-        retain: p.
     """
 
     packing: BatchWeights | None = None
@@ -100,9 +95,7 @@ class Shortcut(nn.Module):
     def forward(self, x: Tensor, outputs: Sequence[Tensor]) -> Tensor:
         """Add an earlier output to x; the factor √½ keeps the variance of the sum (section 3.4).
 
-        Args:
-            x: output of this layer before the connection, (..., to_dim).
-            outputs: input of the first layer, and outputs of all previous layers.
+        ``outputs`` are the input of the first layer, and the outputs of all previous layers.
         """
         if self.distance == 0:
             return x

@@ -3,7 +3,7 @@
 B sentences, T target positions, S source positions, C layer width, f embedding width, V vocabulary.
 
 In a decoder layer, attention follows the gate and precedes the residual connection (docs/convs2s.md).  The module
-`decoding` contains incremental decoding.
+`layers` contains incremental decoding.
 """
 
 from __future__ import annotations
@@ -38,13 +38,9 @@ from fairseq_plugins.cpu.training import Dropout
 
 
 class ConvS2SEncoder(SourceEncoder):
-    """An encoder of gated convolutions.
+    """An encoder of gated convolutions, with dropout on the input of each convolution.
 
-    Args:
-        convolutions: the layers, from the input up.
-        dropout: dropout probability on the input of each convolution.
-        attention_layers: number of decoder layers with attention.  Each contributes to the encoder's gradient, which is
-            divided by twice this number.
+    Each decoder layer with attention contributes to the encoder's gradient, which is divided by twice their number.
     """
 
     def __init__(
@@ -87,14 +83,10 @@ class ConvS2SEncoder(SourceEncoder):
 
 
 class ConvS2SDecoder(IncrementalDecoder):
-    """A decoder of causal gated convolutions, all or some of which are followed by attention.
+    """A decoder of causal gated convolutions, each of which attention follows if ``attends`` is true for it.
 
-    Args:
-        convolutions: the layers, from the input up.
-        attends: whether attention follows the convolution, for each layer.
-        out_embed_dim: input width of the output projection.
-        dropout: dropout probability on the input of each convolution, and on the output of the decoder.
-        tied: whether the output projection shares the word embedding's weight.
+    Dropout is on the input of each convolution, and on the output.  If the decoder is ``tied``, the output projection
+    shares the word embedding's weight.
     """
 
     decoding_class = ConvS2SDecoding

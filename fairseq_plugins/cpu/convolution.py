@@ -95,12 +95,9 @@ def convolve_in_pairs(
 
 
 def packed_products(matrix: Tensor, bias: Tensor | None, precision: str) -> list[PackedLinear]:
-    """Return the four linear maps from sums of inputs, (..., C), to m_0, ..., m_3, (..., O) each.
+    """Return the four linear maps from sums of inputs, (..., C), to m_0, ..., m_3, (..., O), for a matrix (O, 3C).
 
-    Args:
-        matrix: (O, 3C).
-        bias: (O,); m_1 includes it, so both outputs include it.
-        precision: see `PackedLinear`.
+    m_1 includes the bias, so both outputs include it.
     """
     sums = sums_of_weights(matrix.unflatten(1, (3, -1)).transpose(0, 1))
     return [PackedLinear(*each, precision) for each in zip(sums, (None, bias, None, None), strict=True)]

@@ -1,4 +1,4 @@
-"""Linear maps, computed by the faster of torch's two matrix libraries for CPUs.
+"""Linear maps, computed by the faster of torch's two matrix libraries for CPUs, and block-diagonal products in place.
 
 torch contains two matrix libraries, MKL and oneDNN.  It multiplies float32 matrices with MKL by default.  On some AMD
 processors, MKL has half the speed of oneDNN.
@@ -27,16 +27,7 @@ _MIN_MULTIPLICATIONS = 2**20
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packing: BatchWeights | None = None) -> Tensor:
-    """Return ``x Wᵀ + b``; see `torch.nn.functional.linear`.
-
-    Args:
-        x: (..., K).
-        weight: (O, K).
-        bias: (O,), or None.
-
-    Returns:
-        (..., O).
-    """
+    """Return ``x Wᵀ + b``, see `F.linear`: x (..., K), weight (O, K) -> (..., O)."""
     if not uses_onednn(x, packing) or weight.dtype != x.dtype or x.numel() * weight.size(0) < _MIN_MULTIPLICATIONS:
         return F.linear(x, weight, bias)
     if packing is not None and can_pack(weight) and not torch.is_grad_enabled():
@@ -97,19 +88,16 @@ def _cpu_family() -> tuple[str, int] | None:
 
 
 def add_block_diagonal(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """Return ``y_i + x_i W_i`` for each block i, and overwrite y.
+    """Return ``y_i + x_i W_i`` for each of M blocks of columns, and overwrite y.
 
-    Columns of x and y are divided into M blocks.  A batched product would copy x and y to make the blocks their first
-    dimension.  On a CPU, each block's product therefore reads and writes its columns in place.  GPUs use the batched
-    product, and so does `torch.export`, which rejects in-place products.
+    A batched product would copy x and y to make the blocks their first dimension.  On a CPU, each block's product
+    therefore reads and writes its columns in place.  GPUs use the batched product, and so does `torch.export`, which
+    rejects in-place products.
 
     Args:
-        y: (N, M·b); do not use it afterwards.
+        y: (N, M·b), like the result; do not use it afterwards.
         x: (N, M·a).
         weight: (M, a, b).
-
-    Returns:
-        (N, M·b).
     """
     x, weight = x.to(y.dtype), weight.to(y.dtype)  # under autocast, the precisions may differ
     if y.device.type != "cpu" or torch.compiler.is_compiling():

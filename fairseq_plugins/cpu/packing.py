@@ -1,10 +1,15 @@
-"""A cache of packed weights, and of other values that are computed from weights, for successive batches.
+"""Products with packed weights, in float32, bfloat16 or int8, and a cache of these weights for successive batches.
+
+A matrix product on a CPU first reorders the weight into the layout that the kernel reads.  For products with few rows,
+this takes much of the time.  oneDNN, a part of torch, can keep the weight in this layout; the weight is then called
+packed.  Packing a 1536 x 1024 matrix makes the product take 0.7 times as long for 80 rows, and 0.45 times as long for 5
+rows (two AVX-512 cores).
 
 A `PackedLinear` holds one packed weight.  A `BatchWeights` holds the packed weights of one batch, and a
 `PackedWeightCache` keeps them for the next batch.  Modules that multiply with weights have an attribute ``packing``.
 `with_packing` copies a module and sets this attribute to the `BatchWeights` of a batch.
 
-K inputs, O outputs.
+N rows, K inputs, O outputs; a weight is (O, K), and a bias (O,) or None.
 """
 
 from __future__ import annotations
@@ -25,6 +30,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+logger = logging.getLogger(__name__)
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+_Value = TypeVar("_Value")
+_Make = Callable[[Tensor, Tensor | None, str], _Value]
+_Tensors = TypeVar("_Tensors", bound=tuple[Tensor, ...])
 Product = Callable[[Tensor], Tensor]
 Pack = Callable[[Tensor, Tensor | None], Product]
 
@@ -33,19 +44,14 @@ class PackedLinear:
     """The map ``x -> x Wᵀ + b``, (..., K) -> (..., O), with the weight at the time of packing.
 
     Compiled code calls a custom operator, which finds this object by its ``number`` at run time.  The same compiled
-    code therefore works with all weights of a shape, and the compiler does not trace the product.
-
-    Args:
-        weight: (O, K), float32.
-        bias: (O,), or None.
-        precision: a key of `PRECISIONS` that the CPU supports.
+    code therefore works with all weights of a shape, and the compiler does not trace the product.  The precision is a
+    key of `PRECISIONS`.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, precision: str = "float32") -> None:
         pack, _ = PRECISIONS[precision]
-        self._product = pack(
-            weight.detach(), None if bias is None else bias.detach().clone()
-        )  # the caller may modify it
+        bias = None if bias is None else bias.detach().clone()  # the caller may modify it
+        self._product = pack(weight.detach(), bias)
         self.outputs = len(weight)
         self.number = torch.tensor(next(_NUMBERS))
         _NUMBERED[int(self.number)] = self
@@ -167,24 +173,13 @@ def has_onednn() -> bool:
     )
 
 
-logger = logging.getLogger(__name__)
-
-ModuleT = TypeVar("ModuleT", bound=nn.Module)
-_Value = TypeVar("_Value")
-_Make = Callable[[Tensor, Tensor | None, str], _Value]
-_Tensors = TypeVar("_Tensors", bound=tuple[Tensor, ...])
-
-
 class PackedWeightCache:
     """A thread-safe cache of the packed weights of a task's models.
 
     fairseq can change weights without increasing their version counter, because it writes to ``.data``.  The cache
     therefore identifies a weight by its product with a fixed random vector, which is computed once per batch.  A
     changed weight is packed again, unless its product is bitwise equal to the previous one.  Entries that a batch does
-    not use are dropped.
-
-    Args:
-        precision: a key of `products.PRECISIONS`.  If the CPU does not support it, the cache warns and uses float32.
+    not use are dropped.  If the CPU does not support the precision, the cache warns and uses float32.
     """
 
     def __init__(self, precision: str = "float32") -> None:
@@ -213,15 +208,7 @@ class PackedWeightCache:
 
 
 class BatchWeights:
-    """The packed weights of one batch; weights must not change during the batch.
-
-    Args:
-        precision: see `PackedWeightCache`.
-        previous: entries of an earlier batch.
-
-    Attributes:
-        entries: entries that this batch has used.
-    """
+    """The packed weights that one batch has used, some from a previous batch; weights must not change meanwhile."""
 
     def __init__(self, precision: str, previous: dict[object, object]) -> None:
         self.precision = precision
@@ -231,13 +218,7 @@ class BatchWeights:
         self._fingerprints: dict[int, tuple[Tensor, object]] = {}
 
     def packed(self, make: _Make[_Value], weight: Tensor, bias: Tensor | None) -> _Value:
-        """Return the result of ``make(weight, bias, precision)``, which is cached until one of the tensors changes.
-
-        Args:
-            make: `products.PackedLinear`, or another function that packs a weight.
-            weight: (O, K).
-            bias: (O,), or None.
-        """
+        """Return the result of ``make(weight, bias, precision)``, which is cached until one of the tensors changes."""
         key = make, self._fingerprint_of(weight), None if bias is None else self._fingerprint_of(bias)
         return self._get_or_make(key, lambda: make(weight, bias, self.precision))
 
@@ -279,10 +260,7 @@ def prepare_linear(
 ) -> Callable[[Tensor], Tensor]:
     """Return the function ``x -> x Wᵀ + b`` for many calls without gradients, while the weight does not change.
 
-    Args:
-        weight: (O, K), preferably contiguous.
-        bias: (O,), or None.
-        rows: number of rows of x in the first call; later calls may have fewer.
+    The first call has so many rows; later calls may have fewer.  The weight should be contiguous.
     """
     if packing is not None and can_pack(weight):
         packed = packing.packed(PackedLinear, weight, bias)

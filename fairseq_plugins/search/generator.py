@@ -1,4 +1,4 @@
-"""A faster drop-in replacement for fairseq's beam search with one model; fairseq still runs other searches.
+"""A faster drop-in replacement for fairseq's generator; fairseq still runs all searches except plain beam search.
 
 B sentences, k hypotheses (rows) per sentence, R = B·k; S source positions, V target words, T target positions.
 """
@@ -35,13 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class Ensemble(EnsembleModelWithAlignment):
-    """fairseq's ensemble with a word penalty; with candidates, tokens are indices into `words`.
-
-    Args:
-        word_penalty: number added to the log-probability of each word except the end of the sentence.
-        eos: end of the sentence.
-        words: candidate words, (V,); None for all words.
-    """
+    """fairseq's ensemble with a word penalty; if candidate words, (V,), are given, tokens are indices into them."""
 
     def __init__(
         self, models: Sequence[BaseFairseqModel], word_penalty: float, eos: int, words: Tensor | None = None
@@ -64,10 +58,9 @@ class FastBeamSearch(SequenceGenerator):
         tgt_dict: target words.
         packing: cache of packed weights; by default a new cache with precision float32.
         graphs: cache of compiled steps of this plugin's decoders; None to run steps without compilation.
-        word_penalty: number added to the log-probability of each word except the end of the sentence, in nats (Gehring
-            et al. 2016, section 4.4).
-        candidates: table of candidate words; None for all words.  In addition, words of prefixes and constraints are
-            candidates.
+        word_penalty: see `penalise_words`.
+        candidates: table of candidate words, to which words of prefixes and constraints are added; None for all words.
+        options: options of fairseq's generator.
     """
 
     def __init__(
@@ -188,23 +181,17 @@ class FastBeamSearch(SequenceGenerator):
         rows: int | None = None,
         packing: BatchWeights | None = None,
     ) -> BeamState:
-        """Encode a batch and return the state before its first step.
+        """Encode a batch and return the state before its first step, which has k or ``rows`` rows per sentence.
 
-        Args:
-            rules: token rules of the batch.
-            capacity: number of steps to allocate memory for; see `StepwiseDecoding`.
-            rows: rows per sentence in the first step; k by default.
+        For the capacity see `StepwiseDecoding`.
         """
         model: Any = self.model.single_model
         k, source = self.beam_size, net_input["src_tokens"]
         if isinstance(model, TranslationModel):
             encoded = with_packing(model.encoder, packing).forward_torchscript(net_input)
-            in_place = (
-                source.device.type == "cpu" and capacity is None
-            )  # on a CPU, a second tensor of this size takes time
-            return BeamState(
-                model.decoder.start(encoded, k, capacity, rules.words, packing), rules, rows or k, in_place
-            )
+            in_place = source.device.type == "cpu" and capacity is None  # a second tensor of logits takes time
+            decoding = model.decoder.start(encoded, k, capacity, rules.words, packing)
+            return BeamState(decoding, rules, rows or k, in_place)
         (encoded,) = self.model.forward_encoder(net_input)
         if rules.words is not None:
             model = with_candidate_output(model, rules.words, packing)
@@ -214,10 +201,6 @@ class FastBeamSearch(SequenceGenerator):
         """Return the step in which all hypotheses of each sentence must end, (B,).
 
         As in fairseq, this is the last step of the search for all sentences.  Subclasses may return earlier steps.
-
-        Args:
-            source: source tokens, (B, S).
-            longest: last step of the search.
         """
         return torch.full((len(source),), longest, device=source.device)
 
@@ -299,7 +282,7 @@ def run_search(state: BeamState, step: Callable[[], None], sentences: int, steps
         state: state before the first step.
         step: function that makes a step.
         sentences: number of real (not padding) sentences.
-        steps: maximum number of steps; all hypotheses must end in the last step.
+        steps: maximum number of steps.
     """
     every, read = steps_between_reads(state.position.device), None
     late, share = (0, 1) if every == 1 else (1, 2)

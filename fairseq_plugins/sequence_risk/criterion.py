@@ -230,17 +230,11 @@ class SequenceRisk(FairseqCriterion):
 
 
 class HypothesisSet(NamedTuple):
-    """The distinct hypotheses of a sentence.
+    """The distinct hypotheses of a sentence."""
 
-    Attributes:
-        rows: index of each hypothesis among the rows to score.
-        costs: cost of each hypothesis.
-        best: cost of the model's best hypothesis.
-    """
-
-    rows: list[int]
-    costs: list[float]
-    best: float
+    rows: list[int]  # index of each hypothesis among the rows to score
+    costs: list[float]  # cost of each hypothesis
+    best: float  # cost of the model's best hypothesis
 
 
 def _padded(lists: list[list[Any]], value: float, dtype: torch.dtype) -> Tensor:

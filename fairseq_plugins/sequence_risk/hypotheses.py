@@ -1,4 +1,9 @@
-"""Generation of hypotheses with a model during its training, by beam search or sampling."""
+"""Hypotheses of a model in training: their generation, and their differentiable log-probabilities.
+
+Each source sentence is encoded only once to score all its hypotheses.
+
+B source sentences, R rows (target sentences), T target positions, M prefixes, V target words.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +32,9 @@ _MIN_LPROB = -80.0  # its exponential is still positive in float32
 
 
 class HypothesisGenerator:
-    """A generator of hypotheses for a model in training, by beam search or sampling.
+    """A generator of up to ``count`` hypotheses per sentence, by beam search, or in training by sampling.
 
-    Args:
-        task: translation task; if it is `translation_fast`, its candidates and precision are used.
-        count: maximum number of hypotheses per sentence.
-        sampling: whether to sample in training; validation always uses beam search.
+    Candidates and precision are those of the task, if it is `translation_fast`.
     """
 
     def __init__(self, task: FairseqTask, count: int, sampling: bool) -> None:
@@ -58,9 +60,8 @@ class HypothesisGenerator:
                 max_len_a=_MAX_LENGTH[0],
                 max_len_b=_MAX_LENGTH[1],
             )
-            found = generator.generate(
-                [model], sample
-            )  # the task's `inference_step` would return nothing for blank sources
+            # The task's `inference_step` would return nothing for blank sources.
+            found = generator.generate([model], sample)
         return [[hypothesis["tokens"].tolist() for hypothesis in hypotheses] for hypotheses in found]
 
 
@@ -129,32 +130,19 @@ _BATCHES = 4  # number of batches that hypotheses are divided into, by length
 
 
 class Rows(NamedTuple):
-    """Target sentences to score; the first B are the references.
+    """Target sentences to score; the first B are the references."""
 
-    Attributes:
-        tokens: tokens of each row, including the end.
-        sentences: index of each row's source sentence.
-        first: token before the first target token, for each source sentence.
-    """
-
-    tokens: Sequence[Sequence[int]]
-    sentences: Sequence[int]
-    first: Sequence[int]
+    tokens: Sequence[Sequence[int]]  # tokens of each row, including the end
+    sentences: Sequence[int]  # index of each row's source sentence
+    first: Sequence[int]  # token before the first target token, for each source sentence
 
 
 class RowScores(NamedTuple):
-    """The log-probabilities of rows.
+    """The log-probabilities of rows; they are zero after the end of a row."""
 
-    Attributes:
-        tokens: log-probability of each token, (R, T); zero after the end of a row.
-        sums: log-probabilities at each position of the references, summed over the vocabulary, (B, T); zero after the
-            end of a reference.
-        words: size of the vocabulary, V.
-    """
-
-    tokens: Tensor
-    sums: Tensor
-    words: int
+    tokens: Tensor  # log-probability of each token, (R, T)
+    sums: Tensor  # log-probabilities at each position of the references, summed over the vocabulary, (B, T)
+    words: int  # V
 
 
 def score_rows(
@@ -164,11 +152,8 @@ def score_rows(
 
     This calls the model's encoder and decoder, but not the model itself, whose `forward` may be replaced.  A decoder
     with a method `features_of_prefixes` computes each distinct prefix once, so rows with a common prefix also share a
-    dropout mask.  Other decoders read batches of rows with similar lengths.
-
-    Args:
-        model: encoder-decoder without wrappers for distributed training.
-        candidates: candidate words that the model predicts, (V,); None for all words.
+    dropout mask.  Other decoders read batches of rows with similar lengths.  If candidate words, (V,), are given, the
+    model predicts only these.
     """
     device = net_input["src_tokens"].device
     encoder_out = model.encoder.forward_torchscript(net_input)

@@ -53,11 +53,8 @@ class Candidates:
     ) -> Candidates:
         """Read the files that ``fairseq-plugins lexicon`` writes; words outside the dictionaries are ignored.
 
-        Args:
-            folder: folder with ``candidates.txt``, lines ``source target probability`` with descending probabilities
-                for each source word, and ``frequent.txt``, lines ``target count`` with descending counts.
-            per_word: K, the maximum number of translations of a source word.
-            frequent: number of frequent words that are candidates in every batch.
+        ``candidates.txt`` has lines ``source target probability`` with descending probabilities for each source word,
+        and ``frequent.txt`` lines ``target count`` with descending counts.
         """
         if per_word < 1:
             raise ValueError(f"--candidates-per-word must be at least 1, got {per_word}")
@@ -133,11 +130,7 @@ def _frequent(path: Path, target: Dictionary, count: int) -> list[int]:
 
 
 def _translations(path: Path, source: Dictionary, target: Dictionary, per_word: int) -> Tensor:
-    """Read the first ``per_word`` translations of each source word; words outside the dictionaries are ignored.
-
-    Returns:
-        Padded translations, (S, K), where K is the largest number of translations of a source word.
-    """
+    """Read the first ``per_word`` translations of each source word that are in the dictionary, padded, (S, K)."""
     found: list[dict[int, None]] = [{} for _ in range(len(source))]  # ordered sets
     sources, targets, specials = source.indices, target.indices, target.nspecial
     for source_word, target_word, _ in _lines(path, "source target probability"):
@@ -193,9 +186,6 @@ class VocabSelectionCrossEntropy(LabelSmoothedCrossEntropyCriterion):
 
     The criterion logs two numbers.  ``candidates`` is the number of words in the output layer of a batch.  ``coverage``
     is the percentage of target words, including ends of sentences, that would be candidates without the references.
-
-    Args:
-        task: `translation_fast` with ``--candidates``.
     """
 
     @classmethod

@@ -88,12 +88,8 @@ def replace_unknown_words(
 ) -> str:
     """Return the text of a hypothesis after replacing its unknown words.
 
-    Args:
-        tokens: tokens of the hypothesis, (target tokens).
-        text: text of the hypothesis.
-        alignment: alignment of the hypothesis, a `SourceWords`.
-        source: source sentence.
-        translations: translations of source words; source words without translation are copied.
+    Tokens, text and alignment, a `SourceWords`, are those of the hypothesis.  Source words without translation are
+    copied.
     """
     if not isinstance(alignment, SourceWords):
         raise ValueError(
@@ -117,11 +113,7 @@ def replace_unknown_words(
 
 
 def read_translations(replace_unk: str | None) -> dict[str, str] | None:
-    """Read the translations of ``--replace-unk`` from a file with lines ``source target``.
-
-    Args:
-        replace_unk: path of the file; with an empty path, all words are copied; None turns replacement off.
-    """
+    """Read the translations of ``--replace-unk`` from a file with lines ``source target``; {} for an empty path."""
     if replace_unk is None:
         return None
     if replace_unk.strip() in ("", "@@"):  # fairseq's parser returns @@ for the option without a value

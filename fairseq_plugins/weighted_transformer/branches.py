@@ -86,12 +86,7 @@ class BranchedBlock(nn.Module):
         self.relu_dropout = Dropout(relu_dropout, module_name=owner)
 
     def plain(self, x: Tensor, heads: Tensor) -> Tensor:
-        """Compute the equations as they are written; `forward` computes the same function faster.
-
-        Args:
-            x: input of the layer, (..., d).
-            heads: concatenated heads, (..., d).
-        """
+        """Compute the equations as they are written; `forward` computes the same function faster."""
         M, kappa = self.branches, self.kappa()
         parts = zip(heads.chunk(M, dim=-1), self.out.weight.chunk(M, dim=1), strict=True)
         h = [kappa[i] * F.linear(head, out) for i, (head, out) in enumerate(parts)]
@@ -113,12 +108,7 @@ class BranchedBlock(nn.Module):
         return FoldedWeights(out, first, second)
 
     def forward(self, x: Tensor, heads: Tensor) -> Tensor:
-        """Return the output of the layer, (..., d), computed with folded weights.
-
-        Args:
-            x: input of the layer, (..., d).
-            heads: concatenated heads, (..., d).
-        """
+        """Return the output of the layer, (..., d), for its input, (..., d), and the concatenated heads, (..., d)."""
         folded = self.fold()
         # Flatten before this product: autograd would copy a view that is overwritten in place.
         inner = add_block_diagonal(self.first(x.flatten(0, -2)), heads.flatten(0, -2), folded.first)
@@ -168,11 +158,6 @@ class Gate(nn.Module):
 
     The paper gives no formula.  Here, a linear map gives a score to each of the M branches, and the weights are k times
     the softmax of the k largest scores.
-
-    Args:
-        dim: d.
-        branches: M.
-        topk: k.
     """
 
     def __init__(self, dim: int, branches: int, topk: int) -> None:
@@ -242,11 +227,7 @@ class SimplexVector(nn.Module):
 
 
 def project_onto_simplex(x: Tensor) -> Tensor:
-    """Return the closest point on the simplex in Euclidean distance (Duchi et al. 2008, figure 1).
-
-    Args:
-        x: real numbers, (M,).
-    """
+    """Return the point on the simplex that is closest to x, (M,), in Euclidean distance (Duchi et al. 2008)."""
     ordered = x.sort(descending=True).values
     counts = torch.arange(1, len(x) + 1, device=x.device, dtype=x.dtype)
     # For each j, the amount to subtract from every number so that the j largest numbers sum to 1.

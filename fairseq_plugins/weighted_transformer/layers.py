@@ -60,16 +60,10 @@ class DecoderLayer(nn.Module):
         self.dropout = Dropout(cfg.dropout, module_name=type(self).__name__)
 
     def forward(self, x: Tensor, source: Source, seen: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Compute the layer.
-
-        Args:
-            x: input, (B, T, d).
-            source: encoder output, (B, S, d).
-            seen: bias of self-attention scores, (B, 1, T, T); None for causal attention.
+        """Compute the layer, (B, T, d) -> (B, T, d), with causal self-attention or with a bias of its scores.
 
         Returns:
-            Output of the layer, and the input of attention to the source, from which attention can be reported.  Both
-            have the shape (B, T, d).
+            Output of the layer, and the input of attention to the source, from which attention can be reported.
         """
         out = self.self_attention_out(self.self_attention(x, x, seen, causal=seen is None))
         x = self.self_attention_norm(x + self.dropout(out))
@@ -92,13 +86,7 @@ def _branches(cfg: Options, side: str, owner: str) -> BranchedBlock:
 
 
 class AttentionHeads(nn.Module):
-    """Concatenated attention heads: ``head_i = softmax(Q W^Q_i (K W^K_i)ᵀ / √v) V W^V_i``.
-
-    Args:
-        dim: d.
-        heads: h, which must divide d.
-        dropout: dropout probability on attention weights.
-    """
+    """Concatenated attention heads: ``head_i = softmax(Q W^Q_i (K W^K_i)ᵀ / √v) V W^V_i``, with dropout on weights."""
 
     def __init__(self, dim: int, heads: int, dropout: float) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """The Weighted Transformer (Ahmed et al. 2017): encoder, decoder and model.
 
-B sentences, T target positions, S source positions, d model width.  Incremental decoding is in the module `decoding`.
+B sentences, T target positions, S source positions, d model width.  Incremental decoding is in the module `layers`.
 """
 
 from __future__ import annotations
@@ -46,11 +46,7 @@ class WeightedTransformerEncoder(SourceEncoder):
 
 
 class WeightedTransformerDecoder(IncrementalDecoder):
-    """A decoder of layers with causal self-attention and branched attention to the source.
-
-    Args:
-        output_projection: linear map from features to logits.
-    """
+    """A decoder of layers with causal self-attention and branched attention to the source."""
 
     decoding_class = WeightedTransformerDecoding
 

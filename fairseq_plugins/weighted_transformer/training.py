@@ -70,9 +70,7 @@ class FairseqSimplexAdam(FairseqAdam):
 class SimplexAdam(Adam):
     """fairseq's Adam, followed by a projection for parameters in the group `SIMPLEX`.
 
-    Args:
-        params: parameter groups, each with the entries ``params`` and ``name``.
-        freeze_after: number of updates after which the groups `SIMPLEX` and `SOFTMAX` are no longer updated.
+    The groups `SIMPLEX` and `SOFTMAX` are no longer updated after ``freeze_after`` updates.
     """
 
     # The projection depends on all elements of a parameter, so parameters must not be flattened into one vector.
