@@ -33,6 +33,9 @@ def test_several_tokens_at_once(build, architecture, sentences) -> None:
     for given in (1, 7):
         with pytest.raises(ValueError, match=f"{given} tokens, and 7 "):
             model.decoder(target[:, -given:], encoded, incremental_state=state)
+    beams = encoded.reorder(torch.arange(6, device=target.device) // 3)
+    with pytest.raises(ValueError, match=r"2 rows, .* 2 x 3"):
+        model.decoder(target[:, :1], beams, incremental_state={})
 
 
 @torch.no_grad()
@@ -73,41 +76,6 @@ def test_rows_that_are_no_beams(build, architecture, sentences, device, rows: li
     target = sentences([4] * len(rows))
     expected, _ = model.decoder(target, encoded)
     close(model.decoder(target, encoded, incremental_state={})[0], expected)
-
-
-@torch.no_grad()
-def test_a_first_step_of_one_row_for_each_sentence(build, architecture, sentences, device) -> None:
-    """Where its rows are alike; the order of the next step is of those that were there."""
-    model, beams = build(architecture), torch.arange(6, device=device) // 3
-    source, words = model.encoder(sentences([5, 3])), sentences([4, 4])
-    with pytest.raises(ValueError, match=r"2 rows, .* 2 x 3"):
-        model.decoder(words[:, :1], source.reorder(beams), incremental_state={})
-    decoding = model.decoder.start(source, beam=3)
-    logits = []
-    for step, order in enumerate((3 * torch.arange(2, device=device), beams, None)):
-        decoding.make_room()
-        tokens = words[:, step] if step == 0 else words[beams, step]
-        features, _ = decoding.step(tokens, order)
-        logits.append(decoding.output_layer(features))
-    expected, _ = model.decoder(words[beams], source.reorder(beams))
-    for step, actual in enumerate(logits):
-        close(actual, expected[:: 3 if step == 0 else 1, step])
-
-
-@torch.no_grad()
-def test_steps_among_some_words(build, architecture, sentences, device) -> None:
-    """Those that are none have no probability."""
-    model = build(architecture)
-    source, target = model.encoder(sentences([5, 3])), sentences([4, 4])
-    words = torch.tensor([0, 1, 2, 3, 7, 30, -1], device=device)
-    decoding = model.decoder.start(source, words=words)
-    expected, _ = model.decoder(target, source)
-    for step in range(3):
-        decoding.make_room()
-        features, _ = decoding.step(target[:, step], None)
-        logits = decoding.output_layer(features)
-        close(logits[:, :-1], expected[:, step, words[:-1]])
-        assert logits[:, -1].tolist() == [-torch.inf] * 2
 
 
 @torch.no_grad()

@@ -72,15 +72,6 @@ def test_very_unlikely_targets() -> None:
     assert loss.isfinite()
 
 
-def test_without_gradients() -> None:
-    logits, target = case(40, torch.float32)
-    with torch.no_grad():
-        found = label_smoothed_nll_loss(logits, target, 0.1, PADDING)
-    torch.testing.assert_close(
-        found, tuple(each.detach() for each in label_smoothed_nll_loss(logits, target, 0.1, PADDING))
-    )
-
-
 def criterion(**options) -> LabelSmoothedCrossEntropyCriterion:
     made = LabelSmoothedCrossEntropyCriterion.__new__(LabelSmoothedCrossEntropyCriterion)
     torch.nn.Module.__init__(made)

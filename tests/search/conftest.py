@@ -34,12 +34,6 @@ def steps_of_convolutions(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
 
 
 @pytest.fixture
-def everything(dictionary: Dictionary) -> Candidates:
-    translations = torch.full((len(dictionary), 1), dictionary.pad())
-    return Candidates(translations, torch.ones(len(dictionary), dtype=torch.bool))
-
-
-@pytest.fixture
 def some(dictionary: Dictionary) -> Candidates:
     """Return candidates: special symbols, 8 frequent words, and one per source word, about 25 of 44 per batch."""
     always = torch.zeros(len(dictionary), dtype=torch.bool)

@@ -61,14 +61,6 @@ def test_some_translations(build, task, device, sentences, dictionary, architect
     check(model, dictionary, sources, mode, 48)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
-def test_two_thousand_translations(build, task, device, sentences, dictionary, architecture, mode: str) -> None:
-    model = fairseq_model("transformer_tiny", task).to(device) if mode == "fairseq's model" else build(architecture)
-    sources = [sentences([count, 3], seed=count) for count in range(4, 13)]
-    check(model, dictionary, sources, mode, 2000)
-
-
 def test_the_quantisation_engine_is_restored() -> None:
     """All threads share it, and packing wide layers changes it."""
     if not PRECISIONS["int8"][1]():

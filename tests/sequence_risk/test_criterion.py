@@ -122,16 +122,6 @@ def test_a_sentence_does_not_depend_on_its_batch(models, sentences, dictionary, 
         )
 
 
-def test_the_reference_is_one_more(models: list[Any], sample: Any, dictionary: Dictionary) -> None:
-    loss = criterion(dictionary, risk_hypotheses=3, risk_reference=True)(models[0], sample)[0]
-    references = [[token for token in row if token != PAD] for row in sample["target"].tolist()]
-    sets = searched(models[1], sample, dictionary, 3)
-    sets = [[*found, reference] for found, reference in zip(sets, references, strict=True)]
-    expected = plain(models[1], sample, dictionary, sets)
-    torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-9)
-    assert_same_gradients(models, [loss, expected])
-
-
 def test_a_reference_that_is_found_counts_once(models, sample, dictionary, monkeypatch) -> None:
     references = [[token for token in row if token != PAD] for row in sample["target"].tolist()]
     sets = [[[8, EOS], reference] for reference in references]

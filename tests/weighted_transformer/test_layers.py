@@ -31,22 +31,6 @@ def inputs(sentences) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("option", ["dropout", "attention_dropout", "relu_dropout"])
-def test_dropout_in_an_encoder_layer(build, sentences, option: str) -> None:
-    """Of what is added to a residual connection nothing is left, of attention W^O's bias, of the networks W_2's."""
-    layer = enlivened(build, **{option: 1.0}).encoder.layers[0]
-    x, bias = inputs(sentences)
-    branches = layer.branches
-    if option == "dropout":
-        expected = branches.norm(branches.attention_norm(x))
-    elif option == "attention_dropout":
-        expected = branches.plain(x, torch.zeros_like(x))
-    else:
-        attended = linear(layer.attention(x, x, bias), branches.fold().out, branches.out.bias)
-        expected = branches.norm(branches.attention_norm(x + attended) + branches.second.bias)
-    torch.testing.assert_close(layer(x, bias), expected)
-
-
-@pytest.mark.parametrize("option", ["dropout", "attention_dropout", "relu_dropout"])
 def test_dropout_in_a_decoder_layer(build, sentences, option: str) -> None:
     model = enlivened(build, **{option: 1.0})
     layer, source = model.decoder.layers[0], model.encoder(sentences([5, 3]))
