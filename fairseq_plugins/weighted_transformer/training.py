@@ -83,13 +83,8 @@ class SimplexAdam(Adam):
         for group in self.param_groups:
             group["updates"] = 0  # number of updates so far; checkpoints contain it
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Make one update."""
-        loss = None
-        if closure is not None:  # computes the gradients of all groups
-            with torch.enable_grad():
-                loss = closure()
         groups = self.param_groups
         active = []
         for group in groups:
@@ -100,7 +95,7 @@ class SimplexAdam(Adam):
         # fairseq's step updates all `param_groups`.  Exclude frozen groups, which momentum would still change.
         try:
             self.param_groups = [group for group in active if group["name"] != SIMPLEX]
-            super().step()
+            loss: float | None = super().step(closure)
         finally:
             self.param_groups = groups
         for group in active:
@@ -110,6 +105,7 @@ class SimplexAdam(Adam):
                         self._step_on_simplex(parameter, group)
         return loss
 
+    @torch.no_grad()
     def _step_on_simplex(self, parameter: Tensor, group: dict[str, Any]) -> None:
         gradient = parameter.grad.float()  # type: ignore[union-attr]
         square = gradient.square()
