@@ -169,22 +169,3 @@ def test_a_state_that_stays_in_its_place(build, architecture, sentences, device)
         expected, extra = model.decoder(tokens, beams)
         close(decoding.output_layer(features), expected[:, -1])
         close(attention, extra["attn"][0][:, -1])
-
-
-def test_a_step_never_waits_for_the_device(build, architecture, sentences, device) -> None:
-    if device.type != "cuda":
-        pytest.skip("needs a GPU: run with --device cuda")
-    model = build(architecture)
-    model.make_generation_fast_(need_attn=True)
-    order = torch.arange(2, device=device).repeat_interleave(3)
-    with torch.no_grad():
-        encoded = model.encoder.reorder_encoder_out(model.encoder(sentences([5, 3])), order)
-        target, state = sentences([6] * 6), {}
-        new_order = torch.tensor([0, 0, 1, 5, 4, 3], device=device)
-        for step in range(1, 7):
-            torch.cuda.set_sync_debug_mode("error")
-            try:
-                model.decoder(target[:, :step], encoded, incremental_state=state)
-                model.decoder.reorder_incremental_state_scripting(state, new_order)
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
