@@ -24,7 +24,7 @@ def vocabulary(size: int) -> Dictionary:
     return dictionary
 
 
-def build(architecture: str, source: int = 50, target: int | None = None, **options: Any) -> tuple[Namespace, Any]:
+def resolve(architecture: str, source: int = 50, target: int | None = None, **options: Any) -> tuple[Namespace, Any]:
     """Return the options, and a model without memory; one dictionary where there is no size for the target's."""
     args = Namespace(arch=architecture, **options)
     if architecture in MODEL_DATACLASS_REGISTRY:  # a family's own name, which has no preset
@@ -36,6 +36,10 @@ def build(architecture: str, source: int = 50, target: int | None = None, **opti
     task = SimpleNamespace(source_dictionary=source_dictionary, target_dictionary=target_dictionary)
     with torch.device("meta"):
         return args, ARCH_MODEL_REGISTRY[architecture].build_model(args, task)
+
+
+def build(architecture: str, *sizes: int, **options: Any) -> Any:
+    return resolve(architecture, *sizes, **options)[1]
 
 
 def parameters(model: nn.Module, without: str = "nothing") -> int:
@@ -68,7 +72,7 @@ CONVS2S = {
 @pytest.mark.parametrize("architecture", CONVS2S)
 def test_convs2s(architecture: str) -> None:
     *layers, embed_dim = CONVS2S[architecture]
-    args, model = build(architecture)
+    args, model = resolve(architecture)
     assert args.dropout == 0.1  # fairseq's; the paper gives none
     for side, expected in zip((model.encoder, model.decoder), layers, strict=True):
         assert side.embedding.words.embedding_dim == side.embedding.positions.embedding_dim == embed_dim
@@ -99,7 +103,7 @@ WEIGHTED_TRANSFORMER = {
 def test_weighted_transformer(architecture: str) -> None:
     *sizes, millions = WEIGHTED_TRANSFORMER[architecture]
     # "All sentences share a vocabulary", whose size is Vaswani et al.'s: 37 000.
-    args, model = build(architecture, source=37000)
+    args, model = resolve(architecture, source=37000)
     assert (args.attention_dropout, args.relu_dropout) == (0.1, 0)  # section 4.1
     for side in ("encoder", "decoder"):
         names = (f"{side}_layers", "encoder_embed_dim", f"{side}_ffn_embed_dim", f"{side}_attention_heads", "dropout")
@@ -126,7 +130,7 @@ CONV_ENCODER = {
 @pytest.mark.parametrize("architecture", CONV_ENCODER)
 def test_conv_encoder(architecture: str) -> None:
     attention, aggregation, decoder_layers, dropout = CONV_ENCODER[architecture]
-    args, model = build(architecture)
+    args, model = resolve(architecture)
     assert (args.encoder_embed_dim, args.decoder_hidden_size, args.dropout) == (256, 512, dropout)
     for stack, layers, units in ((model.encoder.cnn_a, attention, 512), (model.encoder.cnn_c, aggregation, 256)):
         assert [tuple(each.weight.shape) for each in stack.convolutions] == [(units, units, 3)] * layers
@@ -137,7 +141,7 @@ def test_conv_encoder(architecture: str) -> None:
 
 def test_the_other_encoders_of_the_paper() -> None:
     """Table 1, IWSLT'14: one that has no parameters but embeddings, and two LSTMs of 512 units."""
-    (_, pooling), (_, bilstm) = build("conv_encoder_pooling"), build("conv_encoder_bilstm")
+    pooling, bilstm = build("conv_encoder_pooling"), build("conv_encoder_bilstm")
     assert parameters(pooling.encoder, without="embedding") == 0
     assert (pooling.encoder.width, pooling.encoder.embedding.positional) == (5, True)
     assert not bilstm.encoder.embedding.positional
@@ -157,13 +161,13 @@ def test_the_other_encoders_of_the_paper() -> None:
 )
 def test_models_are_as_large_as_fairseqs(ours: str, theirs: str) -> None:
     """To the last parameter, but for fconv's rows of positions, and κ and α: two for each head of each layer."""
-    args, model = build(ours)
+    args, model = resolve(ours)
     more, options = 0, {"share_all_embeddings": True}
     if "convs2s" in ours:
         options = {"decoder_out_embed_dim": args.decoder_out_embed_dim}
     else:
         more = 2 * args.encoder_layers * 2 * args.encoder_attention_heads
-    _, reference = build(theirs, **options)
+    reference = build(theirs, **options)
     assert parameters(model, without="positions") - more == parameters(reference, without="positions")
 
 
@@ -173,8 +177,8 @@ def test_the_deepest_convolutional_encoder_is_smaller_than_the_bilstm() -> None:
     Both have two layers in the decoder; 200 000 source words, 30 000 target words.
     """
     options = {"encoder_embed_dim": 512, "encoder_lstm_layers": 2, "decoder_layers": 2}
-    _, convolutional = build("conv_encoder_wmt_en_fr", 200_000, 30_000)
-    _, bilstm = build("conv_encoder_bilstm", 200_000, 30_000, **options)
+    convolutional = build("conv_encoder_wmt_en_fr", 200_000, 30_000)
+    bilstm = build("conv_encoder_bilstm", 200_000, 30_000, **options)
     assert parameters(convolutional) / parameters(bilstm) == pytest.approx(0.6, abs=0.02)
 
 
