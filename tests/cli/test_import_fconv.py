@@ -144,15 +144,14 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, data, fconv) -> None:
     [
         (torch.ones(4, 1), torch.ones(20_000, 0, 20_000)),
         (torch.ones(4, 1), torch.ones(1).expand(20_000, 1, 20_000)),
-        (torch.ones(4, 1), torch.ones(1).expand(4, 1)),
         (torch.ones(1, 20_000), torch.ones(20_000, 1)),
         (torch.ones(20_000, 1, 1), torch.ones(1, 20_000)),
         (torch.ones(3, 1), torch.ones(4, 5)),
     ],
-    ids=["no numbers", "repeated", "a few repeated", "two that stretch", "a dimension more", "other outputs"],
+    ids=["no numbers", "repeated", "two that stretch", "a dimension more", "other outputs"],
 )
 def test_few_numbers_do_not_become_many(magnitude: torch.Tensor, direction: torch.Tensor) -> None:
-    """A file of a few kilobytes must not allocate gigabytes."""
+    """A file of a few kilobytes must not allocate gigabytes; the loader refuses tensors larger than the file."""
     parameters = {"encoder.fc1.weight_g": magnitude, "encoder.fc1.weight_v": direction}
-    with pytest.raises(ValueError, match=r"weight_v is not a tensor|magnitude .* does not fit"):
+    with pytest.raises(ValueError, match=r"magnitude .* does not fit"):
         convert_parameters(parameters)
