@@ -74,7 +74,7 @@ class WeightNormalisable(nn.Module):
 class Linear(WeightNormalisable, nn.Linear):  # type: ignore[override]  # torch's weight is a parameter
     """A linear map, computed by `cpu.linear.linear`."""
 
-    packing: BatchWeights | None = None
+    packing: BatchWeights | None = None  # of the current batch, set by `with_packing`
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., K) -> (..., O)."""

@@ -62,7 +62,7 @@ class IncrementalDecoder(FairseqIncrementalDecoder):
 
     decoding_class: ClassVar[type[StepwiseDecoding]]  # subclass of `StepwiseDecoding` for this decoder
     output_projection: nn.Linear  # linear map from features to logits
-    packing: BatchWeights | None = None
+    packing: BatchWeights | None = None  # of the current batch, set by `with_packing`
 
     def __init__(self, dictionary: Dictionary, embedding: InputEmbedding) -> None:
         super().__init__(dictionary)

@@ -102,7 +102,7 @@ class Convolution(nn.Module):
     (measured with `conv_encoder_tiny` on Multi30k).
     """
 
-    packing: BatchWeights | None = None
+    packing: BatchWeights | None = None  # of the current batch, set by `with_packing`
 
     def __init__(self, in_dim: int, out_dim: int, kernel: int) -> None:
         super().__init__()

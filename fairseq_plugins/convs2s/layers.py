@@ -50,7 +50,7 @@ class GatedConvolution(WeightNormalisable):
     √(4p/n) (section 3.5 and appendix A).
     """
 
-    packing: BatchWeights | None = None
+    packing: BatchWeights | None = None  # of the current batch, set by `with_packing`
 
     def __init__(self, in_dim: int, out_dim: int, kernel: int, causal: bool, retain: float = 1.0) -> None:
         super().__init__()

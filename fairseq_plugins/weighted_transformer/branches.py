@@ -56,7 +56,7 @@ class BranchedBlock(nn.Module):
         relu_dropout: dropout probability inside the feed-forward networks; the paper does not use it.
     """
 
-    packing: BatchWeights | None = None
+    packing: BatchWeights | None = None  # of the current batch, set by `with_packing`
 
     def __init__(
         self,
