@@ -11,7 +11,7 @@ from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE
 from subword_nmt.apply_bpe import BPE
 
 from fairseq_plugins.cli.own_data import parallel_text
-from fairseq_plugins.common.subwords import LONGEST, segment
+from fairseq_plugins.common.text import LONGEST, segment
 
 LETTERS = "abcdefghijklmnop"
 

@@ -20,8 +20,7 @@ from fairseq_plugins.common.options import FRACTION, POSITIVE, Range
 from fairseq_plugins.conv_encoder.config import ConvEncoderConfig
 from fairseq_plugins.convs2s.config import AnnealAfterPlateauConfig, ConvS2SConfig
 from fairseq_plugins.convs2s.training import AnnealAfterPlateau
-from fairseq_plugins.search.config import TranslationFastConfig
-from fairseq_plugins.search.task import TranslationFastTask
+from fairseq_plugins.search.task import TranslationFastConfig, TranslationFastTask
 from fairseq_plugins.sequence_risk.config import SequenceRiskConfig
 from fairseq_plugins.sequence_risk.criterion import SequenceRisk
 from fairseq_plugins.weighted_transformer.config import (

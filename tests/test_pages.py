@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fairseq_plugins.cpu.products import PRECISIONS
+from fairseq_plugins.cpu.packing import PRECISIONS
 from tests.commands import ROOT
 from tests.test_documentation import INDENTED, PAGES
 

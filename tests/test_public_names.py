@@ -17,7 +17,7 @@ from fairseq.tasks.translation import TranslationConfig
 from fairseq_plugins.cli import main as cli
 from fairseq_plugins.conv_encoder.config import ConvEncoderConfig
 from fairseq_plugins.convs2s.config import AnnealAfterPlateauConfig, ConvS2SConfig
-from fairseq_plugins.search.config import TranslationFastConfig
+from fairseq_plugins.search.task import TranslationFastConfig
 from fairseq_plugins.sequence_risk.config import SequenceRiskConfig
 from fairseq_plugins.weighted_transformer.config import (
     SimplexAdamConfig,

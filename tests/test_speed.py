@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from fairseq_plugins.cpu.packing import PackedWeightCache
-from fairseq_plugins.cpu.products import PRECISIONS
+from fairseq_plugins.cpu.packing import PRECISIONS, PackedWeightCache
 from fairseq_plugins.search.generator import FastBeamSearch
 
 # Wide enough for products to take most of the time.

@@ -52,8 +52,7 @@ from turns import (
     write_json,
 )
 
-from fairseq_plugins.cpu.packing import PackedWeightCache
-from fairseq_plugins.cpu.products import PRECISIONS
+from fairseq_plugins.cpu.packing import PRECISIONS, PackedWeightCache
 from fairseq_plugins.search.generator import FastBeamSearch
 from fairseq_plugins.search.graphs import GraphCache
 

@@ -47,7 +47,7 @@ from fairseq_plugins.cli.own_data.parallel_text import read_text
 from fairseq_plugins.cli.processes import fairseq
 from fairseq_plugins.cli.user_dir import USER_DIR
 from fairseq_plugins.convs2s.fconv import convert
-from fairseq_plugins.cpu.products import PRECISIONS
+from fairseq_plugins.cpu.packing import PRECISIONS
 
 OPTIONS = (
     ("input", "", "text to translate, plain or gzipped, tokenised, one sentence per line"),

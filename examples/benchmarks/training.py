@@ -44,7 +44,7 @@ from turns import (
     write_json,
 )
 
-from fairseq_plugins.cpu.products import PRECISIONS
+from fairseq_plugins.cpu.packing import PRECISIONS
 from fairseq_plugins.weighted_transformer.branches import BranchedBlock
 
 OPTIONS = (

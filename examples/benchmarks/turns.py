@@ -26,10 +26,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
 
 import fairseq_plugins
-from fairseq_plugins.common.replaced import replaced
 from fairseq_plugins.convs2s.fconv import convert_options, convert_parameters
 from fairseq_plugins.convs2s.model import ConvS2SModel
 from fairseq_plugins.cpu.packing import prepare_linear
+from fairseq_plugins.repairs.wrapping import replaced
 
 DEVICE = ("device", "cpu", "device: cpu or cuda")
 JSON = ("json", "", "also write all figures, machine and options to this file")

@@ -30,8 +30,7 @@ from turns import build, compare, machine, make_dictionary, parse_options, ratio
 
 from fairseq_plugins.cli.own_data.parallel_text import read_text
 from fairseq_plugins.search.generator import FastBeamSearch
-from fairseq_plugins.vocabulary.candidates import Candidates
-from fairseq_plugins.vocabulary.criterion import VocabSelectionCrossEntropy
+from fairseq_plugins.vocabulary.candidates import Candidates, VocabSelectionCrossEntropy
 
 OPTIONS = (
     ("input", "", "source text, plain or gzipped, one sentence per line"),

@@ -19,7 +19,7 @@ from fairseq_plugins.cli.arguments import add_user_dir, import_user_dir
 from fairseq_plugins.cli.files import naming_file_in_errors, refuse_existing
 from fairseq_plugins.cli.own_data.parallel_text import segmenter
 from fairseq_plugins.common.files import beside, naming
-from fairseq_plugins.common.subwords import bpe_symbol
+from fairseq_plugins.common.text import bpe_symbol
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -88,7 +88,7 @@ def write(args: Namespace) -> None:
     """Write the folder."""
     from fairseq_plugins.cli.own_data.model_card import card_of
     from fairseq_plugins.export.folder import write_folder
-    from fairseq_plugins.search.config import TranslationFastConfig as Defaults
+    from fairseq_plugins.search.task import TranslationFastConfig as Defaults
     from fairseq_plugins.vocabulary.candidates import Candidates
 
     overrides = {"data": args.data, "source_lang": args.source_lang, "target_lang": args.target_lang}

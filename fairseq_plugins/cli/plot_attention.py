@@ -23,7 +23,7 @@ from fairseq_plugins.cli.files import naming_file_in_errors, refuse_input_as_out
 from fairseq_plugins.cli.own_data.folder import SETTINGS
 from fairseq_plugins.cli.own_data.parallel_text import segmenter
 from fairseq_plugins.cli.own_data.trained import find_model
-from fairseq_plugins.common.subwords import bpe_symbol
+from fairseq_plugins.common.text import bpe_symbol
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary

@@ -23,7 +23,7 @@ from fairseq_plugins.cli.arguments import positive
 from fairseq_plugins.cli.generated import Hypothesis, lines_of, read_generated
 from fairseq_plugins.cli.own_data.held_out import HeldOut, generated, is_complete, read_held_out, scored_part
 from fairseq_plugins.cli.own_data.trained import find_model
-from fairseq_plugins.common.rouge import can_score, rouge_scorer
+from fairseq_plugins.common.text import can_score, rouge_scorer
 
 OF_OUT = {"command", "run", "output", "arch"}  # options that score accepts together with OUT
 ROUGE = ("rouge1", "rouge2", "rougeL")

@@ -2,19 +2,18 @@
 
 B sentences, k hypotheses (rows) per sentence, R = B·k rows, T target positions, S source positions, V vocabulary.
 
-A *row* is one hypothesis.  The k rows of a sentence are adjacent.  Between two steps, a beam search selects the
-previous row that each row continues, and drops finished sentences.  fairseq passes this selection as an index.  The
-index is stored, and the next step applies it, so that it copies each row only once.
+A *row* is one hypothesis.  Between two steps, a beam search selects the previous row that each row continues, and
+drops finished sentences.  This selection is an index, which the next step applies, so that it copies each row once.
 
-Contract: rows move only within their sentence, and sentences keep their places.  When sentences are dropped, other
-sentences may fill the gaps; all rows of such a sentence move together.  fairseq's searches respect this contract.  It
-is checked on the device, to avoid a synchronisation.  On a GPU, a violation therefore raises an error at a later call.
+Contract: the k rows of a sentence are adjacent, rows move only within their sentence, and sentences keep their places.
+When sentences are dropped, others may fill the gaps, with all their rows.  The contract is checked on the device, to
+avoid a synchronisation.  On a GPU, a violation therefore raises an error at a later call.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -39,13 +38,9 @@ _OPERATORS.impl("reorder_rows", lambda state, order: state.index_select(0, order
 
 
 class Decoding(Protocol):
-    """The interface of a batch's decode-time state, implemented for this plugin's decoders and for fairseq's.
+    """The interface of a batch's decode-time state, implemented for this plugin's decoders and for fairseq's."""
 
-    Attributes:
-        fixed: whether all tensors of the state keep their shapes and addresses.  A fixed state cannot drop rows.
-    """
-
-    fixed: bool
+    fixed: bool  # whether all tensors of the state keep their shapes and addresses.  A fixed state cannot drop rows.
 
     def make_room(self) -> None:
         """Check that the model has another position, and allocate memory if the state is full.
@@ -76,16 +71,12 @@ class StepwiseDecoding:
 
     An object is used for one batch only, so the model's weights do not change during its lifetime.  This plugin's
     search calls the methods of `Decoding`.  fairseq's search calls the decoder's ``forward``, which calls `decode`.
-    Each model family implements `set_up`, `compute` and, if the size of its state depends on the number of steps,
-    `grow`.
+    Each model family implements `set_up`, `compute`, and if its state needs them `projected` and `grow`.
 
     Args:
-        decoder: decoder of the model.
         source: encoder output, one entry per sentence.
-        beam: k, rows per sentence.
         capacity: number of steps to allocate memory for.  If given, the state is `fixed`.
         words: candidate words to predict, see `selected_rows`; None for all words.
-        packing: packed weights of the batch.
 
     Attributes:
         steps: number of steps so far, as a Python integer.
@@ -126,6 +117,10 @@ class StepwiseDecoding:
     def compute(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Compute one step at `position`; see `Decoding.step`."""
 
+    def projected(self) -> Iterable[Any]:
+        """Return the parts of the state that hold tensors with one entry per sentence, as attributes `per_sentence`."""
+        return ()
+
     def prepare(self, weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
         """Return the function ``x -> x Wᵀ + b`` for use in all steps; the weight has shape (O, K)."""
         return prepare_linear(weight, bias, self.order.rows, self.packing)
@@ -137,11 +132,7 @@ class StepwiseDecoding:
         return result
 
     def make_room(self) -> None:
-        """Prepare the next step; see `Decoding.make_room`.
-
-        Raises:
-            ValueError: the step exceeds the model's positions.
-        """
+        """Prepare the next step; see `Decoding.make_room`."""
         self.decoder.embedding.check_length(self.steps + 1)
         if self.steps == self.capacity:
             self.grow(self.capacity if self.fixed else max(_FIRST_CAPACITY, self.capacity // 4))
@@ -154,30 +145,23 @@ class StepwiseDecoding:
     def keep(self, kept: KeptSentences) -> None:
         """Drop all sentences except ``kept``; see `Decoding.keep`."""
         self.source = self.source.select(kept.sentences)
+        for part in self.projected():
+            for name in part.per_sentence:
+                setattr(part, name, kept.of(getattr(part, name)))
 
     @torch.no_grad()
     def decode(self, prev_output_tokens: Tensor) -> tuple[Tensor, dict[str, list[Tensor | None]]]:
-        """Decode all new tokens, for fairseq's search.
-
-        Args:
-            prev_output_tokens: all tokens so far, (R, T).
-
-        Returns:
-            Logits (R, n, V) for the n new tokens and, as ``"attn"``, their attention (R, n, S) or None.
-
-        Raises:
-            ValueError: there is no new token, there are more tokens than positions, or the number of rows does not
-                match the encoder output.
-        """
+        """Decode the n new tokens among all tokens so far, (R, T); return logits, (R, n, V), and the attention."""
         length = prev_output_tokens.size(1)
         if length <= self.steps:
             raise ValueError(
                 f"prev_output_tokens has {length} tokens, and {self.steps} are already decoded: pass all tokens so far"
             )
-        rows, left, k = len(prev_output_tokens), self.order.left, self.order.beam
-        if rows != left:
+        rows, k = self.order.left, self.order.beam
+        if len(prev_output_tokens) != rows:
             raise ValueError(
-                f"prev_output_tokens has {rows} rows, and the encoder output {left // k} x {k}: pass one for each"
+                f"prev_output_tokens has {len(prev_output_tokens)} rows, and the encoder output {rows // k} x {k}: "
+                "pass one for each"
             )
         features, attention = [], []
         for position in range(self.steps, length):
@@ -196,13 +180,54 @@ class StepwiseDecoding:
         return x.view(len(self.source.keys), -1, x.size(-1))
 
 
-def reorder_rows(state: Tensor, order: Tensor) -> Tensor:
-    """Return a copy of a state, (R, ...), with its rows in a new order, (R,).
+class FairseqDecoding:
+    """A `Decoding` for fairseq's decoders, which read all words so far and a copy of the source per row."""
+
+    fixed = False
+
+    def __init__(self, model: Any, encoder_out: Any, source: Tensor, beam: int) -> None:
+        self.encoder, self.decoder, self.beam = model.encoder, model.decoder, beam
+        rows = torch.arange(len(source) * beam, device=source.device)
+        self.encoder_out = self.encoder.reorder_encoder_out(encoder_out, rows.div(beam, rounding_mode="floor"))
+        self.words = rows.new_empty(len(rows), 0)
+        self.state: dict[str, Any] = {}
+
+    def make_room(self) -> None:
+        """Do nothing: fairseq's decoders allocate memory in each step."""
+
+    def step(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return logits, (R, V), and attention, (R, S) or None."""
+        assert order is not None
+        if self.state:
+            self.decoder.reorder_incremental_state_scripting(self.state, order)
+        self.words = torch.cat([self.words.index_select(0, order), tokens.unsqueeze(1)], dim=1)
+        logits, *extra = self.decoder.forward(self.words, encoder_out=self.encoder_out, incremental_state=self.state)
+        attention = extra[0] if extra else None
+        if isinstance(attention, dict):
+            attention = attention["attn"]
+        if isinstance(attention, list | tuple):
+            attention = attention[0]
+        return logits[:, -1], None if attention is None else attention[:, -1]
+
+    def output_layer(self, features: Tensor) -> Tensor:
+        """Return the given features: `step` has already computed logits."""
+        return features
+
+    def keep(self, kept: KeptSentences) -> None:
+        """Drop all sentences except ``kept``."""
+        rows = kept.sentences.unsqueeze(1) * self.beam + torch.arange(self.beam, device=kept.sentences.device)
+        self.encoder_out = self.encoder.reorder_encoder_out(self.encoder_out, rows.flatten())
+
+
+def reorder_rows(state: Tensor, order: Tensor | None) -> Tensor:
+    """Return a copy of a state, (R, ...), with its rows in a new order, (R,), or the state itself without an order.
 
     In compiled code this is a custom operator without gradient, which the compiler cannot fuse with other operations.
     Otherwise torch 2.6 to 2.9 may write the next state to the memory that is still being read, and translations are
     silently wrong.
     """
+    if order is None:
+        return state
     if torch.compiler.is_compiling():
         return torch.ops.fairseq_plugins.reorder_rows(state, order)
     return state.index_select(0, order)
@@ -219,13 +244,9 @@ def update_state(state: Any, /, **parts: Tensor) -> None:
 
 @dataclass(frozen=True)
 class KeptSentences:
-    """The sentences that remain after others have finished.
+    """The sentences that remain after others have finished."""
 
-    Attributes:
-        sentences: index that each remaining sentence had before, in the new order, (B,).
-    """
-
-    sentences: Tensor
+    sentences: Tensor  # index that each remaining sentence had before, in the new order, (B,)
 
     def of(self, x: Tensor) -> Tensor:
         """Return the entries of the remaining sentences in x, which has one entry per previous sentence.
@@ -245,12 +266,7 @@ class KeptSentences:
 
 
 class RowOrder:
-    """The rows of a batch, and the new order that the next step has to apply.
-
-    Args:
-        rows: number of rows at the start.
-        beam: k, rows per sentence.
-    """
+    """The rows of a batch, ``beam`` per sentence, and the new order that the next step has to apply."""
 
     def __init__(self, rows: int, beam: int) -> None:
         self.rows = rows
@@ -263,23 +279,14 @@ class RowOrder:
         return self.rows if self._pending is None else self._pending.numel()
 
     def reorder(self, new_order: Tensor) -> None:
-        """Set the order of the next step: its row i continues the current row ``new_order[i]``.
-
-        Raises:
-            RuntimeError: the order violates the contract of this module.
-        """
+        """Set the order of the next step: its row i continues the current row ``new_order[i]``."""
         if new_order.numel() % self.beam or new_order.numel() > self.left:
             raise RuntimeError(f"cannot re-order {self.left} rows of {self.beam} per sentence to {new_order.numel()}")
         torch._assert_async(self._keeps_sentences(new_order), _BROKEN)
         self._pending = new_order if self._pending is None else self._pending.index_select(0, new_order)
 
     def take_pending(self) -> tuple[Tensor | None, KeptSentences | None]:
-        """Return all orders that were set since the last call as one order, and clear them.
-
-        Returns:
-            The order, as indices of rows at the last call, or None if no order was set; and the remaining sentences,
-            or None if no sentence was dropped.
-        """
+        """Return the order of the next step, and the remaining sentences if others are dropped, and clear them."""
         order, self._pending = self._pending, None
         if order is None or order.numel() == self.rows:
             return order, None

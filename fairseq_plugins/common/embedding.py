@@ -10,7 +10,7 @@ from fairseq.data import Dictionary
 from fairseq.modules import SinusoidalPositionalEmbedding
 from torch import Tensor, nn
 
-from fairseq_plugins.common.dropout import Dropout
+from fairseq_plugins.cpu.training import Dropout
 
 
 class InputEmbedding(nn.Module):
@@ -18,8 +18,7 @@ class InputEmbedding(nn.Module):
 
     Args:
         words: word embeddings w; their ``padding_idx`` is the index of padding in the input.
-        max_positions: maximum number of tokens in a sentence.  The first token that is not padding has the first
-            position.
+        max_positions: maximum number of tokens in a sentence; the first token after padding has the first position.
         positions: kind of position embeddings: ``learned``, ``sinusoidal`` (Vaswani et al. 2017, section 3.5) or None.
         dropout: probability of dropping an element.
         scale: number that word embeddings are multiplied by.
@@ -45,11 +44,7 @@ class InputEmbedding(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Embed whole sentences, padded on either side: (B, T) -> (B, T, f).
-
-        Raises:
-            ValueError: there are more tokens than positions.
-        """
+        """Embed whole sentences, padded on either side: (B, T) -> (B, T, f)."""
         x = self._embed_words(tokens)
         if self.positional:
             if tokens.size(1) > self.max_positions:
@@ -69,11 +64,7 @@ class InputEmbedding(nn.Module):
         return self.dropout(x)
 
     def check_length(self, length: int) -> None:
-        """Refuse a sentence with more tokens than the model has positions.
-
-        Raises:
-            ValueError: the sentence is too long.
-        """
+        """Refuse a sentence with more tokens than the model has positions."""
         if self.positional and length > self.max_positions:
             raise ValueError(
                 f"a sentence of {length} tokens exceeds the model's {self.max_positions} positions: shorten it"
@@ -89,16 +80,9 @@ class InputEmbedding(nn.Module):
 
 
 def pretrained_embedding(dictionary: Dictionary, dim: int, path: str | None, option: str) -> nn.Embedding:
-    """Return word embeddings from a file; words that the file lacks get random embeddings.
+    """Return embeddings of width ``dim`` from a file; words that the file lacks get random embeddings.
 
-    Args:
-        dictionary: words of the model.
-        dim: embedding width f.
-        path: text file with a header and lines ``word number number ...``; None to make all embeddings random.
-        option: name of the option that gave the path, for error messages.
-
-    Raises:
-        ValueError: the file is missing or malformed, or its embeddings do not have ``dim`` dimensions.
+    The file ``path``, the value of ``option``, has a header and lines ``word number number ...``.
     """
     embedding = normal_embedding(len(dictionary), dim, dictionary.pad())
     if path is None:

@@ -13,11 +13,7 @@ from tempfile import TemporaryDirectory
 
 
 def decoded(file: Iterable[bytes], path: Path, errors: str = "strict") -> Iterator[str]:
-    """Yield the lines of a file as text, including their line ends but without a byte order mark.
-
-    Raises:
-        ValueError: a line is invalid UTF-8.
-    """
+    """Yield the lines of a file as text, including their line ends but without a byte order mark."""
     for number, line in enumerate(file, start=1):
         try:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8", errors)
@@ -26,22 +22,13 @@ def decoded(file: Iterable[bytes], path: Path, errors: str = "strict") -> Iterat
 
 
 def refuse_pipe(path: Path) -> None:
-    """Refuse a pipe, which can be read only once.
-
-    Raises:
-        ValueError: the path exists and is not a regular file.
-    """
+    """Refuse a pipe, which can be read only once."""
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is not a regular file and must be read more than once: copy it to a file")
 
 
 def count_lines(path: Path) -> int:
-    """Count the lines of a file that will be read again.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: the file is not regular, not UTF-8, empty, or ends lines with carriage returns alone.
-    """
+    """Count the lines of a file that will be read again."""
     refuse_pipe(path)
     number, line = 0, ""
     with path.open("rb") as file:
@@ -78,9 +65,6 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yield the path of a file to write, which replaces ``path`` at the end.
 
     If ``path`` is a symbolic link, its target is replaced.  For a device or pipe, ``path`` itself is yielded.
-
-    Raises:
-        OSError: writing fails; the error names ``path``.
     """
     if number := _standard_stream(path):
         with TemporaryDirectory() as folder:

@@ -72,13 +72,9 @@ class WeightNormalisable(nn.Module):
 
 
 class Linear(WeightNormalisable, nn.Linear):  # type: ignore[override]  # torch's weight is a parameter
-    """A linear map, computed by `cpu.linear.linear`.
+    """A linear map, computed by `cpu.linear.linear`."""
 
-    Attributes:
-        packing: packed weights of the current batch, set by `with_packing`.
-    """
-
-    packing: BatchWeights | None = None
+    packing: BatchWeights | None = None  # of the current batch, set by `with_packing`
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., K) -> (..., O)."""
@@ -88,12 +84,7 @@ class Linear(WeightNormalisable, nn.Linear):  # type: ignore[override]  # torch'
 def normalised_linear(inputs: int, outputs: int, retain: float = 1.0) -> Linear:
     """Return ConvS2S's linear map: a normalised weight and a zero bias (appendix A).
 
-    The initial weight has the standard deviation √(p/n).
-
-    Args:
-        inputs: n, the number of inputs.
-        outputs: number of outputs.
-        retain: p, the probability that dropout retains an input.
+    The initial weight has the standard deviation √(p/n) for n inputs, which dropout retains with probability p.
     """
     module = Linear(inputs, outputs)
     nn.init.normal_(module.weight, mean=0, std=math.sqrt(retain / inputs))

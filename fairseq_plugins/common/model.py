@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from fairseq.data import Dictionary
@@ -29,39 +29,8 @@ ModelT = TypeVar("ModelT", bound="TranslationModel")
 _STATE = "decoding"
 
 
-class NoTorchScript:
-    """A mixin for modules that support `torch.export` but not TorchScript.
-
-    TorchScript does not support the keyword arguments that fairseq passes, nor this plugin's custom operators.  The
-    mixin replaces TorchScript's errors, which are hard to understand.
-    """
-
-    def refuse_tracing(self) -> None:
-        """Raise an error if the module is being traced; `forward` calls this first.
-
-        Raises:
-            NotImplementedError: `torch.jit.trace` or torch's older ONNX exporter is tracing the module.
-        """
-        if torch.jit.is_tracing():  # type: ignore[attr-defined]
-            self._refuse()
-
-    def _refuse(self, **unused: object) -> NoReturn:
-        raise NotImplementedError(
-            f"{type(self).__name__} does not support TorchScript, nor ONNX export through it: use "
-            "torch.export.export(model, (src_tokens, None, prev_output_tokens), strict=False) under torch.no_grad()"
-        )
-
-    __prepare_scriptable__ = _refuse  # called by torch.jit.script
-    prepare_for_onnx_export_ = _refuse  # called by fairseq's export scripts
-
-
-class SourceEncoder(NoTorchScript, FairseqEncoder):
-    """An encoder for B sentences of up to S tokens.
-
-    Args:
-        dictionary: source words.
-        embedding: computes the embeddings e of words and positions.
-    """
+class SourceEncoder(FairseqEncoder):
+    """An encoder for B sentences of up to S tokens."""
 
     def __init__(self, dictionary: Dictionary, embedding: InputEmbedding) -> None:
         super().__init__(dictionary)
@@ -74,16 +43,7 @@ class SourceEncoder(NoTorchScript, FairseqEncoder):
         """Return keys and values, (B, S, width) each, for embeddings, (B, S, f), and a padding mask, (B, S)."""
 
     def forward(self, src_tokens: Tensor, src_lengths: Tensor | None = None, **unused: object) -> Source:
-        """Encode a batch.
-
-        Args:
-            src_tokens: (B, S), padded on either side.
-            src_lengths: unused; padding determines the lengths.
-
-        Raises:
-            ValueError: a sentence is longer than `max_positions`.
-        """
-        self.refuse_tracing()
+        """Encode a batch, (B, S), padded on either side; padding determines the lengths."""
         padding_mask = src_tokens.eq(self.padding_idx)
         keys, values = self.encode(self.embedding(src_tokens), padding_mask)
         return Source(keys, values, padding_mask)
@@ -97,22 +57,12 @@ class SourceEncoder(NoTorchScript, FairseqEncoder):
         return self.embedding.max_positions
 
 
-class IncrementalDecoder(NoTorchScript, FairseqIncrementalDecoder):
-    """A decoder whose state between steps is one object per batch, a `StepwiseDecoding`.
+class IncrementalDecoder(FairseqIncrementalDecoder):
+    """A decoder whose state between steps is one object per batch, a `StepwiseDecoding`."""
 
-    Args:
-        dictionary: target words.
-        embedding: computes the embeddings of target words and positions.
-
-    Attributes:
-        decoding_class: subclass of `StepwiseDecoding` for this decoder.
-        output_projection: linear map from features to logits.
-        packing: packed weights of the current batch, set by `with_packing`.
-    """
-
-    decoding_class: ClassVar[type[StepwiseDecoding]]
-    output_projection: nn.Linear
-    packing: BatchWeights | None = None
+    decoding_class: ClassVar[type[StepwiseDecoding]]  # subclass of `StepwiseDecoding` for this decoder
+    output_projection: nn.Linear  # linear map from features to logits
+    packing: BatchWeights | None = None  # of the current batch, set by `with_packing`
 
     def __init__(self, dictionary: Dictionary, embedding: InputEmbedding) -> None:
         super().__init__(dictionary)
@@ -129,7 +79,7 @@ class IncrementalDecoder(NoTorchScript, FairseqIncrementalDecoder):
             source: encoder output, one entry per row.
 
         Returns:
-            Features (B, T, width), and the reported attention, (B, T, S) or None.
+            Features (B, T, width), and the attention to report, (B, T, S) or None, see `wants_attention`.
         """
 
     @abstractmethod
@@ -173,18 +123,14 @@ class IncrementalDecoder(NoTorchScript, FairseqIncrementalDecoder):
         incremental_state: dict[str, Any] | None = None,
         **unused: object,
     ) -> tuple[Tensor, dict[str, list[Tensor | None]]]:
-        """Predict each next token.
+        """Predict each next token of the previous tokens, (B, T), or (R, T) with k rows per sentence.
 
-        Args:
-            prev_output_tokens: previous target tokens, (B, T), or (R, T) with k rows per sentence.
-            encoder_out: encoder output; with an incremental state, only the first step reads it.
-            incremental_state: fairseq's state; if given, only tokens since the last call are decoded, see
-                `StepwiseDecoding.decode`.
+        With an incremental state of fairseq, only tokens since the last call are decoded, and only the first call reads
+        the encoder output.
 
         Returns:
             Logits, (B, T, V), and a dictionary that holds the attention, (B, T, S) or None, as ``"attn"``.
         """
-        self.refuse_tracing()
         if incremental_state is None:
             features, extra = self.extract_features(prev_output_tokens, encoder_out)
             return self.output_layer(features), extra
@@ -251,12 +197,7 @@ class TranslationModel(FairseqEncoderDecoderModel):
 
     @classmethod
     def build_model(cls: type[ModelT], cfg: Options, task: FairseqTask) -> ModelT:
-        """Call `build` for fairseq.
-
-        Raises:
-            ValueError: see `build`; or ``--left-pad-target`` is given, with which the decoder would read padding before
-                the words in training, but not in translation.
-        """
+        """Call `build` for fairseq."""
         if getattr(getattr(task, "cfg", None), "left_pad_target", False):
             raise ValueError(f"--left-pad-target: {cls.family} needs targets padded on the right; remove the option")
         return cls.build(cfg, task)
@@ -283,11 +224,7 @@ class TranslationModel(FairseqEncoderDecoderModel):
         remove_weight_norm_(self)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
-        """Adapt a checkpoint to this model; a model prepared for inference also accepts normalised weights.
-
-        Raises:
-            ValueError: the checkpoint was written by a newer version of this plugin.
-        """
+        """Adapt a checkpoint to this model; a model prepared for inference also accepts normalised weights."""
         super().upgrade_state_dict_named(state_dict, name)
         found = int(state_dict.get("version", self.state_version))
         if found > self.state_version:

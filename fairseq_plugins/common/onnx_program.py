@@ -19,7 +19,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
-from fairseq_plugins.cpu.products import quantise
+from fairseq_plugins.cpu.packing import quantise
 
 OPSET = 18
 CONTRIBUTED = "com.microsoft"  # domain of onnxruntime's own operators
@@ -32,10 +32,7 @@ Sizes = list[str | int]  # sizes of a tensor
 class Weights:
     """The file with the weights of all programs of a model; equal weights are stored only once.
 
-    Args:
-        file: file to write.
-        name: path of this file, relative to the programs.
-        int8: whether `Program.linear` and `Program.rows` quantise matrices to int8, with one scale per row.
+    The programs refer to the file by ``name``.  With int8, they quantise matrices, with one scale per row.
     """
 
     def __init__(self, file: BinaryIO, name: str, int8: bool) -> None:
@@ -63,9 +60,6 @@ class Program:
     """A builder of a program: ``program.Add(x, y)`` adds an operator and returns the name of its result.
 
     An argument is the name of a result, a weight (torch tensor or array), or a number, which becomes a constant.
-
-    Args:
-        weights: weight file of the model.
     """
 
     shape: str  # name of the result that holds the sizes (B, T), which `by_sentence` reads
@@ -130,11 +124,7 @@ class Program:
     def linear(self, x: str, weight: Tensor, bias: Tensor | None = None, shared: bool = False) -> str:
         """Add ``x Wᵀ + b``, (N, K) -> (N, O); in int8, x is quantised with one scale for all rows.
 
-        Args:
-            x: (N, K).
-            weight: (O, K).
-            bias: (O,), or None.
-            shared: whether `rows` reads the same weight.
+        ``shared`` says whether `rows` reads the same weight.
         """
         if not self.weights.int8:
             return self.Gemm(x, weight, *([] if bias is None else [bias]), transB=1)
@@ -201,15 +191,7 @@ def _described(name: str, kind: type, shape: Iterable[str | int] | None) -> onnx
 
 
 class SourceProgram(Program):
-    """A builder of the program that encodes the source and computes from it the inputs of steps.
-
-    Sources are padded on the right.
-
-    Args:
-        weights: weight file of the model.
-        pad: index of padding.
-        eos: index of the end of a sentence.
-    """
+    """A builder of the program that encodes the source, padded on the right, and computes the inputs of steps."""
 
     def __init__(self, weights: Weights, pad: int, eos: int) -> None:
         super().__init__(weights)
@@ -252,12 +234,8 @@ class StepProgram(Program):
     that masks the keys that do not belong to a row.
 
     Args:
-        weights: weight file of the model.
         sources: sizes of the inputs from the source; the last of these inputs is a bias that restricts the reported
             attention to words.
-
-    Attributes:
-        states: name and width of each state.
     """
 
     def __init__(self, weights: Weights, sources: list[Sizes]) -> None:
@@ -267,7 +245,7 @@ class StepProgram(Program):
         given = [self.input(f"source{n}", np.float32, sizes) for n, sizes in enumerate(sources)]
         *self.sources, self.only_words = given
         self.shape = self.Concat(self.columns(self.Shape(self.sources[0]), 0, 1), [-1], axis=0)  # (B, k)
-        self.states: dict[str, int] = {}
+        self.states: dict[str, int] = {}  # name and width of each state
         self._attending = 0  # number of calls of `attend_to_past` so far
         self._order = ""
         self._past_bias = ""
@@ -289,16 +267,9 @@ class StepProgram(Program):
         self.output(state.replace("state", "next"), after, np.float32, ["R", self.states[state]])
 
     def attend_to_past(self, q: str, keys_values: str, heads: int, width: int) -> str:
-        """Add the operators by which queries attend to the earlier steps and this one.
+        """Add attention to the earlier steps and this one, (B, h, k, v) -> (B, h, k, v).
 
-        Args:
-            q: queries, (B, h, k, v).
-            keys_values: keys and values of this step, concatenated, (R, 2·h·v).
-            heads: h.
-            width: v.
-
-        Returns:
-            Averages of the values, (B, h, k, v).
+        ``keys_values`` are keys and values of this step, concatenated, (R, 2·h·v).
         """
         n = self._attending
         if not n:

@@ -44,14 +44,7 @@ def candidate_output(model: nn.Module, candidates: Tensor) -> Iterator[None]:
 
     Use this in training: it modifies the model, which must not be used by other threads.  The rows of the output layer
     are selected when the context is entered, and gradients reach the model's parameters.  Input tokens remain indices
-    of the dictionary.
-
-    Args:
-        model: encoder-decoder, possibly inside a wrapper for distributed training.
-        candidates: words of the target dictionary, (n,).
-
-    Raises:
-        ValueError: the decoder has no linear output layer.
+    of the dictionary.  The model may be inside a wrapper for distributed training.
     """
     name, selected = _selected(model, candidates)
     decoder: Any = model.decoder
@@ -64,17 +57,9 @@ def candidate_output(model: nn.Module, candidates: Tensor) -> Iterator[None]:
 
 
 def with_candidate_output(model: ModuleT, candidates: Tensor, packing: BatchWeights | None = None) -> ModuleT:
-    """Return a copy of the model that predicts only candidates and shares all other parts with the model.
+    """Return a copy of the model whose output i is the i-th candidate, and which shares all other parts with the model.
 
     Use this in translation: it does not modify the model, so other threads can use the model at the same time.
-
-    Args:
-        model: encoder-decoder.
-        candidates: words of the target dictionary, (n,); output i of the copy is the i-th candidate.
-        packing: packed weights of the batch.
-
-    Raises:
-        ValueError: the decoder has no linear output layer.
     """
     name, selected = _selected(model, candidates)
     selected.packing = packing
@@ -93,15 +78,8 @@ def selected_rows(linear: nn.Module, rows: Tensor) -> Linear:
     """Return a linear map that computes only selected outputs of ``linear``: (..., K) -> (..., n).
 
     Gradients reach the parameters of ``linear``.  Weight and bias of the result are buffers, so that copies of a model
-    share them like parameters.
-
-    Args:
-        linear: linear map with a weight (V, K).  The weight may be normalised per row, by this plugin or by torch's
-            `weight_norm`.
-        rows: indices of the selected outputs, (n,).  The output for a negative index is minus infinity.
-
-    Raises:
-        ValueError: ``linear`` is not a linear map, or its weight is parametrised in another way.
+    share them like parameters.  The weight may be normalised per row, by this plugin or by torch's `weight_norm`.  The
+    output for a negative index is minus infinity.
     """
     found = rows.clamp(min=0)
     weight, *magnitude = (part.index_select(0, found) for part in _parts(linear))

@@ -26,7 +26,6 @@ class PrefixTree:
         rows: words to predict in each target sentence, including the end of the sentence.
         sentences: index of each row's source sentence; each source sentence has at least one row.
         first: word before the first target word, for each source sentence.
-        device: device of the tensors.
 
     Attributes:
         words: last word of each prefix, (M,).
@@ -76,16 +75,9 @@ class PrefixTree:
         self._flat = real.flatten().nonzero().squeeze(1)  # (M,)
 
     def windows(self, x: Tensor, width: int) -> Tensor:
-        """Return the windows of a causal convolution: the inputs of the last ``width`` words of each prefix.
+        """Return the windows of a causal convolution, the inputs of the last ``width`` words: (M, C) -> (M, width·C).
 
         Windows contain zeros before the first word.
-
-        Args:
-            x: input of the last word of each prefix, (M, C).
-            width: kernel width.
-
-        Returns:
-            Concatenated inputs, (M, width·C).
         """
         places = [torch.arange(self.size, device=x.device)]
         for _ in range(width - 1):

@@ -1,14 +1,24 @@
 """Options and architectures of the convolutional encoder model and of its paper's baselines."""
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Optional
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II
 
-from fairseq_plugins.common.layer_list import MOST_LAYERS
-from fairseq_plugins.common.options import FRACTION, POSITIVE, SIZE, Options, Range, check_ranges, fill_in, flag
+from fairseq_plugins.common.options import (
+    FRACTION,
+    MOST_LAYERS,
+    POSITIVE,
+    SIZE,
+    Options,
+    Range,
+    check_ranges,
+    fill_in,
+    flag,
+    option,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -39,82 +49,48 @@ _OF_TYPES = {
 # Options that are None get their values from the architecture, see `register_presets`, or from `resolve_config`.
 @dataclass
 class ConvEncoderConfig(FairseqDataclass):
-    dropout: Optional[float] = field(
-        default=None,
-        metadata={"help": "dropout on embeddings, decoder output and between LSTM layers", "range": FRACTION},
+    dropout: Optional[float] = option(None, "dropout on embeddings, decoder output and between LSTM layers", FRACTION)
+    encoder_type: Optional[ChoiceEnum(["convolutional", "pooling", "lstm", "bilstm"])] = option(  # type: ignore[valid-type]
+        None, "encoder of section 3.2, of section 3.1, or a baseline of section 2"
     )
-    encoder_type: Optional[ChoiceEnum(["convolutional", "pooling", "lstm", "bilstm"])] = field(  # type: ignore[valid-type]
-        default=None, metadata={"help": "encoder of section 3.2, of section 3.1, or a baseline of section 2"}
+    encoder_embed_dim: Optional[int] = option(
+        None, "width of source and target embeddings, and input width of the output layer", SIZE
     )
-    encoder_embed_dim: Optional[int] = field(
-        default=None,
-        metadata={"help": "width of source and target embeddings, and input width of the output layer", "range": SIZE},
+    encoder_layers: Optional[str] = option(
+        None, "convolutional: layers of CNN-a (keys), [(width, kernel[, residual]), ...]"
     )
-    encoder_layers: Optional[str] = field(
-        default=None,
-        metadata={"help": "convolutional: layers of CNN-a (keys), [(width, kernel[, residual]), ...]"},
+    aggregation_layers: Optional[str] = option(
+        None,
+        "convolutional: layers of CNN-c (values), [(width, kernel[, residual]), ...], or [] to use the "
+        "embeddings as values (section 5.3)",
     )
-    aggregation_layers: Optional[str] = field(
-        default=None,
-        metadata={
-            "help": "convolutional: layers of CNN-c (values), [(width, kernel[, residual]), ...], or [] to use the "
-            "embeddings as values (section 5.3)"
-        },
+    no_residual: bool = option(False, "convolutional: no residual connections (paper's figure of encoder depth, b)")
+    single_stack: bool = option(False, "convolutional: use the outputs of CNN-a as values, without CNN-c (section 5.3)")
+    no_encoder_positional_embeddings: bool = option(False, "convolutional and pooling: no position embeddings")
+    pooling_width: int = option(5, "pooling: k, the odd number of words averaged", SIZE)
+    encoder_hidden_size: Optional[int] = option(
+        None, "lstm and bilstm: units of an LSTM, for bilstm per direction", SIZE
     )
-    no_residual: bool = field(
-        default=False, metadata={"help": "convolutional: no residual connections (paper's figure of encoder depth, b)"}
+    encoder_lstm_layers: Optional[int] = option(None, "lstm and bilstm: number of layers", Range(1, MOST_LAYERS))
+    encoder_lstm_positional_embeddings: bool = option(False, "lstm and bilstm: add position embeddings (table 1)")
+    decoder_hidden_size: Optional[int] = option(None, "units of a decoder layer", SIZE)
+    decoder_layers: Optional[int] = option(
+        None, "number of LSTM layers of the decoder; the first one attends", Range(1, MOST_LAYERS)
     )
-    single_stack: bool = field(
-        default=False,
-        metadata={"help": "convolutional: use the outputs of CNN-a as values, without CNN-c (section 5.3)"},
+    init_range: Optional[float] = option(
+        None, "range of initial weights, except convolutions; narrow layers need a wider range", POSITIVE
     )
-    no_encoder_positional_embeddings: bool = field(
-        default=False, metadata={"help": "convolutional and pooling: no position embeddings"}
-    )
-    pooling_width: int = field(
-        default=5, metadata={"help": "pooling: k, the odd number of words averaged", "range": SIZE}
-    )
-    encoder_hidden_size: Optional[int] = field(
-        default=None, metadata={"help": "lstm and bilstm: units of an LSTM, for bilstm per direction", "range": SIZE}
-    )
-    encoder_lstm_layers: Optional[int] = field(
-        default=None, metadata={"help": "lstm and bilstm: number of layers", "range": Range(1, MOST_LAYERS)}
-    )
-    encoder_lstm_positional_embeddings: bool = field(
-        default=False, metadata={"help": "lstm and bilstm: add position embeddings (table 1)"}
-    )
-    decoder_hidden_size: Optional[int] = field(
-        default=None, metadata={"help": "units of a decoder layer", "range": SIZE}
-    )
-    decoder_layers: Optional[int] = field(
-        default=None,
-        metadata={
-            "help": "number of LSTM layers of the decoder; the first one attends",
-            "range": Range(1, MOST_LAYERS),
-        },
-    )
-    init_range: Optional[float] = field(
-        default=None,
-        metadata={
-            "help": "range of initial weights, except convolutions; narrow layers need a wider range",
-            "range": POSITIVE,
-        },
-    )
-    max_source_positions: int = field(default=II("task.max_source_positions"), metadata={"range": SIZE})
-    max_target_positions: int = field(default=II("task.max_target_positions"), metadata={"range": SIZE})
+    max_source_positions: int = option(II("task.max_source_positions"), allowed=SIZE)
+    max_target_positions: int = option(II("task.max_target_positions"), allowed=SIZE)
 
 
 def resolve_config(cfg: Options) -> None:
-    """Fill in unset options, refuse invalid sizes, and warn about options without effect.
-
-    Raises:
-        ValueError: an option is out of range.
-    """
+    """Fill in unset options, refuse invalid sizes, and warn about options without effect."""
     fill_in(cfg, DEFAULTS)
     check_ranges(cfg, ConvEncoderConfig)
-    for option, types in _OF_TYPES.items():
-        if cfg.encoder_type not in types and getattr(cfg, option) != getattr(ConvEncoderConfig, option):
-            logger.warning(f"{flag(option)} has no effect with --encoder-type {cfg.encoder_type}: remove it")
+    for name, types in _OF_TYPES.items():
+        if cfg.encoder_type not in types and getattr(cfg, name) != getattr(ConvEncoderConfig, name):
+            logger.warning(f"{flag(name)} has no effect with --encoder-type {cfg.encoder_type}: remove it")
 
 
 def _depths(attention: int, aggregation: int) -> dict[str, str]:

@@ -1,76 +1,37 @@
 """The LSTM decoder with attention (Gehring et al. 2016, section 2).
 
-B sentences, T target positions, S source positions, H units, f embedding width, V vocabulary.  The module `decoding`
-contains incremental decoding.
-
 A library's fused LSTM cannot be used, because the input of a step includes attention, which depends on the previous
 state.  The loop over time computes only values that depend on the state.  Before the loop, the input's contribution to
 the gates is computed for all steps in one product.  In the backward pass, the gradients of weights and encoder output
 are computed after the loop, also in one product each.
+
+B sentences, T target positions, S source positions, H units, f embedding width, V vocabulary; k hypotheses (rows) per
+sentence, R = B·k.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from fairseq.data import Dictionary
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from fairseq_plugins.common.dropout import Dropout
+from fairseq_plugins.common.decoding import StepwiseDecoding, reorder_rows, update_state
 from fairseq_plugins.common.embedding import InputEmbedding
 from fairseq_plugins.common.linear import Linear
 from fairseq_plugins.common.model import IncrementalDecoder
 from fairseq_plugins.common.source import Source, softmax
-from fairseq_plugins.conv_encoder.decoding import ConvEncoderDecoding, lstm_cell
-from fairseq_plugins.cpu.packing import prepare_linear
-
-
-class LSTMDecoder(IncrementalDecoder):
-    """A decoder of an LSTM with attention and, optionally, further LSTMs on top of it.
-
-    Args:
-        dictionary: target words.
-        embedding: computes the embeddings g of words.
-        hidden_size: H.
-        layers: number of LSTMs.
-        dropout: dropout probability on the input of all layers except the first, and on the output.
-    """
-
-    decoding_class = ConvEncoderDecoding
-
-    def __init__(
-        self, dictionary: Dictionary, embedding: InputEmbedding, hidden_size: int, layers: int, dropout: float
-    ) -> None:
-        super().__init__(dictionary, embedding)
-        self.dropout = Dropout(dropout, module_name=type(self).__name__)
-        embed_dim = embedding.words.embedding_dim
-        self.attentive = AttentiveLSTM(embed_dim, hidden_size)
-        self.upper = nn.ModuleList(nn.LSTM(hidden_size, hidden_size, batch_first=True) for _ in range(layers - 1))
-        self.to_embedding = Linear(hidden_size, embed_dim)
-        self.output_projection = Linear(embed_dim, len(dictionary))
-
-    def attention_modules(self) -> dict[int, nn.Module]:
-        """Return the attention module; see `IncrementalDecoder.attention_modules`."""
-        return {1: self.attentive}
-
-    def features(self, g: Tensor, source: Source) -> tuple[Tensor, Tensor | None]:
-        """Return the features of all positions, (B, T, f), and the attention, (B, T, S) or None."""
-        h, a = self.attentive(g, source)
-        for lstm in self.upper:
-            h, _ = lstm(self.dropout(h))
-        return self.dropout(self.to_embedding(h)), a if self.wants_attention else None
+from fairseq_plugins.cpu.packing import prepare_linear, with_packing
+from fairseq_plugins.cpu.training import Dropout
 
 
 class AttentiveLSTM(nn.Module):
     """An LSTM with attention: ``h_{i+1} = LSTM([g_i c_i], h_i)``, where h_0 = 0.
 
     The context c_i is the result of attention, whose query depends on h_i and g_i.
-
-    Args:
-        embed_dim: f, width of the inputs g, of keys, and of values.
-        hidden_size: H.
     """
 
     def __init__(self, embed_dim: int, hidden_size: int) -> None:
@@ -81,16 +42,10 @@ class AttentiveLSTM(nn.Module):
         self.recurrent = Linear(hidden_size, 4 * hidden_size, bias=False)
 
     def forward(self, g: Tensor, source: Source) -> tuple[Tensor, Tensor]:
-        """Compute all target positions by these equations.
-
-        ``d_i = W_d h_i + b_d + g_i``, ``a_i = softmax(d_i · keys)``, ``c_i = Σ_j a_ij values_j``.
-
-        Args:
-            g: embeddings of the previous target words, (B, T, f).
-            source: encoder output, one entry per row.
+        """Compute ``d_i = W_d h_i + b_d + g_i``, ``a_i = softmax(d_i · keys)``, ``c_i = Σ_j a_ij values_j``, h_{i+1}.
 
         Returns:
-            States h_{i+1}, (B, T, H), and the attention a, (B, T, S), without gradient.
+            States h_{i+1}, (B, T, H), for embeddings g, (B, T, f), and the attention a, (B, T, S), without gradient.
         """
         time_first = g.transpose(0, 1)
         x = self.input(time_first)
@@ -190,3 +145,124 @@ class _Recurrence(torch.autograd.Function):
         grad_w_h = grads.flatten(0, 1).t() @ states[:-1].flatten(0, 1)
         grad_w_c = grad_x.flatten(0, 1).t() @ contexts.flatten(0, 1)
         return grad_x, grad_q, grad_keys, grad_values, None, grad_w_h, grad_w_c
+
+
+def lstm_cell(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+    """Return hidden state and cell, (rows, H) each, of an LSTM with forget gates (Hochreiter & Schmidhuber 1997).
+
+    Args:
+        gates: pre-activations of input gate, forget gate, candidate and output gate, (rows, 4H); overwritten.
+        cell: previous cell, (rows, H).
+    """
+    i, f, candidate, o = gates.chunk(4, dim=-1)
+    cell = torch.addcmul(f.sigmoid_() * cell, i.sigmoid_(), candidate.tanh_())
+    return o.sigmoid_() * cell.tanh(), cell
+
+
+class ConvEncoderDecoding(StepwiseDecoding):
+    """The decode-time state of the LSTM decoder for one batch."""
+
+    decoder: LSTMDecoder
+
+    def set_up(self) -> None:
+        """Prepare one matrix and the initial state for each LSTM, and project the source for attention."""
+        to_embedding, attentive = self.decoder.to_embedding, self.decoder.attentive
+        self.to_embedding = self.prepare(to_embedding.weight, to_embedding.bias)
+        self.attention = ConditionalInput(with_packing(attentive, self.packing), self.source)
+        self.lstms = [self._lstm(attentive.input.weight, attentive.recurrent.weight, attentive.input.bias)]
+        for lstm in cast("list[nn.LSTM]", self.decoder.upper):
+            weight_input, weight_state, *biases = lstm.all_weights[0]
+            self.lstms.append(self._lstm(weight_input, weight_state, biases[0] + biases[1]))
+
+    def _lstm(self, weight_input: Tensor, weight_state: Tensor, bias: Tensor) -> _StepLSTM:
+        gates = self.prepare(torch.cat([weight_input, weight_state], dim=1), bias)
+        return _StepLSTM(gates, weight_state.new_zeros(self.order.rows, weight_state.size(1)), self.fixed)
+
+    def compute(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return features, (R, f), and attention, (R, S) or None, for one token per row, (R,)."""
+        decoder, (first, *upper) = self.decoder, self.lstms
+
+        g_and_h = first.join(decoder.embedding.step(tokens, self.position), order)
+        conditional_input, a = self.attention.attend(self.by_sentence(g_and_h))
+        h = first.step(g_and_h, conditional_input.flatten(0, 1))
+        for lstm in upper:
+            h = lstm.step(lstm.join(decoder.dropout(h), order))
+        return decoder.dropout(self.to_embedding(h)), a.flatten(0, 1) if decoder.wants_attention else None
+
+    def projected(self) -> list[ConditionalInput]:
+        """Return the attention; see `StepwiseDecoding.projected`."""
+        return [self.attention]
+
+
+class ConditionalInput:
+    """The contribution of attention to the gates, with both projections applied to the source once per batch.
+
+    The scores are ``d·z = h·(W_dᵀ z) + b_d·z + g·z`` for ``d = W_d h + b_d + g``.  The contribution to the gates is
+    ``W_c Σ a_j v_j = Σ a_j (W_c v_j)``.  Therefore ``W_dᵀ z``, ``b_d·z`` and ``W_c v_j`` are computed once.
+    """
+
+    per_sentence = "keys", "bias", "values"
+
+    def __init__(self, lstm: AttentiveLSTM, source: Source) -> None:
+        z = source.keys.transpose(1, 2)
+        # z above W_dᵀ z, (B, f + H, S), so that one product with concatenated g and h gives the scores.
+        self.keys = torch.cat([z, torch.matmul(lstm.query.weight.t(), z)], dim=1)
+        self.bias = source.bias + torch.matmul(source.keys, lstm.query.bias).unsqueeze(1)  # (B, 1, S)
+        self.values = lstm.conditional_input(source.values)  # (B, S, 4H)
+
+    def attend(self, g_and_h: Tensor) -> tuple[Tensor, Tensor]:
+        """Return W_c c, (B, k, 4H), and attention a, (B, k, S), for concatenated g and h, (B, k, f + H)."""
+        a = softmax(torch.baddbmm(self.bias, g_and_h, self.keys))
+        return torch.bmm(a, self.values), a
+
+
+class _StepLSTM:
+    """The state of one LSTM, (R, H), initially zero, and its step, which needs one matrix product."""
+
+    def __init__(self, gates: Callable[[Tensor], Tensor], zeros: Tensor, fixed: bool) -> None:
+        self.gates = gates
+        self.h, self.cell = zeros, torch.zeros_like(zeros)
+        self.fixed = fixed
+
+    def join(self, x: Tensor, order: Tensor | None) -> Tensor:
+        """Re-order the state, and return inputs, (R, width), concatenated with hidden states: (R, width + H)."""
+        update_state(self, h=reorder_rows(self.h, order), cell=reorder_rows(self.cell, order))
+        return torch.cat([x, self.h], dim=1)
+
+    def step(self, joined: Tensor, gates: Tensor | None = None) -> Tensor:
+        """Return the next hidden states, (R, H), for the result of `join` and an addition to the gates, (R, 4H)."""
+        own = self.gates(joined)
+        h, cell = lstm_cell(own if gates is None else own.add_(gates), self.cell)
+        update_state(self, h=h, cell=cell)
+        return self.h
+
+
+class LSTMDecoder(IncrementalDecoder):
+    """A decoder of an LSTM with attention and, optionally, further LSTMs on top of it.
+
+    Dropout is on the input of all LSTMs except the first, and on the output.
+    """
+
+    decoding_class = ConvEncoderDecoding
+
+    def __init__(
+        self, dictionary: Dictionary, embedding: InputEmbedding, hidden_size: int, layers: int, dropout: float
+    ) -> None:
+        super().__init__(dictionary, embedding)
+        self.dropout = Dropout(dropout, module_name=type(self).__name__)
+        embed_dim = embedding.words.embedding_dim
+        self.attentive = AttentiveLSTM(embed_dim, hidden_size)
+        self.upper = nn.ModuleList(nn.LSTM(hidden_size, hidden_size, batch_first=True) for _ in range(layers - 1))
+        self.to_embedding = Linear(hidden_size, embed_dim)
+        self.output_projection = Linear(embed_dim, len(dictionary))
+
+    def attention_modules(self) -> dict[int, nn.Module]:
+        """Return the attention module; see `IncrementalDecoder.attention_modules`."""
+        return {1: self.attentive}
+
+    def features(self, g: Tensor, source: Source) -> tuple[Tensor, Tensor | None]:
+        """Return the features of all positions, (B, T, f), and the attention, (B, T, S) or None."""
+        h, a = self.attentive(g, source)
+        for lstm in self.upper:
+            h, _ = lstm(self.dropout(h))
+        return self.dropout(self.to_embedding(h)), a if self.wants_attention else None

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fairseq_plugins.common.model import SourceEncoder
 from fairseq_plugins.common.onnx_program import Sizes, SourceProgram, StepProgram
 from fairseq_plugins.conv_encoder.decoder import LSTMDecoder
-from fairseq_plugins.conv_encoder.encoders import ConvolutionalEncoder, LSTMEncoder, PoolingEncoder
+from fairseq_plugins.conv_encoder.model import ConvolutionalEncoder, LSTMEncoder, PoolingEncoder
 
 # The classes that this module supports; subclasses may compute something else.
 PARTS = (ConvolutionalEncoder, PoolingEncoder, LSTMEncoder, LSTMDecoder)

@@ -5,13 +5,13 @@ embeddings and the input of the output layer have 512 dimensions (section 4.2). 
 layers.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, List, Optional
 
 from fairseq.dataclass import FairseqDataclass
 from omegaconf import II
 
-from fairseq_plugins.common.options import FRACTION, SIZE, Options, Range, check_ranges, fill_in
+from fairseq_plugins.common.options import FRACTION, SIZE, Options, Range, check_ranges, fill_in, option
 
 # Defaults, unless an architecture overrides them: WMT'16 English-Romanian (sections 4.2 and 5.1).
 DEFAULTS = {
@@ -26,58 +26,34 @@ DEFAULTS = {
 # Options that are None get their values from the architecture, see `register_presets`, or from `resolve_config`.
 @dataclass
 class ConvS2SConfig(FairseqDataclass):
-    dropout: float = field(
-        default=0.1,
-        metadata={"help": "dropout on embeddings, decoder output and the input of each convolution", "range": FRACTION},
+    dropout: float = option(0.1, "dropout on embeddings, decoder output and the input of each convolution", FRACTION)
+    encoder_embed_dim: Optional[int] = option(None, "encoder embedding dimension", SIZE)
+    encoder_embed_path: Optional[str] = option(
+        None, "pretrained encoder embeddings: text, after a first line one 'word number ...' a line"
     )
-    encoder_embed_dim: Optional[int] = field(
-        default=None, metadata={"help": "encoder embedding dimension", "range": SIZE}
+    encoder_layers: Optional[str] = option(
+        None, "encoder layers [(width, kernel[, residual]), ...]; residual: layers back, 0 for none"
     )
-    encoder_embed_path: Optional[str] = field(
-        default=None,
-        metadata={"help": "pretrained encoder embeddings: text, after a first line one 'word number ...' a line"},
+    no_encoder_positional_embeddings: bool = option(False, "encoder without position embeddings")
+    decoder_embed_dim: Optional[int] = option(None, "decoder embedding dimension; must equal the encoder's", SIZE)
+    decoder_embed_path: Optional[str] = option(
+        None, "pretrained decoder embeddings: text, after a first line one 'word number ...' a line"
     )
-    encoder_layers: Optional[str] = field(
-        default=None,
-        metadata={"help": "encoder layers [(width, kernel[, residual]), ...]; residual: layers back, 0 for none"},
+    decoder_layers: Optional[str] = option(
+        None, "decoder layers [(width, kernel[, residual]), ...]; residual: layers back, 0 for none"
     )
-    no_encoder_positional_embeddings: bool = field(
-        default=False, metadata={"help": "encoder without position embeddings"}
+    decoder_attention: str = option("True", "decoder layers with attention: True for all, or a list [True, False, ...]")
+    decoder_out_embed_dim: Optional[int] = option(None, "input width of the output projection", SIZE)
+    no_decoder_positional_embeddings: bool = option(False, "decoder without position embeddings")
+    share_input_output_embed: bool = option(
+        False, "tie decoder input and output embeddings, which must have equal dimensions"
     )
-    decoder_embed_dim: Optional[int] = field(
-        default=None, metadata={"help": "decoder embedding dimension; must equal the encoder's", "range": SIZE}
-    )
-    decoder_embed_path: Optional[str] = field(
-        default=None,
-        metadata={"help": "pretrained decoder embeddings: text, after a first line one 'word number ...' a line"},
-    )
-    decoder_layers: Optional[str] = field(
-        default=None,
-        metadata={"help": "decoder layers [(width, kernel[, residual]), ...]; residual: layers back, 0 for none"},
-    )
-    decoder_attention: str = field(
-        default="True", metadata={"help": "decoder layers with attention: True for all, or a list [True, False, ...]"}
-    )
-    decoder_out_embed_dim: Optional[int] = field(
-        default=None, metadata={"help": "input width of the output projection", "range": SIZE}
-    )
-    no_decoder_positional_embeddings: bool = field(
-        default=False, metadata={"help": "decoder without position embeddings"}
-    )
-    share_input_output_embed: bool = field(
-        default=False,
-        metadata={"help": "tie decoder input and output embeddings, which must have equal dimensions"},
-    )
-    max_source_positions: int = field(default=II("task.max_source_positions"), metadata={"range": SIZE})
-    max_target_positions: int = field(default=II("task.max_target_positions"), metadata={"range": SIZE})
+    max_source_positions: int = option(II("task.max_source_positions"), allowed=SIZE)
+    max_target_positions: int = option(II("task.max_target_positions"), allowed=SIZE)
 
 
 def resolve_config(cfg: Options) -> None:
-    """Fill in unset sizes, and refuse incompatible sizes.
-
-    Raises:
-        ValueError: a size is out of range, or two sizes are incompatible.
-    """
+    """Fill in unset sizes, and refuse incompatible sizes."""
     fill_in(cfg, DEFAULTS)
     check_ranges(cfg, ConvS2SConfig)
     if cfg.encoder_embed_dim != cfg.decoder_embed_dim:
@@ -127,12 +103,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class AnnealAfterPlateauConfig(FairseqDataclass):
-    lr_shrink: float = field(
-        default=0.1,
-        metadata={
-            "help": "factor of the learning rate after each epoch once it is annealed",
-            "range": Range(0, 1, above=True),
-        },
+    lr_shrink: float = option(
+        0.1, "factor of the learning rate after each epoch once it is annealed", Range(0, 1, above=True)
     )
     lr: List[float] = II("optimization.lr")
     maximize_best_checkpoint_metric: bool = II("checkpoint.maximize_best_checkpoint_metric")

@@ -1,24 +1,40 @@
 """Layers of ConvS2S: gated convolutions, shortcuts (sections 3.2 and 3.4), multi-step attention (section 3.3).
 
+The second part of the file has their forms for incremental decoding.  A step does not copy the source, and does not
+synchronise with the device.  A convolution is the product of its weight and the last w inputs of each row.  Attention
+consists of two matrix products per sentence, whose rows are the hypotheses.
+
 B sentences, T time steps or target positions, S source positions, C input width, D output width, w kernel width,
-f embedding width, k hypotheses per sentence.  Time is the first dimension in convolutions, as in `torch.conv_tbc`.
+f embedding width, k hypotheses (rows) per sentence, R = B·k.  Time is the first dimension in convolutions, as in
+`torch.conv_tbc`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_plugins.common.decoding import KeptSentences
+from fairseq_plugins.common.decoding import StepwiseDecoding, reorder_rows, update_state
 from fairseq_plugins.common.linear import WeightNormalisable, normalised_linear
 from fairseq_plugins.common.source import Source, softmax
-from fairseq_plugins.cpu.convolution import as_matrix, convolve_time_first, with_window_layout
+from fairseq_plugins.cpu.convolution import (
+    as_matrix,
+    convolve_time_first,
+    packed_products,
+    pairs_are_faster,
+    with_window_layout,
+)
 from fairseq_plugins.cpu.linear import linear
-from fairseq_plugins.cpu.packing import BatchWeights
+from fairseq_plugins.cpu.packing import BatchWeights, with_packing
+
+if TYPE_CHECKING:
+    from fairseq_plugins.convs2s.model import ConvS2SDecoder
+
 
 SQRT_HALF = math.sqrt(0.5)
 
@@ -26,23 +42,15 @@ SQRT_HALF = math.sqrt(0.5)
 class GatedConvolution(WeightNormalisable):
     """A gated convolution: ``v([A B]) = A ⊗ σ(B)`` with ``[A B] = W * x + b``.
 
+    If it is causal, an output depends on its own position and the w - 1 previous positions.  Otherwise the window is
+    centred; if w is even, it has one more position on the right.
+
     A gated linear unit divides the variance of small inputs by four.  Dropout that retains inputs with probability p
     multiplies the variance by 1/p.  To keep the variance, initial weights for n inputs have the standard deviation
     √(4p/n) (section 3.5 and appendix A).
-
-    Args:
-        in_dim: C.
-        out_dim: D; the convolution has 2·D output channels.
-        kernel: w, odd or even.
-        causal: whether an output depends only on its own position and the w - 1 previous positions.  Otherwise the
-            window is centred; if w is even, it has one more position on the right.
-        retain: p.
-
-    Attributes:
-        packing: packed weights of the current batch, set by `with_packing`.
     """
 
-    packing: BatchWeights | None = None
+    packing: BatchWeights | None = None  # of the current batch, set by `with_packing`
 
     def __init__(self, in_dim: int, out_dim: int, kernel: int, causal: bool, retain: float = 1.0) -> None:
         super().__init__()
@@ -75,11 +83,7 @@ class GatedConvolution(WeightNormalisable):
 class Shortcut(nn.Module):
     """A residual connection that spans ``distance`` layers, with a linear map if the widths at its ends differ.
 
-    Args:
-        distance: number of layers that the connection spans: 1 if it starts at the layer's own input, 0 for no
-            connection.
-        from_dim: width at the start of the connection.
-        to_dim: width at the end of the connection.
+    It starts at the layer's own input if the distance is 1.  There is no connection if it is 0.
     """
 
     def __init__(self, distance: int, from_dim: int, to_dim: int) -> None:
@@ -91,9 +95,7 @@ class Shortcut(nn.Module):
     def forward(self, x: Tensor, outputs: Sequence[Tensor]) -> Tensor:
         """Add an earlier output to x; the factor √½ keeps the variance of the sum (section 3.4).
 
-        Args:
-            x: output of this layer before the connection, (..., to_dim).
-            outputs: input of the first layer, and outputs of all previous layers.
+        ``outputs`` are the input of the first layer, and the outputs of all previous layers.
         """
         if self.distance == 0:
             return x
@@ -104,12 +106,7 @@ class Shortcut(nn.Module):
 
 
 class MultiStepAttention(nn.Module):
-    """The attention of one decoder layer.
-
-    Args:
-        dim: C, width of the layer.
-        embed_dim: f, width of embeddings and encoder output.
-    """
+    """The attention of a decoder layer of width C; embeddings and encoder output have width f."""
 
     def __init__(self, dim: int, embed_dim: int) -> None:
         super().__init__()
@@ -140,12 +137,9 @@ class ProjectedAttention:
     The scores are d·z = √½ (h·(W_dᵀ z) + b_d·z + g·z) for d = √½ (W_d h + b_d + g).  The output is
     W_o Σ a_j v_j = Σ a_j (W_o v_j), times √m.  Therefore W_dᵀ z, b_d·z and √m W_o v_j are computed once.  The term g·z
     does not depend on the layer, so the caller computes it once for all layers.
-
-    Args:
-        attention: attention module without weight normalisation.
-        source: encoder output, one entry per sentence.
-        packing: packed weights of the batch.
     """
+
+    per_sentence = "keys", "score_bias", "values"
 
     def __init__(self, attention: MultiStepAttention, source: Source, packing: BatchWeights | None) -> None:
         w_d, b_d = attention.in_projection.weight, attention.in_projection.bias
@@ -157,10 +151,6 @@ class ProjectedAttention:
         values = linear(source.values, w_o, None, packing)
         self.values = torch.addcmul(b_o * SQRT_HALF, values, source.sqrt_lengths, value=SQRT_HALF)  # (B, S, C)
 
-    def keep(self, kept: KeptSentences) -> None:
-        """Drop all sentences except ``kept``."""
-        self.keys, self.score_bias, self.values = map(kept.of, (self.keys, self.score_bias, self.values))
-
     def attend(self, h: Tensor, gz: Tensor) -> tuple[Tensor, Tensor]:
         """Compute `MultiStepAttention.forward` for one step; the second dimension is hypotheses, not time.
 
@@ -170,3 +160,104 @@ class ProjectedAttention:
         """
         a = softmax(torch.baddbmm(gz + self.score_bias, h, self.keys, alpha=SQRT_HALF))
         return torch.baddbmm(h, a, self.values, beta=SQRT_HALF), a
+
+
+class ConvS2SDecoding(StepwiseDecoding):
+    """The decode-time state of ConvS2S for one batch."""
+
+    decoder: ConvS2SDecoder
+
+    def set_up(self) -> None:
+        """Prepare the weights, set the windows to zero, and project the source for each attention."""
+        decoder = self.decoder
+        self.from_embedding, self.to_embedding = (
+            self.prepare(part.weight, part.bias) for part in (decoder.from_embedding, decoder.to_embedding)
+        )
+        self.layers: list[tuple[StepConvolution | PairedConvolution, ProjectedAttention | None, Shortcut]] = []
+        for convolution, attention, shortcut in decoder.layers:
+            projected = None if attention is None else ProjectedAttention(attention, self.source, self.packing)
+            if not self.fixed:  # compiled steps do not use packed weights
+                shortcut = with_packing(shortcut, self.packing)
+            self.layers.append((self._step_by_step(convolution), projected, shortcut))
+
+    def projected(self) -> list[ProjectedAttention]:
+        """Return the attentions, from the input up; see `StepwiseDecoding.projected`."""
+        return [attention for _, attention, _ in self.layers if attention is not None]
+
+    def _step_by_step(self, module: GatedConvolution) -> StepConvolution | PairedConvolution:
+        (kernel, dim, _), matrix, packing, rows = module.weight.shape, module.matrix, self.packing, self.order.rows
+        if packing is not None and not self.fixed and pairs_are_faster(matrix, kernel, dim, packing):
+            products = packing.packed(packed_products, matrix, module.bias)
+            return PairedConvolution(products, matrix.new_zeros(rows, dim))
+        past = matrix.new_zeros(rows, (kernel - 1) * dim)
+        return StepConvolution(self.prepare(matrix, module.bias), past, self.fixed)
+
+    def compute(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return features, (R, out_embed_dim), and the average attention, (R, S) or None, for tokens, (R,)."""
+        decoder, source = self.decoder, self.source
+
+        g = decoder.embedding.step(tokens, self.position)
+        h = self.from_embedding(g)
+        gz = torch.baddbmm(source.bias, self.by_sentence(g), source.keys.transpose(1, 2), alpha=SQRT_HALF)  # (B, k, S)
+        outputs = [h]
+        total = torch.zeros_like(gz) if decoder.wants_attention else None
+        for convolution, attention, shortcut in self.layers:
+            h = convolution.step(decoder.dropout(h), order)
+            if attention is not None:
+                h, a = attention.attend(self.by_sentence(h), gz)
+                h = h.flatten(0, 1)
+                if total is not None:
+                    total += a
+            h = shortcut(h, outputs)
+            outputs.append(h)
+        average = None if total is None else total.flatten(0, 1) / len(self.projected())
+        return decoder.dropout(self.to_embedding(h)), average
+
+
+class StepConvolution:
+    """A causal `GatedConvolution` that reads one input per row in each step.
+
+    It has a method `step` instead of `__call__`, because torch 2.6 would recompile a step for each callable object.
+
+    Args:
+        product: linear map with the convolution's `matrix` and bias, (R, wC) -> (R, 2D).
+        past: zeros in the shape of the last w - 1 inputs of each row, (R, (w - 1)·C).
+        fixed: whether the state keeps its memory; see `Decoding.fixed`.
+    """
+
+    def __init__(self, product: Callable[[Tensor], Tensor], past: Tensor, fixed: bool = False) -> None:
+        self.product, self.past, self.fixed = product, past, fixed
+
+    def step(self, x: Tensor, order: Tensor | None) -> Tensor:
+        """Return the next output of each row, (R, D), for its next input, (R, C); for the order see `Decoding.step`."""
+        window = torch.cat([reorder_rows(self.past, order), x], dim=1)
+        update_state(self, past=window[:, x.size(1) :])
+        return F.glu(self.product(window), dim=-1)
+
+
+class PairedConvolution:
+    """A convolution like `StepConvolution` with kernel 3, which needs four products instead of six for two steps.
+
+    The module `cpu.convolution` defines the products m_0 to m_3 and the two outputs.  Only m_3 needs the input of the
+    second step.  The first step computes m_0, m_1 and m_2, and stores m_1 - m_2.  The second step adds m_3.
+    """
+
+    def __init__(self, products: Sequence[Callable[[Tensor], Tensor]], zeros: Tensor) -> None:
+        self.products = products
+        self.inputs = zeros, zeros  # the last two inputs of each row
+        self.rest: Tensor | None = None  # m_1 - m_2, between the two steps of a pair
+
+    def step(self, x: Tensor, order: Tensor | None) -> Tensor:
+        """Return the next output of each row, like `StepConvolution.step`.
+
+        The caller must not modify x, because two more steps read it.
+        """
+        multiply0, multiply1, multiply2, multiply3 = self.products
+        first, second = (reorder_rows(each, order) for each in self.inputs)
+        self.inputs = second, x
+        if self.rest is None:
+            m1, m2 = multiply1(second + x), multiply2(x - second)
+            self.rest = m1 - m2
+            return F.glu(multiply0(first - x).add_(m1).add_(m2), dim=-1)
+        rest, self.rest = reorder_rows(self.rest, order), None
+        return F.glu(multiply3(x - first).add_(rest), dim=-1)

@@ -3,7 +3,7 @@
 B sentences, T target positions, S source positions, C layer width, f embedding width, V vocabulary.
 
 In a decoder layer, attention follows the gate and precedes the residual connection (docs/convs2s.md).  The module
-`decoding` contains incremental decoding.
+`layers` contains incremental decoding.
 """
 
 from __future__ import annotations
@@ -19,29 +19,28 @@ from fairseq.modules import GradMultiply
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
-from fairseq_plugins.common.dropout import Dropout
 from fairseq_plugins.common.embedding import InputEmbedding, pretrained_embedding
-from fairseq_plugins.common.layer_list import ConvolutionSpec, input_widths, parse_attention, parse_convolutions
 from fairseq_plugins.common.linear import Linear, normalised_linear
 from fairseq_plugins.common.model import IncrementalDecoder, SourceEncoder, TranslationModel
-from fairseq_plugins.common.options import Options, register_presets
+from fairseq_plugins.common.options import (
+    ConvolutionSpec,
+    Options,
+    input_widths,
+    parse_attention,
+    parse_convolutions,
+    register_presets,
+)
 from fairseq_plugins.common.prefix_tree import PrefixTree
 from fairseq_plugins.common.source import Source
 from fairseq_plugins.convs2s.config import PRESETS, ConvS2SConfig, resolve_config
-from fairseq_plugins.convs2s.decoding import ConvS2SDecoding
-from fairseq_plugins.convs2s.layers import SQRT_HALF, GatedConvolution, MultiStepAttention, Shortcut
+from fairseq_plugins.convs2s.layers import SQRT_HALF, ConvS2SDecoding, GatedConvolution, MultiStepAttention, Shortcut
+from fairseq_plugins.cpu.training import Dropout
 
 
 class ConvS2SEncoder(SourceEncoder):
-    """An encoder of gated convolutions.
+    """An encoder of gated convolutions, with dropout on the input of each convolution.
 
-    Args:
-        dictionary: source words.
-        embedding: computes the embeddings e of words and positions.
-        convolutions: the layers, from the input up.
-        dropout: dropout probability on the input of each convolution.
-        attention_layers: number of decoder layers with attention.  Each contributes to the encoder's gradient, which is
-            divided by twice this number.
+    Each decoder layer with attention contributes to the encoder's gradient, which is divided by twice their number.
     """
 
     def __init__(
@@ -84,16 +83,10 @@ class ConvS2SEncoder(SourceEncoder):
 
 
 class ConvS2SDecoder(IncrementalDecoder):
-    """A decoder of causal gated convolutions, all or some of which are followed by attention.
+    """A decoder of causal gated convolutions, each of which attention follows if ``attends`` is true for it.
 
-    Args:
-        dictionary: target words.
-        embedding: computes the embeddings g of words and positions.
-        convolutions: the layers, from the input up.
-        attends: whether attention follows the convolution, for each layer.
-        out_embed_dim: input width of the output projection.
-        dropout: dropout probability on the input of each convolution, and on the output of the decoder.
-        tied: whether the output projection shares the word embedding's weight.
+    Dropout is on the input of each convolution, and on the output.  If the decoder is ``tied``, the output projection
+    shares the word embedding's weight.
     """
 
     decoding_class = ConvS2SDecoding
@@ -149,11 +142,7 @@ class ConvS2SDecoder(IncrementalDecoder):
         return features, torch.stack(attention).mean(dim=0) if self.wants_attention else None
 
     def features_of_prefixes(self, tree: PrefixTree, source: Source) -> Tensor:
-        """Return the features of all prefixes of a batch, (M, out_embed_dim), in the tree's order.
-
-        Raises:
-            ValueError: a prefix is longer than the model's positions.
-        """
+        """Return the features of all prefixes of a batch, (M, out_embed_dim), in the tree's order."""
         self.embedding.check_length(tree.nodes.size(1))
         g = self.embedding.step(tree.words, tree.positions)
         g_of_sentences = tree.by_sentence(g)

@@ -13,7 +13,7 @@ import torch
 from fairseq_plugins.common.onnx_program import Program, Sizes, SourceProgram, StepProgram
 from fairseq_plugins.convs2s.layers import SQRT_HALF, GatedConvolution, Shortcut
 from fairseq_plugins.convs2s.model import ConvS2SDecoder, ConvS2SEncoder
-from fairseq_plugins.cpu.winograd import NARROWEST, sums_of_weights
+from fairseq_plugins.cpu.convolution import NARROWEST, sums_of_weights
 
 # The classes that this module supports; subclasses may compute something else.
 PARTS = (ConvS2SEncoder, ConvS2SDecoder)

@@ -27,9 +27,6 @@ class AnnealAfterPlateau(FairseqLRScheduler):
     """A schedule that keeps the learning rate constant until a plateau, and then reduces it after every epoch.
 
     fairseq's trainer stops when the rate is below ``--stop-min-lr``.
-
-    Raises:
-        ValueError: several learning rates are given, or ``--lr-shrink`` is out of range.
     """
 
     def __init__(self, cfg: AnnealAfterPlateauConfig, optimizer: FairseqOptimizer) -> None:
@@ -45,12 +42,7 @@ class AnnealAfterPlateau(FairseqLRScheduler):
         self.optimizer.set_lr(self.lr)
 
     def step(self, epoch: int, val_loss: float | None = None) -> float:
-        """Update the rate at the end of an epoch.
-
-        Args:
-            epoch: number of the epoch.
-            val_loss: validation loss; None without validation, or if no epoch has ended.
-        """
+        """Update the rate at the end of an epoch; there is no loss without validation, or if no epoch has ended."""
         if val_loss is not None:
             if self._improves(val_loss):
                 self.best = val_loss
@@ -73,11 +65,7 @@ class AnnealAfterPlateau(FairseqLRScheduler):
         return {"lr": self.lr, "best": self.best, "annealing": self.annealing, "begun_with": self.begun_with}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state; if ``--lr`` differs from the first training's, it is ignored with a warning.
-
-        Raises:
-            ValueError: the state belongs to another schedule.
-        """
+        """Restore the state; if ``--lr`` differs from the first training's, it is ignored with a warning."""
         if not {"lr", "best", "annealing"} <= state_dict.keys():
             raise ValueError(
                 "--lr-scheduler: the checkpoint was trained with another schedule; add --reset-lr-scheduler"

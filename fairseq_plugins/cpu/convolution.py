@@ -1,6 +1,19 @@
-"""Convolutions, computed as linear maps of windows where this is faster on the CPU.
+"""Convolutions, computed as linear maps of windows, or in pairs of outputs, where this is faster on the CPU.
 
-T time steps, B sentences, C input width, O output width, w kernel width.
+Two neighbouring outputs of a convolution of width three, y_0 = x_0 w_0 + x_1 w_1 + x_2 w_2 and
+y_1 = x_1 w_0 + x_2 w_1 + x_3 w_2, need six products of an input and a weight.  Sums of inputs and sums of weights
+reduce this to four products (Winograd 1980; F(2, 3) of Lavin & Gray 2016):
+
+    m_0 = (x_0 - x_2) w_0                      y_0 = m_0 + m_1 + m_2
+    m_1 = (x_1 + x_2) (w_0 + w_1 + w_2) / 2    y_1 = m_1 - m_2 + m_3
+    m_2 = (x_2 - x_1) (w_0 - w_1 + w_2) / 2
+    m_3 = (x_3 - x_1) w_2
+
+If both outputs have similar magnitudes, rounding errors are two to four times as large as with six products.
+Otherwise, rounding errors are relative to the larger output, which makes the smaller output less accurate.
+
+T time steps, B sentences, C input width, O output width, w kernel width.  A pair of numbers ``padding`` says how many
+zeros precede and follow the input; their sum is w - 1.
 """
 
 from __future__ import annotations
@@ -9,29 +22,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_plugins.cpu import winograd
 from fairseq_plugins.cpu.linear import linear, uses_onednn
-from fairseq_plugins.cpu.packing import BatchWeights
+from fairseq_plugins.cpu.packing import BatchWeights, PackedLinear, can_pack
+
+# Minimum input width for pairs.  In narrower layers, the sums take as long as the products that they save.
+NARROWEST = 512
 
 
 def convolve_time_first(
     x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int], packing: BatchWeights | None = None
 ) -> Tensor:
-    """Return the convolution ``W * x + b``; see `torch.conv_tbc`.
-
-    Args:
-        x: (T, B, C).
-        weight: (w, C, O).
-        bias: (O,).
-        padding: numbers of zeros before and after x; their sum is w - 1.
-        packing: packed weights of the batch; None in training.
-
-    Returns:
-        (T, B, O).
-    """
+    """Return ``W * x + b``, see `torch.conv_tbc`: x (T, B, C), weight (w, C, O), bias (O,) -> (T, B, O)."""
     length, kernel = x.size(0), len(weight)
-    if packing is not None and winograd.is_faster(x, kernel, x.size(2), packing):
-        return winograd.convolve(x, weight, bias, padding, packing)
+    if packing is not None and pairs_are_faster(x, kernel, x.size(2), packing):
+        return convolve_in_pairs(x, weight, bias, padding, packing)
     x = F.pad(x, (0, 0, 0, 0, *padding))
     if not uses_onednn(x, packing):
         return torch.conv_tbc(x.contiguous(), weight, bias)
@@ -56,22 +60,51 @@ def with_window_layout(weight: Tensor) -> Tensor:
 def convolve_channels_first(
     x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int], packing: BatchWeights | None = None
 ) -> Tensor:
-    """Return the convolution ``W * x + b``; see `torch.nn.functional.conv1d`.
-
-    On a CPU, without gradients, this is computed as a linear map of windows.
-
-    Args:
-        x: (B, C, T).
-        weight: (O, C, w).
-        bias: (O,).
-        padding: numbers of zeros before and after x; their sum is w - 1.
-        packing: packed weights of the batch; None in training.
-
-    Returns:
-        (B, O, T).
-    """
+    """Return ``W * x + b``, see `F.conv1d`: x (B, C, T), weight (O, C, w), bias (O,) -> (B, O, T)."""
     x = F.pad(x, padding)
     if torch.is_grad_enabled() or x.device.type != "cpu":
         return F.conv1d(x, weight, bias)
     windows = x.unfold(2, weight.size(2), 1).transpose(1, 2)
     return linear(windows.flatten(2), weight.flatten(1), bias, packing).transpose(1, 2)
+
+
+def pairs_are_faster(like: Tensor, kernel: int, dim: int, packing: BatchWeights | None) -> bool:
+    """Return whether pairs are faster than windows, for inputs of width ``dim`` and weights like ``like``.
+
+    In precisions below float32, they are not.  The answer does not depend on the batch size.  Otherwise batches of
+    different sizes would have to pack different matrices.
+    """
+    return (
+        kernel == 3 and dim >= NARROWEST and packing is not None and packing.precision == "float32" and can_pack(like)
+    )
+
+
+def convolve_in_pairs(
+    x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int], packing: BatchWeights
+) -> Tensor:
+    """Compute `convolve_time_first` for kernel width three with four products for two outputs."""
+    (before, after), length = padding, x.size(0)
+    x = F.pad(x, (0, 0, 0, 0, before, after + length % 2))
+    x0, x1, x2, x3 = x[0:-2:2], x[1:-2:2], x[2::2], x[3::2]
+    multiply0, multiply1, multiply2, multiply3 = packing.packed(packed_products, as_matrix(weight), bias)
+    m0, m1, m2, m3 = multiply0(x0 - x2), multiply1(x1 + x2), multiply2(x2 - x1), multiply3(x3 - x1)
+    y = m0.new_empty(2 * len(m0), *m0.shape[1:])
+    torch.add(m0.add_(m1), m2, out=y[0::2])
+    torch.add(m1.sub_(m2), m3, out=y[1::2])
+    return y[:length]
+
+
+def packed_products(matrix: Tensor, bias: Tensor | None, precision: str) -> list[PackedLinear]:
+    """Return the four linear maps from sums of inputs, (..., C), to m_0, ..., m_3, (..., O), for a matrix (O, 3C).
+
+    m_1 includes the bias, so both outputs include it.
+    """
+    sums = sums_of_weights(matrix.unflatten(1, (3, -1)).transpose(0, 1))
+    return [PackedLinear(*each, precision) for each in zip(sums, (None, bias, None, None), strict=True)]
+
+
+def sums_of_weights(weight: Tensor) -> Tensor:
+    """Return the four sums of weights: (3, C, O) -> (4, C, O)."""
+    w0, w1, w2 = weight
+    half = (w0 + w2) * 0.5
+    return torch.stack([w0, half.add(w1, alpha=0.5), half.sub(w1, alpha=0.5), w2])

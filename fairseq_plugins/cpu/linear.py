@@ -1,4 +1,4 @@
-"""Linear maps, computed by the faster of torch's two matrix libraries for CPUs.
+"""Linear maps, computed by the faster of torch's two matrix libraries for CPUs, and block-diagonal products in place.
 
 torch contains two matrix libraries, MKL and oneDNN.  It multiplies float32 matrices with MKL by default.  On some AMD
 processors, MKL has half the speed of oneDNN.
@@ -20,25 +20,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fairseq_plugins.cpu.packing import BatchWeights
-from fairseq_plugins.cpu.products import PackedLinear, can_pack, onednn_product
+from fairseq_plugins.cpu.packing import BatchWeights, PackedLinear, can_pack, onednn_product
 
 # In products with fewer multiplications, oneDNN's set-up takes most of the time.
 _MIN_MULTIPLICATIONS = 2**20
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packing: BatchWeights | None = None) -> Tensor:
-    """Return ``x Wᵀ + b``; see `torch.nn.functional.linear`.
-
-    Args:
-        x: (..., K).
-        weight: (O, K).
-        bias: (O,), or None.
-        packing: packed weights of the batch; None in training.
-
-    Returns:
-        (..., O).
-    """
+    """Return ``x Wᵀ + b``, see `F.linear`: x (..., K), weight (O, K) -> (..., O)."""
     if not uses_onednn(x, packing) or weight.dtype != x.dtype or x.numel() * weight.size(0) < _MIN_MULTIPLICATIONS:
         return F.linear(x, weight, bias)
     if packing is not None and can_pack(weight) and not torch.is_grad_enabled():
@@ -82,9 +71,6 @@ def onednn_is_faster() -> bool:
     The environment variable ``FAIRSEQ_PLUGINS_ONEDNN`` overrides the choice: 1 selects oneDNN, 0 selects MKL.  The
     libraries round differently, and a resumed training must compute the same numbers.  Therefore the choice depends on
     the model of the CPU, not on a measurement.
-
-    Raises:
-        ValueError: the variable is neither 1 nor 0.
     """
     choice = os.environ.get("FAIRSEQ_PLUGINS_ONEDNN", "")
     if choice not in ("", "0", "1"):
@@ -99,3 +85,53 @@ def _cpu_family() -> tuple[str, int] | None:
         fields = dict(re.findall(r"^(vendor_id|cpu family)\s*: *(.*)$", text, flags=re.MULTILINE))
         return fields["vendor_id"], int(fields["cpu family"])
     return None
+
+
+def add_block_diagonal(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """Return ``y_i + x_i W_i`` for each of M blocks of columns, and overwrite y.
+
+    A batched product would copy x and y to make the blocks their first dimension.  On a CPU, each block's product
+    therefore reads and writes its columns in place.  GPUs use the batched product, and so does `torch.export`, which
+    rejects in-place products.
+
+    Args:
+        y: (N, M·b), like the result; do not use it afterwards.
+        x: (N, M·a).
+        weight: (M, a, b).
+    """
+    x, weight = x.to(y.dtype), weight.to(y.dtype)  # under autocast, the precisions may differ
+    if y.device.type != "cpu" or torch.compiler.is_compiling():
+        return batched(y, x, weight)
+    return _AddInPlace.apply(y, x, weight)
+
+
+def batched(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """Return the result of `add_block_diagonal` with plain PyTorch, without overwriting y."""
+    rows, by_block = (part.unflatten(1, (len(weight), -1)).transpose(0, 1) for part in (y, x))
+    return torch.baddbmm(rows, by_block, weight).transpose(0, 1).flatten(1)
+
+
+class _AddInPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.mark_dirty(y)
+        for x_i, w_i, y_i in zip(_split(x, weight), weight, _split(y, weight), strict=True):
+            y_i.addmm_(x_i, w_i)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        grad_x, grad_weight = torch.empty_like(x), torch.empty_like(weight)
+        for x_i, w_i, g_i, grad_x_i, grad_w_i in zip(
+            _split(x, weight), weight, _split(grad, weight), _split(grad_x, weight), grad_weight, strict=True
+        ):
+            torch.mm(g_i, w_i.t(), out=grad_x_i)
+            torch.mm(x_i.t(), g_i, out=grad_w_i)
+        return grad, grad_x, grad_weight
+
+
+def _split(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    return x.chunk(len(weight), dim=1)

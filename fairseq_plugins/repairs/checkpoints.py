@@ -26,9 +26,8 @@ from fairseq.optim import FairseqOptimizer
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from fairseq_plugins.common.replaced import replaced
 from fairseq_plugins.repairs.saving import damage_of, newest_whole_checkpoint
-from fairseq_plugins.repairs.wrapping import wrap
+from fairseq_plugins.repairs.wrapping import replaced, wrap
 
 OLD_METERS = (AverageMeter, StopwatchMeter, TimeMeter)  # fairseq before 0.10 saved them as objects
 MOST_VALUES = 300_000  # values in a checkpoint; a tensor counts as one value

@@ -28,7 +28,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from fairseq_plugins.common.files import count_lines
-from fairseq_plugins.common.subwords import segment
+from fairseq_plugins.common.text import segment
 from fairseq_plugins.repairs.refusals import command_of, refuse
 from fairseq_plugins.repairs.wrapping import programs, wrap
 

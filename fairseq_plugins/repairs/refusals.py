@@ -13,8 +13,7 @@ from fairseq.dataclass.configs import FairseqConfig
 from fairseq.registry import REGISTRIES
 from omegaconf import DictConfig, OmegaConf
 
-from fairseq_plugins.common.literal import literal
-from fairseq_plugins.common.options import FINITE, FRACTION, NOT_NEGATIVE, SIZE, Range, flag
+from fairseq_plugins.common.options import FINITE, FRACTION, NOT_NEGATIVE, SIZE, Range, flag, literal
 
 # A parser belongs to the command of the first option here that it has.
 COMMAND_OF_OPTION = {"buffer_size": "interactive", "beam": "generate", "max_epoch": "train", "path": "validate"}

@@ -22,8 +22,7 @@ from fairseq import file_utils
 from fairseq.data import FastaDataset
 from fairseq.dataclass import utils as dataclass_utils
 
-from fairseq_plugins.common.literal import literal
-from fairseq_plugins.common.options import flag
+from fairseq_plugins.common.options import flag, literal
 from fairseq_plugins.repairs.checkpoints import reference_in
 from fairseq_plugins.repairs.wrapping import mentions, wrap
 

@@ -25,10 +25,9 @@ from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
 from torch.multiprocessing.spawn import spawn
 
 from fairseq_plugins.common.output_layer import has_plain_softmax
-from fairseq_plugins.common.replaced import replaced
-from fairseq_plugins.cpu.smoothed_loss import label_smoothed_nll_loss
+from fairseq_plugins.cpu.training import label_smoothed_nll_loss
 from fairseq_plugins.repairs.refusals import refuse
-from fairseq_plugins.repairs.wrapping import mentions, wrap
+from fairseq_plugins.repairs.wrapping import mentions, replaced, wrap
 
 SET_BY_TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 

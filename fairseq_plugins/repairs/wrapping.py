@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -29,6 +30,21 @@ def programs(command: str, function: str) -> list[Any]:
     """
     modules = (sys.modules.get(name) for name in (f"fairseq_cli.{command}", "__main__"))
     return [module for module in modules if hasattr(module, function)]
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace ``owner.name`` within the context, and restore it afterwards."""
+    own = vars(owner)
+    before = {name: own[name]} if name in own else {}
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if before:
+            setattr(owner, name, before[name])
+        else:
+            delattr(owner, name)
 
 
 def mentions(function: Any, name: str) -> bool:

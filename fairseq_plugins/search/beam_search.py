@@ -19,7 +19,6 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 
 from fairseq_plugins.common.decoding import Decoding, KeptSentences, StepwiseDecoding, update_state
-from fairseq_plugins.search.ensemble import penalise_words
 from fairseq_plugins.vocabulary.candidates import candidate_indices
 
 
@@ -36,13 +35,7 @@ class BeamState:
         sentences: index in the batch of each sentence that is not dropped, (B,).
     """
 
-    def __init__(
-        self,
-        decoding: Decoding,
-        rules: TokenRules,
-        rows: int,
-        in_place: bool = False,
-    ) -> None:
+    def __init__(self, decoding: Decoding, rules: TokenRules, rows: int, in_place: bool = False) -> None:
         self.decoding, self.rules, self.beam, self.in_place = decoding, rules, rules.beam, in_place
         self.fixed = decoding.fixed
         (steps, sentences), device, beam = rules.forced.shape, rules.forced.device, rules.beam
@@ -63,12 +56,9 @@ class BeamState:
             self.attention = self._no_attention(decoding.source.keys.size(1))
 
     def prepare_and_step(self, step: Callable[[BeamState], None] | None = None) -> None:
-        """Allocate memory for a step, and then make it.
+        """Allocate memory for a step, and then make it, by a compiled form of `step` if one is given.
 
         Captured searches call the step directly, because they reuse the memory of an earlier batch.
-
-        Args:
-            step: compiled form of `step`; None to call `step` itself.
         """
         self.decoding.make_room()
         (step or BeamState.step)(self)
@@ -162,11 +152,9 @@ class BeamState:
             setattr(self, name, getattr(self, name).view(-1, self.beam).index_select(0, places).flatten())
 
     def hypotheses(self, steps: int, len_penalty: float) -> list[list[dict[str, Tensor]]]:
-        """Return the finished hypotheses of each sentence, best first, in the format of fairseq's generators.
+        """Return the finished hypotheses of each sentence after so many steps, best first, in fairseq's format.
 
-        Args:
-            steps: number of steps that the search made.
-            len_penalty: exponent p; a score is divided by (length of the hypothesis)^p.
+        Scores are divided by (length of the hypothesis)^len_penalty.
         """
         words, continued, ended_in = np.split(self.back_pointers[:steps].cpu().numpy(), 3, axis=2)
         totals, ended = np.split(self.scores[:steps].cpu().numpy(), 2, axis=2)
@@ -214,31 +202,18 @@ class BeamState:
 
 
 class TokenRules(NamedTuple):
-    """The rules that forbid, force or penalise words in a batch.  With candidates, words are indices into `words`.
+    """The rules that forbid, force or penalise words in a batch.  With candidates, words are indices into `words`."""
 
-    Attributes:
-        penalised: words with individual penalties, (n,).
-        penalties: numbers added to the log-probabilities of these words in each step, (T, n).
-        forced: word that all hypotheses of a sentence must have in each step, or -1 if any is allowed, (T, B).
-        last_steps: step in which all hypotheses of a sentence must end, (B,).
-        words: candidate words, padded with -1, (V,); None for all words.
-        beam: k.
-        word_penalty: number added to the log-probability of each word except the end of the sentence.
-        temperature: divisor of the logits.
-        eos: end of the sentence.
-        bos: word before the first one.
-    """
-
-    penalised: Tensor
-    penalties: Tensor
-    forced: Tensor
-    last_steps: Tensor
-    words: Tensor | None
-    beam: int
-    word_penalty: float
-    temperature: float
-    eos: int
-    bos: int
+    penalised: Tensor  # words with individual penalties, (n,)
+    penalties: Tensor  # numbers added to the log-probabilities of these words in each step, (T, n)
+    forced: Tensor  # word that all hypotheses of a sentence must have in each step, or -1 if any is allowed, (T, B)
+    last_steps: Tensor  # step in which all hypotheses of a sentence must end, (B,)
+    words: Tensor | None  # candidate words, padded with -1, (V,); None for all words
+    beam: int  # k
+    word_penalty: float  # number added to the log-probability of each word except the end of the sentence
+    temperature: float  # divisor of the logits
+    eos: int  # end of the sentence
+    bos: int  # word before the first one
 
     @classmethod
     def from_generator(
@@ -259,9 +234,8 @@ class TokenRules(NamedTuple):
             words: candidate words, (V,); None for all words.
         """
         longest = min(int(generator.max_len_a * source.size(1) + generator.max_len_b), generator.max_len - 1)
-        assert generator.min_len <= longest, (
-            "min_len cannot be larger than max_len, please adjust these!"
-        )  # the message is fairseq's
+        # The message is fairseq's.
+        assert generator.min_len <= longest, "min_len cannot be larger than max_len, please adjust these!"
         device, steps, first = source.device, longest + 1, 0
         forced, last_steps = torch.full((steps, len(source)), -1, device=device), generator.last_steps(source, longest)
         if prefix is not None:
@@ -299,6 +273,12 @@ class TokenRules(NamedTuple):
         """Return a copy that shares no tensors with this object."""
         parts: Any = (each.clone() if torch.is_tensor(each) else each for each in self)
         return TokenRules(*parts)
+
+
+def penalise_words(lprobs: Tensor, penalty: float, eos: int) -> None:
+    """Add ``penalty`` to the log-probabilities of all words except the end, (R, V), in place (Gehring et al. 2016)."""
+    if penalty:
+        lprobs += penalty * (torch.arange(lprobs.size(1), device=lprobs.device) != eos)
 
 
 _BLOCK = 64

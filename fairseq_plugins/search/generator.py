@@ -1,4 +1,4 @@
-"""A faster drop-in replacement for fairseq's beam search with one model; fairseq still runs other searches.
+"""A faster drop-in replacement for fairseq's generator; fairseq still runs all searches except plain beam search.
 
 B sentences, k hypotheses (rows) per sentence, R = B·k; S source positions, V target words, T target positions.
 """
@@ -15,36 +15,52 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.models import BaseFairseqModel
 from fairseq.search import BeamSearch, PrefixConstrainedBeamSearch
-from fairseq.sequence_generator import EnsembleModel, SequenceGenerator, SequenceGeneratorWithAlignment
+from fairseq.sequence_generator import (
+    EnsembleModel,
+    EnsembleModelWithAlignment,
+    SequenceGenerator,
+    SequenceGeneratorWithAlignment,
+)
 from torch import Tensor
 
+from fairseq_plugins.common.decoding import FairseqDecoding
 from fairseq_plugins.common.model import TranslationModel
 from fairseq_plugins.common.output_layer import has_plain_softmax, with_candidate_output, with_part
 from fairseq_plugins.cpu.packing import BatchWeights, PackedWeightCache, with_packing
-from fairseq_plugins.search.beam_search import BeamState, TokenRules
-from fairseq_plugins.search.ensemble import Ensemble, FairseqDecoding
+from fairseq_plugins.search.beam_search import BeamState, TokenRules, penalise_words
 from fairseq_plugins.search.graphs import GraphCache
 from fairseq_plugins.vocabulary.candidates import Candidates, candidate_indices
 
 logger = logging.getLogger(__name__)
 
 
+class Ensemble(EnsembleModelWithAlignment):
+    """fairseq's ensemble with a word penalty; if candidate words, (V,), are given, tokens are indices into them."""
+
+    def __init__(
+        self, models: Sequence[BaseFairseqModel], word_penalty: float, eos: int, words: Tensor | None = None
+    ) -> None:
+        super().__init__(models)
+        self.word_penalty, self.eos, self.words = word_penalty, eos, words
+
+    def forward_decoder(self, tokens: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        """Return the log-probabilities of the next tokens, (R, V), and the attention, for previous tokens, (R, T)."""
+        tokens = tokens if self.words is None else self.words[tokens]
+        lprobs, attention = super().forward_decoder(tokens, *args, **kwargs)
+        penalise_words(lprobs, self.word_penalty, self.eos)
+        return lprobs, attention
+
+
 class FastBeamSearch(SequenceGenerator):
     """fairseq's generator with a faster beam search for one model; fairseq still runs other searches.
 
     Args:
-        models: models of the ensemble.
         tgt_dict: target words.
         packing: cache of packed weights; by default a new cache with precision float32.
         graphs: cache of compiled steps of this plugin's decoders; None to run steps without compilation.
-        word_penalty: number added to the log-probability of each word except the end of the sentence, in nats (Gehring
-            et al. 2016, section 4.4).
-        candidates: table of candidate words; None for all words.  In addition, words of prefixes and constraints are
-            candidates.
+        word_penalty: see `penalise_words`.
+        candidates: table of candidate words, to which words of prefixes and constraints are added; None for all words.
         options: options of fairseq's generator.
-
-    Raises:
-        ValueError: candidates are given with an option that needs the whole vocabulary.
     """
 
     def __init__(
@@ -102,12 +118,7 @@ class FastBeamSearch(SequenceGenerator):
         constraints: Tensor | None = None,
         bos_token: int | None = None,
     ) -> list[list[dict[str, Tensor]]]:
-        """Translate a batch; see fairseq's generator.
-
-        Raises:
-            ValueError: the batch has too few candidates for the search.
-            RuntimeError: a sentence has no translation.
-        """
+        """Translate a batch; see fairseq's generator."""
         net_input = sample["net_input"]
         source = net_input["src_tokens"]
         if not len(source):
@@ -170,25 +181,17 @@ class FastBeamSearch(SequenceGenerator):
         rows: int | None = None,
         packing: BatchWeights | None = None,
     ) -> BeamState:
-        """Encode a batch and return the state before its first step.
+        """Encode a batch and return the state before its first step, which has k or ``rows`` rows per sentence.
 
-        Args:
-            net_input: source tokens and lengths.
-            rules: token rules of the batch.
-            capacity: number of steps to allocate memory for; see `StepwiseDecoding`.
-            rows: rows per sentence in the first step; k by default.
-            packing: packed weights of the batch.
+        For the capacity see `StepwiseDecoding`.
         """
         model: Any = self.model.single_model
         k, source = self.beam_size, net_input["src_tokens"]
         if isinstance(model, TranslationModel):
             encoded = with_packing(model.encoder, packing).forward_torchscript(net_input)
-            in_place = (
-                source.device.type == "cpu" and capacity is None
-            )  # on a CPU, a second tensor of this size takes time
-            return BeamState(
-                model.decoder.start(encoded, k, capacity, rules.words, packing), rules, rows or k, in_place
-            )
+            in_place = source.device.type == "cpu" and capacity is None  # a second tensor of logits takes time
+            decoding = model.decoder.start(encoded, k, capacity, rules.words, packing)
+            return BeamState(decoding, rules, rows or k, in_place)
         (encoded,) = self.model.forward_encoder(net_input)
         if rules.words is not None:
             model = with_candidate_output(model, rules.words, packing)
@@ -198,10 +201,6 @@ class FastBeamSearch(SequenceGenerator):
         """Return the step in which all hypotheses of each sentence must end, (B,).
 
         As in fairseq, this is the last step of the search for all sentences.  Subclasses may return earlier steps.
-
-        Args:
-            source: source tokens, (B, S).
-            longest: last step of the search.
         """
         return torch.full((len(source),), longest, device=source.device)
 
@@ -283,7 +282,7 @@ def run_search(state: BeamState, step: Callable[[], None], sentences: int, steps
         state: state before the first step.
         step: function that makes a step.
         sentences: number of real (not padding) sentences.
-        steps: maximum number of steps; all hypotheses must end in the last step.
+        steps: maximum number of steps.
     """
     every, read = steps_between_reads(state.position.device), None
     late, share = (0, 1) if every == 1 else (1, 2)

@@ -83,15 +83,7 @@ class GraphCache:
     def search(
         self, model: Any, begin: Begin, source: Tensor, rules: TokenRules, packing: BatchWeights | None
     ) -> Iterator[tuple[BeamState, Run]]:
-        """Yield the state of a batch before the first step, and a function that makes a step.
-
-        Args:
-            model: model of this plugin.
-            begin: function that creates the state; see `FastBeamSearch.begin`.
-            source: source tokens, (B, S).
-            rules: token rules of the batch.
-            packing: packed weights of the batch; captured searches do not use them.
-        """
+        """Yield the state of a batch before the first step, created by ``begin``, and a function that makes a step."""
         # Later batches write to the state's tensors, which is forbidden for tensors created in inference mode.
         with self._lock, torch.inference_mode(False), torch.no_grad():
             for limit in ("cache_size_limit", "accumulated_cache_size_limit"):  # of compiled versions
@@ -128,13 +120,7 @@ class GraphCache:
 
 
 class _CapturedSearch:
-    """The state and the two captured functions that all batches of one shape share.
-
-    Args:
-        begin, source, rules: arguments of `GraphCache.search` for the first batch of the shape.
-        step: compiled step of the search.
-        capture: see `GraphCache`.
-    """
+    """The state and the two captured functions that all batches of one shape share; the first batch creates them."""
 
     def __init__(
         self, begin: Begin, source: Tensor, rules: TokenRules, step: Step, capture: Callable[[Run], Run]
@@ -179,11 +165,7 @@ def _pool(device: int) -> Any:
 
 
 def copy_tensors_(source: object, target: object) -> None:
-    """Copy all tensors of one state into another.
-
-    Raises:
-        ValueError: shapes or types of the tensors differ; in this case, no tensor has been copied.
-    """
+    """Copy all tensors of one state into another."""
     pairs = list(zip(tensors_of(source), tensors_of(target), strict=True))
     if any((value.shape, value.dtype) != (own.shape, own.dtype) for value, own in pairs):
         raise ValueError("copy_tensors_: the states of two batches have tensors of different shapes or types")
@@ -195,9 +177,7 @@ def copy_tensors_(source: object, target: object) -> None:
 def tensors_of(part: Any, packages: Set[str] = frozenset({__name__.partition(".")[0]})) -> Iterator[Tensor]:
     """Yield the tensors of a state and of its parts, except modules, in a fixed order.
 
-    Args:
-        part: state, or a part of it.
-        packages: top-level packages whose objects are searched, besides that of a decoding in a user directory.
+    Objects are searched if their class is in one of the packages, or in that of a decoding in a user directory.
     """
     match part:
         case Tensor():

@@ -1,26 +1,60 @@
 """The `translation_fast` task."""
 
-from __future__ import annotations
-
 import functools
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import Any, Optional
 
 from fairseq.data import Dictionary
+from fairseq.dataclass import ChoiceEnum
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import register_task
-from fairseq.tasks.translation import TranslationTask
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
-from fairseq_plugins.common.options import flag
-from fairseq_plugins.cpu.packing import PackedWeightCache
-from fairseq_plugins.search.config import TranslationFastConfig
+from fairseq_plugins.common.options import flag, option
+from fairseq_plugins.cpu.packing import PRECISIONS, PackedWeightCache
 from fairseq_plugins.search.generator import FastBeamSearch, FastBeamSearchWithAlignment
 from fairseq_plugins.search.graphs import GraphCache
 from fairseq_plugins.vocabulary.candidates import Candidates
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass
+class TranslationFastConfig(TranslationConfig):
+    candidates: Optional[str] = option(
+        None,
+        "predict only the candidate words of each batch: folder made by `fairseq-plugins lexicon`, with "
+        "candidates.txt and frequent.txt (default: the whole vocabulary)",
+    )
+    candidates_per_word: int = option(
+        20, "with --candidates: number of translations of each source word that are candidates"
+    )
+    frequent_candidates: int = option(
+        1000, "with --candidates: number of the most frequent words that are always candidates"
+    )
+    cpu_dtype: ChoiceEnum(list(PRECISIONS)) = option(  # type: ignore[valid-type]
+        "float32",
+        "precision of products with weights when this plugin's models translate on a CPU; float32 if the "
+        "CPU does not support it; in int8, all inputs of a product share one step size",
+    )
+    compile_steps: bool = option(
+        False,
+        "compile the decoding steps of this plugin's models with torch.compile, on a GPU into CUDA graphs; "
+        "the first batch of each size is slow",
+    )
+    word_penalty: float = option(
+        0.0,
+        "number added to the log-probability of each word except the end of the sentence, in nats; above "
+        "zero, translations are longer; tune it with `fairseq-plugins tune-length --word-penalties`",
+    )
+    attention_offset: int = option(
+        0,
+        "with --replace-unk: distance in words from the most attended source word to the source word that "
+        "replaces an unknown word",
+    )
 
 
 @register_task("translation_fast", dataclass=TranslationFastConfig)
@@ -30,9 +64,6 @@ class TranslationFastTask(TranslationTask):
     ``--candidates`` restricts translation to the candidate words of each batch.  It works with any model, including
     models that were trained with the whole vocabulary.  In training, the criterion `vocab_selection_cross_entropy` uses
     the candidates.  Checkpoints contain the tables of candidates, so translation does not need the folder.
-
-    Raises:
-        ValueError: the folder of ``--candidates`` is malformed; see `Candidates.read`.
     """
 
     cfg: TranslationFastConfig
@@ -47,11 +78,7 @@ class TranslationFastTask(TranslationTask):
 
     @functools.cached_property
     def candidates(self) -> Candidates | None:
-        """The tables of ``--candidates``, or None without the option.
-
-        Raises:
-            ValueError: neither the folder nor the checkpoint contains them.
-        """
+        """The tables of ``--candidates``, or None without the option."""
         cfg = self.cfg
         if cfg.candidates is None:
             return None
@@ -80,9 +107,6 @@ class TranslationFastTask(TranslationTask):
         """Restore the tables of candidates from a checkpoint.
 
         They are ignored if the folder has been read, or if the checkpoint's options for candidates differ.
-
-        Raises:
-            ValueError: the checkpoint's candidates do not match the task's dictionaries.
         """
         others = dict(state_dict)
         saved = others.pop("candidates", None)
@@ -102,11 +126,10 @@ class TranslationFastTask(TranslationTask):
 
     def _warn_unused(self, circumstance: str, *options: str) -> None:
         """Warn once about each option that is set but has no effect; fairseq may build many generators."""
-        for option in options:
-            name = flag(option)
-            if getattr(self.cfg, option) != getattr(TranslationFastConfig, option) and name not in self._warned:
+        for name in options:
+            if getattr(self.cfg, name) != getattr(TranslationFastConfig, name) and name not in self._warned:
                 self._warned.add(name)
-                logger.warning(f"{name} does nothing {circumstance}")
+                logger.warning(f"{flag(name)} does nothing {circumstance}")
 
     def build_generator(
         self,
@@ -120,9 +143,6 @@ class TranslationFastTask(TranslationTask):
 
         If the caller passes a generator class, this class is used without changes.  With ``--score-reference``, fairseq
         builds its own scorer, which uses the whole vocabulary.
-
-        Raises:
-            ValueError: two options are incompatible.
         """
         if getattr(args, "replace_unk", None) is None:
             self._warn_unused("without --replace-unk", "attention_offset")

@@ -2,15 +2,15 @@
 
 from argparse import SUPPRESS
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Optional
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from sacrebleu import BLEU, CHRF
 
-from fairseq_plugins.common.options import FRACTION, POSITIVE, SIZE
-from fairseq_plugins.common.rouge import rouge_scorer
+from fairseq_plugins.common.options import FRACTION, POSITIVE, SIZE, option
+from fairseq_plugins.common.text import rouge_scorer
 
 # A function of a reference that returns a function of hypotheses.  References and hypotheses are strings of words.
 SentenceScore = Callable[[str], Callable[[str], float]]
@@ -26,11 +26,7 @@ def _sacrebleu(metric: Callable[..., BLEU | CHRF], reference: str) -> Callable[[
 
 
 def _rouge(name: str) -> SentenceScore:
-    """Return the ROUGE F1 score with stemming, as `fairseq-plugins score` computes it.
-
-    Raises:
-        ValueError: rouge-score is not installed.
-    """
+    """Return the ROUGE F1 score with stemming, as `fairseq-plugins score` computes it."""
     scorer = rouge_scorer([name])
     return lambda reference: lambda hypothesis: float(scorer.score(reference, hypothesis)[name].fmeasure)
 
@@ -48,33 +44,16 @@ SENTENCE_SCORES: dict[str, Callable[[], SentenceScore]] = {
 
 @dataclass
 class SequenceRiskConfig(FairseqDataclass):
-    risk_hypotheses: int = field(
-        default=8, metadata={"help": "number of hypotheses per sentence (beam width)", "range": SIZE}
-    )
+    risk_hypotheses: int = option(8, "number of hypotheses per sentence (beam width)", SIZE)
     # The former name of risk_hypotheses, which old command lines, configuration files and checkpoints contain.
-    risk_candidates: Optional[int] = field(default=None, metadata={"help": SUPPRESS, "range": SIZE})
-    risk_sampling: bool = field(
-        default=False, metadata={"help": "in training, sample hypotheses from the model instead of beam search"}
+    risk_candidates: Optional[int] = option(None, SUPPRESS, SIZE)
+    risk_sampling: bool = option(False, "in training, sample hypotheses from the model instead of beam search")
+    risk_reference: bool = option(False, "add the reference to the hypotheses")
+    risk_cost: ChoiceEnum(list(SENTENCE_SCORES)) = option(  # type: ignore[valid-type]
+        "bleu", "cost of a hypothesis: 1 minus this score of its words, without BPE, against the reference"
     )
-    risk_reference: bool = field(default=False, metadata={"help": "add the reference to the hypotheses"})
-    risk_cost: ChoiceEnum(list(SENTENCE_SCORES)) = field(  # type: ignore[valid-type]
-        default="bleu",
-        metadata={"help": "cost of a hypothesis: 1 minus this score of its words, without BPE, against the reference"},
+    risk_scale: float = option(1.0, "factor of the mean log-probabilities in the softmax over the hypotheses", POSITIVE)
+    risk_alpha: float = option(
+        0.3, "weight of the label-smoothed cross-entropy per word; 1 minus this is the weight of the risk", FRACTION
     )
-    risk_scale: float = field(
-        default=1.0,
-        metadata={
-            "help": "factor of the mean log-probabilities in the softmax over the hypotheses",
-            "range": POSITIVE,
-        },
-    )
-    risk_alpha: float = field(
-        default=0.3,
-        metadata={
-            "help": "weight of the label-smoothed cross-entropy per word; 1 minus this is the weight of the risk",
-            "range": FRACTION,
-        },
-    )
-    label_smoothing: float = field(
-        default=0.0, metadata={"help": "epsilon for label smoothing, 0 means no label smoothing", "range": FRACTION}
-    )
+    label_smoothing: float = option(0.0, "epsilon for label smoothing, 0 means no label smoothing", FRACTION)

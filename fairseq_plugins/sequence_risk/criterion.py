@@ -27,12 +27,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fairseq_plugins.common.options import check_ranges
 from fairseq_plugins.common.output_layer import candidate_output
-from fairseq_plugins.common.replaced import replaced
-from fairseq_plugins.common.rouge import can_score
-from fairseq_plugins.common.subwords import bpe_symbol
+from fairseq_plugins.common.text import bpe_symbol, can_score
 from fairseq_plugins.sequence_risk.config import SENTENCE_SCORES, SequenceRiskConfig
-from fairseq_plugins.sequence_risk.hypotheses import HypothesisGenerator
-from fairseq_plugins.sequence_risk.row_scores import Rows, RowScores, score_rows
+from fairseq_plugins.sequence_risk.hypotheses import HypothesisGenerator, Rows, RowScores, score_rows
 
 logger = logging.getLogger(__name__)
 
@@ -51,14 +48,6 @@ class SequenceRisk(FairseqCriterion):
     logs two times in seconds per batch.  ``search`` is the time to generate hypotheses.  ``scoring`` is the time to
     compute costs and loss, without the backward pass.  On a GPU, ``scoring`` does not include
     operations that are still queued.
-
-    Args:
-        task: translation task.
-        cfg: options.
-
-    Raises:
-        ValueError: an option is out of range or incompatible with the task, a package is not installed, or ROUGE does
-            not support the script of the dictionary.
     """
 
     def __init__(self, task: FairseqTask, cfg: SequenceRiskConfig) -> None:
@@ -101,12 +90,7 @@ class SequenceRisk(FairseqCriterion):
         self.candidates = getattr(task, "candidates", None)
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-        """Return the summed loss of all sentences, the number of sentences, and the log.
-
-        Raises:
-            ValueError: the model is not an autoregressive encoder-decoder, or its softmax is adaptive.
-            RuntimeError: the batch does not fit into memory; the error names options that reduce it.
-        """
+        """Return the summed loss of all sentences, the number of sentences, and the log."""
         inner = _unwrapped(model)
         try:
             return self._forward(model, inner, sample, reduce)
@@ -193,9 +177,12 @@ class SequenceRisk(FairseqCriterion):
             output = candidate_output(inner, words)
         # Wrappers for distributed training synchronise gradients only if they are called.  A wrapper calls `forward` of
         # the model, so `forward` is replaced by the scoring function.
-        score = partial(score_rows, inner, net_input, rows, self.padding_idx)
-        with output, replaced(inner, "forward", score):
-            return model(words)  # torch's DataParallel fails without an argument
+        inner.forward = partial(score_rows, inner, net_input, rows, self.padding_idx)
+        try:
+            with output:
+                return model(words)  # torch's DataParallel fails without an argument
+        finally:
+            del inner.forward
 
     def losses(self, scores: RowScores, rows: Rows, costs: Tensor, members: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return loss, negative log-likelihood of the reference, and risk of each sentence, (B,) each.
@@ -243,17 +230,11 @@ class SequenceRisk(FairseqCriterion):
 
 
 class HypothesisSet(NamedTuple):
-    """The distinct hypotheses of a sentence.
+    """The distinct hypotheses of a sentence."""
 
-    Attributes:
-        rows: index of each hypothesis among the rows to score.
-        costs: cost of each hypothesis.
-        best: cost of the model's best hypothesis.
-    """
-
-    rows: list[int]
-    costs: list[float]
-    best: float
+    rows: list[int]  # index of each hypothesis among the rows to score
+    costs: list[float]  # cost of each hypothesis
+    best: float  # cost of the model's best hypothesis
 
 
 def _padded(lists: list[list[Any]], value: float, dtype: torch.dtype) -> Tensor:
@@ -261,11 +242,7 @@ def _padded(lists: list[list[Any]], value: float, dtype: torch.dtype) -> Tensor:
 
 
 def _unwrapped(model: Any) -> Any:
-    """Return the model without wrappers for distributed training.
-
-    Raises:
-        ValueError: the model is not an autoregressive encoder-decoder, or its softmax is adaptive.
-    """
+    """Return the model without wrappers for distributed training."""
     while hasattr(model, "module"):
         model = model.module
     if not isinstance(model, FairseqEncoderDecoderModel) or isinstance(model, FairseqNATModel):

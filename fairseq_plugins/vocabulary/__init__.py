@@ -1,6 +1,5 @@
 """Vocabulary selection (L'Hostis et al. 2016) and replacement of unknown words."""
 
-from fairseq_plugins.vocabulary import criterion  # noqa: F401  (registration)
 from fairseq_plugins.vocabulary.candidates import Candidates
 
 __all__ = ["Candidates"]

@@ -10,13 +10,23 @@ import logging
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from fairseq.criterions import register_criterion
+from fairseq.criterions.label_smoothed_cross_entropy import (
+    LabelSmoothedCrossEntropyCriterion,
+    LabelSmoothedCrossEntropyCriterionConfig,
+)
 from fairseq.data import Dictionary
+from fairseq.logging import metrics
+from fairseq.models import BaseFairseqModel
+from fairseq.tasks import FairseqTask
 from torch import Tensor
 
 from fairseq_plugins.common.files import decoded
+from fairseq_plugins.common.output_layer import candidate_output
 
 logger = logging.getLogger(__name__)
 
@@ -43,17 +53,8 @@ class Candidates:
     ) -> Candidates:
         """Read the files that ``fairseq-plugins lexicon`` writes; words outside the dictionaries are ignored.
 
-        Args:
-            folder: folder with ``candidates.txt``, lines ``source target probability`` with descending probabilities
-                for each source word, and ``frequent.txt``, lines ``target count`` with descending counts.
-            source: source words.
-            target: target words.
-            per_word: K, the maximum number of translations of a source word.
-            frequent: number of frequent words that are candidates in every batch.
-
-        Raises:
-            ValueError: a file is missing, malformed, or contains no word of the dictionaries; an option is out of
-                range; or the target dictionary does not begin with its special symbols.
+        ``candidates.txt`` has lines ``source target probability`` with descending probabilities for each source word,
+        and ``frequent.txt`` lines ``target count`` with descending counts.
         """
         if per_word < 1:
             raise ValueError(f"--candidates-per-word must be at least 1, got {per_word}")
@@ -76,11 +77,7 @@ class Candidates:
 
     @classmethod
     def restore(cls, translations: object, always: object, source: Dictionary, target: Dictionary) -> Candidates:
-        """Validate tables from a checkpoint, and return them as `Candidates`.
-
-        Raises:
-            ValueError: the tables do not match the dictionaries.
-        """
+        """Validate tables from a checkpoint, and return them as `Candidates`."""
         fault = None
         if not isinstance(always, Tensor) or always.dtype != torch.bool or always.shape != (len(target),):
             fault = f"`always` must be one boolean for each of {len(target)} target words"
@@ -133,11 +130,7 @@ def _frequent(path: Path, target: Dictionary, count: int) -> list[int]:
 
 
 def _translations(path: Path, source: Dictionary, target: Dictionary, per_word: int) -> Tensor:
-    """Read the first ``per_word`` translations of each source word; words outside the dictionaries are ignored.
-
-    Returns:
-        Padded translations, (S, K), where K is the largest number of translations of a source word.
-    """
+    """Read the first ``per_word`` translations of each source word that are in the dictionary, padded, (S, K)."""
     found: list[dict[int, None]] = [{} for _ in range(len(source))]  # ordered sets
     sources, targets, specials = source.indices, target.indices, target.nspecial
     for source_word, target_word, _ in _lines(path, "source target probability"):
@@ -181,3 +174,53 @@ def _lines(path: Path, form: str) -> Iterator[list[str]]:
                 )
             previous[word] = value
             yield fields
+
+
+@register_criterion("vocab_selection_cross_entropy", dataclass=LabelSmoothedCrossEntropyCriterionConfig)
+class VocabSelectionCrossEntropy(LabelSmoothedCrossEntropyCriterion):
+    """fairseq's label-smoothed cross-entropy over the candidates of each batch and the words of its references.
+
+    The output layer computes only the rows of these words, so only these rows receive gradients.  Label smoothing also
+    distributes probability only among these words.  Validation uses the same loss, which is smaller than a loss over
+    the whole vocabulary, so do not compare the two.
+
+    The criterion logs two numbers.  ``candidates`` is the number of words in the output layer of a batch.  ``coverage``
+    is the percentage of target words, including ends of sentences, that would be candidates without the references.
+    """
+
+    @classmethod
+    def build_criterion(cls, cfg: LabelSmoothedCrossEntropyCriterionConfig, task: FairseqTask) -> Any:
+        """Build the criterion."""
+        if getattr(task, "candidates", None) is None:
+            raise ValueError(
+                "--criterion vocab_selection_cross_entropy needs --task translation_fast with --candidates"
+            )
+        return super().build_criterion(cfg, task)
+
+    def forward(self, model: BaseFairseqModel, sample: dict[str, Any], reduce: bool = True) -> Any:
+        """Return loss, sample size and log.
+
+        Only the number of candidates, which is a size of tensors, needs a synchronisation with the device.
+        """
+        target = sample["target"]
+        mask = self.task.candidates.mask(sample["net_input"]["src_tokens"])
+        covered = (mask[target] & target.ne(self.padding_idx)).sum()
+        mask.index_fill_(0, target.flatten(), True)
+        words = mask.nonzero().squeeze(1)
+        # Padding keeps its index, because the special symbols are the first candidates.
+        sample = {**sample, "target": torch.searchsorted(words, target)}
+        with candidate_output(model, words):
+            loss, sample_size, logging_output = super().forward(model, sample, reduce)
+        logging_output.update(candidates=len(words), covered=covered, batches=1)
+        return loss, sample_size, logging_output
+
+    @classmethod
+    def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
+        """Log the loss, the mean number of candidates per batch, and the coverage of all target words."""
+        super().reduce_metrics(logging_outputs)
+        total = {
+            name: sum(log.get(name, 0) for log in logging_outputs)
+            for name in ("candidates", "batches", "covered", "ntokens")
+        }
+        metrics.log_scalar("candidates", total["candidates"] / total["batches"], total["batches"], round=2)
+        metrics.log_scalar("coverage", 100 * total["covered"] / total["ntokens"], total["ntokens"], round=2)

@@ -29,9 +29,6 @@ class SourceWords(list[Any]):
         attention: attention of the hypothesis, (source tokens, target tokens).
         is_word: whether each source token is a word, (source tokens).
         offset: number of words from the source word with the largest attention to the aligned source word.
-
-    Raises:
-        ValueError: the model reports no attention.
     """
 
     def __init__(self, printed: Any, attention: Tensor, is_word: Tensor, offset: int = 0) -> None:
@@ -91,16 +88,8 @@ def replace_unknown_words(
 ) -> str:
     """Return the text of a hypothesis after replacing its unknown words.
 
-    Args:
-        tokens: tokens of the hypothesis, (target tokens).
-        text: text of the hypothesis.
-        alignment: alignment of the hypothesis, a `SourceWords`.
-        source: source sentence.
-        translations: translations of source words; source words without translation are copied.
-        dictionary: target words.
-
-    Raises:
-        ValueError: the alignment is not a `SourceWords`, or its source had another number of words.
+    Tokens, text and alignment, a `SourceWords`, are those of the hypothesis.  Source words without translation are
+    copied.
     """
     if not isinstance(alignment, SourceWords):
         raise ValueError(
@@ -124,15 +113,7 @@ def replace_unknown_words(
 
 
 def read_translations(replace_unk: str | None) -> dict[str, str] | None:
-    """Read the translations of ``--replace-unk`` from a file with lines ``source target``.
-
-    Args:
-        replace_unk: path of the file; with an empty path, all words are copied; None turns replacement off.
-
-    Raises:
-        ValueError: a line does not have two words, or is not UTF-8.
-        OSError: the file cannot be read.
-    """
+    """Read the translations of ``--replace-unk`` from a file with lines ``source target``; {} for an empty path."""
     if replace_unk is None:
         return None
     if replace_unk.strip() in ("", "@@"):  # fairseq's parser returns @@ for the option without a value

@@ -27,12 +27,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_plugins.common.dropout import Dropout
 from fairseq_plugins.common.linear import Linear
 from fairseq_plugins.common.source import softmax
-from fairseq_plugins.cpu.block_diagonal import add_block_diagonal
-from fairseq_plugins.cpu.linear import linear
+from fairseq_plugins.cpu.linear import add_block_diagonal, linear
 from fairseq_plugins.cpu.packing import BatchWeights, cached
+from fairseq_plugins.cpu.training import Dropout
 
 # Values of a parameter's attribute `param_group`.  SIMPLEX: the optimizer projects the parameter onto the simplex.
 # SOFTMAX: the softmax of the parameter is on the simplex.  fairseq copies this attribute to the float32 copy of a
@@ -55,13 +54,9 @@ class BranchedBlock(nn.Module):
         gating_topk: number of branches that a gate selects for each token; None to use α without a gate (section 4.5).
         dropout: dropout probability before residual connections.
         relu_dropout: dropout probability inside the feed-forward networks; the paper does not use it.
-        owner: name of these dropouts in ``--retain-dropout-modules``.
-
-    Attributes:
-        packing: packed weights of the current batch, set by `with_packing`.
     """
 
-    packing: BatchWeights | None = None
+    packing: BatchWeights | None = None  # of the current batch, set by `with_packing`
 
     def __init__(
         self,
@@ -91,12 +86,7 @@ class BranchedBlock(nn.Module):
         self.relu_dropout = Dropout(relu_dropout, module_name=owner)
 
     def plain(self, x: Tensor, heads: Tensor) -> Tensor:
-        """Compute the equations as they are written; `forward` computes the same function faster.
-
-        Args:
-            x: input of the layer, (..., d).
-            heads: concatenated heads, (..., d).
-        """
+        """Compute the equations as they are written; `forward` computes the same function faster."""
         M, kappa = self.branches, self.kappa()
         parts = zip(heads.chunk(M, dim=-1), self.out.weight.chunk(M, dim=1), strict=True)
         h = [kappa[i] * F.linear(head, out) for i, (head, out) in enumerate(parts)]
@@ -118,12 +108,7 @@ class BranchedBlock(nn.Module):
         return FoldedWeights(out, first, second)
 
     def forward(self, x: Tensor, heads: Tensor) -> Tensor:
-        """Return the output of the layer, (..., d), computed with folded weights.
-
-        Args:
-            x: input of the layer, (..., d).
-            heads: concatenated heads, (..., d).
-        """
+        """Return the output of the layer, (..., d), for its input, (..., d), and the concatenated heads, (..., d)."""
         folded = self.fold()
         # Flatten before this product: autograd would copy a view that is overwritten in place.
         inner = add_block_diagonal(self.first(x.flatten(0, -2)), heads.flatten(0, -2), folded.first)
@@ -173,11 +158,6 @@ class Gate(nn.Module):
 
     The paper gives no formula.  Here, a linear map gives a score to each of the M branches, and the weights are k times
     the softmax of the k largest scores.
-
-    Args:
-        dim: d.
-        branches: M.
-        topk: k.
     """
 
     def __init__(self, dim: int, branches: int, topk: int) -> None:
@@ -239,11 +219,7 @@ class SimplexVector(nn.Module):
         return self.point() * len(self.weight)
 
     def check_constraint(self, weight: Tensor) -> None:
-        """Refuse a checkpoint's weight, (M,), if it was trained with the other constraint.
-
-        Raises:
-            ValueError: the weight was trained with the other constraint.
-        """
+        """Refuse a checkpoint's weight, (M,), if it was trained with the other constraint."""
         if self.softmax and _lies_on_simplex(weight):
             raise ValueError("--branch-constraint softmax: the checkpoint was trained with simplex; give simplex")
         if not self.softmax and weight.sum() <= 0:  # logits start negative: as logarithms of numbers below 1
@@ -251,11 +227,7 @@ class SimplexVector(nn.Module):
 
 
 def project_onto_simplex(x: Tensor) -> Tensor:
-    """Return the closest point on the simplex in Euclidean distance (Duchi et al. 2008, figure 1).
-
-    Args:
-        x: real numbers, (M,).
-    """
+    """Return the point on the simplex that is closest to x, (M,), in Euclidean distance (Duchi et al. 2008)."""
     ordered = x.sort(descending=True).values
     counts = torch.arange(1, len(x) + 1, device=x.device, dtype=x.dtype)
     # For each j, the amount to subtract from every number so that the j largest numbers sum to 1.
@@ -283,11 +255,7 @@ def near_uniform_point(size: int) -> Tensor:
 
 
 def check_simplex(model: nn.Module) -> None:
-    """Refuse κ or α that are not on the simplex, because an optimizer without projection has trained them.
-
-    Raises:
-        ValueError: κ or α is not on the simplex; the error names options that prevent this.
-    """
+    """Refuse κ or α that are not on the simplex, because an optimizer without projection has trained them."""
     points = [module.point() for module in model.modules() if isinstance(module, SimplexVector)]
     if points and not bool(torch.stack([_lies_on_simplex(point) for point in points]).all()):
         raise ValueError(

@@ -3,16 +3,16 @@
 Option names follow fairseq's transformer.  Sizes are those of the paper's table 2.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Optional
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.optim.adam import FairseqAdamConfig
 from omegaconf import II
 
-from fairseq_plugins.common.layer_list import MOST_LAYERS
 from fairseq_plugins.common.options import (
     FRACTION,
+    MOST_LAYERS,
     NOT_NEGATIVE,
     POSITIVE,
     SIZE,
@@ -21,6 +21,7 @@ from fairseq_plugins.common.options import (
     check_ranges,
     fill_in,
     flag,
+    option,
 )
 
 BRANCH_WEIGHTS = ["learned", "uniform", "random", "resampled"]  # in the order of their numbers in checkpoints
@@ -38,76 +39,42 @@ DEFAULTS = {
 # Options that are None get their values from the architecture, see `register_presets`, or from `resolve_config`.
 @dataclass
 class WeightedTransformerConfig(FairseqDataclass):
-    dropout: Optional[float] = field(
-        default=None, metadata={"help": "dropout on embeddings and on the output of each block", "range": FRACTION}
+    dropout: Optional[float] = option(None, "dropout on embeddings and on the output of each block", FRACTION)
+    attention_dropout: float = option(0.1, "dropout on the weights of attention", FRACTION)
+    relu_dropout: float = option(0.0, "dropout inside the feed-forward networks; the paper has none", FRACTION)
+    encoder_embed_dim: Optional[int] = option(
+        None, "d_model: width of embeddings and of all layers, also the decoder's", SIZE
     )
-    attention_dropout: float = field(
-        default=0.1, metadata={"help": "dropout on the weights of attention", "range": FRACTION}
+    encoder_ffn_embed_dim: Optional[int] = option(None, "d_ff: inner width of the feed-forward networks", SIZE)
+    encoder_layers: Optional[int] = option(None, "N: number of encoder layers", Range(1, MOST_LAYERS))
+    encoder_attention_heads: Optional[int] = option(None, "h = M: heads, and branches, of a layer", SIZE)
+    decoder_ffn_embed_dim: Optional[int] = option(None, "d_ff of the decoder (default: same)", SIZE)
+    decoder_layers: Optional[int] = option(None, "number of decoder layers (default: same)", Range(1, MOST_LAYERS))
+    decoder_attention_heads: Optional[int] = option(
+        None, "heads, and branches, of a decoder layer (default: same)", SIZE
     )
-    relu_dropout: float = field(
-        default=0.0,
-        metadata={"help": "dropout inside the feed-forward networks; the paper has none", "range": FRACTION},
+    encoder_learned_pos: bool = option(False, "learned, not sinusoidal, positions in the encoder")
+    decoder_learned_pos: bool = option(False, "learned, not sinusoidal, positions in the decoder")
+    share_embeddings: ChoiceEnum(["all", "decoder", "none"]) = option(  # type: ignore[valid-type]
+        "all", "shared embeddings: source, target and output (all), target and output (decoder), or none"
     )
-    encoder_embed_dim: Optional[int] = field(
-        default=None,
-        metadata={"help": "d_model: width of embeddings and of all layers, also the decoder's", "range": SIZE},
+    branch_weights: ChoiceEnum(BRANCH_WEIGHTS) = option(  # type: ignore[valid-type]
+        "learned",
+        "kappa and alpha: learned; or for comparison (table 3; also with --model-overrides for a trained "
+        "model) uniform, random, or resampled for each training batch",
     )
-    encoder_ffn_embed_dim: Optional[int] = field(
-        default=None, metadata={"help": "d_ff: inner width of the feed-forward networks", "range": SIZE}
+    branch_constraint: ChoiceEnum(["simplex", "softmax"]) = option(  # type: ignore[valid-type]
+        "simplex", "constraint of kappa and alpha: projected by --optimizer simplex_adam, or a softmax"
     )
-    encoder_layers: Optional[int] = field(
-        default=None, metadata={"help": "N: number of encoder layers", "range": Range(1, MOST_LAYERS)}
+    branch_gating_topk: Optional[int] = option(
+        None, "replace alpha by a gate that selects this many branches for each token (section 4.5)", SIZE
     )
-    encoder_attention_heads: Optional[int] = field(
-        default=None, metadata={"help": "h = M: heads, and branches, of a layer", "range": SIZE}
-    )
-    decoder_ffn_embed_dim: Optional[int] = field(
-        default=None, metadata={"help": "d_ff of the decoder (default: same)", "range": SIZE}
-    )
-    decoder_layers: Optional[int] = field(
-        default=None, metadata={"help": "number of decoder layers (default: same)", "range": Range(1, MOST_LAYERS)}
-    )
-    decoder_attention_heads: Optional[int] = field(
-        default=None, metadata={"help": "heads, and branches, of a decoder layer (default: same)", "range": SIZE}
-    )
-    encoder_learned_pos: bool = field(
-        default=False, metadata={"help": "learned, not sinusoidal, positions in the encoder"}
-    )
-    decoder_learned_pos: bool = field(
-        default=False, metadata={"help": "learned, not sinusoidal, positions in the decoder"}
-    )
-    share_embeddings: ChoiceEnum(["all", "decoder", "none"]) = field(  # type: ignore[valid-type]
-        default="all",
-        metadata={"help": "shared embeddings: source, target and output (all), target and output (decoder), or none"},
-    )
-    branch_weights: ChoiceEnum(BRANCH_WEIGHTS) = field(  # type: ignore[valid-type]
-        default="learned",
-        metadata={
-            "help": "kappa and alpha: learned; or for comparison (table 3; also with --model-overrides for a trained "
-            "model) uniform, random, or resampled for each training batch"
-        },
-    )
-    branch_constraint: ChoiceEnum(["simplex", "softmax"]) = field(  # type: ignore[valid-type]
-        default="simplex",
-        metadata={"help": "constraint of kappa and alpha: projected by --optimizer simplex_adam, or a softmax"},
-    )
-    branch_gating_topk: Optional[int] = field(
-        default=None,
-        metadata={
-            "help": "replace alpha by a gate that selects this many branches for each token (section 4.5)",
-            "range": SIZE,
-        },
-    )
-    max_source_positions: int = field(default=II("task.max_source_positions"), metadata={"range": SIZE})
-    max_target_positions: int = field(default=II("task.max_target_positions"), metadata={"range": SIZE})
+    max_source_positions: int = option(II("task.max_source_positions"), allowed=SIZE)
+    max_target_positions: int = option(II("task.max_target_positions"), allowed=SIZE)
 
 
 def resolve_config(cfg: Options) -> None:
-    """Fill in unset sizes, and refuse incompatible sizes.
-
-    Raises:
-        ValueError: a size is out of range, or two sizes are incompatible.
-    """
+    """Fill in unset sizes, and refuse incompatible sizes."""
     fill_in(cfg, DEFAULTS)
     sizes = ("ffn_embed_dim", "layers", "attention_heads")
     fill_in(cfg, {f"decoder_{size}": getattr(cfg, f"encoder_{size}") for size in sizes})
@@ -146,26 +113,20 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class SimplexAdamConfig(FairseqAdamConfig):
-    adam_betas: Any = field(default=(0.9, 0.98), metadata={"help": "betas for Adam optimizer"})
-    adam_eps: float = field(default=1e-9, metadata={"help": "epsilon for Adam optimizer", "range": POSITIVE})
-    weight_decay: float = field(default=0.0, metadata={"help": "weight decay", "range": NOT_NEGATIVE})
-    freeze_branch_weights_after: Optional[int] = field(
-        default=None, metadata={"help": "freeze kappa and alpha from this update on", "range": NOT_NEGATIVE}
+    adam_betas: Any = option((0.9, 0.98), "betas for Adam optimizer")
+    adam_eps: float = option(1e-9, "epsilon for Adam optimizer", POSITIVE)
+    weight_decay: float = option(0.0, "weight decay", NOT_NEGATIVE)
+    freeze_branch_weights_after: Optional[int] = option(
+        None, "freeze kappa and alpha from this update on", NOT_NEGATIVE
     )
 
 
 @dataclass
 class WeightedInverseSqrtConfig(FairseqDataclass):
-    warmup_updates: int = field(default=4000, metadata={"help": "warm-up updates of the network", "range": SIZE})
-    branch_warmup_updates: int = field(
-        default=400, metadata={"help": "warm-up updates of kappa and alpha", "range": SIZE}
-    )
-    lr_scale: float = field(
-        default=1.0, metadata={"help": "factor of the network's learning rate", "range": NOT_NEGATIVE}
-    )
-    branch_lr_scale: float = field(
-        default=1.0, metadata={"help": "factor of the learning rate of kappa and alpha", "range": NOT_NEGATIVE}
-    )
-    encoder_embed_dim: Optional[int] = field(default=II("model.encoder_embed_dim"), metadata={"range": SIZE})
+    warmup_updates: int = option(4000, "warm-up updates of the network", SIZE)
+    branch_warmup_updates: int = option(400, "warm-up updates of kappa and alpha", SIZE)
+    lr_scale: float = option(1.0, "factor of the network's learning rate", NOT_NEGATIVE)
+    branch_lr_scale: float = option(1.0, "factor of the learning rate of kappa and alpha", NOT_NEGATIVE)
+    encoder_embed_dim: Optional[int] = option(II("model.encoder_embed_dim"), allowed=SIZE)
     # A number for Transformers.  It is a list for convolutional models, which the schedule refuses.
     encoder_layers: Optional[str] = II("model.encoder_layers")

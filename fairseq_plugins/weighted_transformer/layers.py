@@ -5,29 +5,36 @@ self-attention and feed-forward network.  A decoder layer consists of the Transf
 block of attention to the source and feed-forward network.  A model with 6 encoder layers, 6 decoder layers and 8 heads
 then has 192 weights κ and α, the number in the paper.
 
-B sentences, T queries or target positions, S keys, h heads of width v = d/h, d model width.
+The second part of the file has incremental decoding.
+
+B sentences, T queries or target positions, S keys, h heads of width v = d/h, d model width; k hypotheses (rows) per
+sentence, R = B·k.
 """
 
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, cast
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_plugins.common.dropout import Dropout
+from fairseq_plugins.common.decoding import StepwiseDecoding, reorder_rows, update_state
 from fairseq_plugins.common.linear import Linear
 from fairseq_plugins.common.options import Options
 from fairseq_plugins.common.source import Source, softmax
+from fairseq_plugins.cpu.linear import add_block_diagonal
+from fairseq_plugins.cpu.packing import with_packing
+from fairseq_plugins.cpu.training import Dropout
 from fairseq_plugins.weighted_transformer.branches import BranchedBlock, xavier_
+
+if TYPE_CHECKING:
+    from fairseq_plugins.weighted_transformer.model import WeightedTransformerDecoder
 
 
 class EncoderLayer(nn.Module):
-    """An encoder layer: self-attention and a branched block.
-
-    Args:
-        cfg: resolved options of the model.
-    """
+    """An encoder layer: self-attention and a branched block."""
 
     def __init__(self, cfg: Options) -> None:
         super().__init__()
@@ -35,21 +42,12 @@ class EncoderLayer(nn.Module):
         self.branches = _branches(cfg, "encoder", type(self).__name__)
 
     def forward(self, x: Tensor, bias: Tensor) -> Tensor:
-        """Compute the layer: (B, S, d) -> (B, S, d).
-
-        Args:
-            x: input, (B, S, d).
-            bias: bias of attention scores, (B, 1, 1, S): minus infinity at padding, zero elsewhere.
-        """
+        """Compute the layer, (B, S, d) -> (B, S, d), with a bias of attention scores, (B, 1, 1, S)."""
         return self.branches(x, self.attention(x, x, bias))
 
 
 class DecoderLayer(nn.Module):
-    """A decoder layer: the Transformer's causal self-attention, attention to the source, and a branched block.
-
-    Args:
-        cfg: resolved options of the model.
-    """
+    """A decoder layer: the Transformer's causal self-attention, attention to the source, and a branched block."""
 
     def __init__(self, cfg: Options) -> None:
         super().__init__()
@@ -62,16 +60,10 @@ class DecoderLayer(nn.Module):
         self.dropout = Dropout(cfg.dropout, module_name=type(self).__name__)
 
     def forward(self, x: Tensor, source: Source, seen: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Compute the layer.
-
-        Args:
-            x: input, (B, T, d).
-            source: encoder output, (B, S, d).
-            seen: bias of self-attention scores, (B, 1, T, T); None for causal attention.
+        """Compute the layer, (B, T, d) -> (B, T, d), with causal self-attention or with a bias of its scores.
 
         Returns:
-            Output of the layer, and the input of attention to the source, from which attention can be reported.  Both
-            have the shape (B, T, d).
+            Output of the layer, and the input of attention to the source, from which attention can be reported.
         """
         out = self.self_attention_out(self.self_attention(x, x, seen, causal=seen is None))
         x = self.self_attention_norm(x + self.dropout(out))
@@ -94,13 +86,7 @@ def _branches(cfg: Options, side: str, owner: str) -> BranchedBlock:
 
 
 class AttentionHeads(nn.Module):
-    """Concatenated attention heads: ``head_i = softmax(Q W^Q_i (K W^K_i)ᵀ / √v) V W^V_i``.
-
-    Args:
-        dim: d.
-        heads: h, which must divide d.
-        dropout: dropout probability on attention weights.
-    """
+    """Concatenated attention heads: ``head_i = softmax(Q W^Q_i (K W^K_i)ᵀ / √v) V W^V_i``, with dropout on weights."""
 
     def __init__(self, dim: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -114,16 +100,11 @@ class AttentionHeads(nn.Module):
         nn.init.zeros_(self.key_value.bias)
 
     def forward(self, x: Tensor, source: Tensor, bias: Tensor | None = None, causal: bool = False) -> Tensor:
-        """Attend to ``source``.
+        """Attend from x, (B, T, d), to ``source``, (B, S, d), and return the concatenated heads, (B, T, d).
 
         Args:
-            x: input of the queries, (B, T, d).
-            source: input of keys and values, (B, S, d).
             bias: bias of the scores, which can be broadcast to (B, h, T, S).
             causal: whether position t attends to positions up to t only.
-
-        Returns:
-            Concatenated heads, (B, T, d).
         """
         keys, values = self.project(source)
         q = split_heads(self.query(x), self.heads)
@@ -147,20 +128,9 @@ class AttentionHeads(nn.Module):
 
 
 def attention_weights(q: Tensor, keys: Tensor, bias: Tensor | None) -> Tensor:
-    """Return attention weights, (B, h, T, S); their softmax is computed in at least float32.
-
-    Args:
-        q: queries, (B, h, T, v).
-        keys: keys as columns, (B, h, v, S).
-        bias: bias of the scores, which can be broadcast to (B, h, T, S).
-    """
-    scores = attention_scores(q, keys)
+    """Return ``softmax(q · k / √v + bias)``, (B, h, T, S), for queries, (B, h, T, v), and keys, (B, h, v, S)."""
+    scores = (q * q.size(-1) ** -0.5) @ keys
     return softmax(scores if bias is None else scores + bias)
-
-
-def attention_scores(q: Tensor, keys: Tensor) -> Tensor:
-    """Return the scores ``q · k / √v``, (B, h, T, S); for the arguments see `attention_weights`."""
-    return (q * q.size(-1) ** -0.5) @ keys
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -171,3 +141,154 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 def join_heads(x: Tensor) -> Tensor:
     """Concatenate heads: (B, h, T, v) -> (B, T, d)."""
     return x.transpose(1, 2).flatten(2)
+
+
+_NO_ROW = -1  # marks steps that have not been made
+
+
+class WeightedTransformerDecoding(StepwiseDecoding):
+    """The decode-time state of the Weighted Transformer for one batch."""
+
+    decoder: WeightedTransformerDecoder
+
+    def set_up(self) -> None:
+        """Fold weights, project the source to keys and values, and allocate memory for the steps' keys and values."""
+        keys = self.source.keys
+        self.ancestry = Ancestry(len(keys), self.order.beam, self.capacity, keys.device, self.fixed)
+        self.layers = [_Layer(self, module) for module in cast("list[DecoderLayer]", self.decoder.layers)]
+
+    def compute(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return features, (R, d), and the last layer's attention, (R, S) or None, for one token per row, (R,)."""
+        beam = tokens.numel() // len(self.source.keys)
+        places = self.ancestry.step(order, beam, self.position)
+        # With a fixed state, all steps must have the same shapes: attend to the whole memory, and mask unused places.
+        past = self.ancestry.bias(self.capacity if self.fixed else self.steps, self.source.keys.dtype)
+        source = self.source.bias.unsqueeze(1)
+
+        x = self.by_sentence(self.decoder.embedding.step(tokens, self.position))
+        for layer in self.layers:
+            x, query = layer.step(x, places, past, source)
+        attention = None
+        if self.decoder.wants_attention:
+            attention = attention_weights(query, layer.source_keys, source).mean(dim=1).flatten(0, 1)
+        return x.flatten(0, 1), attention
+
+    def projected(self) -> list[_Layer]:
+        """Return the layers; see `StepwiseDecoding.projected`."""
+        return self.layers
+
+    def grow(self, steps: int) -> None:
+        """Allocate memory for more steps."""
+        super().grow(steps)
+        self.ancestry.grow(steps)
+        places = steps * self.order.beam
+        for layer in self.layers:
+            layer.keys, layer.values = F.pad(layer.keys, (0, places)), F.pad(layer.values, (0, 0, 0, places))
+
+
+class _Layer:
+    """The state and the prepared weights of one layer.
+
+    Attributes:
+        keys: keys of all steps so far, k per step and sentence, as columns, (B, h, v, places).
+        values: their values, (B, h, places, v).
+    """
+
+    per_sentence = "keys", "values", "source_keys", "source_values"
+
+    def __init__(self, decoding: WeightedTransformerDecoding, module: DecoderLayer) -> None:
+        self.module = module
+        prepare, beam = decoding.prepare, decoding.order.beam
+        own, other, out = module.self_attention, module.source_attention, module.self_attention_out
+        self.query_key_value = prepare(
+            torch.cat([own.query.weight, own.key_value.weight]), torch.cat([own.query.bias, own.key_value.bias])
+        )
+        self.self_attention_out = prepare(out.weight, out.bias)
+        self.source_query = prepare(other.query.weight, other.query.bias)
+        keys, values = with_packing(other, decoding.packing).project(decoding.source.keys)
+        self.source_keys = keys.transpose(2, 3).contiguous()  # as columns, (B, h, v, S)
+        # Allocate zeros: unused places have attention weight zero, but zero times an arbitrary NaN would be NaN.
+        sentences, heads, width, _ = self.source_keys.shape
+        self.keys = keys.new_zeros(sentences, heads, width, decoding.capacity * beam)
+        self.values = keys.new_zeros(sentences, heads, decoding.capacity * beam, width)
+
+        branches = with_packing(module.branches, decoding.packing)
+        folded = branches.fold()
+        self.out = prepare(folded.out, branches.out.bias)
+        self.first = prepare(branches.first.weight, branches.first.bias)
+        self.second = prepare(folded.second, branches.second.bias)
+        # A branch multiplies an average of source values by its matrix `folded.first`.  Instead, the values can be
+        # multiplied once per sentence.  Averages of wider values then replace a product for each row in each step.
+        moves = beam > 1 and keys.size(2) < folded.first.size(1)
+        self.source_values = torch.cat([values, values @ folded.first], dim=-1) if moves else values.contiguous()
+        self.own_first = None if moves else folded.first
+
+    def step(self, x: Tensor, places: Tensor, past: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute `DecoderLayer.forward` for one step; the second dimension is hypotheses, not time.
+
+        Args:
+            x: input, (B, k, d).
+            places: places of this step's keys, see `Ancestry.step`.
+            past: bias of self-attention scores, (B, 1, k, P), for the first P places.
+            source: bias of the scores of attention to the source, (B, 1, 1, S).
+
+        Returns:
+            Output of the layer, (B, k, d), and queries to the source, (B, h, k, v), for reporting attention.
+        """
+        module, heads = self.module, self.module.self_attention.heads
+        q, k, v = (split_heads(part, heads) for part in self.query_key_value(x).chunk(3, dim=-1))
+        self.keys.index_copy_(3, places, k.transpose(2, 3))
+        self.values.index_copy_(2, places, v)
+        seen = past.size(3)
+        weights = module.self_attention.dropout(attention_weights(q, self.keys.narrow(3, 0, seen), past))
+        out = self.self_attention_out(join_heads(weights @ self.values.narrow(2, 0, seen)))
+        x = module.self_attention_norm(x + module.dropout(out))
+
+        q = split_heads(self.source_query(x), heads)
+        weights = module.source_attention.dropout(attention_weights(q, self.source_keys, source))
+        attended = weights @ self.source_values
+        heads_out, own = (join_heads(part) for part in attended.tensor_split([q.size(-1)], dim=-1))
+        inner = self.first(x.flatten(0, 1))
+        if self.own_first is None:
+            inner += own.flatten(0, 1)
+        else:
+            inner = add_block_diagonal(inner, heads_out.flatten(0, 1), self.own_first)
+        return module.branches.finish(x, self.out(heads_out), inner, self.second), q
+
+
+class Ancestry:
+    """A table of the ancestors of each row: which of the k hypotheses of its sentence the row continues, for each step.
+
+    Keys and values of earlier steps are never moved.  Each step stores k keys and values per sentence, and a row
+    attends only to the keys of its ancestors.  The table, (B, k, capacity), keeps its memory if it is ``fixed``.
+    """
+
+    def __init__(self, sentences: int, beam: int, capacity: int, device: torch.device, fixed: bool = False) -> None:
+        self.fixed = fixed
+        self.own = torch.arange(beam, device=device)
+        self.table = torch.full((sentences, beam, capacity), _NO_ROW, device=device)
+
+    def step(self, order: Tensor | None, beam: int, position: Tensor) -> Tensor:
+        """Begin the step at ``position``, (1,): re-order the table, and enter the new keys.
+
+        Returns:
+            Places of the step's keys among the k·capacity places of a sentence, (beam,).
+        """
+        if order is not None:
+            update_state(self, table=reorder_rows(self.table.flatten(0, 1), order).view(-1, beam, self.table.size(2)))
+        own = self.own.narrow(0, 0, beam)
+        self.table.index_copy_(2, position, own.view(beam, 1).expand(len(self.table), -1, 1))
+        return position * len(self.own) + own
+
+    def bias(self, steps: int, dtype: torch.dtype) -> Tensor:
+        """Return the bias of self-attention scores for the keys of the first ``steps`` steps, (B, 1, beam, steps·k).
+
+        It is zero at the keys of a row's ancestors, and minus infinity at other keys and at unused places.
+        """
+        mask = self.table.narrow(2, 0, steps).unsqueeze(3) != self.own
+        bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(mask, float("-inf"))
+        return bias.flatten(2).unsqueeze(1)
+
+    def grow(self, steps: int) -> None:
+        """Allocate memory for more steps."""
+        self.table = F.pad(self.table, (0, steps), value=_NO_ROW)

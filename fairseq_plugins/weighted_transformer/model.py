@@ -1,6 +1,6 @@
 """The Weighted Transformer (Ahmed et al. 2017): encoder, decoder and model.
 
-B sentences, T target positions, S source positions, d model width.  Incremental decoding is in the module `decoding`.
+B sentences, T target positions, S source positions, d model width.  Incremental decoding is in the module `layers`.
 """
 
 from __future__ import annotations
@@ -27,18 +27,11 @@ from fairseq_plugins.weighted_transformer.config import (
     WeightedTransformerConfig,
     resolve_config,
 )
-from fairseq_plugins.weighted_transformer.decoding import WeightedTransformerDecoding
-from fairseq_plugins.weighted_transformer.layers import DecoderLayer, EncoderLayer
+from fairseq_plugins.weighted_transformer.layers import DecoderLayer, EncoderLayer, WeightedTransformerDecoding
 
 
 class WeightedTransformerEncoder(SourceEncoder):
-    """An encoder of layers with branched self-attention.
-
-    Args:
-        cfg: resolved options of the model.
-        dictionary: source words.
-        embedding: computes the embeddings of words and positions.
-    """
+    """An encoder of layers with branched self-attention."""
 
     def __init__(self, cfg: Options, dictionary: Dictionary, embedding: InputEmbedding) -> None:
         super().__init__(dictionary, embedding)
@@ -53,14 +46,7 @@ class WeightedTransformerEncoder(SourceEncoder):
 
 
 class WeightedTransformerDecoder(IncrementalDecoder):
-    """A decoder of layers with causal self-attention and branched attention to the source.
-
-    Args:
-        cfg: resolved options of the model.
-        dictionary: target words.
-        embedding: computes the embeddings of words and positions.
-        output_projection: linear map from features to logits.
-    """
+    """A decoder of layers with causal self-attention and branched attention to the source."""
 
     decoding_class = WeightedTransformerDecoding
 
@@ -90,11 +76,7 @@ class WeightedTransformerDecoder(IncrementalDecoder):
         return {number: layer.source_attention for number, layer in enumerate(layers, 1)}
 
     def features_of_prefixes(self, tree: PrefixTree, source: Source) -> Tensor:
-        """Return the features of all M prefixes of a batch, (M, d), in the tree's order.
-
-        Raises:
-            ValueError: a prefix is longer than the model's positions.
-        """
+        """Return the features of all M prefixes of a batch, (M, d), in the tree's order."""
         self.embedding.check_length(tree.nodes.size(1))
         x = tree.by_sentence(self.embedding.step(tree.words, tree.positions))
         seen = tree.bias(x.dtype)
@@ -122,11 +104,7 @@ class WeightedTransformerModel(TranslationModel):
 
     @classmethod
     def build(cls, cfg: Options, task: FairseqTask) -> WeightedTransformerModel:
-        """Build the model; see `TranslationModel.build`.
-
-        Raises:
-            ValueError: options are incompatible, or embeddings cannot be shared.
-        """
+        """Build the model; see `TranslationModel.build`."""
         resolve_config(cfg)
         dim, sharing = cfg.encoder_embed_dim, str(cfg.share_embeddings)
 
@@ -179,9 +157,6 @@ class WeightedTransformerModel(TranslationModel):
         The check needs a synchronisation with the device, so not every call checks.  The model checks before it leaves
         training mode, that is before validation and translation.  To detect a wrong optimizer early, it also checks at
         calls 1, 2, 4, 8 and so on; fairseq's trainer calls this method at least twice per update.
-
-        Raises:
-            ValueError: κ or α is off the simplex.
         """
         self._calls += mode
         if self.training and not (mode and self._calls & (self._calls - 1)):
@@ -194,9 +169,6 @@ class WeightedTransformerModel(TranslationModel):
 
         If ``--branch-weights`` was different in training, the checkpoint's branch weights are ignored.  This happens
         with ``--model-overrides "{'branch_weights': 'uniform'}"``.
-
-        Raises:
-            ValueError: the checkpoint has an unsupported version, or was trained with another ``--branch-constraint``.
         """
         super().upgrade_state_dict_named(state_dict, name)
         if int(state_dict.get("version", self.state_version)) < self.state_version:

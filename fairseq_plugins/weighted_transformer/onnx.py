@@ -90,8 +90,6 @@ def _branched_block(program: Program, block: BranchedBlock, x: str, attended: st
     """Add `BranchedBlock.forward` with folded weights.
 
     Args:
-        program: program to extend.
-        block: block to add.
         x: input of the layer, (N, d).
         attended: heads of all tokens of a sentence, (B, M, tokens, v).
     """

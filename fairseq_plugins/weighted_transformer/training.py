@@ -43,9 +43,6 @@ class FairseqSimplexAdam(FairseqAdam):
 
     ``--fp16`` needs ``--fp16-no-flatten-grads`` or ``--memory-efficient-fp16``, because the projection needs separate
     parameters.
-
-    Raises:
-        ValueError: ``--fp16-adam-stats`` is given, or a number is out of range.
     """
 
     def __init__(self, cfg: DictConfig, params: Iterable[Tensor]) -> None:
@@ -73,10 +70,7 @@ class FairseqSimplexAdam(FairseqAdam):
 class SimplexAdam(Adam):
     """fairseq's Adam, followed by a projection for parameters in the group `SIMPLEX`.
 
-    Args:
-        params: parameter groups, each with the entries ``params`` and ``name``.
-        freeze_after: number of updates after which the groups `SIMPLEX` and `SOFTMAX` are no longer updated.
-        **options: options of Adam.
+    The groups `SIMPLEX` and `SOFTMAX` are no longer updated after ``freeze_after`` updates.
     """
 
     # The projection depends on all elements of a parameter, so parameters must not be flattened into one vector.
@@ -89,13 +83,8 @@ class SimplexAdam(Adam):
         for group in self.param_groups:
             group["updates"] = 0  # number of updates so far; checkpoints contain it
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Make one update."""
-        loss = None
-        if closure is not None:  # computes the gradients of all groups
-            with torch.enable_grad():
-                loss = closure()
         groups = self.param_groups
         active = []
         for group in groups:
@@ -106,7 +95,7 @@ class SimplexAdam(Adam):
         # fairseq's step updates all `param_groups`.  Exclude frozen groups, which momentum would still change.
         try:
             self.param_groups = [group for group in active if group["name"] != SIMPLEX]
-            super().step()
+            loss: float | None = super().step(closure)
         finally:
             self.param_groups = groups
         for group in active:
@@ -116,6 +105,7 @@ class SimplexAdam(Adam):
                         self._step_on_simplex(parameter, group)
         return loss
 
+    @torch.no_grad()
     def _step_on_simplex(self, parameter: Tensor, group: dict[str, Any]) -> None:
         gradient = parameter.grad.float()  # type: ignore[union-attr]
         square = gradient.square()
@@ -151,9 +141,6 @@ class WeightedInverseSqrt(FairseqLRScheduler):
     Attributes:
         needs_rate: whether the schedule needs ``--lr``.  own-data reads this attribute; a schedule without it needs
             ``--lr``.
-
-    Raises:
-        ValueError: the optimizer is not ``simplex_adam``, a number is out of range, or ``--encoder-layers`` is a list.
     """
 
     needs_rate = False

@@ -150,7 +150,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, data, fconv) -> None:
     ids=["no numbers", "repeated", "two that stretch", "other outputs"],
 )
 def test_few_numbers_do_not_become_many(magnitude: torch.Tensor, direction: torch.Tensor) -> None:
-    """A file of a few kilobytes must not allocate gigabytes."""
+    """A file of a few kilobytes must not allocate gigabytes; the loader refuses tensors larger than the file."""
     parameters = {"encoder.fc1.weight_g": magnitude, "encoder.fc1.weight_v": direction}
-    with pytest.raises(ValueError, match=r"weight_v is not a tensor|magnitude .* does not fit"):
+    with pytest.raises(ValueError, match=r"magnitude .* does not fit"):
         convert_parameters(parameters)

@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_plugins.common.decoding import RowOrder
 from fairseq_plugins.common.source import Source
-from fairseq_plugins.convs2s.decoding import StepConvolution
-from fairseq_plugins.weighted_transformer.decoding import Ancestry, Past
+from fairseq_plugins.convs2s.layers import StepConvolution
+from fairseq_plugins.weighted_transformer.layers import Ancestry
 from tests.common.stepwise import reorders
 
 
@@ -134,35 +134,3 @@ def test_a_row_looks_at_its_own_ancestors_alone(data, sentences, beam, steps, fi
         assert bias.dtype == torch.float16
         assert torch.equal(bias, expected[:, :seen].reshape(sentences, 1, beam, seen * beam))
         assert not fixed or ancestry.table.data_ptr() == table
-
-
-@settings(deadline=None, max_examples=50)
-@given(reorders())
-def test_a_row_finds_the_keys_and_values_of_its_ancestors(decoding) -> None:
-    """In the places that it looks at, one step after the other; sentences leave, and there is room for two steps."""
-    sentences, beam, _, steps = decoding
-    torch.manual_seed(1)
-    heads, width, capacity = 2, 3, 2
-    order = RowOrder(sentences * beam, beam)
-    ancestry = Ancestry(sentences, beam, capacity, torch.device("cpu"))
-    past = Past(torch.zeros(sentences, heads, width, 5), capacity * beam)
-    history = torch.zeros(sentences * beam, heads, 0, 2 * width)  # of each row, re-ordered at once
-    for step, orders in enumerate(steps):
-        for new_order in orders:
-            order.reorder(new_order)
-            history = history[new_order]
-        rows, left = order.take_pending()
-        if left is not None:
-            past.keep(left)
-        if step == capacity:
-            ancestry.grow(3)
-            past.grow(3 * beam)
-            capacity += 3
-        x = torch.randn(len(history), heads, 1, 2 * width)
-        history = torch.cat([history, x], dim=2)
-        new = x.view(-1, beam, heads, 2 * width).transpose(1, 2)
-        places = ancestry.step(rows, beam, torch.tensor([step]))
-        keys, values = past.put(new[..., :width], new[..., width:], places)
-        both = torch.cat([keys.transpose(2, 3), values], dim=-1)
-        for row, own, expected in zip(range(len(history)), own_places(ancestry, step + 1), history, strict=True):
-            assert torch.equal(both[row // beam][:, own], expected)

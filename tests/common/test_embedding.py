@@ -1,4 +1,4 @@
-"""Embeddings of words and positions: how long a sentence is, whatever it is padded with."""
+"""Embeddings of words and positions, and the softmax of attention in half precision."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from fairseq.data import Dictionary
 from torch import Tensor, nn
 
 from fairseq_plugins.common.embedding import InputEmbedding, pretrained_embedding
+from fairseq_plugins.common.source import softmax
 
 PAD = 1
 
@@ -49,3 +50,18 @@ def test_pretrained_words_are_those_of_the_file(tmp_path: Path) -> None:
             file.write_text(content)
         with pytest.raises(ValueError, match=f"^--option {file}: "):
             pretrained_embedding(dictionary, 3, str(file), "--option")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_rounded_once(dtype: torch.dtype) -> None:
+    """The nearest number of that precision, which a softmax in half precision misses."""
+    torch.manual_seed(1)
+    scores = (4 * torch.randn(50, 400)).to(dtype)
+    exact = torch.softmax(scores.double(), dim=-1)
+    # Half a unit in the last place; below the smallest normal number units are all alike.
+    info = torch.finfo(dtype)
+    allowed = 0.5 * info.eps * exact.clamp(min=info.tiny) * 1.001
+    assert (softmax(scores).double() - exact).abs().le(allowed).all()
+    powers = (scores - scores.amax(dim=-1, keepdim=True)).exp()
+    in_half = powers / powers.sum(dim=-1, keepdim=True)
+    assert not (in_half.double() - exact).abs().le(allowed).all()

@@ -10,7 +10,6 @@ import torch
 from fairseq import search
 from fairseq.models import FairseqDecoder
 from fairseq.sequence_generator import SequenceGenerator
-from fairseq.sequence_scorer import SequenceScorer
 from fairseq.token_generation_constraints import pack_constraints
 
 LENGTHS = [9, 3, 6, 1]
@@ -122,30 +121,3 @@ def test_batches_do_not_matter(build, architecture, sentences, dictionary) -> No
     for row, expected in zip(source, together, strict=True):
         alone = generate([model], dictionary, row[row.ne(dictionary.pad())].unsqueeze(0))[0]
         assert [beam["tokens"].tolist() for beam in alone] == [beam["tokens"].tolist() for beam in expected]
-
-
-@torch.no_grad()
-def test_scores_of_references_are_those_of_generation(build, architecture, sentences, dictionary) -> None:
-    model, source = build(architecture), sentences(LENGTHS)
-    best = [beams[0] for beams in generate([model], dictionary, source)]
-    target = torch.full((len(best), max(len(beam["tokens"]) for beam in best)), dictionary.pad())
-    for row, beam in zip(target, best, strict=True):
-        row[: len(beam["tokens"])] = beam["tokens"]
-    previous = torch.cat([torch.full((len(best), 1), dictionary.eos()), target[:, :-1]], dim=1)
-    sample = {
-        "net_input": {"src_tokens": source, "src_lengths": None, "prev_output_tokens": previous.to(source)},
-        "target": target.to(source),
-    }
-    for scored, beam in zip(SequenceScorer(dictionary).generate([model], sample), best, strict=True):
-        assert float(scored[0]["score"]) == pytest.approx(float(beam["score"]), abs=1e-5)
-
-
-@torch.no_grad()
-def test_half_precision(build, architecture, sentences, dictionary, device) -> None:
-    if device.type != "cuda":
-        pytest.skip("needs a GPU: run with --device cuda")
-    model, source = build(architecture), sentences(LENGTHS)
-    expected = generate([model], dictionary, source)
-    actual = generate([build(architecture).half()], dictionary, source)
-    for mine, theirs in zip(actual, expected, strict=True):
-        assert float(mine[0]["score"]) == pytest.approx(float(theirs[0]["score"]), abs=2e-2)

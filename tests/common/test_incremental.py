@@ -8,7 +8,7 @@ import pytest
 import torch
 from fairseq.modules import FairseqDropout
 
-from fairseq_plugins.common import dropout
+from fairseq_plugins.cpu import training
 from fairseq_plugins.search.graphs import tensors_of
 from tests.common.stepwise import close
 from tests.conftest import random_model
@@ -33,6 +33,9 @@ def test_several_tokens_at_once(build, architecture, sentences) -> None:
     for given in (1, 7):
         with pytest.raises(ValueError, match=f"{given} tokens, and 7 "):
             model.decoder(target[:, -given:], encoded, incremental_state=state)
+    beams = encoded.reorder(torch.arange(6, device=target.device) // 3)
+    with pytest.raises(ValueError, match=r"2 rows, .* 2 x 3"):
+        model.decoder(target[:, :1], beams, incremental_state={})
 
 
 @torch.no_grad()
@@ -73,41 +76,6 @@ def test_rows_that_are_no_beams(build, architecture, sentences, device, rows: li
     target = sentences([4] * len(rows))
     expected, _ = model.decoder(target, encoded)
     close(model.decoder(target, encoded, incremental_state={})[0], expected)
-
-
-@torch.no_grad()
-def test_a_first_step_of_one_row_for_each_sentence(build, architecture, sentences, device) -> None:
-    """Where its rows are alike; the order of the next step is of those that were there."""
-    model, beams = build(architecture), torch.arange(6, device=device) // 3
-    source, words = model.encoder(sentences([5, 3])), sentences([4, 4])
-    with pytest.raises(ValueError, match=r"2 rows, .* 2 x 3"):
-        model.decoder(words[:, :1], source.reorder(beams), incremental_state={})
-    decoding = model.decoder.start(source, beam=3)
-    logits = []
-    for step, order in enumerate((3 * torch.arange(2, device=device), beams, None)):
-        decoding.make_room()
-        tokens = words[:, step] if step == 0 else words[beams, step]
-        features, _ = decoding.step(tokens, order)
-        logits.append(decoding.output_layer(features))
-    expected, _ = model.decoder(words[beams], source.reorder(beams))
-    for step, actual in enumerate(logits):
-        close(actual, expected[:: 3 if step == 0 else 1, step])
-
-
-@torch.no_grad()
-def test_steps_among_some_words(build, architecture, sentences, device) -> None:
-    """Those that are none have no probability."""
-    model = build(architecture)
-    source, target = model.encoder(sentences([5, 3])), sentences([4, 4])
-    words = torch.tensor([0, 1, 2, 3, 7, 30, -1], device=device)
-    decoding = model.decoder.start(source, words=words)
-    expected, _ = model.decoder(target, source)
-    for step in range(3):
-        decoding.make_room()
-        features, _ = decoding.step(target[:, step], None)
-        logits = decoding.output_layer(features)
-        close(logits[:, :-1], expected[:, step, words[:-1]])
-        assert logits[:, -1].tolist() == [-torch.inf] * 2
 
 
 @torch.no_grad()
@@ -163,7 +131,7 @@ def test_retained_dropout_is_the_same_in_steps(build, architecture, sentences, m
     for module in model.modules():
         if isinstance(module, FairseqDropout):
             module.make_generation_fast_(type(module).__name__, retain_dropout=True)
-    monkeypatch.setattr(dropout, "dropout", every_third)
+    monkeypatch.setattr(training, "dropout", every_third)
     expected, _ = model.decoder(target, encoded)
     close(model.decoder(target, encoded, incremental_state={})[0], expected)
     assert float((expected - without).abs().max()) > 0.1
@@ -201,22 +169,3 @@ def test_a_state_that_stays_in_its_place(build, architecture, sentences, device)
         expected, extra = model.decoder(tokens, beams)
         close(decoding.output_layer(features), expected[:, -1])
         close(attention, extra["attn"][0][:, -1])
-
-
-def test_a_step_never_waits_for_the_device(build, architecture, sentences, device) -> None:
-    if device.type != "cuda":
-        pytest.skip("needs a GPU: run with --device cuda")
-    model = build(architecture)
-    model.make_generation_fast_(need_attn=True)
-    order = torch.arange(2, device=device).repeat_interleave(3)
-    with torch.no_grad():
-        encoded = model.encoder.reorder_encoder_out(model.encoder(sentences([5, 3])), order)
-        target, state = sentences([6] * 6), {}
-        new_order = torch.tensor([0, 0, 1, 5, 4, 3], device=device)
-        for step in range(1, 7):
-            torch.cuda.set_sync_debug_mode("error")
-            try:
-                model.decoder(target[:, :step], encoded, incremental_state=state)
-                model.decoder.reorder_incremental_state_scripting(state, new_order)
-            finally:
-                torch.cuda.set_sync_debug_mode("default")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import nn
 
@@ -45,16 +43,6 @@ def test_a_twin_has_the_weights_of_its_time_and_leaves_the_original_alone() -> N
         assert torch.equal(theirs.weight, weight)
         assert not torch.allclose(mine.weight, weight)
         assert theirs.bias is mine.bias
-
-
-def test_removal_leaves_copies_alone() -> None:
-    original = network()
-    duplicate = copy.deepcopy(original)
-    remove_weight_norm_(original)
-    assert not has_weight_norm(original)
-    assert has_weight_norm(duplicate)
-    for mine, theirs in zip(original, duplicate, strict=True):
-        assert torch.equal(mine.weight, theirs.weight)
 
 
 def test_a_training_checkpoint_folds_to_the_same_weights() -> None:

@@ -59,30 +59,34 @@ def kept(build, sentences) -> Callable[..., int]:
     return kept
 
 
-@pytest.mark.parametrize("steps", [5, 40])
-@pytest.mark.parametrize("words", [3, 30])
-def test_convs2s(kept, words: int, steps: int) -> None:
+def convs2s(words: int, steps: int) -> int:
     layers, width, kernel, embedding = 2, 40, 3, 12
-    sizes = {f"{side}_embed_dim": embedding for side in ("encoder", "decoder", "decoder_out")}
-    found = kept("convs2s_tiny", words, steps, decoder_layers=f"[({width}, {kernel})] * {layers}", **sizes)
     projected, bias = layers * (2 * width + 1), 1
-    assert found == words * (2 * embedding + bias + projected) + ROOT_OF_LENGTH + BEAM * layers * kernel * width
+    return words * (2 * embedding + bias + projected) + BEAM * layers * kernel * width
 
 
-@pytest.mark.parametrize(("steps", "capacity"), [(5, 16), (40, 48)])
-@pytest.mark.parametrize("words", [7, 40])
-def test_weighted_transformer(kept, words: int, steps: int, capacity: int) -> None:
-    layers, dim, inner, bias = 2, 128, 512, 1
+def weighted_transformer(words: int, steps: int) -> int:
+    layers, dim, inner, bias, capacity = 2, 128, 512, 1, {5: 16, 40: 48}[steps]
     per_source = dim + bias + layers * (2 * dim + (inner if words < dim // 4 else 0))
-    found = kept("weighted_transformer_tiny", words, steps)
-    assert found == words * per_source + ROOT_OF_LENGTH + BEAM * 2 * layers * dim * capacity
+    return words * per_source + BEAM * 2 * layers * dim * capacity
+
+
+def conv_encoder(words: int, steps: int) -> int:
+    lstms, embedding, hidden, bias, projected_bias = 2, 128, 256, 1, 1
+    return words * (2 * embedding + bias + embedding + 5 * hidden + projected_bias) + BEAM * lstms * 2 * hidden
+
+
+SIZES = {f"{side}_embed_dim": 12 for side in ("encoder", "decoder", "decoder_out")}
+FAMILIES = {
+    "convs2s_tiny": (convs2s, {"decoder_layers": "[(40, 3)] * 2", **SIZES}),
+    "weighted_transformer_tiny": (weighted_transformer, {}),
+    "conv_encoder_tiny": (conv_encoder, {"decoder_layers": 2}),
+}
 
 
 @pytest.mark.parametrize("steps", [5, 40])
 @pytest.mark.parametrize("words", [7, 40])
-def test_conv_encoder(kept, words: int, steps: int) -> None:
-    lstms, embedding, hidden = 2, 128, 256
-    bias, projected_bias = 1, 1
-    per_source = 2 * embedding + bias + embedding + 5 * hidden + projected_bias
-    found = kept("conv_encoder_tiny", words, steps, decoder_layers=lstms)
-    assert found == words * per_source + ROOT_OF_LENGTH + BEAM * lstms * 2 * hidden
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_numbers_for_a_sentence(kept, architecture: str, words: int, steps: int) -> None:
+    expected, options = FAMILIES[architecture]
+    assert kept(architecture, words, steps, **options) == expected(words, steps) + ROOT_OF_LENGTH

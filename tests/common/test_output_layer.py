@@ -106,14 +106,11 @@ def test_is_whole_again(model: Model, inputs: tuple[Tensor, ...], fails: bool) -
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda layer: parametrizations.weight_norm(layer, dim=1),
         lambda layer: weight_norm(layer, dim=1),
         parametrizations.spectral_norm,
         spectral_norm,
         lambda layer: prune.l1_unstructured(layer, "weight", 1),
-        lambda layer: parametrizations.weight_norm(parametrizations.weight_norm(layer, dim=0), dim=0),
         lambda layer: parametrizations.weight_norm(layer, "bias", dim=0),
-        lambda layer: nn.Bilinear(3, 3, 5),
         nn.Sequential,
     ],
 )

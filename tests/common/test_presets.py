@@ -1,4 +1,4 @@
-"""The architectures, as built, against the sizes that the papers print; nothing here is taken from the code.
+"""The architectures against the sizes that the papers print; nothing here is taken from the code.
 
 Where a paper leaves something open or an architecture is not a paper's, a comment says where the number is from.
 """
@@ -14,7 +14,6 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
-from fairseq.modules import FairseqDropout
 from torch import nn
 
 
@@ -25,8 +24,8 @@ def vocabulary(size: int) -> Dictionary:
     return dictionary
 
 
-def build(architecture: str, source: int = 50, target: int | None = None, **options: Any) -> nn.Module:
-    """A model without memory; one dictionary where there is no size for the target's."""
+def resolve(architecture: str, source: int = 50, target: int | None = None, **options: Any) -> tuple[Namespace, Any]:
+    """Return the options, and a model without memory; one dictionary where there is no size for the target's."""
     args = Namespace(arch=architecture, **options)
     if architecture in MODEL_DATACLASS_REGISTRY:  # a family's own name, which has no preset
         args = Namespace(**vars(MODEL_DATACLASS_REGISTRY[architecture]()), **vars(args))
@@ -36,7 +35,11 @@ def build(architecture: str, source: int = 50, target: int | None = None, **opti
     target_dictionary = source_dictionary if target is None else vocabulary(target)
     task = SimpleNamespace(source_dictionary=source_dictionary, target_dictionary=target_dictionary)
     with torch.device("meta"):
-        return ARCH_MODEL_REGISTRY[architecture].build_model(args, task)
+        return args, ARCH_MODEL_REGISTRY[architecture].build_model(args, task)
+
+
+def build(architecture: str, *sizes: int, **options: Any) -> Any:
+    return resolve(architecture, *sizes, **options)[1]
 
 
 def parameters(model: nn.Module, without: str = "nothing") -> int:
@@ -45,13 +48,6 @@ def parameters(model: nn.Module, without: str = "nothing") -> int:
     return sum(
         value.numel() for name, value in model.named_parameters() if without not in name and not copy.fullmatch(name)
     )
-
-
-def dropouts(model: nn.Module) -> set[float]:
-    """Of modules that all have a name, by which --retain-dropout-modules knows them."""
-    modules = [module for module in model.modules() if isinstance(module, FairseqDropout)]
-    assert all(module.module_name for module in modules)
-    return {module.p for module in modules}
 
 
 # Gehring et al. 2017, sections 4.2, 5.1, 5.4 and 5.7: encoder, decoder as (units, kernel), and embeddings.
@@ -75,36 +71,18 @@ CONVS2S = {
 
 @pytest.mark.parametrize("architecture", CONVS2S)
 def test_convs2s(architecture: str) -> None:
-    encoder_layers, decoder_layers, embed_dim = CONVS2S[architecture]
-    model = build(architecture)
-    for side, layers in ((model.encoder, encoder_layers), (model.decoder, decoder_layers)):
-        assert side.embedding.words.embedding_dim == embed_dim
-        assert side.embedding.positions.embedding_dim == embed_dim
-        width = layers[0][0]
-        assert (side.from_embedding.in_features, side.from_embedding.out_features) == (embed_dim, width)
-        for (units, kernel), convolution in zip(layers, side.convolutions, strict=True):
-            # Twice the units, for the gates.
-            assert tuple(convolution.weight.shape) == (kernel, width, 2 * units)
-            width = units
-        assert (side.to_embedding.in_features, side.to_embedding.out_features) == (width, embed_dim)
-        assert [shortcut.distance for shortcut in side.shortcuts] == [1] * len(layers)
+    *layers, embed_dim = CONVS2S[architecture]
+    args, model = resolve(architecture)
+    assert args.dropout == 0.1  # fairseq's; the paper gives none
+    for side, expected in zip((model.encoder, model.decoder), layers, strict=True):
+        assert side.embedding.words.embedding_dim == side.embedding.positions.embedding_dim == embed_dim
+        assert side.to_embedding.out_features == embed_dim
+        # Twice the units, for the gates.
+        shapes = [tuple(convolution.weight.shape[::2]) for convolution in side.convolutions]
+        assert shapes == [(kernel, 2 * units) for units, kernel in expected]
+        assert [shortcut.distance for shortcut in side.shortcuts] == [1] * len(expected)
     # Attention in every layer of the decoder (section 3.3).
-    assert [attention is not None for attention in model.decoder.attentions] == [True] * len(decoder_layers)
-    assert dropouts(model) == {0.1}  # fairseq's; the paper gives none
-
-
-FCONV = {
-    "convs2s_wmt_en_ro": "fconv_wmt_en_ro",
-    "convs2s_iwslt_de_en": "fconv_iwslt_de_en",
-}
-
-
-@pytest.mark.parametrize("architecture", FCONV)
-def test_convs2s_has_as_many_parameters_as_fconv(architecture: str) -> None:
-    """Where fairseq's preset has the paper's sizes, but for the width in front of the output layer."""
-    ours = build(architecture)
-    theirs = build(FCONV[architecture], decoder_out_embed_dim=ours.decoder.to_embedding.out_features)
-    assert parameters(ours, without="positions") == parameters(theirs, without="positions")
+    assert None not in list(model.decoder.attentions)
 
 
 # Ahmed et al. 2017, table 2: N, d_model, d_ff, h = M, P_drop, and millions of parameters.
@@ -123,55 +101,19 @@ WEIGHTED_TRANSFORMER = {
 
 @pytest.mark.parametrize("architecture", WEIGHTED_TRANSFORMER)
 def test_weighted_transformer(architecture: str) -> None:
-    layers, dim, ffn_dim, heads, dropout, millions = WEIGHTED_TRANSFORMER[architecture]
+    *sizes, millions = WEIGHTED_TRANSFORMER[architecture]
     # "All sentences share a vocabulary", whose size is Vaswani et al.'s: 37 000.
-    model = build(architecture, source=37000)
-    assert len(model.encoder.layers) == len(model.decoder.layers) == layers
-    for layer in model.encoder.layers:
-        attentions = [layer.attention]
-        check_branches(layer.branches, dim, ffn_dim, heads)
-    for layer in model.decoder.layers:
-        attentions += [layer.self_attention, layer.source_attention]
-        check_branches(layer.branches, dim, ffn_dim, heads)
-    for attention in attentions:
-        assert attention.heads == heads
-        assert attention.query.in_features == attention.query.out_features == dim
-        assert attention.dropout.p == 0.1  # section 4.1
-    embeddings = (model.encoder.embedding, model.decoder.embedding)
-    assert all(embedding.words is model.encoder.embedding.words for embedding in embeddings)
-    assert all(embedding.positions is None and embedding.positional for embedding in embeddings)  # sinusoidal
+    args, model = resolve(architecture, source=37000)
+    assert (args.attention_dropout, args.relu_dropout) == (0.1, 0)  # section 4.1
+    for side in ("encoder", "decoder"):
+        names = (f"{side}_layers", "encoder_embed_dim", f"{side}_ffn_embed_dim", f"{side}_attention_heads", "dropout")
+        assert [getattr(args, name) for name in names] == sizes
     assert model.decoder.output_projection.weight is model.encoder.embedding.words.weight
-    layers_and_blocks = [
-        *model.decoder.layers,
-        *(layer.branches for layer in [*model.encoder.layers, *model.decoder.layers]),
-    ]
-    assert {part.dropout.p for part in (*layers_and_blocks, *embeddings)} == {dropout}
+    assert model.decoder.embedding.words is model.encoder.embedding.words
+    assert model.encoder.embedding.positions is model.decoder.embedding.positions is None  # sinusoidal
     if millions is not None:
         # The table's figures are Vaswani et al.'s, some two millions above what 37 000 words give; a layer has seven.
         assert parameters(model) / 1e6 == pytest.approx(millions, abs=2.5)
-
-
-def check_branches(block: nn.Module, dim: int, ffn_dim: int, heads: int) -> None:
-    assert len(block.kappa.weight) == len(block.alpha.weight) == heads
-    assert tuple(block.out.weight.shape) == (dim, dim)
-    assert tuple(block.first.weight.shape) == (ffn_dim, dim)
-    assert tuple(block.second.weight.shape) == (dim, ffn_dim)
-    assert block.relu_dropout.p == 0
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        ("weighted_transformer_small", "transformer"),
-        ("weighted_transformer_large", "transformer_vaswani_wmt_en_de_big"),
-        ("weighted_transformer_iwslt_de_en", "transformer_iwslt_de_en"),
-    ],
-)
-def test_the_weighted_transformer_is_as_large_as_the_transformer(ours: str, theirs: str) -> None:
-    """To the last parameter, but for κ and α, two numbers for each head of each layer."""
-    layers, _, _, heads, _, _ = WEIGHTED_TRANSFORMER[ours]
-    model, reference = build(ours), build(theirs, share_all_embeddings=True)
-    assert parameters(model) - 2 * layers * 2 * heads == parameters(reference)
 
 
 # Gehring et al. 2016, sections 4.2 and 4.3 and tables 1 and 2: layers of CNN-a (512 units) and of CNN-c (256 units),
@@ -185,57 +127,48 @@ CONV_ENCODER = {
 }
 
 
-def check_stack(stack: nn.Module, embed_dim: int, layers: int, units: int) -> None:
-    shapes = [tuple(convolution.weight.shape) for convolution in stack.convolutions]
-    assert shapes == [(units, units, 3)] * layers
-    # "For CNN-c, we transform the input and output with a linear layer each": where widths differ.
-    ends = [(stack.from_embedding, (units, embed_dim)), (stack.to_embedding, (embed_dim, units))]
-    for end, shape in ends:
-        assert isinstance(end, nn.Identity) if units == embed_dim else tuple(end.weight.shape) == shape
-
-
-def check_decoder(model: nn.Module, embed_dim: int, layers: int, units: int) -> None:
-    decoder = model.decoder
-    assert model.encoder.embedding.words.embedding_dim == decoder.embedding.words.embedding_dim == embed_dim
-    assert not decoder.embedding.positional
-    assert decoder.attentive.recurrent.in_features == units
-    assert [(lstm.input_size, lstm.hidden_size) for lstm in decoder.upper] == [(units, units)] * (layers - 1)
-    assert (decoder.to_embedding.in_features, decoder.to_embedding.out_features) == (units, embed_dim)
-
-
 @pytest.mark.parametrize("architecture", CONV_ENCODER)
 def test_conv_encoder(architecture: str) -> None:
     attention, aggregation, decoder_layers, dropout = CONV_ENCODER[architecture]
-    model = build(architecture)
-    assert model.encoder.embedding.positions.embedding_dim == 256
-    check_stack(model.encoder.cnn_a, 256, attention, 512)
-    check_stack(model.encoder.cnn_c, 256, aggregation, 256)
-    check_decoder(model, 256, decoder_layers, 512)
-    assert dropouts(model) == {dropout}
+    args, model = resolve(architecture)
+    assert (args.encoder_embed_dim, args.decoder_hidden_size, args.dropout) == (256, 512, dropout)
+    for stack, layers, units in ((model.encoder.cnn_a, attention, 512), (model.encoder.cnn_c, aggregation, 256)):
+        assert [tuple(each.weight.shape) for each in stack.convolutions] == [(units, units, 3)] * layers
+    assert model.encoder.embedding.positional
+    assert not model.decoder.embedding.positional
+    assert len(model.decoder.upper) == decoder_layers - 1
 
 
 def test_the_other_encoders_of_the_paper() -> None:
     """Table 1, IWSLT'14: one that has no parameters but embeddings, and two LSTMs of 512 units."""
     pooling, bilstm = build("conv_encoder_pooling"), build("conv_encoder_bilstm")
     assert parameters(pooling.encoder, without="embedding") == 0
-    assert pooling.encoder.embedding.positional
-    assert pooling.encoder.width == 5
+    assert (pooling.encoder.width, pooling.encoder.embedding.positional) == (5, True)
     assert not bilstm.encoder.embedding.positional
     lstms = [[(lstm.input_size, lstm.hidden_size) for lstm in stack] for stack in bilstm.encoder.stacks]
     assert lstms == [[(256, 512)], [(256, 512)]]
-    assert tuple(bilstm.encoder.to_embedding.weight.shape) == (256, 2 * 512)
-    for model in (pooling, bilstm):
-        check_decoder(model, 256, 1, 512)
-        assert dropouts(model) == {0.2}
 
 
-def test_conv_encoder_tiny() -> None:
-    """The quickstart's."""
-    model = build("conv_encoder_tiny")
-    check_stack(model.encoder.cnn_a, 128, 4, 128)
-    check_stack(model.encoder.cnn_c, 128, 2, 128)
-    check_decoder(model, 128, 1, 256)
-    assert dropouts(model) == {0.1}
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("convs2s_wmt_en_ro", "fconv_wmt_en_ro"),
+        ("convs2s_iwslt_de_en", "fconv_iwslt_de_en"),
+        ("weighted_transformer_small", "transformer"),
+        ("weighted_transformer_large", "transformer_vaswani_wmt_en_de_big"),
+        ("weighted_transformer_iwslt_de_en", "transformer_iwslt_de_en"),
+    ],
+)
+def test_models_are_as_large_as_fairseqs(ours: str, theirs: str) -> None:
+    """To the last parameter, but for fconv's rows of positions, and κ and α: two for each head of each layer."""
+    args, model = resolve(ours)
+    more, options = 0, {"share_all_embeddings": True}
+    if "convs2s" in ours:
+        options = {"decoder_out_embed_dim": args.decoder_out_embed_dim}
+    else:
+        more = 2 * args.encoder_layers * 2 * args.encoder_attention_heads
+    reference = build(theirs, **options)
+    assert parameters(model, without="positions") - more == parameters(reference, without="positions")
 
 
 def test_the_deepest_convolutional_encoder_is_smaller_than_the_bilstm() -> None:
@@ -243,10 +176,9 @@ def test_the_deepest_convolutional_encoder_is_smaller_than_the_bilstm() -> None:
 
     Both have two layers in the decoder; 200 000 source words, 30 000 target words.
     """
+    options = {"encoder_embed_dim": 512, "encoder_lstm_layers": 2, "decoder_layers": 2}
     convolutional = build("conv_encoder_wmt_en_fr", 200_000, 30_000)
-    bilstm = build(
-        "conv_encoder_bilstm", 200_000, 30_000, encoder_embed_dim=512, encoder_lstm_layers=2, decoder_layers=2
-    )
+    bilstm = build("conv_encoder_bilstm", 200_000, 30_000, **options)
     assert parameters(convolutional) / parameters(bilstm) == pytest.approx(0.6, abs=0.02)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fairseq_plugins.common import dropout
+from fairseq_plugins.cpu import training
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +16,7 @@ def every_third(monkeypatch: pytest.MonkeyPatch) -> None:
     def drop(x: torch.Tensor, p: float) -> torch.Tensor:
         return x * (torch.arange(x.size(-1), device=x.device) % 3 != 0) if p > 0 else x
 
-    monkeypatch.setattr(dropout, "dropout", drop)
+    monkeypatch.setattr(training, "dropout", drop)
 
 
 def inputs(module: nn.Module) -> list[torch.Tensor]:

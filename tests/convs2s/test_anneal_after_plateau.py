@@ -34,13 +34,6 @@ def test_divides_after_every_epoch_once_validation_has_not_improved() -> None:
     assert scheduler.optimizer.get_lr() == pytest.approx(0.00025)
 
 
-def test_larger_may_be_better() -> None:
-    for third in (19, 20):
-        scheduler = schedule(maximize=True)
-        rates = [scheduler.step(epoch, bleu) for epoch, bleu in enumerate([10, 20, third], start=1)]
-        assert rates == pytest.approx([0.25, 0.25, 0.025])
-
-
 @pytest.mark.parametrize("larger_is_better", [False, True])
 def test_a_recipe_for_hydra_says_the_rate_and_what_is_better_elsewhere(larger_is_better: bool) -> None:
     cfg = OmegaConf.create(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.common.source import Source
-from fairseq_plugins.convs2s.layers import MultiStepAttention, ProjectedAttention
+from fairseq_plugins.convs2s.layers import GatedConvolution, MultiStepAttention, ProjectedAttention
 from tests.common.stepwise import check_stepwise_equals_full, close, decodings
 
 
@@ -65,3 +66,12 @@ def test_projected_attention_equals_attention(dtype: torch.dtype) -> None:
     projected = ProjectedAttention(attention, source, None)
     for actual, expected in zip(projected.attend(h, gz), attention(h, g, source), strict=True):
         close(actual, expected)
+
+
+def test_windows_give_what_sentences_give() -> None:
+    torch.manual_seed(1)
+    convolution = GatedConvolution(3, 2, kernel=4, causal=True)
+    convolution.bias.data.normal_()
+    x = torch.randn(6, 5, 3)
+    windows = F.pad(x, (0, 0, 0, 0, 3, 0)).unfold(0, 4, 1).transpose(2, 3).flatten(2)
+    torch.testing.assert_close(convolution.of_windows(windows), convolution(x))

@@ -1,39 +1,13 @@
-"""ConvS2S section 3.5 and appendix A: what the initialisation is for, measured."""
+"""ConvS2S section 3.5 and appendix A: initial values, which are smaller behind dropout, and weight normalisation."""
 
 from __future__ import annotations
 
 import math
 
 import pytest
-import torch
 from torch import nn
 
-from fairseq_plugins.common.embedding import normal_embedding
-from fairseq_plugins.common.linear import normalised_linear
-from fairseq_plugins.convs2s.layers import GatedConvolution
-
-
-@pytest.mark.parametrize("retain", [1.0, 0.7])
-def test_linear(retain: float) -> None:
-    torch.manual_seed(1)
-    linear = normalised_linear(400, 500, retain)
-    assert float(linear.weight.std()) == pytest.approx(math.sqrt(retain / 400), rel=0.02)
-    assert not linear.bias.any()
-
-
-@pytest.mark.parametrize("retain", [1.0, 0.7])
-def test_convolution(retain: float) -> None:
-    torch.manual_seed(1)
-    convolution = GatedConvolution(100, 200, kernel=3, causal=True, retain=retain)
-    assert float(convolution.weight.std()) == pytest.approx(math.sqrt(4 * retain / 300), rel=0.02)
-    assert not convolution.bias.any()
-
-
-def test_embedding() -> None:
-    torch.manual_seed(1)
-    embedding = normal_embedding(1000, 50, padding_idx=1)
-    assert float(embedding.weight.std()) == pytest.approx(0.1, rel=0.02)
-    assert not embedding.weight[1].any()
+from tests.conftest import random_model
 
 
 def test_everything_but_embeddings_is_weight_normalised(build) -> None:
@@ -41,3 +15,40 @@ def test_everything_but_embeddings_is_weight_normalised(build) -> None:
     plain = {name for name, parameter in model.named_parameters() if name.endswith("weight") and parameter.dim() > 1}
     assert {name for name in plain if "embedding.words" not in name and "embedding.positions" not in name} == set()
     assert isinstance(model.encoder.embedding.words, nn.Embedding)
+
+
+@pytest.mark.parametrize(
+    ("part", "kept"),
+    [
+        ("encoder.from_embedding", 0.25),
+        ("encoder.convolutions.0", 0.25),
+        ("encoder.to_embedding", 1),
+        ("decoder.from_embedding", 0.25),
+        ("decoder.convolutions.0", 0.25),
+        ("decoder.to_embedding", 1),
+        ("decoder.output_projection", 0.25),
+    ],
+)
+def test_maps_behind_dropout_are_drawn_smaller(build, part: str, kept: float) -> None:
+    module: nn.Module = build("convs2s_tiny", dropout=0.75).get_submodule(part)
+    weight = module.weight  # of a convolution: (kernel, width, twice the width)
+    gain, inputs = (4, weight.size(0) * weight.size(1)) if weight.dim() == 3 else (1, weight.size(1))
+    assert float(weight.std()) == pytest.approx(math.sqrt(gain * kept / inputs), rel=0.1)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_all_biases_are_zero_at_first(task, tied: bool) -> None:
+    """Also that of an output layer whose weights are the embeddings."""
+    _, model = random_model("convs2s_tiny", task, share_input_output_embed=tied)
+    biases = [value for name, value in model.named_parameters() if name.endswith("bias")]
+    assert len(biases) > 10
+    assert not any(bias.any() for bias in biases)
+
+
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+def test_positions_are_left_out_of_one_side(build, side: str) -> None:
+    whole, without = (
+        dict(build("convs2s_tiny", **{f"no_{side}_positional_embeddings": leave_out}).named_parameters())
+        for leave_out in (False, True)
+    )
+    assert set(whole) - set(without) == {f"{side}.embedding.positions.weight"}

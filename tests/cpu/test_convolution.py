@@ -1,30 +1,43 @@
-"""Each form of the convolutions against torch's in float64."""
+"""Each form of the convolutions, for all positions and in pairs of steps, against torch's in float64."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
 
-from fairseq_plugins.cpu.convolution import as_matrix, convolve_channels_first, convolve_time_first, with_window_layout
-from fairseq_plugins.cpu.packing import PackedWeightCache
+from fairseq_plugins.common.decoding import RowOrder
+from fairseq_plugins.common.linear import without_weight_norm
+from fairseq_plugins.convs2s.layers import GatedConvolution, PairedConvolution
+from fairseq_plugins.cpu import convolution
+from fairseq_plugins.cpu.convolution import (
+    as_matrix,
+    convolve_channels_first,
+    convolve_time_first,
+    packed_products,
+    with_window_layout,
+)
+from fairseq_plugins.cpu.packing import PackedWeightCache, has_onednn
+from tests.common.stepwise import reorders
 
 
-@pytest.mark.parametrize("form", ["torch", "oneDNN", "packed"])
+@pytest.mark.parametrize("form", ["torch", "oneDNN", "packed", "in pairs"])
 @pytest.mark.parametrize(("kernel", "padding"), [(1, (0, 0)), (3, (2, 0)), (3, (1, 1)), (4, (1, 2))])
 @pytest.mark.parametrize("laid_out", [False, True])
 @torch.no_grad()
-def test_time_first(prefer_onednn: Callable[[bool], None], form: str, kernel: int, padding, laid_out: bool) -> None:
+def test_time_first(
+    prefer_onednn, monkeypatch, form: str, kernel: int, padding: tuple[int, int], laid_out: bool
+) -> None:
     prefer_onednn(form == "oneDNN")
+    monkeypatch.setattr(convolution, "NARROWEST", 0 if form == "in pairs" else 512)
     torch.manual_seed(1)
     x, weight, bias = torch.randn(9, 64, 48), torch.randn(kernel, 48, 96), torch.randn(96)
     if laid_out:
         weight = with_window_layout(weight)
         assert as_matrix(weight).is_contiguous()
     with PackedWeightCache().for_batch() as batch:
-        y = convolve_time_first(x, weight, bias, padding, batch if form == "packed" else None)
+        y = convolve_time_first(x, weight, bias, padding, batch if form in ("packed", "in pairs") else None)
     columns = F.pad(x.double().permute(1, 2, 0), padding)
     expected = F.conv1d(columns, weight.double().permute(2, 1, 0), bias.double()).permute(2, 0, 1)
     torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-4)
@@ -38,3 +51,25 @@ def test_channels_first(grad: bool, kernel: int, padding: tuple[int, int]) -> No
     with torch.set_grad_enabled(grad):
         y = convolve_channels_first(x, weight, bias, padding)
     torch.testing.assert_close(y, F.conv1d(F.pad(x, padding), weight, bias), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(not has_onednn(), reason="this torch cannot pack")
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@given(decoding=reorders())
+@torch.no_grad()
+def test_steps_are_the_convolution_of_each_history(decoding: tuple[int, int, int, list[list[torch.Tensor]]]) -> None:
+    sentences, beam, _, steps = decoding
+    made = without_weight_norm(GatedConvolution(24, 32, 3, causal=True))
+    made.bias.normal_()
+    history, order = torch.zeros(sentences * beam, 2, 24), RowOrder(sentences * beam, beam)
+    products = packed_products(made.matrix, made.bias, "float32")
+    state = PairedConvolution(products, torch.zeros(sentences * beam, 24))
+    for orders in steps:
+        for new_order in orders:
+            order.reorder(new_order)
+            history = history[new_order]
+        rows, _ = order.take_pending()
+        x = torch.randn(history.size(0), 24)
+        history = torch.cat([history, x.unsqueeze(1)], dim=1)
+        expected = F.linear(history[:, -3:].flatten(1).double(), made.matrix.double(), made.bias.double())
+        torch.testing.assert_close(state.step(x, rows).double(), F.glu(expected, dim=-1), rtol=1e-5, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Products by oneDNN against torch's, in values and gradients."""
+"""Products by oneDNN and block-diagonal products against torch's, in values and gradients."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fairseq_plugins.convs2s.layers import GatedConvolution
-from fairseq_plugins.cpu.linear import linear, onednn_is_faster
-from fairseq_plugins.cpu.products import has_onednn
+from fairseq_plugins.cpu.linear import add_block_diagonal, batched, linear, onednn_is_faster
+from fairseq_plugins.cpu.packing import has_onednn
 from tests.operators import Operators
 
 onednn = pytest.mark.skipif(not has_onednn(), reason="this torch has no oneDNN")
@@ -44,33 +43,6 @@ def test_it_is_a_linear_map(products: Callable[[], int], shape: tuple[int, ...],
         torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-4)
 
 
-def test_products_that_torch_computes(products: Callable[[], int]) -> None:
-    """Small products, other precisions, and autocast."""
-    w = torch.randn(128, 96)
-    linear(torch.randn(2, 96), w)
-    linear(torch.randn(256, 96).double(), w.double())
-    with torch.autocast("cpu", torch.bfloat16):
-        assert linear(torch.randn(256, 96), w).dtype == torch.bfloat16
-    assert products() == 0
-
-
-@onednn
-@pytest.mark.parametrize(("kernel", "causal"), [(1, False), (2, False), (3, False), (3, True), (4, False)])
-def test_convolutions_through_windows(products: Callable[[], int], kernel: int, causal: bool) -> None:
-    torch.manual_seed(1)
-    convolution, x = GatedConvolution(64, 64, kernel, causal), torch.randn(20, 16, 64)
-    results = []
-    for made, start in ((convolution, x), (GatedConvolution(64, 64, kernel, causal).double(), x.double())):
-        made.load_state_dict(convolution.state_dict())
-        start = start.requires_grad_()
-        y = made(start)
-        y.square().sum().backward()
-        results.append([y, start.grad, *(parameter.grad for parameter in made.parameters())])
-    assert products()
-    for ours, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(ours.double(), theirs.double(), rtol=1e-3, atol=1e-4)
-
-
 def cpuinfo(maker: str, family: int) -> str:
     one = f"vendor_id\t: {maker}\ncpu family\t: {family}\nmodel\t\t: 2\n"
     return f"processor\t: 0\n{one}\nprocessor\t: 1\n{one}"
@@ -98,3 +70,16 @@ def test_an_invalid_choice(monkeypatch) -> None:
     monkeypatch.setenv("FAIRSEQ_PLUGINS_ONEDNN", "yes")
     with pytest.raises(ValueError, match="FAIRSEQ_PLUGINS_ONEDNN"):
         onednn_is_faster.__wrapped__()
+
+
+def test_in_place_equals_batched() -> None:
+    torch.manual_seed(1)
+    y, x, w = (torch.randn(*shape).double().requires_grad_() for shape in ((5, 12), (5, 6), (3, 2, 4)))
+
+    def add(y: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return add_block_diagonal(y.clone(), x, w)
+
+    torch.testing.assert_close(add(y, x, w), batched(y, x, w))
+    assert torch.autograd.gradcheck(add, (y, x, w))
+    given = y.detach().clone()
+    assert add_block_diagonal(given, x.detach(), w.detach()) is given

@@ -20,7 +20,7 @@ from fairseq import file_utils, utils
 from fairseq.data import Dictionary
 from fairseq.models.fconv import FConvModel
 
-from fairseq_plugins.common.literal import literal
+from fairseq_plugins.common.options import literal
 from fairseq_plugins.repairs import safety
 from tests.commands import ROOT
 from tests.repairs.payloads import code

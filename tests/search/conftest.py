@@ -8,7 +8,7 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
-from fairseq_plugins.cpu import winograd
+from fairseq_plugins.cpu import convolution
 from fairseq_plugins.vocabulary.candidates import Candidates
 from tests.conftest import ARCHITECTURES
 from tests.search.fairseq_models import FAIRSEQ_MODELS, fairseq_model
@@ -30,13 +30,7 @@ def model(request: pytest.FixtureRequest, build: Model, task: SimpleNamespace, d
 def steps_of_convolutions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute steps of convolutions as in narrow layers, and in pairs as in layers of 512 with kernel three."""
     if request.param == "in pairs":
-        monkeypatch.setattr(winograd, "NARROWEST", 0)
-
-
-@pytest.fixture
-def everything(dictionary: Dictionary) -> Candidates:
-    translations = torch.full((len(dictionary), 1), dictionary.pad())
-    return Candidates(translations, torch.ones(len(dictionary), dtype=torch.bool))
+        monkeypatch.setattr(convolution, "NARROWEST", 0)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -18,8 +19,8 @@ from torch.utils._pytree import tree_leaves
 from fairseq_plugins.cpu.packing import PackedWeightCache
 from fairseq_plugins.search import generator
 from fairseq_plugins.search.beam_search import TokenRules
-from fairseq_plugins.search.ensemble import Ensemble
 from fairseq_plugins.search.generator import FastBeamSearch, FastBeamSearchWithAlignment
+from fairseq_plugins.search.graphs import copy_tensors_, tensors_of
 from tests.common.test_generation import without_state
 from tests.conftest import ARCHITECTURES
 from tests.search.fairseq_models import fairseq_model
@@ -96,7 +97,21 @@ class LaterWords(FairseqDecoder):
         return scores.expand(*prev_output_tokens.shape, -1), None
 
 
-@pytest.mark.parametrize("but_for", ["length of the source", "language model", "no state", "adaptive softmax"])
+def with_own_probabilities(model: Any) -> Any:
+    class Own(type(model)):  # type: ignore[misc]
+        def get_normalized_probs(self, decoder_out: Any, log_probs: bool, sample: Any) -> Tensor:
+            lprobs = super().get_normalized_probs(decoder_out, log_probs, sample)
+            lprobs[..., 20] += 20
+            return lprobs
+
+    model.__class__ = Own
+    return model
+
+
+EXCEPTIONS = ["length of the source", "language model", "no state", "adaptive softmax", "own probabilities"]
+
+
+@pytest.mark.parametrize("but_for", EXCEPTIONS)
 def test_searches_that_are_plain_except_for_one_thing(build, task, dictionary, sentences, but_for: str) -> None:
     """Exceptions that are not among the modes."""
     models, source, options = [build(ARCHITECTURES[0]).double()], sentences(LENGTHS), {}
@@ -107,6 +122,8 @@ def test_searches_that_are_plain_except_for_one_thing(build, task, dictionary, s
             options = {"lm_model": LaterWords(dictionary)}
         case "no state":
             models, options = [without_state(models[0])], {"bos_token": 8}
+        case "own probabilities":
+            models = [with_own_probabilities(models[0])]
         case "adaptive softmax":
             models = [fairseq_model("transformer_tiny", task, adaptive_softmax_cutoff="10,20").to(source.device)]
     actual = generate(FastBeamSearch, models, dictionary, source, **options)
@@ -118,8 +135,6 @@ FORMS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "none": lambda attention: (None,),
     "a tensor": lambda attention: (attention,),
     "named": lambda attention: ({"attn": attention},),
-    "named none": lambda attention: ({"attn": None},),
-    "a list": lambda attention: ({"attn": [attention]},),
     "a list of none": lambda attention: ({"attn": [None]},),
 }
 
@@ -167,13 +182,6 @@ def test_a_gpu_is_read_every_fourth_step(build, architecture: str, dictionary, s
     assert_same(actual, generate(SequenceGenerator, models, dictionary, source, max_len_b=20), tolerance=2e-6)
 
 
-@pytest.mark.parametrize(
-    ("stay", "places"), [([1, 2, 3], [3, 1, 2]), ([2], [2]), ([0, 1, 2], [0, 1, 2]), ([0, 3], [0, 3]), ([3, 4], [4, 3])]
-)
-def test_the_last_sentences_fill_the_gaps(stay: list[int], places: list[int]) -> None:
-    assert generator._fill_gaps(stay, torch.device("cpu")).tolist() == places
-
-
 class OneDevice(TorchDispatchMode):
     """Refuses operations on tensors of two devices, like a GPU."""
 
@@ -183,20 +191,23 @@ class OneDevice(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.parametrize("capacity", [None, 32])
 @torch.no_grad()
-def test_a_step_does_not_synchronise(build, architecture: str, dictionary) -> None:
+def test_a_step_does_not_synchronise(build, architecture: str, dictionary, capacity: int | None) -> None:
     """Meta tensors have no values to read.  All tensors stay on the device of the source, even after a drop."""
-    model, source = build(architecture).to("meta"), torch.empty(4, 5, dtype=torch.long, device="meta")
-    search = FastBeamSearch([model], dictionary, beam_size=2, word_penalty=1.0, max_len_b=5)
-    prefix = torch.empty(4, 2, dtype=torch.long, device="meta")
+    model, empty = build(architecture).to("meta"), partial(torch.empty, dtype=torch.long, device="meta")
+    model.make_generation_fast_(need_attn=True)
+    search, source = FastBeamSearch([model], dictionary, beam_size=2, word_penalty=1.0, max_len_b=5), empty(4, 5)
+    rules = TokenRules.from_generator(search, source, empty(4, 2))._replace(words=empty(40) if capacity else None)
     with OneDevice():
-        state = search.begin({"src_tokens": source}, TokenRules.from_generator(search, source, prefix))
+        state, new = (search.begin({"src_tokens": source}, rules, capacity) for _ in range(2))
+        copy_tensors_(new, state)
         for step in range(4):
             state.prepare_and_step()
-            if step == 1:
-                state.keep(torch.empty(2, dtype=torch.long, device="meta"))
-    assert {part.device.type for part in (state.finished, state.back_pointers, state.attention)} == {"meta"}
-    assert state.finished.shape == (2,)
+            if step == 1 and not capacity:
+                state.keep(empty(2))
+    assert {part.device.type for part in tensors_of(state)} == {"meta"}
+    assert state.finished.shape == (4 if capacity else 2,)
 
 
 @pytest.mark.parametrize("kind", [FastBeamSearch, FastBeamSearchWithAlignment])
@@ -237,38 +248,6 @@ def test_an_ensemble_built_by_fairseq(build, dictionary, sentences) -> None:
     sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(dictionary.pad()).sum(dim=1)}}
     made = FastBeamSearch(EnsembleModel(models), dictionary, beam_size=4, max_len_b=12)
     assert_same(made(sample), generate(SequenceGenerator, models, dictionary, source), tolerance=2e-6)
-
-
-@torch.no_grad()
-def test_an_ensemble_called_by_keywords(build, architecture: str, dictionary, sentences) -> None:
-    source, results = sentences([4, 4]), []
-    for kind in (Ensemble, EnsembleModel):
-        options = {"word_penalty": 0.0, "eos": dictionary.eos()} if kind is Ensemble else {}
-        ensemble = kind([build(architecture)], **options)
-        encoded = ensemble.forward_encoder({"src_tokens": source, "src_lengths": torch.tensor([4, 4])})
-        call = {"encoder_outs": encoded, "incremental_states": [{}], "temperature": 2.0}
-        results.append(ensemble.forward_decoder(source[:, :1], **call)[0])
-    torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
-
-
-def test_a_model_that_changes_its_probabilities(build, architecture: str, dictionary, sentences) -> None:
-    def own() -> Any:
-        model = build(architecture).double()
-
-        class Own(type(model)):  # type: ignore[misc]
-            def get_normalized_probs(self, decoder_out: Any, log_probs: bool, sample: Any) -> Tensor:
-                lprobs = super().get_normalized_probs(decoder_out, log_probs, sample)
-                lprobs[..., 20] += 20
-                return lprobs
-
-        model.__class__ = Own
-        return model
-
-    source = sentences(LENGTHS, left_pad=True)
-    actual = generate(FastBeamSearch, [own()], dictionary, source)
-    assert_same(actual, generate(SequenceGenerator, [own()], dictionary, source), tolerance=2e-6)
-    plain = generate(SequenceGenerator, [build(architecture).double()], dictionary, source)
-    assert plain[0][0]["tokens"].tolist() != actual[0][0]["tokens"].tolist()
 
 
 def test_a_sentence_without_any_translation_is_an_error(build, dictionary, sentences) -> None:

@@ -9,8 +9,7 @@ from itertools import chain
 import pytest
 import torch
 
-from fairseq_plugins.cpu.packing import PackedWeightCache
-from fairseq_plugins.cpu.products import PRECISIONS
+from fairseq_plugins.cpu.packing import PRECISIONS, PackedWeightCache
 from fairseq_plugins.search.generator import FastBeamSearch
 from tests.search.searching import LENGTHS, assert_same, generate
 
@@ -70,11 +69,3 @@ def test_folded_weights(build, dictionary, sentences, weights: str) -> None:
         # The copy comes first, and finds the entries of its original.
         assert_same(search([kept], packing=packing), first, tolerance=0)
         assert_same(search([trained], packing=packing), search([trained], packing=PackedWeightCache()), tolerance=0)
-
-
-def test_a_generator_that_was_used_can_be_copied(build, architecture: str, dictionary, sentences) -> None:
-    source, model = sentences(LENGTHS), build(architecture)
-    generator = FastBeamSearch([model], dictionary, beam_size=4, max_len_b=12)
-    sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(dictionary.pad()).sum(dim=1)}}
-    expected = generator.generate([model], sample)
-    assert_same(copy.deepcopy(generator).generate([model], sample), expected, tolerance=0)

@@ -17,7 +17,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fairseq_plugins.common.decoding import StepwiseDecoding
 from fairseq_plugins.cpu.packing import PackedWeightCache
 from fairseq_plugins.search import graphs
-from fairseq_plugins.search.beam_search import TokenRules
 from fairseq_plugins.search.generator import FastBeamSearch
 from fairseq_plugins.search.graphs import GraphCache, Run, copy_tensors_, tensors_of
 from fairseq_plugins.vocabulary.candidates import Candidates
@@ -154,21 +153,6 @@ def test_the_cache_of_captured_searches(build, sentences, dictionary, monkeypatc
     assert copy.deepcopy(made).entries == {}
 
 
-def test_a_weight_with_a_new_address(build, sentences, dictionary) -> None:
-    """Captured searches must not use the old memory, which may belong to another tensor."""
-    model, made, source = (
-        build("weighted_transformer_tiny").double(),
-        GraphCache(unchanged, unchanged),
-        sentences([5, 3]),
-    )
-    check(model, dictionary, made, [source])
-    before = [(each, each.data, each.clone()) for each in model.parameters()]
-    for parameter, *_ in before:
-        parameter.data = parameter * 1.1
-    check(model, dictionary, made, [source])
-    assert all(torch.equal(old, value) for _, old, value in before)
-
-
 def test_searches_that_are_not_compiled(build, sentences, dictionary, caplog) -> None:
     """Models in training, and sources beyond the model's positions, which need a count of their tokens on the host."""
     made = GraphCache(unchanged, unchanged)
@@ -205,19 +189,3 @@ def test_the_compiler_does_not_see_reordering(build, architecture, sentences, di
     (users,) = seen
     assert users
     assert set(users) == {torch.ops.fairseq_plugins.reorder_rows.default, torch.ops.aten.copy.default}
-
-
-@torch.no_grad()
-def test_set_up_and_step_do_not_synchronise(build, architecture, dictionary) -> None:
-    """Meta tensors raise if a value is read, or if they meet tensors of another device."""
-    model = build(architecture).to("meta")
-    model.make_generation_fast_(need_attn=True)
-    search = FastBeamSearch([model], dictionary, beam_size=BEAM, max_len_b=9)
-    source = torch.zeros(2, 5, dtype=torch.long, device="meta")
-    for words in (None, torch.zeros(40, dtype=torch.long, device="meta")):
-        rules = TokenRules.from_generator(search, source, source[:, :2])._replace(words=words)
-        state, new = (search.begin({"src_tokens": source}, rules, capacity=32) for _ in range(2))
-        copy_tensors_(new, state)
-        for _ in range(2):
-            state.step()
-        assert {part.device.type for part in tensors_of(state)} == {"meta"}

@@ -13,17 +13,13 @@ import pytest
 import torch
 from fairseq import utils
 from fairseq.data import Dictionary
-from fairseq.search import PrefixConstrainedBeamSearch
 from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithAlignment
 from fairseq.sequence_scorer import SequenceScorer
-from fairseq.tasks.translation import TranslationConfig, TranslationTask
+from fairseq.tasks.translation import TranslationTask
 
-from fairseq_plugins.cpu.products import PRECISIONS
-from fairseq_plugins.search.config import TranslationFastConfig
 from fairseq_plugins.search.generator import FastBeamSearch, FastBeamSearchWithAlignment
-from fairseq_plugins.search.task import TranslationFastTask
+from fairseq_plugins.search.task import TranslationFastConfig, TranslationFastTask
 from tests.conftest import ARCHITECTURES
-from tests.search.fairseq_models import fairseq_model
 
 
 class Own(SequenceGenerator):
@@ -64,18 +60,6 @@ def test_generator_of_the_task(build, dictionary, some, with_candidates, args, k
         assert generator.extract_alignment is chosen[args["print_alignment"]]
 
 
-def test_words_that_the_caller_allows(build, dictionary) -> None:
-    """Python passes prefix_allowed_tokens_fn to the task, as in fairseq."""
-    kinds = set()
-    for kind, config in ((TranslationFastTask, TranslationFastConfig()), (TranslationTask, TranslationConfig())):
-        task = kind(config, dictionary, dictionary)
-        generator = task.build_generator(
-            [build(ARCHITECTURES[0])], Namespace(beam=3), prefix_allowed_tokens_fn=lambda batch, tokens: [4]
-        )
-        kinds.add(type(generator.search))
-    assert kinds == {PrefixConstrainedBeamSearch}
-
-
 def test_generators_of_a_task_share_caches(build, dictionary, caplog) -> None:
     """fairseq's Python interface builds a generator for each call."""
     task = TranslationFastTask(TranslationFastConfig(compile_steps=True), dictionary, dictionary)
@@ -88,12 +72,6 @@ def test_generators_of_a_task_share_caches(build, dictionary, caplog) -> None:
     assert "--compile-steps" in caplog.text
 
 
-def test_steps_of_other_models_are_not_compiled(task, dictionary, caplog) -> None:
-    made = TranslationFastTask(TranslationFastConfig(compile_steps=True), dictionary, dictionary)
-    made.build_generator([fairseq_model("fconv", task)], Namespace(beam=3))
-    assert "--compile-steps" in caplog.text
-
-
 def test_a_nucleus_of_penalised_words_is_refused(build, dictionary) -> None:
     """Penalised probabilities do not sum to one, so the nucleus would contain other words."""
     task = TranslationFastTask(TranslationFastConfig(word_penalty=-4), dictionary, dictionary)
@@ -101,14 +79,6 @@ def test_a_nucleus_of_penalised_words_is_refused(build, dictionary) -> None:
     with pytest.raises(ValueError, match=r"^--word-penalty with --sampling-topp"):
         task.build_generator(models, Namespace(beam=1, sampling=True, sampling_topp=0.5))
     task.build_generator(models, Namespace(beam=1, sampling=True, sampling_topk=5))
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_precision_of_the_task(dictionary, precision: str) -> None:
-    if not PRECISIONS[precision][1]():
-        pytest.skip(f"this processor has no {precision}")
-    task = TranslationFastTask(TranslationFastConfig(cpu_dtype=precision), dictionary, dictionary)
-    assert task.packing.precision == precision
 
 
 @pytest.fixture
@@ -161,14 +131,11 @@ def test_candidates_in_checkpoints(dictionary, folder: Path) -> None:
     "change",
     [
         {"always": torch.ones(7, dtype=torch.bool)},
-        {"always": torch.ones(44)},
         {"always": None},
         {"always": torch.zeros(44, dtype=torch.bool)},
         {"translations": torch.zeros(44, dtype=torch.int32)},
         {"translations": torch.zeros(43, 1, dtype=torch.int32)},
         {"translations": torch.full((44, 1), 44, dtype=torch.int32)},
-        {"translations": torch.full((44, 1), -1, dtype=torch.int32)},
-        {"translations": torch.zeros(44, 1)},
         {"translations": [[4]]},
     ],
     ids=str,

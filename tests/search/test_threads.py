@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fairseq_plugins.cpu.packing import PackedWeightCache
-from fairseq_plugins.cpu.products import PRECISIONS, PackedLinear
+from fairseq_plugins.cpu.packing import PRECISIONS, PackedLinear, PackedWeightCache
 from fairseq_plugins.search.generator import FastBeamSearch
 from fairseq_plugins.search.graphs import GraphCache
 from fairseq_plugins.vocabulary.candidates import Candidates
@@ -60,14 +59,6 @@ def test_some_translations(build, task, device, sentences, dictionary, architect
     model = fairseq_model("transformer_tiny", task).to(device) if mode == "fairseq's model" else build(architecture)
     sources = [sentences([count, 3], seed=count) for count in (4, 5, 9)]
     check(model, dictionary, sources, mode, 48)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
-def test_two_thousand_translations(build, task, device, sentences, dictionary, architecture, mode: str) -> None:
-    model = fairseq_model("transformer_tiny", task).to(device) if mode == "fairseq's model" else build(architecture)
-    sources = [sentences([count, 3], seed=count) for count in range(4, 13)]
-    check(model, dictionary, sources, mode, 2000)
 
 
 def test_the_quantisation_engine_is_restored() -> None:

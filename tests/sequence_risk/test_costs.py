@@ -46,13 +46,6 @@ def test_an_empty_hypothesis_matches_an_empty_reference(sample: Any, dictionary:
     assert [each.costs for each in sets] == [[0], [1], [1]]
 
 
-def test_most_words_decide_the_subword_scheme() -> None:
-    dictionary = Dictionary()
-    for word in ("\u2581a", "\u2581b", "@@"):
-        dictionary.add_symbol(word)
-    assert criterion(dictionary).bpe_symbol == "sentencepiece"
-
-
 @pytest.mark.parametrize("spaces", [False, True])
 def test_bleu_needs_words_separated_by_spaces(sample: Any, spaces: bool, caplog: pytest.LogCaptureFixture) -> None:
     """The warning comes once."""

@@ -17,11 +17,11 @@ from fairseq.sequence_generator import SequenceGenerator
 from sacrebleu import BLEU
 from torch import Tensor
 
-from fairseq_plugins.common import dropout
+from fairseq_plugins.cpu import training
 from fairseq_plugins.search.generator import FastBeamSearch
 from fairseq_plugins.sequence_risk.config import SequenceRiskConfig
 from fairseq_plugins.sequence_risk.criterion import SequenceRisk
-from fairseq_plugins.sequence_risk.row_scores import score_rows
+from fairseq_plugins.sequence_risk.hypotheses import score_rows
 from fairseq_plugins.vocabulary.candidates import Candidates
 from tests.search.fairseq_models import fairseq_model
 from tests.sequence_risk.risk import EOS, PAD, batch, criterion, one_by_one, translation_task
@@ -120,16 +120,6 @@ def test_a_sentence_does_not_depend_on_its_batch(models, sentences, dictionary, 
         torch.testing.assert_close(
             mine, torch.autograd.grad(alone, others, materialize_grads=True), rtol=1e-5, atol=1e-7
         )
-
-
-def test_the_reference_is_one_more(models: list[Any], sample: Any, dictionary: Dictionary) -> None:
-    loss = criterion(dictionary, risk_hypotheses=3, risk_reference=True)(models[0], sample)[0]
-    references = [[token for token in row if token != PAD] for row in sample["target"].tolist()]
-    sets = searched(models[1], sample, dictionary, 3)
-    sets = [[*found, reference] for found, reference in zip(sets, references, strict=True)]
-    expected = plain(models[1], sample, dictionary, sets)
-    torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-9)
-    assert_same_gradients(models, [loss, expected])
 
 
 def test_a_reference_that_is_found_counts_once(models, sample, dictionary, monkeypatch) -> None:
@@ -288,7 +278,7 @@ def test_a_tree_has_dropout_where_rows_have_it(build, sample, dictionary, double
     model = build(name, dropout=0.5, attention_dropout=0.0, relu_dropout=0.0).double()
     rows, _ = criterion(dictionary).hypothesis_sets(sample, searched(model, sample, dictionary, 4))
     model.train()
-    monkeypatch.setattr(dropout, "dropout", lambda x, p: x * (1 + p))
+    monkeypatch.setattr(training, "dropout", lambda x, p: x * (1 + p))
     tree = score_rows(model, sample["net_input"], rows, PAD)
     monkeypatch.delattr(type(model.decoder), "features_of_prefixes")
     in_rows = score_rows(model, sample["net_input"], rows, PAD)

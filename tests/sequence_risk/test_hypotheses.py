@@ -11,7 +11,7 @@ from fairseq.data import Dictionary
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.search import Sampling
 
-from fairseq_plugins.cpu.products import PRECISIONS
+from fairseq_plugins.cpu.packing import PRECISIONS
 from fairseq_plugins.search.generator import FastBeamSearch
 from fairseq_plugins.sequence_risk.config import SequenceRiskConfig
 from fairseq_plugins.sequence_risk.criterion import SequenceRisk

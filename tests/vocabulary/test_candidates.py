@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import locale
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,10 +92,6 @@ def test_a_table_has_no_more_columns_than_needed(write: Write) -> None:
     assert read(write(), per_word=10**9).translations.shape == (len(dictionary(SOURCE)), 3)
 
 
-def test_a_byte_order_mark_is_ignored(write: Write) -> None:
-    assert candidates(write("\ufeffcat Katze 1\n"), ["cat </s>"], frequent=0) == ["Katze"]
-
-
 def test_words_without_translations(write: Write) -> None:
     """Unknown words and special symbols, even if the file lists them, and words that are not in the file."""
     assert candidates(write(), ["never seen rare <unk> </s>"]) == ["die"]
@@ -121,31 +115,6 @@ def test_odd_words(tmp_path: Path) -> None:
     both = dictionary(words)
     found = chosen(Candidates.read(tmp_path, both, both, 1, 0), torch.tensor([[4, 5], [6, 7]]))
     assert found.tolist() == list(range(8))
-
-
-def test_files_are_utf8_in_any_locale(write: Write) -> None:
-    folder, before = write("cat Gebäude 1\n"), locale.setlocale(locale.LC_CTYPE)
-    locale.setlocale(locale.LC_CTYPE, "C")
-    try:
-        assert candidates(folder, ["cat </s>"], frequent=0) == ["Gebäude"]
-    finally:
-        locale.setlocale(locale.LC_CTYPE, before)
-
-
-def test_the_number_of_words_is_logged(write: Write, caplog: pytest.LogCaptureFixture) -> None:
-    """Four special symbols and two words are always candidates; of eight source symbols, three have translations."""
-    folder = write()
-    with caplog.at_level(logging.INFO):
-        read(folder, frequent=2)
-    assert caplog.messages == [f"{folder}: 6 words are always candidates, 3 of 8 source words add others"]
-
-
-def test_masks_are_new(write: Write) -> None:
-    """Changing the mask of one batch does not change the mask of the next."""
-    made, tokens = read(write()), torch.tensor([[4, 2]])
-    before = chosen(made, tokens).tolist()
-    made.mask(tokens).fill_(True)
-    assert chosen(made, tokens).tolist() == before
 
 
 @pytest.mark.parametrize("devices", [("cpu", "meta", "meta"), ("meta", "cpu")])

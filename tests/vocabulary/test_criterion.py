@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.criterions.label_smoothed_cross_entropy import (
     LabelSmoothedCrossEntropyCriterion,
     LabelSmoothedCrossEntropyCriterionConfig,
@@ -17,8 +16,7 @@ from fairseq.data import Dictionary
 from fairseq.logging import metrics
 from torch import Tensor
 
-from fairseq_plugins.vocabulary.candidates import Candidates
-from fairseq_plugins.vocabulary.criterion import VocabSelectionCrossEntropy
+from fairseq_plugins.vocabulary.candidates import Candidates, VocabSelectionCrossEntropy
 from tests.conftest import ARCHITECTURES
 
 PAD, EOS = 1, 2
@@ -80,13 +78,6 @@ def test_all_words_are_label_smoothed_cross_entropy(models, sample, dictionary, 
     for name, value in log.items():
         assert float(value) == pytest.approx(float(other_log[name]), rel=1e-10), name
     assert_same_gradients(models, [loss, expected])
-
-
-def test_without_smoothing_it_is_cross_entropy(models: list[Any], sample: Any, dictionary: Dictionary) -> None:
-    ours = criterion(dictionary, candidates(dictionary, everything=True), epsilon=0)
-    losses = [ours(models[0], sample)[0], CrossEntropyCriterion(ours.task, sentence_avg=False)(models[1], sample)[0]]
-    torch.testing.assert_close(*losses, rtol=1e-10, atol=1e-10)
-    assert_same_gradients(models, losses)
 
 
 @torch.no_grad()

@@ -95,14 +95,6 @@ def test_words_and_tokens_are_not_confused(target: Dictionary) -> None:
     assert len(target) == size
 
 
-def test_without_the_option_nothing_changes(target: Dictionary) -> None:
-    tokens = torch.tensor([UNK, target.index("Hund"), EOS])
-    found = utils.post_process_prediction(tokens, "a b", "alignment", None, target, "@@ ")
-    expected = utils.post_process_prediction.__wrapped__(tokens, "a b", "alignment", None, target, "@@ ")
-    assert found[0].tolist() == expected[0].tolist()
-    assert found[1:] == expected[1:] == ("<unk> Hund", "alignment")
-
-
 def test_text_in_other_words_than_the_model_reads_is_refused(target: Dictionary) -> None:
     tokens = torch.tensor([UNK, EOS])
     for alignment in (align([0, 1], length=2), [(0, 0)]):
@@ -119,11 +111,6 @@ def test_dictionary_lines(tmp_path: Path) -> None:
         path.write_text(f"Hund dog\n{bad}\nKatze cat\n")
         with pytest.raises(ValueError, match=f"{path}, line 2: "):
             utils.load_align_dict(str(path))
-
-
-def test_a_dictionary_with_a_byte_order_mark(tmp_path: Path) -> None:
-    (tmp_path / "dictionary").write_text("Hund dog\nKatze cat\n", encoding="utf-8-sig")
-    assert read_translations(str(tmp_path / "dictionary")) == {"Hund": "dog", "Katze": "cat"}
 
 
 @pytest.mark.parametrize(

@@ -53,19 +53,6 @@ def test_folded_equals_plain(device: torch.device, constraint: str, gating_topk:
         torch.testing.assert_close(folded, plain, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["dropout", "relu_dropout"])
-def test_dropout_drops(name: str) -> None:
-    """On what is added to the residual connections, and inside the networks; with all of it dropped, known values."""
-    made = enlivened(**{name: 1.0}).train()
-    x, heads = torch.randn(2, 5, 12, dtype=torch.float64), torch.randn(2, 5, 12, dtype=torch.float64)
-    u = made.attention_norm(
-        x if name == "dropout" else x + torch.nn.functional.linear(heads, made.fold().out, made.out.bias)
-    )
-    expected = made.norm(u if name == "dropout" else u + made.second.bias)
-    for form in (made, made.plain):
-        torch.testing.assert_close(form(x, heads), expected)
-
-
 @torch.no_grad()
 def test_it_starts_as_a_transformers_layer_does() -> None:
     """fairseq's, over many draws: the same largest weights, by which the two kinds of initialisation differ."""

@@ -48,7 +48,7 @@ def check_past(decoding, reference, tokens: torch.Tensor, source: Source) -> Non
     places = table + torch.arange(steps, device=table.device) * beam  # (B, k, t)
     for layer, module, x in zip(decoding.layers, reference.decoder.layers, seen, strict=True):
         heads = module.self_attention.heads
-        past = (layer.past.keys.transpose(2, 3), layer.past.values)
+        past = (layer.keys.transpose(2, 3), layer.values)
         for buffer, expected in zip(past, module.self_attention.project(x), strict=True):
             index = places.view(sentences, 1, beam * steps, 1).expand(-1, heads, -1, buffer.size(-1))
             found = buffer.gather(2, index).unflatten(2, (beam, steps)).transpose(1, 2).flatten(0, 1)
@@ -65,8 +65,8 @@ def test_memory_grows_with_the_target(build, sentences) -> None:
     for steps in range(1, 121):
         logits, _ = model.decoder(target[:, :steps], encoded, incremental_state=state)
         close(logits[:, 0], expected[:, steps - 1])
-        past = model.decoder.get_incremental_state(state, STATE).layers[0].past
-        assert steps <= past.values.size(2) <= max(steps + 16, 1.25 * steps)
+        layer = model.decoder.get_incremental_state(state, STATE).layers[0]
+        assert steps <= layer.values.size(2) <= max(steps + 16, 1.25 * steps)
 
 
 @torch.no_grad()

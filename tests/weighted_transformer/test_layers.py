@@ -10,8 +10,8 @@ from fairseq.models.transformer import TransformerDecoder, TransformerEncoder, b
 from torch import nn
 from torch.nn.functional import linear
 
-from fairseq_plugins.common import dropout
 from fairseq_plugins.common.source import padding_bias
+from fairseq_plugins.cpu import training
 
 
 def enlivened(build, **options: float) -> nn.Module:
@@ -28,22 +28,6 @@ def inputs(sentences) -> tuple[torch.Tensor, torch.Tensor]:
     padding = sentences([5, 3]).eq(1)
     x = torch.randn(2, 5, 128, dtype=torch.float64)
     return x.to(padding.device), padding_bias(padding, torch.float64).unsqueeze(1)
-
-
-@pytest.mark.parametrize("option", ["dropout", "attention_dropout", "relu_dropout"])
-def test_dropout_in_an_encoder_layer(build, sentences, option: str) -> None:
-    """Of what is added to a residual connection nothing is left, of attention W^O's bias, of the networks W_2's."""
-    layer = enlivened(build, **{option: 1.0}).encoder.layers[0]
-    x, bias = inputs(sentences)
-    branches = layer.branches
-    if option == "dropout":
-        expected = branches.norm(branches.attention_norm(x))
-    elif option == "attention_dropout":
-        expected = branches.plain(x, torch.zeros_like(x))
-    else:
-        attended = linear(layer.attention(x, x, bias), branches.fold().out, branches.out.bias)
-        expected = branches.norm(branches.attention_norm(x + attended) + branches.second.bias)
-    torch.testing.assert_close(layer(x, bias), expected)
 
 
 @pytest.mark.parametrize("option", ["dropout", "attention_dropout", "relu_dropout"])
@@ -97,7 +81,7 @@ def test_attention_with_dropout(build, sentences, monkeypatch: pytest.MonkeyPatc
     given = (x, x, None, True) if causal else (x, x, bias)
     expected = attention(*given)
     dropped = []
-    monkeypatch.setattr(dropout, "dropout", lambda weights, p: dropped.append(p) or weights)
+    monkeypatch.setattr(training, "dropout", lambda weights, p: dropped.append(p) or weights)
     attention.dropout.p = 0.5
     torch.testing.assert_close(attention(*given), expected)
     assert dropped == [0.5] * (x.device.type == "cpu")

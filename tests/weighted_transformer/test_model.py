@@ -79,16 +79,3 @@ def test_autocast(build, sentences, device) -> None:
     assert logits.dtype == torch.bfloat16
     logits.float().square().mean().backward()
     assert all(parameter.grad.dtype == torch.float32 for parameter in model.parameters() if parameter.grad is not None)
-
-
-@pytest.mark.parametrize("stepwise", [False, True])
-@torch.no_grad()
-def test_retained_dropout_reaches_attention(build, sentences, stepwise: bool) -> None:
-    model = build("weighted_transformer_tiny", attention_dropout=0.5)
-    model.make_generation_fast_(retain_dropout=True, retain_dropout_modules=["AttentionHeads"])
-    source, target = sentences([5, 3]), sentences([4, 4])
-    state = [{}, {}] if stepwise else [None, None]
-    encoded = model.encoder(source)
-    first, second = (model.decoder(target, encoded, incremental_state=each)[0] for each in state)
-    assert not torch.equal(first, second)
-    assert not model.encoder.layers[0].branches.dropout.apply_during_inference

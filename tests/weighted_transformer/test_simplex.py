@@ -29,20 +29,6 @@ def test_the_projection_is_the_closest_point(x: torch.Tensor, other: torch.Tenso
     assert float(((corners - p) @ (x - p)).max()) <= 1e-9
 
 
-@pytest.mark.parametrize(
-    ("x", "expected"),
-    [
-        ([0.2, 0.3, 0.5], [0.2, 0.3, 0.5]),
-        ([1.2, 1.3, 1.5], [0.2, 0.3, 0.5]),
-        ([0.5, 0.5, -1.0], [0.5, 0.5, 0.0]),
-        ([3.0, 0.0], [1.0, 0.0]),
-        ([0.0, 0.0, 0.0, 0.0], [0.25] * 4),
-    ],
-)
-def test_known_projections(x: list[float], expected: list[float]) -> None:
-    torch.testing.assert_close(project_onto_simplex(torch.tensor(x)), torch.tensor(expected))
-
-
 def test_random_points_are_uniform() -> None:
     """A coordinate of a uniform point of three numbers is below x with probability 1 - (1 - x)²."""
     torch.manual_seed(1)

@@ -46,31 +46,6 @@ def test_the_default_is_adam_and_then_the_projection() -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_steps_by_the_formulas() -> None:
-    """Adam's means of gradients and squares (Kingma and Ba 2015, algorithm 1), with sums over all updates.
-
-    Not for the default epsilon, which is nothing beside a root; inside the simplex, where a step of mean zero stays and
-    any other loses its mean.
-    """
-    torch.manual_seed(1)
-    beta1, beta2, eps, lr = 0.8, 0.9, 0.3, 0.01
-    gradients = torch.randn(6, 4, dtype=torch.float64) + 1
-    point = parameter(torch.full((4,), 0.25))
-    mine = optimizer(point, lr=lr, adam_betas=str((beta1, beta2)), adam_eps=eps)
-    expected = torch.full((4,), 0.25, dtype=torch.float64)
-    for last, gradient in enumerate(gradients):
-        point.grad = gradient.float()
-        mine.step()
-        ago = last - torch.arange(last + 1, dtype=torch.float64).unsqueeze(1)
-        seen = gradients[: last + 1]
-        squares = seen**2
-        mean = (beta1**ago * seen).sum(0) / (beta1**ago).sum(0)
-        change = lr * mean / (((beta2**ago * squares).sum(0) / (beta2**ago).sum(0)).sqrt() + eps)
-        expected = expected - (change - change.mean())
-        torch.testing.assert_close(point.detach().double(), expected, rtol=1e-5, atol=1e-6)
-    assert float(expected.min()) > 0
-
-
 def test_the_network_gets_fairseqs_adam() -> None:
     torch.manual_seed(1)
     start = torch.randn(3, 4)
@@ -157,29 +132,6 @@ def test_a_shard_of_the_parameters_is_stepped_alike() -> None:
     mine = optimizer(parameter(TARGET), freeze_branch_weights_after=3)
     again = type(mine.optimizer)(mine.optimizer.param_groups, **mine.optimizer_config)
     assert again.freeze_after == 3
-
-
-def test_a_closure_is_called_once_and_its_loss_returned() -> None:
-    """As by every optimizer of torch: it clears gradients and makes new ones."""
-    network, point = parameter(torch.ones(3), None), parameter(TARGET)
-    adam = optimizer(network, point).optimizer
-    losses: list[float] = []
-
-    def closure() -> float:
-        adam.zero_grad()
-        loss = (network * 2).sum() + point[0]
-        loss.backward()
-        losses.append(loss.item())
-        return losses[-1]
-
-    point.grad = torch.full((4,), 9.0)
-    before = network.detach().clone(), point.detach().clone()
-    assert adam.step(closure) == losses[0]
-    assert losses == [pytest.approx(6.6)]
-    assert point.grad.tolist() == [1, 0, 0, 0]
-    assert not torch.equal(network, before[0])
-    assert not torch.equal(point, before[1])
-    assert adam.step() is None
 
 
 def test_moments_are_never_in_half_precision() -> None:

@@ -29,7 +29,7 @@ from subword_nmt.learn_bpe import learn_bpe
 
 from fairseq_plugins.cli.bar import bar
 from fairseq_plugins.common.files import decoded, replacing
-from fairseq_plugins.common.subwords import segment, without_long_words
+from fairseq_plugins.common.text import segment, without_long_words
 
 _XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"  # TMX before 1.4 has another attribute for the language.
 BLOCK = 100_000  # limit of the lines in the workers' queue

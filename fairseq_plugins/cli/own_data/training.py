@@ -35,7 +35,7 @@ from fairseq_plugins.cli.user_dir import USER_DIR
 from fairseq_plugins.common.files import naming
 from fairseq_plugins.common.model import TranslationModel
 from fairseq_plugins.common.options import flag
-from fairseq_plugins.cpu.products import has_bfloat16
+from fairseq_plugins.cpu.packing import has_bfloat16
 
 NOTHING_LEFT = "nothing is left to train"  # repairs/resuming.py logs this sentence
 LONGEST_WARMUP = 4000  # updates

@@ -7,16 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fairseq.modules import FairseqDropout
+from fairseq.nan_detector import NanDetector
 
 SOURCE, TARGET = [5, 3], [4, 2]
-
-
-@torch.no_grad()
-def test_features_and_output_layer_are_forward(build, architecture, sentences) -> None:
-    model = build(architecture)
-    batch = (sentences(SOURCE), None, sentences(TARGET))
-    features, _ = model.extract_features(*batch)
-    torch.testing.assert_close(model.output_layer(features), model(*batch)[0])
 
 
 def test_padding_is_embedded_as_nothing(build, architecture, dictionary) -> None:
@@ -24,16 +17,6 @@ def test_padding_is_embedded_as_nothing(build, architecture, dictionary) -> None
     for side in (model.encoder, model.decoder):
         weight = side.embedding.words.weight
         assert weight.any(dim=1).logical_not().nonzero().tolist() == [[dictionary.pad()]]
-
-
-@pytest.mark.parametrize("log_probs", [False, True])
-@torch.no_grad()
-def test_normalised_probabilities(build, architecture, sentences, log_probs: bool) -> None:
-    model = build(architecture)
-    output = model(sentences(SOURCE), None, sentences(TARGET))
-    found = model.get_normalized_probs(output, log_probs)
-    expected = output[0].double().softmax(dim=-1)
-    torch.testing.assert_close(found.double(), expected.log() if log_probs else expected, rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()
@@ -94,3 +77,39 @@ def test_retained_dropout(build, architecture, sentences, what: str) -> None:
     batch = (sentences(SOURCE), None, sentences(TARGET))
     with torch.no_grad():
         assert torch.equal(model(*batch)[0], model(*batch)[0]) == (not retain)
+
+
+@torch.no_grad()
+def test_exporting(build, architecture, sentences) -> None:
+    """`torch.export` of a model that is prepared to translate computes what the model does, attention included."""
+    model = build(architecture)
+    model.make_generation_fast_(need_attn=True)
+    program = torch.export.export(model, (sentences([4, 3]), None, sentences([3, 2])), strict=False).module()
+    for seed in (1, 2):
+        batch = (sentences([4, 2], seed=seed), None, sentences([3, 3], seed=seed))
+        logits, extra = program(*batch)
+        expected, expected_extra = model(*batch)
+        torch.testing.assert_close(logits, expected)
+        torch.testing.assert_close(extra["attn"], expected_extra["attn"])
+
+
+def test_a_checkpoint_of_a_newer_version_is_refused(build, architecture) -> None:
+    """By name and number; what this code wrote itself is loaded."""
+    model = build(architecture)
+    state = model.state_dict()
+    model.load_state_dict(state)
+    version = int(state["version"])
+    state["version"] = torch.tensor(version + 1)
+    assert version == (2 if "weighted" in architecture else 1), "with another number old checkpoints are refused"
+    with pytest.raises(ValueError, match=f"version {version + 1} .* {version}"):
+        model.load_state_dict(state)
+
+
+@pytest.mark.filterwarnings("ignore:Using non-full backward hooks")
+def test_where_a_gradient_became_nan(build, architecture, sentences, caplog: pytest.LogCaptureFixture) -> None:
+    """After a gradient that is no number fairseq computes the batch again with hooks, and tells where it went wrong."""
+    model = build(architecture).train()
+    with NanDetector(model):
+        logits, _ = model(sentences(SOURCE), None, sentences(TARGET))
+        (logits * torch.nan).sum().backward()
+    assert "NaN detected in output of decoder" in caplog.text

@@ -1,19 +1,16 @@
-"""Functions that detect a model's subword scheme, and that segment text with words of any length."""
+"""Subwords and ROUGE: a model's subword scheme, segmentation of words of any length, and rouge-score."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from typing import Any
 
 LONGEST = 500  # characters; subword-nmt needs minutes for a word of many thousands of characters
 
 
 def bpe_symbol(words: Sequence[str]) -> str | None:
-    """Return fairseq's name for the subword scheme of a dictionary's words.
-
-    Returns:
-        ``subword_nmt`` (words that end with ``@@``), ``sentencepiece`` (pieces that begin with ``▁``), or None.
-    """
+    """Return fairseq's name for the subword scheme of a dictionary's words, or None without subwords."""
     marked = {
         "subword_nmt": sum(word.endswith("@@") for word in words),
         "sentencepiece": sum(word.startswith("\u2581") for word in words),
@@ -33,3 +30,17 @@ def segment(bpe: Any, line: str) -> str:
         return str(bpe.process_line(line))
     pieces = ([word[at : at + LONGEST] for at in range(0, len(word), LONGEST)] for word in line.split(" "))
     return " ".join(f"{bpe.separator} ".join(map(bpe.process_line, parts)) for parts in pieces)
+
+
+def rouge_scorer(names: Sequence[str]) -> Any:
+    """Return rouge-score's scorer with stemming."""
+    try:
+        from rouge_score.rouge_scorer import RougeScorer  # noqa: PLC0415 (an optional dependency)
+    except ImportError as error:
+        raise ValueError("ROUGE needs the package rouge-score: pip install rouge-score") from error
+    return RougeScorer(names, use_stemmer=True)
+
+
+def can_score(words: Collection[str]) -> bool:
+    """Return whether at least a tenth of the words contain a to z or a digit; rouge-score ignores other characters."""
+    return sum(bool(re.search("[a-z0-9]", word.lower())) for word in words) >= len(words) / 10
