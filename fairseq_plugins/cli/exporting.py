@@ -12,11 +12,11 @@ from fairseq.tasks.translation import TranslationTask
 
 from fairseq_plugins.cli.arguments import import_user_dir
 from fairseq_plugins.cli.files import naming_file_in_errors
-from fairseq_plugins.cli.own_data.model_card import card_of
+from fairseq_plugins.cli.own_data.results import card_of
 from fairseq_plugins.common.files import beside, naming
 from fairseq_plugins.common.model import IncrementalDecoder
 from fairseq_plugins.common.subwords import bpe_symbol
-from fairseq_plugins.export.folder import write_folder
+from fairseq_plugins.export.model import write_folder
 from fairseq_plugins.search.config import TranslationFastConfig
 from fairseq_plugins.vocabulary.candidates import Candidates
 
@@ -41,7 +41,6 @@ def export(args: Namespace) -> None:
         defaults = TranslationFastConfig.candidates_per_word, TranslationFastConfig.frequent_candidates
         numbers = (default if number is None else number for number, default in zip(given, defaults, strict=True))
         candidates = Candidates.read(args.candidates, source, target, *numbers)
-    pair = (task.cfg.source_lang, task.cfg.target_lang)
     args.output.parent.mkdir(parents=True, exist_ok=True)
     with naming(args.output), beside(args.output) as unfinished:
         unfinished.mkdir()
@@ -52,8 +51,8 @@ def export(args: Namespace) -> None:
             target,
             codes=args.bpe_codes,
             pieces=args.sentencepiece_model,
-            languages=pair if args.tokenizer else None,
-            pair=pair,
+            tokenizer=args.tokenizer,
+            languages=(task.cfg.source_lang, task.cfg.target_lang),
             longest_source=task.max_positions()[0],
             int8=args.int8,
             candidates=candidates,

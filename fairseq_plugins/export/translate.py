@@ -27,7 +27,7 @@ import onnxruntime as ort
 Array = np.ndarray[Any, Any]
 FILES = {"config.json", "source.onnx", "source.txt", "step.onnx", "target.txt", "weights.bin"}
 NUMBERS = ("bos", "pad", "eos", "unk", "source_words", "target_words", "source_positions", "target_positions")
-STRINGS = ("source_language", "target_language", "bpe_separator")  # each may be null
+STRINGS = ("tokenizer", "bpe_separator")  # each may be null
 GROWTH = 16  # minimum number of steps to allocate memory for
 PRODUCT = (  # an ONNX program: c = MatMulInteger(a, b) of unsigned and signed bytes
     b'\x08\x05:>\n\x18\n\x01a\n\x01b\x12\x01c"\rMatMulInteger\x12\x01gZ\t\n\x01a\x12\x04\n\x02\x08\x02Z\t\n\x01b\x12'
@@ -229,11 +229,12 @@ class Translator:
             self.read = ort.InferenceSession(folder / "source.onnx", options, providers=["CPUExecutionProvider"])
             self.step = ort.InferenceSession(folder / "step.onnx", options, providers=["CPUExecutionProvider"])
         self.inputs, sizes = {each.name: each.shape for each in self.step.get_inputs()}, (len(source), len(self.target))
-        self.has_attention = "attention" in [each.name for each in self.step.get_outputs()]
         with naming_file_in_errors(folder / "config.json"):
             self.config = c = json.loads((folder / "config.json").read_bytes())
             valid = all(type(c[name]) is int and 0 <= c[name] < 2**31 for name in NUMBERS) and c["format"] == 3
             valid &= all(isinstance(c[name], (str, type(None))) for name in STRINGS) and type(c["candidates"]) is bool
+            valid &= c["languages"] is None or [type(name) for name in c["languages"]] == [str, str]
+            valid &= c["tokenizer"] is None or c["languages"] is not None
             valid &= sizes == (c["source_words"], c["target_words"]) and c["inputs"] == self.inputs
             if not valid or max(c[name] for name in NUMBERS[:4]) >= min(sizes):
                 raise ValueError("it does not match the model files or this program")
@@ -261,9 +262,9 @@ class Translator:
             processor = import_module("sentencepiece").SentencePieceProcessor
             with naming_file_in_errors(folder / "pieces.model"):
                 self.pieces = processor(model_file=str(folder / "pieces.model"))
-        if c["source_language"] is not None:
-            self.tokenizer = import_module("sacremoses").MosesTokenizer(c["source_language"])
-            self.detokenizer = import_module("sacremoses").MosesDetokenizer(c["target_language"])
+        if c["tokenizer"] is not None:
+            self.tokenizer = import_module("sacremoses").MosesTokenizer(c["languages"][0])
+            self.detokenizer = import_module("sacremoses").MosesDetokenizer(c["languages"][1])
 
     def translate(self, lines: Iterable[str], replace_unk: dict[str, str] | None = None, **given: float) -> list[Any]:
         """Return a translation per line, or a list of translations with scores if nbest is above 1; see `OPTIONS`.
@@ -287,8 +288,6 @@ class Translator:
                 raise ValueError(f"{name} must be {kind} from {least:.0f} to {most:.0f}, got {value!r}")
         if not hasattr(replace_unk or {}, "get"):
             raise ValueError(f"replace_unk must be a dictionary, got {replace_unk!r}")
-        if attention and not self.has_attention:
-            raise ValueError(f"attention: {self.folder} was exported by an earlier version: export the model again")
         if self.pieces is not None:
             o.unkpen = 1000  # pieces can spell any text, so <unk> is never correct
         o.attention, o.replace_unk = attention, replace_unk

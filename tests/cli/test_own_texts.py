@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_plugins.cli.own_data.command import files_of
-from fairseq_plugins.cli.own_data.folder import Folder, merges_for, prepare
+from fairseq_plugins.cli.own_data.command import texts_of
+from fairseq_plugins.cli.own_data.folder import Folder
+from fairseq_plugins.cli.own_data.preparation import merges_for, prepare
 from fairseq_plugins.cli.own_data.texts import FilePair, languages_of, pair_up, read_pairs
 from tests.cli.conftest import parse
 
@@ -18,8 +19,7 @@ def described(*words: Path | str) -> tuple[tuple[str, str], list[FilePair]]:
     args = parse(
         *(word for word in words if isinstance(word, Path)), "out", *(word for word in words if isinstance(word, str))
     )
-    files = files_of(args, "train")
-    assert files is not None
+    files = texts_of(args)["train"]
     languages = languages_of(*files, args.source_lang, args.target_lang)
     return languages, pair_up(*files, languages)
 

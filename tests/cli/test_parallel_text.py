@@ -121,7 +121,7 @@ def _english() -> parallel_text.Line:
 def test_sides_of_different_length_are_named(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("1\n2\n")
     (tmp_path / "b").write_text("1\n")
-    with pytest.raises(ValueError, match="b has no line 2"):
+    with pytest.raises(ValueError, match=r"a has 2 lines and .*b has 1"):
         list(parallel_text.read_pairs(tmp_path / "a", tmp_path / "b"))
 
 

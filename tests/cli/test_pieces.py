@@ -14,7 +14,7 @@ from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from fairseq_plugins.cli.own_data import pieces
+from fairseq_plugins.cli.own_data import preparation
 from fairseq_plugins.export.translate import Translator
 from tests.commands import ROOT
 from tests.conftest import random_model
@@ -72,9 +72,8 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> Ways:
     pages = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))]
     paths[0].write_text("".join(pages), encoding="utf-8")
     paths[1].write_text("".join(f"{word} {word} {word}\n" for word in ODD) * 50, encoding="utf-8", newline="\n")
-    number = sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
-    pieces.learn(paths, number, 800, folder / "model")
-    pieces.write_dictionary(folder / "model", folder / "dict.txt")
+    preparation.learn_pieces(paths, 800, folder / "model")
+    preparation.write_dictionary(folder / "model", folder / "dict.txt")
     dictionary = Dictionary.load(str(folder / "dict.txt"))
     task = Namespace(source_dictionary=dictionary, target_dictionary=dictionary)
     exported = export(
@@ -97,7 +96,7 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> Ways:
 def test_all_text_comes_back(ways: Ways, tmp_path: Path, lines: list[str]) -> None:
     """Training, fairseq's commands and the folder use the same pieces, none of them unknown."""
     (tmp_path / "text").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
-    pieces.segment(ways.model, tmp_path / "text", tmp_path / "pieces")
+    preparation.segment_by_pieces(ways.model, tmp_path / "text", tmp_path / "pieces")
     segmented = (tmp_path / "pieces").read_text(encoding="utf-8").split("\n")
     assert segmented.pop() == ""
     for line, words in zip(lines, segmented, strict=True):
@@ -118,11 +117,11 @@ def test_text_without_spaces_is_learned_in_bounded_memory(tmp_path: Path) -> Non
     """sentencepiece takes about 130 bytes per character of a word, and each line here is one word."""
     program = (
         "import random, sys; from pathlib import Path; from resource import *\n"
-        "from fairseq_plugins.cli.own_data import pieces\n"
+        "from fairseq_plugins.cli.own_data import preparation\n"
         "text, letters = Path(sys.argv[1], 'text'), [chr(0x4E00 + n) for n in range(2000)]\n"
         "with text.open('w', encoding='utf-8') as file:\n"
         "    file.writelines(''.join(random.choices(letters, k=60)) + '\\n' for _ in range(400_000))\n"
-        "pieces.learn([text], 400_000, 100, text.with_name('model'))\n"
+        "preparation.learn_pieces([text], 100, text.with_name('model'))\n"
         "print(getrusage(RUSAGE_SELF).ru_maxrss)"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]

@@ -25,7 +25,7 @@ from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE, SubwordNMTBPECo
 
 from fairseq_plugins.export import translate
 from fairseq_plugins.vocabulary.candidates import Candidates
-from tests.export.exporting import export, forget_attention, parts, update_checksums
+from tests.export.exporting import export, parts, update_checksums
 from tests.searches import model
 
 LINES = [
@@ -234,7 +234,7 @@ def test_subwords_and_tokens(tmp_path: Path) -> None:
     words = Dictionary()
     for word in ("th@@", "e", "&apos;s", "a", "@-@", "x", "."):
         words.add_symbol(word)
-    folder = made(tmp_path / "out", words, codes=codes, languages=("en", "de"))
+    folder = made(tmp_path / "out", words, codes=codes, tokenizer="moses", languages=("en", "de"))
     translator = translate.Translator(folder, 1)
     moses = MosesTokenizer(MosesTokenizerConfig(source_lang="en", target_lang="de"))
     bpe = SubwordNMTBPE(SubwordNMTBPEConfig(bpe_codes=str(codes)))
@@ -315,17 +315,6 @@ def test_programs_with_other_output_names(name: str, output: str, full_folder: P
         translate.Translator(place, 1).translate(["w1 w2"])
 
 
-def test_a_folder_without_attention(folder: Path, tmp_path: Path) -> None:
-    """As earlier versions exported it: it translates, and says that it has no attention."""
-    old = shutil.copytree(folder, tmp_path / "out")
-    forget_attention(old)
-    now, before = translate.Translator(folder, 1), translate.Translator(old, 1)
-    assert now.translate(["w1 w2"]) == before.translate(["w1 w2"])
-    assert now.explain(["w1 w2"], attention=True)[0]["translations"][0]["attention"].shape[2] == 3
-    with pytest.raises(ValueError, match=r"attention: .*export the model again"):
-        before.explain(["w1 w2"], attention=True)
-
-
 @pytest.mark.parametrize(
     "content", ["[" * 100_000, "[1]", "", '{"format": ' + "9" * 5000 + "}", '{"format": NaN}'], ids=range(5)
 )
@@ -336,8 +325,8 @@ def test_hostile_config(content: str, folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [("pad", -1), ("eos", 10**6), ("unk", "3"), ("bos", None), ("source_words", 7), ("target_words", True),
-     ("inputs", {}), ("source_language", {"a": 1}), ("bpe_separator", 5), ("format", 1), ("candidates", True),
-     ("target_positions", 1.5)],
+     ("inputs", {}), ("languages", ["a", 1]), ("tokenizer", "moses"), ("bpe_separator", 5), ("format", 1),
+     ("candidates", True), ("target_positions", 1.5)],
 )  # fmt: skip
 def test_wrong_config(name: str, value: object, folder: Path, tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text())

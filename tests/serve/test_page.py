@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from fairseq_plugins.export.translate import Translator
-from tests.export.exporting import forget_attention
 from tests.serve.serving import Server, serving
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
@@ -188,11 +187,9 @@ def test_names_for_a_screen_reader(page: Any) -> None:
     assert page.get_attribute("#error", "role") == "alert"
 
 
-def test_key_and_a_folder_without_attention(browser: Any, folder: Path, tmp_path: Path) -> None:
-    old = shutil.copytree(folder, tmp_path / "out")
-    forget_attention(old)
+def test_the_key_is_asked_for(browser: Any, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("sesam")
-    with serving(tmp_path / "log", old, "--api-key-file", tmp_path / "key") as server:
+    with serving(tmp_path / "log", folder, "--api-key-file", tmp_path / "key") as server:
         context = browser.new_context()
         for page in opened(context, server):
             page.fill("#source", "w1 w2")
@@ -200,9 +197,6 @@ def test_key_and_a_folder_without_attention(browser: Any, folder: Path, tmp_path
             page.fill("#key", "sesam")
             page.locator("#key").blur()
             page.wait_for_selector(".sentence")
-            page.click("#map summary")
-            assert page.is_visible("#no-map")
-            assert page.locator("#heat td").count() == 0
         context.close()
 
 

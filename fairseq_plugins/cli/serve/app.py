@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,9 +23,8 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from fairseq_plugins.cli.own_data.catalogues import placeholders
-from fairseq_plugins.cli.serve.batches import Batches, QueueFullError
-from fairseq_plugins.cli.serve.files import FORMATS, Document, Results, read_document
-from fairseq_plugins.cli.serve.models import NAMES, Pair
+from fairseq_plugins.cli.serve.batches import Batches, Pair, QueueFullError
+from fairseq_plugins.cli.serve.documents import FORMATS, Document, Results, Sentence, read_document, split
 from fairseq_plugins.cli.serve.parameters import (
     file_of,
     is_set,
@@ -33,11 +33,23 @@ from fairseq_plugins.cli.serve.parameters import (
     text_of,
     unless_disconnected,
 )
-from fairseq_plugins.cli.serve.sentences import Sentence, split
 
 FILE_FACTOR = 10  # a file may have this many times as many characters as a text
 FILES = 4  # files in translation
 CHUNK = 128  # number of a file's sentences that are in the queue together
+
+
+NAMES = dict(
+    re.findall(
+        r"(\w+)=(\w+)",
+        """ar=Arabic bg=Bulgarian bn=Bengali ca=Catalan cs=Czech da=Danish de=German el=Greek en=English eo=Esperanto
+        es=Spanish et=Estonian eu=Basque fa=Persian fi=Finnish fr=French ga=Irish gl=Galician he=Hebrew hi=Hindi
+        hr=Croatian hu=Hungarian id=Indonesian is=Icelandic it=Italian ja=Japanese ko=Korean lt=Lithuanian lv=Latvian
+        ms=Malay nb=Norwegian nl=Dutch pl=Polish pt=Portuguese ro=Romanian ru=Russian sk=Slovak sl=Slovenian
+        sq=Albanian sr=Serbian sv=Swedish sw=Swahili th=Thai tl=Tagalog tr=Turkish uk=Ukrainian ur=Urdu
+        vi=Vietnamese zh=Chinese""",
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -80,7 +92,7 @@ class Api:
         return JSONResponse({"status": "ok"})
 
     async def settings(self, request: Request) -> Response:
-        """Return limits and default languages, like LibreTranslate, and the models that can report attention."""
+        """Return limits and default languages, like LibreTranslate."""
         source, target = next(iter(self.models))
         answer = {
             "charLimit": self.limits.letters,
@@ -89,7 +101,6 @@ class Api:
             "filesTranslation": True,
             "supportedFilesFormat": FORMATS,
             "language": {side: {"code": x, "name": name(x)} for side, x in (("source", source), ("target", target))},
-            "attention": [pair for pair, batches in self.models.items() if batches.translator.has_attention],
         }
         return JSONResponse(answer)
 
@@ -112,8 +123,6 @@ class Api:
             raise HTTPException(400, f"{kind} format is not supported")
         alternatives = number_of(parameters, "alternatives", batches.beam - 1)
         attention = is_set(parameters, "attention")
-        if attention and not batches.translator.has_attention:
-            raise HTTPException(400, "attention: this model was exported by an earlier version; export it again")
         work = translate_texts(batches, texts, alternatives + 1, attention)
         told = await unless_disconnected(request, work, self.limits.seconds)
         best = [[join(text, 0)] for text in told]

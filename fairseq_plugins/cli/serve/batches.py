@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fairseq_plugins.export.translate import Translator
 
+Pair = tuple[str, str]  # source and target language
 PATIENCE = 0.005  # seconds to wait until there are enough sentences for a thread ...
 SHARE = 0.1  # ... plus this fraction of the last batch's time, because its callers may send new sentences
 # Factor of the limit of a batch's padded size, because callers' sentences differ more in length than neighbours in a
