@@ -273,13 +273,6 @@ def test_a_pipe_may_be_translated(tmp_path: Path) -> None:
         assert os.read(left, 9) == b"\x1f\x8b"
 
 
-@pytest.mark.parametrize(("arch", "is_ours"), [("convs2s", True), ("fconv", False)])
-def test_an_export_is_shown_if_it_can_be_made(arch: str, is_ours: bool) -> None:
-    folder = Folder(Path("out"), ("en", "de"), "sentencepiece")
-    shown = own_data.next_commands(parse("a.en", "a.de", "out", "--arch", arch), folder, Path("out"), [])
-    assert any(words.startswith("fairseq-plugins export ") for words in shown.values()) == is_ours
-
-
 def test_a_wrong_call_gets_a_clear_error(texts: Path, tmp_path: Path) -> None:
     (tmp_path / "few.en").write_text("x\n")
     (tmp_path / "few.de").write_text("x\n")

@@ -174,19 +174,6 @@ def test_wide_and_narrow_light_and_dark(browser: Any, server: Server, width: int
     context.close()
 
 
-def test_names_for_a_screen_reader(page: Any) -> None:
-    """Each control has a name, and what changes is announced."""
-    translate(page, "w1")
-    page.click("#map summary")
-    page.wait_for_selector("#heat td")
-    for role, name in (("textbox", "Text"), ("combobox", "Languages"), ("group", "Translation"), ("combobox", "Layer"),
-                       ("region", "Attention"), ("button", "Copy")):  # fmt: skip
-        assert page.get_by_role(role, name=name, exact=True).count() == 1, name
-    assert page.get_by_role("radio").count() == page.locator("#nbest label").count()
-    assert page.get_attribute("#target", "aria-live") == "polite"
-    assert page.get_attribute("#error", "role") == "alert"
-
-
 def test_the_key_is_asked_for(browser: Any, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("sesam")
     with serving(tmp_path / "log", folder, "--api-key-file", tmp_path / "key") as server:

@@ -64,19 +64,12 @@ def language_of_catalogue(path: Path) -> str | None:
 
 @dataclass(eq=False)
 class Gap:
-    """An entry's translation that is empty and can be filled.
-
-    Attributes:
-        entry: the entry.
-        source: the text to translate.
-        form: number of the plural form; None if the entry has no plural.
-        lost: placeholders of the source that are missing in its translation.
-    """
+    """An entry's translation that is empty and can be filled."""
 
     entry: polib.POEntry
-    source: str
-    form: int | None = None
-    lost: list[str] = field(default_factory=list)
+    source: str  # the text to translate
+    form: int | None = None  # number of the plural form, if the entry has plural forms
+    lost: list[str] = field(default_factory=list)  # placeholders of the source that are missing in its translation
 
     @property
     def line(self) -> int:

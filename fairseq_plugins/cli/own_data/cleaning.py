@@ -79,7 +79,7 @@ def clean(
         keep: rules of `OPTIONAL` to switch off.
 
     Returns:
-        Number of pairs of each part, and of training pairs that each rule removed.
+        number of pairs of each part, and of training pairs that each rule removed.
 
     Raises:
         ValueError: too many lines are invalid UTF-8, or a part has too few pairs.

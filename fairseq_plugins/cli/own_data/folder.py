@@ -29,17 +29,11 @@ ENDS = ("--max-epoch", "--max-update", "--patience", "--stop-time-hours", "--sto
 
 @dataclass(frozen=True)
 class Folder:
-    """Paths and languages of one folder.
-
-    Attributes:
-        path: the folder.
-        languages: source and target.
-        tokenizer: one of `TOKENIZERS`.
-    """
+    """Paths and languages of one folder."""
 
     path: Path
-    languages: tuple[str, str]
-    tokenizer: str
+    languages: tuple[str, str]  # source and target
+    tokenizer: str  # one of `TOKENIZERS`
 
     @property
     def binary(self) -> Path:
@@ -115,11 +109,7 @@ def trained_archs(output: Path) -> list[str]:
 
 
 def find_model(output: Path, arch: str | None) -> tuple[Folder, Path]:
-    """Return a folder of ``own-data`` and the subfolder of a trained model.
-
-    Args:
-        output: folder of own-data.
-        arch: architecture of the model; None if only one was trained.
+    """Return a folder of ``own-data`` and the subfolder of a model; ``arch`` may be None if only one was trained.
 
     Raises:
         ValueError: the folder is missing or incomplete, there is no such model, or there are several.
@@ -150,12 +140,7 @@ def without_ends(wishes: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Base:
-    """The base model of an adaptation.
-
-    Attributes:
-        folder: its folder of own-data.
-        checkpoint: its checkpoint, in a subfolder with the name of its architecture.
-    """
+    """The base model of an adaptation: its folder, and its checkpoint in a subfolder with its architecture's name."""
 
     folder: Folder
     checkpoint: Path
@@ -172,11 +157,7 @@ class Base:
 
 
 def find_base(path: Path, arch: str | None) -> Base:
-    """Return the base model for a folder of own-data or a checkpoint in it.
-
-    Args:
-        path: the folder or checkpoint.
-        arch: architecture of the model; None if only one was trained.
+    """Return the base model for a folder of own-data or a checkpoint in it; see `find_model`.
 
     Raises:
         ValueError: there is no such model, or there are several.
@@ -191,23 +172,14 @@ def find_base(path: Path, arch: str | None) -> Base:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The translated lines of a held-out part.
-
-    Attributes:
-        part: ``test`` or ``valid``.
-        language: target language.
-        sources: source lines before preprocessing.
-        references: target lines before preprocessing.
-        sentences: n-best lists of the model.
-        left_out: number of lines that are too long for the model.
-    """
+    """The translated lines of a held-out part, ``test`` or ``valid``."""
 
     part: str
-    language: str
-    sources: Sequence[str]
+    language: str  # of the target
+    sources: Sequence[str]  # before preprocessing
     references: Sequence[str]
-    sentences: Sequence[Sentence]
-    left_out: int
+    sentences: Sequence[Sentence]  # n-best lists of the model
+    left_out: int  # lines that are too long for the model
 
     @property
     def translations(self) -> list[str]:

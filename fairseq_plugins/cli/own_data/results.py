@@ -47,16 +47,7 @@ MANY: list[object] = ["--buffer-size", 1000, "--max-tokens", 4000]  # batches fo
 
 
 def score_held_out(folder: Folder, model: Path, options: list[object]) -> Scores:
-    """Translate the test or validation part, and print scores and the first translations.
-
-    Args:
-        folder: prepared text.
-        model: folder for the output of fairseq-generate.
-        options: data, checkpoint and search options of fairseq-generate.
-
-    Raises:
-        ValueError: fairseq-generate fails.
-    """
+    """Translate the test or validation part with a model, and print scores and the first translations."""
     scores = scores_of(folder, model, options)
     print(f"\n{scores.describe()}", file=sys.stderr)
     held_out = scores.held_out
@@ -67,7 +58,11 @@ def score_held_out(folder: Folder, model: Path, options: list[object]) -> Scores
 
 
 def scores_of(folder: Folder, results: Path, options: list[object]) -> Scores:
-    """Translate and score the held-out part of a folder."""
+    """Translate and score the held-out part of a folder; fairseq-generate writes to the folder ``results``.
+
+    Raises:
+        ValueError: fairseq-generate fails.
+    """
     generate(results, folder.scored_part, options)
     return score_translations(read_held_out(folder, results, folder.scored_part))
 
@@ -148,15 +143,7 @@ def translations(options: list[object], stdin: int | None = None, places: Sequen
 
 
 def write_card(folder: Folder, model: Path, scores: Scores, base: Base | None, commands: Mapping[str, str]) -> None:
-    """Write the card of a trained model.
-
-    Args:
-        folder: folder of the training text.
-        model: folder of the checkpoints.
-        scores: scores of the model.
-        base: base model, if the model is an adaptation.
-        commands: shell commands by their purpose.
-    """
+    """Write the card of a trained model; ``commands`` are shell commands by their purpose."""
     source, target = folder.languages
     held_out = scores.held_out
     also = " (they also decided when to stop training)" if held_out.part == "valid" else ""

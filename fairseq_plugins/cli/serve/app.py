@@ -54,28 +54,16 @@ NAMES = dict(
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of requests.
+    """Limits of requests."""
 
-    Attributes:
-        key: API key; None without a key.
-        letters: characters of the texts in a request.
-        seconds: time limit of an answer.
-        origins: origins whose pages may call the server.
-    """
-
-    key: str | None
-    letters: int
-    seconds: float
-    origins: list[str]
+    key: str | None  # API key
+    letters: int  # characters of the texts in a request
+    seconds: float  # time limit of an answer
+    origins: list[str]  # whose pages may call the server
 
 
 class Api:
-    """Endpoints.
-
-    Args:
-        models: queues of the models by languages.
-        limits: limits of all callers.
-    """
+    """Endpoints."""
 
     def __init__(self, models: Mapping[Pair, Batches], limits: Limits) -> None:
         self.models, self.limits = models, limits
@@ -108,7 +96,7 @@ class Api:
         """Return the only source language; the text is not inspected."""
         parameters = await self.allowed(request)
         text_of(parameters, "q")
-        return JSONResponse([self.detected(self.source_for(None))])
+        return JSONResponse([detected(self.source_for(None))])
 
     async def translate(self, request: Request) -> Response:
         """Translate one text or several."""
@@ -132,14 +120,13 @@ class Api:
         if alternatives:
             answer["alternatives"] = [[each for each in found[1:] if each != found[0]] for found in best]
         if parameters.get("source") == "auto":
-            answer["detectedLanguage"] = [self.detected(pair[0])] * len(texts)
+            answer["detectedLanguage"] = [detected(pair[0])] * len(texts)
         if attention or is_set(parameters, "details"):
             answer["sentences"] = [[*map(described, text)] for text in told]
         return JSONResponse(answer if isinstance(q, list) else {field: value[0] for field, value in answer.items()})
 
     async def translate_file(self, request: Request) -> Response:
         """Translate a file, and return the URL of the result; with ``progress``, stream one line of JSON per step."""
-        most = FILE_FACTOR * self.limits.letters
         parameters = await self.allowed(request, FILE_FACTOR)
         filename, content = await file_of(parameters)
         pair, batches = self.model_for(parameters)
@@ -147,7 +134,7 @@ class Api:
             document = await asyncio.to_thread(read_document, filename, content)
         except ValueError as error:
             raise HTTPException(400, f"Invalid request: {error}") from None
-        self.check_length(sum(map(len, document.texts)), most)
+        self.check_length(sum(map(len, document.texts)), FILE_FACTOR * self.limits.letters)
         if self.files >= FILES:
             raise HTTPException(429, f"Slowdown: {FILES} files are in translation, try again later")
         steps = self.steps(batches, document, pair[1], str(request.base_url))
@@ -214,9 +201,9 @@ class Api:
         if letters > most:
             raise HTTPException(413, f"Invalid request: request ({letters}) exceeds text limit ({most})")
 
-    def model_for(self, parameters: Mapping[str, Any]) -> tuple[Pair, Batches]:
+    def model_for(self, parameters: dict[str, Any]) -> tuple[Pair, Batches]:
         """Return the model for a request, and the model's languages."""
-        source, target = (text_of({**parameters}, side) for side in ("source", "target"))
+        source, target = text_of(parameters, "source"), text_of(parameters, "target")
         if not any(target in pair for pair in self.models):
             raise HTTPException(400, f"{target} is not supported")
         if source == "auto":
@@ -237,14 +224,15 @@ class Api:
             raise HTTPException(400, f"auto is not supported: give the source language, one of {', '.join(sources)}")
         return sources[0]
 
-    def detected(self, language: str) -> dict[str, Any]:
-        """Return a language in the format of ``/detect``, with confidence 0."""
-        return {"confidence": 0.0, "language": language}
-
 
 def name(code: str) -> str:
     """Return the English name of a language, or its code if unknown."""
     return NAMES.get(code, code)
+
+
+def detected(language: str) -> dict[str, Any]:
+    """Return a language in the format of ``/detect``, with confidence 0."""
+    return {"confidence": 0.0, "language": language}
 
 
 Told = tuple[Sentence, dict[str, Any]]
@@ -289,8 +277,6 @@ async def refuse(request: Request, error: Exception) -> Response:
     """Return an error in LibreTranslate's format."""
     if isinstance(error, HTTPException):
         return JSONResponse({"error": error.detail}, error.status_code, error.headers)
-    if isinstance(error, QueueFullError):
-        return JSONResponse({"error": "Slowdown: too many sentences wait, try again later"}, 429)
     if isinstance(error, ClientDisconnect):
         return Response(status_code=400)
     return JSONResponse({"error": "Translation error: see the server's messages"}, 500)
@@ -319,5 +305,5 @@ def make_app(models: Mapping[Pair, Batches], limits: Limits) -> Starlette:
     ]
     cors = Middleware(CORSMiddleware, allow_origins=limits.origins, allow_headers=["content-type"])
     middleware = [cors] if limits.origins else []
-    handlers: Any = dict.fromkeys((HTTPException, QueueFullError, ClientDisconnect, Exception), refuse)
+    handlers: Any = dict.fromkeys((HTTPException, ClientDisconnect, Exception), refuse)
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)

@@ -55,16 +55,10 @@ def _between_spaces(chunk: str) -> Sentence:
 
 @dataclass(frozen=True)
 class Document:
-    """A file to translate.
+    """A file to translate; ``fill`` gets translations of its texts, and returns the translated file and a report."""
 
-    Attributes:
-        name: name without a folder.
-        texts: distinct texts of the file.
-        fill: function that gets translations of the texts, and returns the translated file and a possibly empty report.
-    """
-
-    name: str
-    texts: list[str]
+    name: str  # without a folder
+    texts: list[str]  # without repetitions
     fill: Callable[[Mapping[str, str]], tuple[bytes, str]]
 
     def sentences(self) -> list[str]:
