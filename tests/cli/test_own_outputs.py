@@ -268,10 +268,6 @@ def test_from_python(made: SimpleNamespace, caplog: pytest.LogCaptureFixture) ->
     assert [record for record in caplog.records if record.name.startswith("fairseq")] == []
 
 
-def test_importing_does_not_ask_for_tensorboard() -> None:
-    assert "tensorboardX" not in python("-c", "import fairseq_plugins.convs2s.model").stderr
-
-
 def test_an_unknown_architecture_is_told_the_others() -> None:
     with pytest.raises(ValueError, match="unknown architecture; choose one of convs2s_tiny, ") as raised:
         model_of("convs2_tiny", USER_DIR)

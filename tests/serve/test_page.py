@@ -153,27 +153,6 @@ def test_errors_are_shown(page: Any) -> None:
     assert not page.is_visible("#error")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [320, 1200])
-def test_wide_and_narrow_light_and_dark(browser: Any, server: Server, width: int, scheme: str) -> None:
-    """Nothing is cut off, the columns stand beside or below each other, and text can be read."""
-    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
-    for page in opened(context, server):
-        translate(page, " ".join(f"w{number}" for number in range(40)) + " " + "w" * 200)
-        page.click("#map summary")
-        page.wait_for_selector("#heat td")
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        boxes = [page.locator(name).bounding_box() for name in ("#source", "#target")]
-        assert (boxes[0]["y"] == boxes[1]["y"]) == (width > 720)
-        colours = page.evaluate(
-            "(({ color, backgroundColor }) => [color, backgroundColor])(getComputedStyle(document.body))"
-        )
-        ink, paper = (sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in colours)
-        assert (ink < paper) == (scheme == "light")
-        assert abs(ink - paper) > 500
-    context.close()
-
-
 def test_the_key_is_asked_for(browser: Any, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("sesam")
     with serving(tmp_path / "log", folder, "--api-key-file", tmp_path / "key") as server:
@@ -185,12 +164,3 @@ def test_the_key_is_asked_for(browser: Any, folder: Path, tmp_path: Path) -> Non
             page.locator("#key").blur()
             page.wait_for_selector(".sentence")
         context.close()
-
-
-def test_the_page_of_the_api(browser: Any, server: Server) -> None:
-    page = browser.new_page()
-    page.goto(f"{server.url}/docs.html")
-    page.wait_for_selector("h2")
-    paths = [*server.ask("/openapi.json")[1]["paths"]]
-    assert [text.split()[1] for text in page.locator("h2").all_inner_texts()] == paths
-    page.close()

@@ -45,15 +45,7 @@ SILENCE = 60  # minimum of seconds between two messages about updates
 
 
 class Training:
-    """One training.
-
-    Args:
-        arch: architecture.
-        save: folder of its checkpoints.
-        wishes: the user's options of fairseq-train, which override own-data's.
-        user_dir: folder that registers the architecture.
-        base: trained model to start from.
-        fp32: train in float32.
+    """One training, with checkpoints in ``save``; ``wishes`` are the user's options of fairseq-train.
 
     Raises:
         ValueError: the architecture or an option is unknown, or the checkpoint could not be used for translation.
@@ -138,7 +130,7 @@ class Training:
 
         Args:
             binary: folder of binary data.
-            training_part: target side of the training text.
+            training_part: target side of the training text, as subwords.
             languages: options for the languages; fairseq-train cannot read ``pt-BR`` from file names.
 
         Raises:
