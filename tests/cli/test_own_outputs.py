@@ -22,17 +22,11 @@ from fairseq_plugins.cli.lexicon import find_aligner
 from fairseq_plugins.cli.own_data.training import model_of
 from fairseq_plugins.cli.plots.figure import fonts_for
 from fairseq_plugins.convs2s.model import ConvS2SModel
-from tests.cli.test_own_data import TINY
-from tests.commands import MAIN, ROOT, USER_DIR, python
+from tests.cli.test_own_data import TINY, own
+from tests.commands import ROOT, USER_DIR
 
 NOUNS = {"dog": "\u72ac", "man": "\u7537", "well-known boat": "\u6709\u540d\u306a\u8239", "horse": "\u99ac"}
 ARCH = "convs2s_tiny"
-
-
-def own(*words: object) -> str:
-    result = python("-c", MAIN, "own-data", *words)
-    assert result.returncode == 0, result.stderr[-4000:]
-    return result.stderr
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +47,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     out = folder / "out"
     words = [folder / "train.en", folder / "train.ja", out, "--arch", ARCH, "--train", TINY]
     words += ["--test", folder / "test.en", folder / "test.ja"]
-    return SimpleNamespace(folder=folder, out=out, words=words, model=out / ARCH, printed=own(*words))
+    return SimpleNamespace(folder=folder, out=out, words=words, model=out / ARCH, printed=own(*words).stderr)
 
 
 def test_one_number_for_one_model(made: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
