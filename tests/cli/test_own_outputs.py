@@ -23,7 +23,7 @@ from fairseq_plugins.cli.own_data.training import model_of
 from fairseq_plugins.cli.plots.figure import fonts_for
 from fairseq_plugins.convs2s.model import ConvS2SModel
 from tests.cli.test_own_data import TINY, own
-from tests.commands import ROOT, USER_DIR
+from tests.commands import ROOT, USER_DIR, python
 
 NOUNS = {"dog": "\u72ac", "man": "\u7537", "well-known boat": "\u6709\u540d\u306a\u8239", "horse": "\u99ac"}
 ARCH = "convs2s_tiny"
@@ -260,6 +260,10 @@ def test_from_python(made: SimpleNamespace, caplog: pytest.LogCaptureFixture) ->
     assert all(others)
     assert hub.translate("") == ""
     assert [record for record in caplog.records if record.name.startswith("fairseq")] == []
+
+
+def test_importing_does_not_ask_for_tensorboard() -> None:
+    assert "tensorboardX" not in python("-c", "import fairseq_plugins.convs2s.model").stderr
 
 
 def test_an_unknown_architecture_is_told_the_others() -> None:

@@ -22,33 +22,13 @@ from tests.export.exporting import export
 
 # Words with a meaning for sentencepiece or fairseq, all kinds of white space, and letters of many scripts.
 ODD = [
-    *("<unk>", "<s>", "</s>", "<pad>", "<0x41>", "<0x0A>", "\u2581", "\u2581\u2581a", "\ufdd0", "\ufdd1\ufdd0\u2581"),
-    *(
-        "#fairseq:overwrite",
-        "madeupword0000",
-        "@@",
-        "@-@",
-        "<<unk>>",
-        "</w>",
-        "\0",
-        "a\0b",
-        "\ufeff",
-        "\ufffd",
-        "\uffff",
-    ),
-    *("\xa0", "\u3000", "\u2028", "\x85", "\x1c", "\r", "\t", "\u200b", " ", "  ", " a  b ", "\xa0a\u3000"),
-    *(
-        "%(name)s",
-        ":ref:`x <y-z>`",
-        "https://docs.python.org/3",
-        "2026-11-27",
-        "e\u0301é",
-        "ﬁ①Å",
-        "𝒜👩\u200d👩\u200d👧",
-        "\U0010ffff",
-    ),
-    *("的对象，见“说明”（可选）。", "これは文です。", "Обов’язково", "L’objet", "مرحبا", "नमस्ते", "ไทย", "한국어"),
-]
+    "<unk>", "<s>", "</s>", "<pad>", "<0x41>", "<0x0A>", "\u2581", "\u2581\u2581a", "\ufdd0", "\ufdd1\ufdd0\u2581",
+    "#fairseq:overwrite", "madeupword0000", "@@", "@-@", "<<unk>>", "</w>", "\0", "a\0b", "\ufeff", "\ufffd", "\uffff",
+    "\xa0", "\u3000", "\u2028", "\x85", "\x1c", "\r", "\t", "\u200b", " ", "  ", " a  b ", "\xa0a\u3000",
+    "%(name)s", ":ref:`x <y-z>`", "https://docs.python.org/3", "2026-11-27", "e\u0301é", "ﬁ①Å", "𝒜👩\u200d👩\u200d👧",
+    "\U0010ffff", "的对象，见“说明”（可选）。", "これは文です。",
+    "Обов’язково", "L’objet", "مرحبا", "नमस्ते", "ไทย", "한국어",
+]  # fmt: skip
 WORDS = st.one_of(
     st.sampled_from(ODD), st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=20)
 )
