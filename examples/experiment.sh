@@ -134,7 +134,7 @@ score() {
     case $seeds in
         *' '*) run fairseq-plugins score --generated "$out/$name/ensemble"/shard*/"generate-$part.txt" "$@" ;;
     esac
-    [ ${#smoke[@]} = 0 ] || echo "--smoke: after two updates a score means nothing; it only shows that all steps run"
+    [ ${#smoke[@]} = 0 ] || echo "--smoke: after two updates a score means nothing; this run only shows that all steps work"
 }
 
 # Extract a dictionary for unknown words.  This is done before the training, so that a missing eflomal is noticed early.

@@ -111,4 +111,4 @@ def test_an_unknown_table_is_named(data: Path, tmp_path: Path) -> None:
     """``--tables 4`` does not select a table whose title contains 4.5."""
     result = ablate(data, tmp_path, "weighted_transformer", "--tables", 4)
     assert result.returncode == 2
-    assert "--tables 4: no such word in 'Table 2: beside the Transformer'" in result.stderr
+    assert "--tables 4: not in a table's title; use words of 'Table 2: beside the Transformer'" in result.stderr

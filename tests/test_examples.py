@@ -30,7 +30,7 @@ def test_the_quickstart_removes_nothing_of_others(tmp_path: Path) -> None:
     command = ["bash", str(ROOT / "examples" / "quickstart" / "run.sh")]
     result = subprocess.run(command, env={**os.environ, "OUT": str(tmp_path)}, capture_output=True, check=False)
     assert (result.returncode, result.stdout) == (2, b"")
-    assert result.stderr.decode().startswith(f"OUT: {tmp_path} has another data-bin")
+    assert result.stderr.decode().startswith(f"OUT: {tmp_path} contains another data-bin")
     assert (tmp_path / "data-bin").exists()
 
 

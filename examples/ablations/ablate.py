@@ -44,7 +44,7 @@ class Result(NamedTuple):
 
 
 def write_configuration(folder: Path, family: str, width: int) -> None:
-    """Write the recipe, and a hydra group with one file per cell.  Replace W by ``width`` in all of them."""
+    """Write the recipe, and a hydra group with one file per cell.  Replace W by ``width`` in all files."""
 
     def write(path: Path, text: str) -> None:
         path.write_text(re.sub(r"\b(\d*)W\b", lambda found: str(int(found[1] or 1) * width), text), encoding="utf-8")
@@ -91,7 +91,7 @@ def result(args: argparse.Namespace, cell: str, seed: int) -> Result | None:
     if args.updates not in validated:
         if max(validated, default=0) > args.updates:
             raise ValueError(
-                f"--updates {args.updates}: {log} has no validation there; use one of "
+                f"--updates {args.updates}: {log} has no validation at this update; use one of "
                 f"{', '.join(map(str, sorted(validated)))}"
             )
         return None
@@ -109,7 +109,7 @@ def report(args: argparse.Namespace, known: set[tuple[str, int]], pictures: bool
         if (cell, seed) not in known:
             print(f"{cell}, seed {seed}: validation perplexity {found.perplexity:.2f}", flush=True)
     known.update(finished)
-    lines = [f"{args.updates} updates, layers as wide as {args.width}, seeds {', '.join(map(str, args.seeds))}."]
+    lines = [f"{args.updates} updates, layers of width {args.width}, seeds {', '.join(map(str, args.seeds))}."]
     for number, (title, cells) in enumerate(family.tables.items()):
         lines += ["", f"## {title}", ""]
         lines += ["| | validation perplexity | lowest to highest | BLEU | seeds |", "|---" * 5 + "|"]
@@ -181,7 +181,9 @@ def main() -> None:
     wanted = [title for title in tables if not args.tables or is_named(title, args.tables)]
     cells = list(dict.fromkeys(cell for title in wanted for cell in tables[title]))
     if not cells:
-        parser.error(f"--tables {' '.join(args.tables)}: no such word in {', '.join(map(repr, tables))}")
+        parser.error(
+            f"--tables {' '.join(args.tables)}: not in a table's title; use words of {', '.join(map(repr, tables))}"
+        )
 
     try:
         with stoppable(), work_in(args.out):

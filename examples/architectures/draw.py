@@ -32,7 +32,7 @@ def build(architecture: str) -> BaseFairseqModel:
     Raises:
         ValueError: the name is not an architecture with sizes.
     """
-    if architecture not in ARCH_CONFIG_REGISTRY or architecture in MODEL_REGISTRY:  # models have no sizes
+    if architecture not in ARCH_CONFIG_REGISTRY or architecture in MODEL_REGISTRY:  # names of models have no sizes
         raise ValueError(f"ARCH {architecture}: not an architecture with sizes; use one such as convs2s_iwslt_de_en")
     dictionary = Dictionary()
     task: Any = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
@@ -94,7 +94,7 @@ def draw_convs2s(paper: Paper, model: BaseFairseqModel) -> tuple[float, float]:
 
     g = embedding(paper, right, decoder, TARGET)
     below = paper.above(g, "linear", "linear", shape(decoder.from_embedding))
-    source, query = left + wide / 2 + 0.25, right + wide / 2 + 0.16  # vertical lines to the attention boxes
+    source, query = left + wide / 2 + 0.25, right + wide / 2 + 0.16  # x of the vertical lines to the attention boxes
     asked = []
     for times, (sizes, attention, widening) in runs(
         (convolution(c), a and f"query {shape(a.in_projection)}, out {shape(a.out_projection)}", shortcut(s))
@@ -151,7 +151,7 @@ def draw_conv_encoder(paper: Paper, model: BaseFairseqModel) -> tuple[float, flo
     sizes = f"g {cell.input.in_features}, c {cell.conditional_input.in_features} → 4 · {units} → h {units}"
     lstm = paper.above(attention, "recurrent", "LSTM", sizes, gap=0.35)
     paper.text(right + 0.1, attention.top[1] + 0.16, "c")
-    # The state goes back to the attention and the LSTM, and g to the LSTM.
+    # Arrows from the state h back to the attention and the LSTM, and from the embedding g to the LSTM.
     back, end = right - 1.28, lstm.top[1] + 0.17
     paper.arrow(
         (right, end),

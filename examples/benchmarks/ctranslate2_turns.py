@@ -1,7 +1,7 @@
 """Translate with CTranslate2 for generation.py, in a separate process, because its OpenMP would slow torch down.
 
-ctranslate2_turns.py MODEL TEXT BEAM STEPS THREADS reads a precision from each line of the standard input.  It
-translates the text as one batch in this precision, and then prints the precision.
+ctranslate2_turns.py MODEL TEXT BEAM STEPS THREADS reads a precision from each line of the standard input.  For each
+precision, the script translates the text as one batch, and then prints the precision.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 """Measure every ratio of README.md and docs/performance.md on this machine, and compare with earlier results.
 
 The script runs generation.py, training.py and newstest.py one after the other, and writes a table for this kind of
-machine to ``figures/``.  It lists the ratios that differ by more than a tenth from the machine's previous table.  Start
-it on an idle machine.
+machine to ``figures/``.  The script lists the ratios that differ by more than a tenth from the machine's
+previous table.  Start the script on an idle machine.
 """
 
 from __future__ import annotations

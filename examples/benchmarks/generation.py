@@ -67,7 +67,7 @@ OPTIONS = (
     DEVICE,
     JSON,
 )
-PAUSE = 0.5  # seconds before each turn; CTranslate2's threads keep a core busy for 0.2 s after theirs
+PAUSE = 0.5  # seconds before each turn; CTranslate2's threads keep a core busy for 0.2 s after their turn
 CONVS2S, WEIGHTED, COMPILED = "convs2s", "weighted_transformer_small", ", compiled"
 
 
@@ -82,7 +82,7 @@ def cache_linearized_weights(model: FConvModel) -> None:
 def ctranslate2_runs(
     model: BaseFairseqModel, options: Namespace, dictionary: Dictionary, source: torch.Tensor, args: Namespace
 ) -> Iterator[dict[str, Callable[[], None]]]:
-    """Yield calls that translate with the same Transformer in CTranslate2, one per precision; none if it is missing."""
+    """Yield calls that translate with the same Transformer in CTranslate2, one per precision, if it is installed."""
     if args.device != "cpu" or not find_spec("ctranslate2"):
         yield {}
         return

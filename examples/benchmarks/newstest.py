@@ -64,7 +64,7 @@ FCONV, CONVS2S, TRANSFORMER, WEIGHTED = "fconv", "convs2s", "transformer", "weig
 # are sometimes equally likely, and fairseq prints four digits.
 TIE = 1e-3
 
-# The system counts the parent's memory at the start in a process's peak memory, so a small process starts the command.
+# A new process's peak memory includes the memory of its parent, so a small process starts the command.
 _MEASURE = """
 import json, resource, subprocess, sys
 with open(sys.argv[1], "wb") as output:
@@ -82,8 +82,7 @@ class Contestant:
     Attributes:
         command: words of the command.
         beside: contestant to compare the translations with, if any.
-        exact: whether the translations must be equal; if scores are known, translations may also be equally likely at
-            the first difference.
+        exact: whether the translations must be equal; translations that tie (`Translation.ties`) count as equal.
         bare: whether the output has one translation per line, and not fairseq-generate's format.
     """
 

@@ -109,9 +109,9 @@ def main() -> None:
     model.eval()
     with torch.no_grad():
         ours, theirs = (float(forms[name](samples[0])) for name in ("sequence_risk", "plain"))
-    print(f"loss of the first batch without dropout: {ours:.4f}, in the plain form {theirs:.4f}")
+    print(f"loss of the first batch without dropout: {ours:.4f}, of the plain implementation {theirs:.4f}")
     if abs(ours - theirs) > 1e-3 * abs(theirs):
-        raise SystemExit("the losses of sequence_risk and its plain form differ, so the times mean nothing")
+        raise SystemExit("the losses of sequence_risk and its plain implementation differ, so the times mean nothing")
     model.train()
 
     total = dict.fromkeys(forms, 0.0)

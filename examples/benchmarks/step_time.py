@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Time decoding steps at several output lengths; if the state grows, later steps are slower.
+"""Time decoding steps at several output lengths; steps become slower if a model's state grows.
 
-fairseq's fconv, convs2s with the same weights, fairseq's transformer and the Weighted Transformer take turns.  They
+fairseq's fconv, convs2s with the same weights, fairseq's transformer and the Weighted Transformer take turns.  All
 have random weights and decode random tokens; hypotheses are reordered at each step.  The last predictions are compared
 with predictions of decoding without state.
 """

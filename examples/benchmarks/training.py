@@ -2,9 +2,9 @@
 """Time training updates of our models and of fairseq's models of the same sizes, in float32 and in bfloat16.
 
 An update does the same as fairseq-train for one batch: loss, gradients, norm of the gradients, and Adam.  fairseq's
-models are trained as without this plugin; --bf16 then does not run on a CPU.  Our models are trained with the plugin's
-dropout, loss and Adam.  The contestants of a row take turns in one process, with random weights and the memory settings
-of a training.
+models are trained without this plugin's changes; without these changes, --bf16 does not run on a CPU.  Our models are
+trained with the plugin's dropout, loss and Adam.  The contestants of a row take turns in one process, with random
+weights and the memory settings of a training.
 
 In each row, our model's loss without dropout is compared with another loss.  convs2s computes the same function as
 fconv, so their losses are compared.  The other models differ from fairseq's.  The Weighted Transformer is compared with

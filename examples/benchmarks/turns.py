@@ -47,7 +47,7 @@ def parse_options(
 ) -> Namespace:
     """Parse the options of a script; set torch's number of threads and seed.
 
-    The type of an option is that of its default; an option whose default is False has no value.
+    The type of an option is that of its default; an option whose default is False takes no value.
 
     Args:
         description: description of the script.
@@ -125,7 +125,7 @@ def random_sentences(
 def take_turns(
     contestants: Mapping[str, Callable[[], Any]], rounds: int, warm_up: int = 1, pause: float = 0
 ) -> tuple[dict[str, list[float]], dict[str, Any]]:
-    """Time contestants in turns; return the seconds of each in each round, and its last result.
+    """Time contestants in turns; return each contestant's seconds in each round, and its last result.
 
     Args:
         contestants: calls to time, by name.

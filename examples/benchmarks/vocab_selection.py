@@ -2,9 +2,9 @@
 """Time generation and training with vocabulary selection and with the whole target vocabulary.
 
 A model with random weights translates sentences of a text to outputs as long as their sources, and is trained on these
-sentences.  It does so in turns with all target words and with the candidates of each batch.  If all words are
-candidates, hypotheses and losses must equal those of fairseq's search and criterion.  Each peak of memory is measured
-in a process of its own.
+sentences.  Translation and training run in turns with all target words and with the candidates of each batch.  If all
+words are candidates, hypotheses and losses must equal those of fairseq's search and criterion.  Each peak of memory is
+measured in a separate process.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def check(bench: Bench, work: str) -> str:
             sys.exit(
                 f"{pairs - equal} hypotheses with all words as candidates differ, so the speeds above mean nothing"
             )
-        return f"{equal} of {pairs} hypotheses as fairseq's with all words as candidates"
+        return f"{equal} of {pairs} hypotheses equal fairseq's if all words are candidates"
     with torch.no_grad():
         losses = [float(bench.criterion(which)(model, bench.training)[0]) for which in (bench.everything, None)]
     difference = abs(losses[0] - losses[1]) / losses[1]

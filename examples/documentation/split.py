@@ -2,7 +2,7 @@
 """Split gettext catalogues into training, validation and test parts, by file.
 
 ``split.py CATALOGUES OUT`` copies each ``.po`` of a folder and its subfolders to ``OUT/train``, ``OUT/valid`` or
-``OUT/test``. Paragraphs of one document share names and sentences.  Only a test part with other documents therefore
+``OUT/test``. Paragraphs of one document share names and sentences.  Therefore, only a test part of other documents
 shows how a model translates a new document.  The part of a document depends only on its file name, and stays the same
 when other documents are added.
 """

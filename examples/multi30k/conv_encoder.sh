@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Train an encoder of Gehring et al. 2016 or ConvS2S on prepared Multi30k data, with the same decoder, optimizer, batches
-# and updates for all; translate the test part and print its detokenised BLEU, in total and by source length.
+# Train an encoder of Gehring et al. 2016 or ConvS2S on prepared Multi30k data, all with the same optimizer, batches and
+# updates.  Translate the test part and print its detokenised BLEU, in total and by source length.
 #
 #   conv_encoder.sh PREPARED OUT convolutional|pooling|bilstm|convs2s [fairseq-train option ...]
 #
 # The options override the recipe.  The same command resumes an interrupted run.
 set -euo pipefail
-unset CDPATH  # with it, cd prints the folder
+unset CDPATH  # if CDPATH is set, cd prints the folder
 [ $# -ge 3 ] || { sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 2; }
 prepared=$1 out=$2 encoder=$3
 shift 3

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tokenise Multi30k, learn a joint BPE and binarise it for fairseq.
 
-``prepare.py DATA OUT`` reads ``{train,val,test_2016_flickr}.{en,de}`` from DATA (plain or gzipped).  It writes the
+``prepare.py DATA OUT`` reads ``{train,val,test_2016_flickr}.{en,de}`` from DATA (plain or gzipped), and writes the
 tokens (``tmp/``), the BPE codes (``code``), the subwords (``train.en``, ...), fairseq's binary data (``data-bin/``) and
 the untokenised reference of the test part (``test.reference``) to OUT.  Steps whose result exists are skipped; a folder
 that was made from other text is refused.  ``--join N`` first concatenates captions to lines of at least N words, and
@@ -27,7 +27,7 @@ TERMS = "The README beside this script says where to get Multi30k."
 def join(data: Path, joined: Path, words: int) -> None:
     """Concatenate captions until the English line has at least ``words`` words."""
     for name in PARTS:
-        if (joined / f"{name}.en").exists():  # it is written last
+        if (joined / f"{name}.en").exists():  # the English file is written last
             continue
         english, german = (list(read_text(File(f"{name}.{language}").place(data), language)) for language in LANGUAGES)
         if len(english) != len(german):

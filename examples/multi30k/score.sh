@@ -5,11 +5,11 @@
 #
 # PREPARED is the output folder of prepare.py, OUT the folder of a training.
 set -euo pipefail
-unset CDPATH  # with it, cd prints the folder
+unset CDPATH  # if CDPATH is set, cd prints the folder
 [ $# -ge 2 ] || { sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 2; }
 prepared=$1 out=$2
 shift 2
-pair=$(cd "$prepared/data-bin" && ls test.*-*.bin | head -n 1 | cut -d. -f2)  # en-de
+pair=$(cd "$prepared/data-bin" && ls test.*-*.bin | head -n 1 | cut -d. -f2)  # such as en-de
 
 fairseq-generate "$prepared/data-bin" --user-dir "$(dirname "$0")/../../user_dir" --path "$out/checkpoint_best.pt" \
     --source-lang "${pair%-*}" --target-lang "${pair#*-}" \

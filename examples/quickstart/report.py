@@ -2,7 +2,7 @@
 """Score the demo's translations and show ten of them.
 
 ``report.py TEXT GENERATED`` compares fairseq-generate's ``generate-test.txt`` with ``test.de`` in TEXT.  With
-``--check`` it fails if the scores are lower than those of a properly trained demo model.
+``--check`` the script fails if the scores are lower than those of a properly trained demo model.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
 # candidate words, from a lexicon that is extracted from the training part.  The options override the options below.
 # Each run starts from scratch.
 set -euo pipefail
-unset CDPATH  # with it, cd prints the folder
+unset CDPATH  # if CDPATH is set, cd prints the folder
 arch=${ARCH:-convs2s_tiny}
 out=${OUT:+$(mkdir -p "$OUT" && cd "$OUT" && pwd)}
 cd "$(dirname "$0")/../.."
@@ -37,9 +37,9 @@ without_configuration() { grep --line-buffered -v "{'_name'"; }
 
 step() { printf '\n== %s\n' "$*"; }
 
-for name in text bpe data-bin lexicon "$arch"; do  # to be removed; codes and text/train.en mark older runs
+for name in text bpe data-bin lexicon "$arch"; do  # removed below; folders of earlier versions have codes and text/train.en
     if [ -e "$out/$name" ] && [ ! -e "$out/.quickstart" ] && ! { [ -e "$out/codes" ] && [ -e "$out/text/train.en" ]; }; then
-        echo "OUT: $out has another $name, which would be removed; choose a new folder" >&2
+        echo "OUT: $out contains another $name, which the demo would remove; choose a new folder" >&2
         exit 2
     fi
 done
@@ -75,12 +75,12 @@ task=()
 if [ -n "${VOCAB_SELECTION:-}" ]; then
     step "   The lexicon for vocabulary selection (less than a minute)"
     run fairseq-plugins lexicon --source "$out/bpe/train.en" --target "$out/bpe/train.de" --output "$out/lexicon"
-    # The vocabulary is small, so few words are frequent enough to be candidates of every batch.
+    # The vocabulary is small, so only 100 frequent words (1000 by default) are candidates of every batch.
     task=(--task translation_fast --candidates "$out/lexicon" --candidates-per-word 10 --frequent-candidates 100)
     criterion=(--criterion vocab_selection_cross_entropy)
 fi
 
-step "4. Training of $arch (most of the time: with convs2s_tiny 5 to 10 minutes in all, on two cores)"
+step "4. Training of $arch (with convs2s_tiny, most of the demo's 5 to 10 minutes on two cores)"
 run fairseq-train "$out/data-bin" --user-dir user_dir --arch "$arch" --save-dir "$model" ${task[@]+"${task[@]}"} \
     "${criterion[@]}" --optimizer "$optimizer" --dropout 0.1 --batch-size 64 --max-update 2400 \
     --adam-betas '(0.9, 0.98)' --clip-norm 0.1 --lr 0.003 --lr-scheduler cosine --warmup-updates 200 \

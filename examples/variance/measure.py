@@ -4,10 +4,10 @@
 The model is `convs2s_wmt_en_ro` at the start of training, with 20 layers in encoder and decoder, dropout and random
 words.  The paper keeps the variance constant by three factors (Gehring et al. 2017, sections 3.4 and 3.5, appendix A):
 √½ after sums, 4 before gates, and p after dropout.  The script measures the model itself, and variants without one of
-these factors.  It measures three stacks: the encoder, the decoder, and an encoder without residual connections, as in
+these factors, for three stacks: the encoder, the decoder, and an encoder without residual connections, as in
 appendix A.
 
-It writes variance.png and variance.tsv, and prints by which factor the variance changes across each stack.
+The script writes variance.png and variance.tsv, and prints by which factor the variance changes across each stack.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.length <= 4 * args.layers:
         parser.error(f"--length {args.length}: must be more than {4 * args.layers}, four times --layers")
-    # An error of the output folder should be raised before minutes of work.
+    # Create the folder now, so that an error is raised before minutes of work.
     args.out.mkdir(parents=True, exist_ok=True)
     found = {
         (stack, variant): measure(args, stack, variant)
@@ -71,7 +71,7 @@ def main() -> None:
     }
     write(args.out / "variance.tsv", found)
     draw(args.out / "variance.png", found)
-    print("| stack | | activations, top beside bottom | gradients, bottom beside top |")
+    print("| stack | | activations, top / bottom | gradients, bottom / top |")
     print("|---|---|---|---|")
     for (stack, variant), variances in found.items():
         activations, gradients = zip(*variances, strict=True)

@@ -2,10 +2,10 @@
 """Train the Weighted Transformer and fairseq's Transformer of the same sizes, and compare them.
 
 ``compare.py DATA_BIN OUT --reference TEXT`` reads binary data and the target text of the test part, and writes all
-results to the folder OUT.  It first trains each model briefly with each learning rate and attention dropout of a grid.
-It then trains each model for 16 000 updates with each seed, in the setting with the lowest validation loss.  Run the
-same command again to resume: it skips finished trainings and continues stopped ones.  ``table.md`` and ``curves.png``
-are updated after each training.
+results to the folder OUT.  The script first trains each model briefly with each learning rate and attention dropout of
+a grid.  The script then trains each model for 16 000 updates with each seed, in the setting with the lowest validation
+loss.  Run the same command again to resume: it skips finished trainings and continues stopped ones.  ``table.md`` and
+``curves.png`` are updated after each training.
 
 Words after ``--`` are options of fairseq-train that override the recipe.
 """
@@ -58,7 +58,7 @@ class Cell(NamedTuple):
     rate: float
     attention_dropout: float
     seed: int
-    updates: int | None  # None: the recipe's
+    updates: int | None  # None: as in the recipe
 
     def __str__(self) -> str:
         name = f"{self.model}-rate{self.rate}-attention{self.attention_dropout}-seed{self.seed}"
@@ -77,7 +77,7 @@ def fairseq(command: str, *options: object, log: Path) -> None:
 
 
 def run(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
-    """Train one cell, unless it has a result; after a long training, also translate and score the test part."""
+    """Run a training, unless it has a result; if it is not part of the grid, also translate and score the test part."""
     folder = args.out / str(cell)
     result = folder / "result.json"
     if not result.exists():
@@ -90,7 +90,7 @@ def run(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
         found = {"curve": read_curve(folder / "train.log"), "weak": weak_branches(best)}
         if cell.updates is None:
             decoding = ["--user-dir", USER_DIR, "--path", best, "--beam", 5, "--max-tokens", 3000, "--remove-bpe"]
-            if args.tokenizer:  # needs the languages
+            if args.tokenizer:  # fairseq's tokenizers need the languages
                 source, target = next(args.data.glob("test.*-*.*.bin")).name.split(".")[1].split("-")
                 decoding += ["--tokenizer", args.tokenizer, "--source-lang", source, "--target-lang", target]
             fairseq("generate", args.data, *decoding, "--results-path", folder, log=folder / "generate.log")
@@ -138,7 +138,7 @@ def write(out: Path, results: dict[Cell, dict[str, Any]]) -> None:
         lines.append(f"| {settings} | {best_loss(found)[1]:.3f} |")
     lines += [
         "",
-        "| | seed | validation loss | at update | as good as the Transformer's best at | BLEU | chrF | weak |",
+        "| | seed | validation loss | at update | Transformer's best reached at | BLEU | chrF | weak |",
     ]
     lines.append("|---" * 8 + "|")
     goals = {cell.seed: best_loss(found)[1] for cell, found in final.items() if cell.model == "transformer"}
@@ -192,7 +192,7 @@ def main() -> None:
     )
     args = parser.parse_args(own)
     args.options = given
-    # The reference and the test part are read only after the trainings; this check finds a missing file before.
+    # The reference and the test part are read only after the trainings; this check finds a missing file early.
     if not args.reference.is_file():
         parser.error(f"--reference: {args.reference} is not a file; give the target text of the test part")
     if not any(args.data.glob("test.*.bin")):
