@@ -1,4 +1,4 @@
-"""Training in ``own-data``: options depend on the size of the text, and the user's options override them."""
+"""Training in ``own-data``: its options, which depend on the size of the text and on the user, and its progress."""
 
 from __future__ import annotations
 
