@@ -224,6 +224,24 @@ def test_a_finished_training_is_continued(trained: tuple[Path, str], texts: Path
     assert re.findall(r"^epoch (\d), update", printed, flags=re.MULTILINE) == ["3"]
 
 
+def test_a_folder_of_an_earlier_version(texts: Path, tmp_path: Path) -> None:
+    """That version recorded a corpus, and kept Moses' tokens of the held-out parts."""
+    out = tmp_path / "out"
+    own(*call(texts, out), "--tokenizer", "moses", "--train", TINY)
+    shutil.move(out / "tokens", out / "tmp")
+    shutil.move(out / "text" / "test.de", out / "test.reference")
+    shutil.rmtree(out / "text")
+    card = out / "convs2s_tiny" / "README.md"
+    card.unlink()
+    (out / "settings").write_text("Corpus(source='en', target='de', train=(), tests=())\n")
+    printed = own(*call(texts, out)).stderr
+    assert "fairseq-train" not in printed
+    assert f"--bpe-codes {out}/code" in printed
+    assert "\n- Files and sizes: not recorded" in card.read_text()
+    for language in ("en", "de"):
+        assert (out / "text" / f"test.{language}").read_text() == (texts / f"test.{language}").read_text()
+
+
 def test_options_of_a_finished_training(tmp_path: Path) -> None:
     """Without --train, or with the same options, the model stays."""
     (tmp_path / "finished").write_text("--lr 1 --max-epoch 2\n")
@@ -321,7 +339,7 @@ def test_a_wrong_call_gets_a_clear_error(texts: Path, tmp_path: Path) -> None:
         ([*blank, str(tmp_path / "tokens")], "training pairs left after cleaning: "),
         ([english, german, out, "--test", *folders], "none/en has no files"),
         ([english, german, str(tmp_path / "left")], "convs2s_iwslt_de_en already exists"),
-        ([english, german, str(tmp_path / "old")], "old was prepared by another command or by version 0.1"),
+        ([english, german, str(tmp_path / "old")], "old is an incomplete folder of version 0.1"),
     ):
         with pytest.raises(SystemExit, match=re.escape(message)):
             cli.main(["own-data", *words])

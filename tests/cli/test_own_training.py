@@ -171,3 +171,13 @@ def test_another_schedule_needs_a_rate(tmp_path: Path) -> None:
         own_training.Training("weighted_transformer_tiny", tmp_path, wishes)
     own_training.Training("weighted_transformer_tiny", tmp_path, [*wishes, "--lr", "0.001"])
     own_training.Training("weighted_transformer_tiny", tmp_path, [])
+
+
+def test_options_that_need_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensorboard, wandb = ["--tensorboard-logdir", "runs"], ["--wandb-project", "mine"]
+    monkeypatch.setattr(own_training, "find_spec", lambda name: name == "tensorboardX" or None)
+    own_training.Training("convs2s_tiny", tmp_path, tensorboard)
+    monkeypatch.setattr(own_training, "find_spec", lambda name: None)
+    for wishes, package in ((tensorboard, "tensorboard"), (wandb, "wandb")):
+        with pytest.raises(ValueError, match=f"{wishes[0]} needs the package {package}: pip install {package}"):
+            own_training.Training("convs2s_tiny", tmp_path, wishes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -51,6 +52,16 @@ def test_a_client_of_libretranslate(server: Server, translator: Translator) -> N
     with pytest.raises(HTTPError) as error:
         client.translate("w1", "en", "fr")
     assert (error.value.code, json.loads(error.value.read())) == (400, {"error": "fr is not supported"})
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="needs curl")
+def test_curl(server: Server, translator: Translator, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("w1 w2\n")
+    for words in (["-d", "q=w1 w2&source=en&target=de"], ["-F", "q=w1 w2", "-F", "source=en", "-F", "target=de"]):
+        shown = subprocess.run(
+            ["curl", "-s", f"{server.url}/translate", *words], capture_output=True, check=True
+        ).stdout
+        assert json.loads(shown) == {"translatedText": translator.translate(["w1 w2"])[0]}
 
 
 def test_texts_of_several_sentences(server: Server, translator: Translator) -> None:

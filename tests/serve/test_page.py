@@ -153,6 +153,33 @@ def test_errors_are_shown(page: Any) -> None:
     assert not page.is_visible("#error")
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [320, 1200])
+def test_layout_colours_and_names(browser: Any, server: Server, width: int, scheme: str) -> None:
+    """Nothing is cut off, text can be read, each control has a name, and changes are announced."""
+    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    for page in opened(context, server):
+        translate(page, " ".join(f"w{number}" for number in range(40)) + " " + "w" * 200)
+        page.click("#map summary")
+        page.wait_for_selector("#heat td")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        boxes = [page.locator(name).bounding_box() for name in ("#source", "#target")]
+        assert (boxes[0]["y"] == boxes[1]["y"]) == (width > 720)
+        colours = page.evaluate(
+            "(({ color, backgroundColor }) => [color, backgroundColor])(getComputedStyle(document.body))"
+        )
+        ink, paper = (sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in colours)
+        assert (ink < paper) == (scheme == "light")
+        assert abs(ink - paper) > 500
+        for role, name in (("textbox", "Text"), ("combobox", "Languages"), ("group", "Translation"),
+                           ("combobox", "Layer"), ("region", "Attention"), ("button", "Copy")):  # fmt: skip
+            assert page.get_by_role(role, name=name, exact=True).count() == 1, name
+        assert page.get_by_role("radio").count() == page.locator("#nbest label").count()
+        assert page.get_attribute("#target", "aria-live") == "polite"
+        assert page.get_attribute("#error", "role") == "alert"
+    context.close()
+
+
 def test_the_key_is_asked_for(browser: Any, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("sesam")
     with serving(tmp_path / "log", folder, "--api-key-file", tmp_path / "key") as server:

@@ -7,6 +7,7 @@ contains the binary data.  Folders with the names of architectures contain model
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -83,17 +84,13 @@ class Folder:
 
 
 def existing(path: Path) -> Folder | None:
-    """Return the folder that an earlier call of own-data created at ``path``, or None.
-
-    Raises:
-        ValueError: another command or version 0.1 created the folder.
-    """
+    """Return the folder that an earlier call of own-data created at ``path``, or None."""
     record = path / SETTINGS
     if not record.exists():
         return None
     text = record.read_text(encoding="utf-8")
-    if not text.startswith("{"):
-        raise ValueError(f"{path} was prepared by another command or by version 0.1: choose another folder")
+    if of_0_1 := re.match(r"Corpus\(source='([^']+)', target='([^']+)'", text):
+        return Folder(path, (of_0_1[1], of_0_1[2]), "moses")
     settings = json.loads(text)
     return Folder(path, tuple(settings["languages"]), settings["tokenizer"])
 

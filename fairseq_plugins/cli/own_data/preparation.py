@@ -91,7 +91,10 @@ def prepare(
             for part, files in texts.items()
         },
     }
-    if not text.exists():
+    before = record.read_text(encoding="utf-8") if record.exists() else ""
+    if before.startswith("Corpus("):
+        adopt(folder)
+    elif not text.exists():
         with beside(text) as unfinished:
             unfinished.mkdir(parents=True)
             parts = {part: read_pairs(files, folder.languages) for part, files in texts.items()}
@@ -100,7 +103,7 @@ def prepare(
             with writing(record) as file:
                 file.write(json.dumps(now, indent=1) + "\n")
         print(report(figures), file=sys.stderr)
-    elif json.loads(record.read_text(encoding="utf-8")) != now:
+    elif json.loads(before) != now:
         raise ValueError(
             f"{folder.path} has other text or options (see {record}): choose another folder, or repeat the texts and "
             "options of the first call"
@@ -111,6 +114,31 @@ def prepare(
                 shutil.copyfile(base.subwords, unfinished)
         segment(folder, workers)
         binarise(folder, workers, base)
+
+
+def adopt(folder: Folder) -> None:
+    """Restore the text of held-out parts in a folder of version 0.1, which stored only Moses' tokens.
+
+    Raises:
+        ValueError: the folder has no binary data.
+    """
+    if not folder.binary.exists():
+        raise ValueError(f"{folder.path} is an incomplete folder of version 0.1: remove it, or choose another folder")
+    if (folder.path / "text").exists():
+        return
+    from sacremoses import MosesDetokenizer  # noqa: PLC0415  (takes half a second to import)
+
+    with beside(folder.path / "text") as unfinished:
+        unfinished.mkdir()
+        for part in ("valid", "test"):
+            for language, path in zip(folder.languages, folder.text(part), strict=True):
+                tokens, untouched = folder.path / "tmp" / path.name, folder.path / f"{part}.reference"
+                if language == folder.languages[1] and untouched.exists():
+                    shutil.copyfile(untouched, unfinished / path.name)
+                elif tokens.exists():
+                    detokenise = MosesDetokenizer(language).detokenize
+                    with writing(unfinished / path.name) as file:
+                        file.writelines(f"{detokenise(line.split())}\n" for line in parallel_text.read_text(tokens, ""))
 
 
 def merges_for(pairs: int) -> int:

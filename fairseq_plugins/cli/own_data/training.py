@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from difflib import SequenceMatcher
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,13 @@ SAVE_EVERY = 90  # seconds between checkpoints
 SAVE = f"from fairseq_plugins.repairs.saving import save_every; save_every({SAVE_EVERY})"
 TRIED = 3  # updates that are timed to estimate an epoch's time, after one update of warm-up
 SILENCE = 60  # minimum of seconds between two messages about updates
+# Options, and the packages that they need.  If a package is missing, fairseq only logs this and ignores the option.
+PACKAGES = {
+    "tensorboard_logdir": ("tensorboard", "tensorboardX"),
+    "wandb_project": ("wandb",),
+    "aim_repo": ("aim",),
+    "azureml_logging": ("azureml",),
+}
 
 
 class Training:
@@ -68,6 +76,9 @@ class Training:
             self.own += ["--finetune-from-model", str(base.checkpoint), *base.wishes]
         self.wishes = [*wishes, "--log-format", "json"]  # for progress messages and plot-loss
         found = vars(parse(["DATA_BIN", *self.own, *self.settings(1, 1), *wishes]))
+        for name, packages in PACKAGES.items():
+            if found.get(name) and not any(map(find_spec, packages)):
+                raise ValueError(f"--train: {flag(name)} needs the package {packages[0]}: pip install {packages[0]}")
         if fp32 and (other := next((name for name in ("amp", "bf16", "fp16") if found[name]), None)):
             raise ValueError(f"--fp32: --train chooses another precision, --{other}; remove one of them")
         needed: dict[str, Any] = {"arch": arch, "user_dir": str(user_dir), "save_dir": str(save)}
