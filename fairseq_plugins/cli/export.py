@@ -86,8 +86,8 @@ def run(args: Namespace) -> None:
 
 def write(args: Namespace) -> None:
     """Write the folder."""
-    from fairseq_plugins.cli.own_data.model_card import card_of
-    from fairseq_plugins.export.folder import write_folder
+    from fairseq_plugins.cli.own_data.results import card_of
+    from fairseq_plugins.export.model import write_folder
     from fairseq_plugins.search.task import TranslationFastConfig as Defaults
     from fairseq_plugins.vocabulary.candidates import Candidates
 
@@ -103,7 +103,6 @@ def write(args: Namespace) -> None:
         per_word = Defaults.candidates_per_word if per_word is None else per_word
         frequent = Defaults.frequent_candidates if frequent is None else frequent
         candidates = Candidates.read(args.candidates, source, target, per_word, frequent)
-    pair = (task.cfg.source_lang, task.cfg.target_lang)
     args.output.parent.mkdir(parents=True, exist_ok=True)
     with naming(args.output), beside(args.output) as unfinished:
         unfinished.mkdir()
@@ -114,8 +113,8 @@ def write(args: Namespace) -> None:
             target,
             codes=args.bpe_codes,
             pieces=args.sentencepiece_model,
-            languages=pair if args.tokenizer else None,
-            pair=pair,
+            tokenizer=args.tokenizer,
+            languages=(task.cfg.source_lang, task.cfg.target_lang),
             longest_source=task.max_positions()[0],
             int8=args.int8,
             candidates=candidates,

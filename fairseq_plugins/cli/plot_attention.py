@@ -20,9 +20,9 @@ import fairseq_plugins
 from fairseq_plugins.cli.arguments import add_user_dir, import_user_dir, positive
 from fairseq_plugins.cli.figure import add_picture, fonts_for, new_figure, save
 from fairseq_plugins.cli.files import naming_file_in_errors, refuse_input_as_output
-from fairseq_plugins.cli.own_data.folder import SETTINGS
+from fairseq_plugins.cli.own_data.folder import SETTINGS, find_model
 from fairseq_plugins.cli.own_data.parallel_text import segmenter
-from fairseq_plugins.cli.own_data.trained import find_model
+from fairseq_plugins.cli.own_data.preparation import source_segmenter
 from fairseq_plugins.common.text import bpe_symbol
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def run(args: Namespace) -> None:
         if args.bpe_codes is not None:
             raise ValueError("--bpe-codes: not allowed with own-data's folder, which has its own; remove the option")
         folder, model = find_model(Path(data), args.arch)
-        data, path, segment = str(folder.binary), path or model / "checkpoint_best.pt", folder.segmenter()
+        data, path, segment = str(folder.binary), path or model / "checkpoint_best.pt", source_segmenter(folder)
     elif args.arch is not None:
         raise ValueError(f"--arch: {data} is not own-data's folder; use --path")
     for file in filter(None, (path, args.bpe_codes)):

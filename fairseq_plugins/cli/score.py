@@ -21,8 +21,7 @@ from sacrebleu.metrics.chrf import CHRF
 
 from fairseq_plugins.cli.arguments import positive
 from fairseq_plugins.cli.generated import Hypothesis, lines_of, read_generated
-from fairseq_plugins.cli.own_data.held_out import HeldOut, generated, is_complete, read_held_out, scored_part
-from fairseq_plugins.cli.own_data.trained import find_model
+from fairseq_plugins.cli.own_data.folder import HeldOut, find_model, generated, is_complete, read_held_out
 from fairseq_plugins.common.text import can_score, rouge_scorer
 
 OF_OUT = {"command", "run", "output", "arch"}  # options that score accepts together with OUT
@@ -144,7 +143,7 @@ class Scores:
 def score_folder(output: Path, arch: str | None) -> Scores:
     """Score the translations in a folder of own-data."""
     folder, model = find_model(output, arch)
-    part = scored_part(folder)
+    part = folder.scored_part
     if not is_complete(generated(model, part), model / "checkpoint_best.pt"):
         raise ValueError(f"{generated(model, part)} is missing, outdated or truncated: run own-data again")
     return score_translations(read_held_out(folder, model, part))

@@ -19,9 +19,16 @@ from sacrebleu.metrics.bleu import BLEU
 
 from fairseq_plugins.cli.arguments import add_user_dir
 from fairseq_plugins.cli.generated import Sentence, lines_of, read_generated
-from fairseq_plugins.cli.own_data.folder import BEAM, BEST
-from fairseq_plugins.cli.own_data.held_out import HeldOut, generate, generated, is_complete, read_held_out
-from fairseq_plugins.cli.own_data.trained import find_model
+from fairseq_plugins.cli.own_data.folder import (
+    BEAM,
+    BEST,
+    HeldOut,
+    find_model,
+    generate,
+    generated,
+    is_complete,
+    read_held_out,
+)
 from fairseq_plugins.cli.score import TOKENIZERS, tokenizer_for
 from fairseq_plugins.cli.user_dir import USER_DIR
 

@@ -1,18 +1,100 @@
-"""Export of a model to two ONNX programs: the first encodes the source, and the second makes a decoding step."""
+"""Export of a model to a folder with two ONNX programs: one encodes the source, and one makes a decoding step."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import json
+import shutil
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
+from fairseq.data import Dictionary
 
 from fairseq_plugins.common.embedding import InputEmbedding
 from fairseq_plugins.common.model import IncrementalDecoder, TranslationModel
 from fairseq_plugins.common.onnx_program import Program, Sizes, SourceProgram, StepProgram, Weights
+from fairseq_plugins.vocabulary.candidates import Candidates
+
+_README = """A translation model ({family}). It needs Python 3.10 or later and these packages:
+
+    pip install {packages}
+
+Translate line by line, or from Python:
+
+    python translate.py < source.txt > translation.txt
+    >>> from translate import Translator; Translator(".").translate(["A sentence."], beam=5, nbest=1)
+
+`python translate.py --help` lists all options. The files are verified against SHA256SUMS at each start.
+"""
+
+
+def write_folder(
+    folder: Path,
+    model: Any,
+    source: Dictionary,
+    target: Dictionary,
+    *,
+    codes: Path | None = None,
+    pieces: Path | None = None,
+    tokenizer: str | None = None,
+    languages: tuple[str, str] | None = None,
+    longest_source: int,
+    int8: bool = False,
+    candidates: Candidates | None = None,
+    card: str = "",
+) -> None:
+    """Write all files of an exported model.
+
+    Args:
+        folder: empty folder.
+        model: model of this plugin, after `make_generation_fast_`.
+        source: source words.
+        target: target words.
+        codes: file with subword-nmt's codes, if the model uses them.
+        pieces: file of the sentencepiece model, if the model uses one.
+        tokenizer: ``moses``, or None if input text is already tokenised.
+        languages: source and target language, if known.
+        longest_source: maximum number of source tokens that the task allows.
+        int8: whether to compute products in int8.
+        candidates: table of candidate words; None for all words.
+        card: text of a model card, which is appended to README.md.
+    """
+    programs = write_programs(model, folder, int8=int8, with_candidates=candidates is not None)
+    for side, dictionary in (("source", source), ("target", target)):
+        (folder / f"{side}.txt").write_text("".join(f"{word}\n" for word in dictionary.symbols), encoding="utf-8")
+    if codes is not None:
+        shutil.copyfile(codes, folder / "codes.txt")
+    if pieces is not None:
+        shutil.copyfile(pieces, folder / "pieces.model")
+    if candidates is not None:
+        always = candidates.always.nonzero().flatten().numpy()
+        np.savez(folder / "candidates.npz", translations=candidates.translations.numpy(), always=always)
+    config = {
+        "format": 3,
+        **{name: getattr(target, name)() for name in ("bos", "pad", "eos", "unk")},
+        "source_words": len(source),
+        "target_words": len(target),
+        "languages": languages,
+        "tokenizer": tokenizer,
+        "bpe_separator": None if codes is None else "@@",
+        "sentencepiece": pieces is not None,
+        "candidates": candidates is not None,
+        **programs,
+        "source_positions": min(programs["source_positions"], longest_source),
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    sums = (f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(folder.iterdir()))
+    (folder / "SHA256SUMS").write_text("".join(sums), encoding="utf-8")
+    shutil.copyfile(Path(__file__).with_name("translate.py"), folder / "translate.py")
+    needed = {"subword-nmt": codes, "sacremoses": tokenizer, "sentencepiece": pieces}
+    packages = ["numpy", "onnxruntime", *(name for name, used in needed.items() if used)]
+    family = type(model).__name__.removesuffix("Model")
+    readme = _README.format(family=family, packages=" ".join(packages)) + (f"\n{card}" if card else "")
+    (folder / "README.md").write_text(readme, encoding="utf-8")
 
 
 @torch.no_grad()

@@ -27,7 +27,7 @@ import onnxruntime as ort
 Array = np.ndarray[Any, Any]
 FILES = {"config.json", "source.onnx", "source.txt", "step.onnx", "target.txt", "weights.bin"}
 NUMBERS = ("bos", "pad", "eos", "unk", "source_words", "target_words", "source_positions", "target_positions")
-STRINGS = ("source_language", "target_language", "bpe_separator")  # each may be null
+STRINGS = ("tokenizer", "bpe_separator")  # each may be null
 GROWTH = 16  # minimum number of steps to allocate memory for
 PRODUCT = (  # an ONNX program: c = MatMulInteger(a, b) of unsigned and signed bytes
     b'\x08\x05:>\n\x18\n\x01a\n\x01b\x12\x01c"\rMatMulInteger\x12\x01gZ\t\n\x01a\x12\x04\n\x02\x08\x02Z\t\n\x01b\x12'
@@ -107,9 +107,8 @@ class Decoding:
         self.state = run(model.read, {"words": source, "candidates": candidates})
         for name, shape in model.inputs.items():
             if name.startswith(("state", "keys", "values")):
-                sizes = [
-                    {"B": len(source), "before": len(source), "P": GROWTH * beam}.get(size, size) for size in shape
-                ]
+                known = {"B": len(source), "before": len(source), "P": GROWTH * beam}
+                sizes = [known.get(size, size) for size in shape]
                 self.state[name] = np.zeros(int(np.prod(sizes)), np.float32).reshape(sizes)
         self.past = [name for name in self.state if name.startswith(("keys", "values"))]
         self.seen: Array = np.zeros((len(source), 1, GROWTH * beam), bool)  # whether a row attends to a slot, (B, k, P)
@@ -155,9 +154,8 @@ class Decoding:
             if (size := int(np.prod(shape))) > memory.size:
                 memory = np.empty(2 * size, np.float32)
             self.state[name] = memory[:size].reshape(shape)
-            for new, each, kept in reversed(
-                [*zip(self.state[name], old, places, strict=True)]
-            ):  # backwards, because old and new slots share memory
+            # Backwards, because old and new slots share memory.
+            for new, each, kept in reversed([*zip(self.state[name], old, places, strict=True)]):
                 new[:, : self.used], new[:, self.used :] = each.take(kept, axis=1), 0
 
     def keep(self, places: Array) -> None:
@@ -229,19 +227,19 @@ class Translator:
             self.read = ort.InferenceSession(folder / "source.onnx", options, providers=["CPUExecutionProvider"])
             self.step = ort.InferenceSession(folder / "step.onnx", options, providers=["CPUExecutionProvider"])
         self.inputs, sizes = {each.name: each.shape for each in self.step.get_inputs()}, (len(source), len(self.target))
-        self.has_attention = "attention" in [each.name for each in self.step.get_outputs()]
         with naming_file_in_errors(folder / "config.json"):
             self.config = c = json.loads((folder / "config.json").read_bytes())
             valid = all(type(c[name]) is int and 0 <= c[name] < 2**31 for name in NUMBERS) and c["format"] == 3
             valid &= all(isinstance(c[name], (str, type(None))) for name in STRINGS) and type(c["candidates"]) is bool
+            valid &= c["languages"] is None or [type(name) for name in c["languages"]] == [str, str]
+            valid &= c["tokenizer"] is None or c["languages"] is not None
             valid &= sizes == (c["source_words"], c["target_words"]) and c["inputs"] == self.inputs
             if not valid or max(c[name] for name in NUMBERS[:4]) >= min(sizes):
                 raise ValueError("it does not match the model files or this program")
-        self.numbers = {
-            word: n for n, word in enumerate(source) if n not in map(c.get, NUMBERS[:3])
-        }  # text cannot contain special symbols
-        self.candidates, self.bpe, self.tokenizer = (np.zeros((sizes[0], 0), int), np.arange(sizes[1])), None, None
-        self.pieces = None
+        # Text cannot contain special symbols.
+        self.numbers = {word: n for n, word in enumerate(source) if n not in map(c.get, NUMBERS[:3])}
+        self.candidates = np.zeros((sizes[0], 0), int), np.arange(sizes[1])
+        self.bpe = self.pieces = self.tokenizer = None
         if c["candidates"]:
             with naming_file_in_errors(folder / "candidates.npz"), np.load(folder / "candidates.npz") as tables:
                 self.candidates = of_words, always = tables["translations"], tables["always"]
@@ -249,9 +247,7 @@ class Translator:
                 if of_words.shape[:-1] != (len(source),) or not 0 <= least <= most < len(self.target):
                     raise ValueError("it does not match the vocabularies")
         if c["bpe_separator"] is not None:
-            bpe = import_module(
-                "subword_nmt.apply_bpe"
-            ).BPE  # outside the context, because a missing package is not an error of the file
+            bpe = import_module("subword_nmt.apply_bpe").BPE  # a missing package is not an error of the file
             with (
                 naming_file_in_errors(path := folder / "codes.txt"),
                 path.open(encoding="utf-8", newline="\n") as codes,
@@ -261,9 +257,9 @@ class Translator:
             processor = import_module("sentencepiece").SentencePieceProcessor
             with naming_file_in_errors(folder / "pieces.model"):
                 self.pieces = processor(model_file=str(folder / "pieces.model"))
-        if c["source_language"] is not None:
-            self.tokenizer = import_module("sacremoses").MosesTokenizer(c["source_language"])
-            self.detokenizer = import_module("sacremoses").MosesDetokenizer(c["target_language"])
+        if c["tokenizer"] is not None:
+            self.tokenizer = import_module("sacremoses").MosesTokenizer(c["languages"][0])
+            self.detokenizer = import_module("sacremoses").MosesDetokenizer(c["languages"][1])
 
     def translate(self, lines: Iterable[str], replace_unk: dict[str, str] | None = None, **given: float) -> list[Any]:
         """Return a translation per line, or a list of translations with scores if nbest is above 1; see `OPTIONS`.
@@ -287,8 +283,6 @@ class Translator:
                 raise ValueError(f"{name} must be {kind} from {least:.0f} to {most:.0f}, got {value!r}")
         if not hasattr(replace_unk or {}, "get"):
             raise ValueError(f"replace_unk must be a dictionary, got {replace_unk!r}")
-        if attention and not self.has_attention:
-            raise ValueError(f"attention: {self.folder} was exported by an earlier version: export the model again")
         if self.pieces is not None:
             o.unkpen = 1000  # pieces can spell any text, so <unk> is never correct
         o.attention, o.replace_unk = attention, replace_unk
@@ -362,9 +356,8 @@ class Translator:
                     shown = {"text": text, "score": score, "words": [self.target[n] for n, *_ in x[0]]}
                     shown["unknown"] = [place for place, (n, *_) in enumerate(x[0]) if n == c["unk"]]
                     if o.attention:
-                        rows = [
-                            decoding.attention[step][row, :, : len(words) + 1] for step, (*_, row) in enumerate(x[0])
-                        ]
+                        steps = zip(decoding.attention, x[0], strict=False)
+                        rows = [of_step[row, :, : len(words) + 1] for of_step, (*_, row) in steps]
                         shown["attention"] = np.stack(rows, axis=1) if rows else decoding.attention[0][:0]
                     results[-1]["translations"].append(shown)
             return results
@@ -407,9 +400,7 @@ def main() -> None:
     if replace:
         pairs = [line.split() for line in read_lines(Path(replace), "give text in UTF-8")]
         if wrong := [number for number, words in enumerate(pairs, 1) if len(words) not in (0, 2)]:
-            raise ValueError(
-                f"--replace-unk {replace}: line {wrong[0]} must have two words, got {len(pairs[wrong[0] - 1])}"
-            )
+            raise ValueError(f"--replace-unk {replace}: line {wrong[0]} must have two words")
         replace = dict(filter(None, pairs))
     lines = sys.stdin.buffer if path is None else path.open("rb")
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115

@@ -121,13 +121,6 @@ def test_lines_that_do_not_match(tmp_path: Path) -> None:
             list(read_pairs(files, LANGUAGES))
 
 
-def test_too_little_is_left(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="training pairs left after cleaning: 1, "):
-        cleaned(tmp_path, [GOOD[0]] * 300)
-    with pytest.raises(ValueError, match="--valid: the text has no usable pairs"):
-        cleaned(tmp_path, GOOD, valid=[("", "")])
-
-
 @pytest.mark.slow
 def test_memory_is_that_of_keys_alone(tmp_path: Path) -> None:
     """A million pairs of 1000 characters take 100 bytes each."""

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_plugins.cli.own_data.command import files_of
-from fairseq_plugins.cli.own_data.folder import Folder, merges_for, prepare
+from fairseq_plugins.cli.own_data.command import texts_of
+from fairseq_plugins.cli.own_data.folder import Folder
+from fairseq_plugins.cli.own_data.preparation import merges_for, prepare, source_segmenter
 from fairseq_plugins.cli.own_data.texts import FilePair, languages_of, pair_up, read_pairs
 from tests.cli.conftest import parse
 
@@ -18,8 +19,7 @@ def described(*words: Path | str) -> tuple[tuple[str, str], list[FilePair]]:
     args = parse(
         *(word for word in words if isinstance(word, Path)), "out", *(word for word in words if isinstance(word, str))
     )
-    files = files_of(args, "train")
-    assert files is not None
+    files = texts_of(args)["train"]
     languages = languages_of(*files, args.source_lang, args.target_lang)
     return languages, pair_up(*files, languages)
 
@@ -122,6 +122,19 @@ def test_another_text_under_the_same_name(tmp_path: Path) -> None:
     (moved / "a.de").write_text((moved / "a.de").read_text().replace("Hund", "Bund"))
     with pytest.raises(ValueError, match=r"out has other text or options"):
         prepared(moved)
+
+
+def test_moses_tokens(texts: Path, tmp_path: Path) -> None:
+    """All parts have Moses' tokens in subword-nmt's subwords, which the commands of fairseq undo."""
+    folder = Folder(tmp_path / "out", ("en", "de"), "moses")
+    prepare(folder, {part: [(texts / f"{part}.en", texts / f"{part}.de")] for part in ("train", "test")}, workers=2)
+    segment = source_segmenter(folder)
+    for part in ("train", "valid", "test"):
+        text, segmented = (path.read_text().splitlines() for path in (folder.text(part)[0], folder.segmented(part)[0]))
+        assert segmented == [segment(line) for line in text]
+        assert " @-@ " in "".join(segmented)
+    assert (folder.binary / "dict.en.txt").exists()
+    assert folder.decoding_options(tmp_path, tmp_path)[-6:-2] == ["--tokenizer", "moses", "--bpe", "subword_nmt"]
 
 
 def test_what_is_chosen_by_the_size() -> None:

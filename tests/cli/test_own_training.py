@@ -159,13 +159,9 @@ def test_a_training_keeps_its_precision(tmp_path: Path, monkeypatch: pytest.Monk
         (save / "checkpoint_last.pt").rename(save / "checkpoint_other.pt")
         (save / "checkpoint_best.pt").unlink()
         assert ("--bf16" in own_training.Training("convs2s_tiny", save, wishes).settings(9, 9)) != fp32
-    with pytest.raises(ValueError, match=r"--fp32: .*--bf16"):
-        own_training.Training("convs2s_tiny", save, wishes, fp32=True).settings(9, 9)
-
-
-def test_a_training_has_one_precision(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"--fp32: .*--bf16"):
-        own_training.Training("convs2s_tiny", tmp_path, ["--bf16"], fp32=True)
+    for folder, more in ((save, []), (tmp_path / "new", ["--bf16"])):
+        with pytest.raises(ValueError, match=r"--fp32: .*--bf16"):
+            own_training.Training("convs2s_tiny", folder, [*wishes, *more], fp32=True).settings(9, 9)
 
 
 def test_another_schedule_needs_a_rate(tmp_path: Path) -> None:
@@ -175,3 +171,13 @@ def test_another_schedule_needs_a_rate(tmp_path: Path) -> None:
         own_training.Training("weighted_transformer_tiny", tmp_path, wishes)
     own_training.Training("weighted_transformer_tiny", tmp_path, [*wishes, "--lr", "0.001"])
     own_training.Training("weighted_transformer_tiny", tmp_path, [])
+
+
+def test_options_that_need_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensorboard, wandb = ["--tensorboard-logdir", "runs"], ["--wandb-project", "mine"]
+    monkeypatch.setattr(own_training, "find_spec", lambda name: name == "tensorboardX" or None)
+    own_training.Training("convs2s_tiny", tmp_path, tensorboard)
+    monkeypatch.setattr(own_training, "find_spec", lambda name: None)
+    for wishes, package in ((tensorboard, "tensorboard"), (wandb, "wandb")):
+        with pytest.raises(ValueError, match=f"{wishes[0]} needs the package {package}: pip install {package}"):
+            own_training.Training("convs2s_tiny", tmp_path, wishes)

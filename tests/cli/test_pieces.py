@@ -14,7 +14,7 @@ from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from fairseq_plugins.cli.own_data import pieces
+from fairseq_plugins.cli.own_data import preparation
 from fairseq_plugins.export.translate import Translator
 from tests.commands import ROOT
 from tests.conftest import random_model
@@ -22,33 +22,13 @@ from tests.export.exporting import export
 
 # Words with a meaning for sentencepiece or fairseq, all kinds of white space, and letters of many scripts.
 ODD = [
-    *("<unk>", "<s>", "</s>", "<pad>", "<0x41>", "<0x0A>", "\u2581", "\u2581\u2581a", "\ufdd0", "\ufdd1\ufdd0\u2581"),
-    *(
-        "#fairseq:overwrite",
-        "madeupword0000",
-        "@@",
-        "@-@",
-        "<<unk>>",
-        "</w>",
-        "\0",
-        "a\0b",
-        "\ufeff",
-        "\ufffd",
-        "\uffff",
-    ),
-    *("\xa0", "\u3000", "\u2028", "\x85", "\x1c", "\r", "\t", "\u200b", " ", "  ", " a  b ", "\xa0a\u3000"),
-    *(
-        "%(name)s",
-        ":ref:`x <y-z>`",
-        "https://docs.python.org/3",
-        "2026-11-27",
-        "e\u0301é",
-        "ﬁ①Å",
-        "𝒜👩\u200d👩\u200d👧",
-        "\U0010ffff",
-    ),
-    *("的对象，见“说明”（可选）。", "これは文です。", "Обов’язково", "L’objet", "مرحبا", "नमस्ते", "ไทย", "한국어"),
-]
+    "<unk>", "<s>", "</s>", "<pad>", "<0x41>", "<0x0A>", "\u2581", "\u2581\u2581a", "\ufdd0", "\ufdd1\ufdd0\u2581",
+    "#fairseq:overwrite", "madeupword0000", "@@", "@-@", "<<unk>>", "</w>", "\0", "a\0b", "\ufeff", "\ufffd", "\uffff",
+    "\xa0", "\u3000", "\u2028", "\x85", "\x1c", "\r", "\t", "\u200b", " ", "  ", " a  b ", "\xa0a\u3000",
+    "%(name)s", ":ref:`x <y-z>`", "https://docs.python.org/3", "2026-11-27", "e\u0301é", "ﬁ①Å", "𝒜👩\u200d👩\u200d👧",
+    "\U0010ffff", "的对象，见“说明”（可选）。", "これは文です。",
+    "Обов’язково", "L’objet", "مرحبا", "नमस्ते", "ไทย", "한국어",
+]  # fmt: skip
 WORDS = st.one_of(
     st.sampled_from(ODD), st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=20)
 )
@@ -72,9 +52,8 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> Ways:
     pages = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))]
     paths[0].write_text("".join(pages), encoding="utf-8")
     paths[1].write_text("".join(f"{word} {word} {word}\n" for word in ODD) * 50, encoding="utf-8", newline="\n")
-    number = sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
-    pieces.learn(paths, number, 800, folder / "model")
-    pieces.write_dictionary(folder / "model", folder / "dict.txt")
+    preparation.learn_pieces(paths, 800, folder / "model")
+    preparation.write_dictionary(folder / "model", folder / "dict.txt")
     dictionary = Dictionary.load(str(folder / "dict.txt"))
     task = Namespace(source_dictionary=dictionary, target_dictionary=dictionary)
     exported = export(
@@ -97,7 +76,7 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> Ways:
 def test_all_text_comes_back(ways: Ways, tmp_path: Path, lines: list[str]) -> None:
     """Training, fairseq's commands and the folder use the same pieces, none of them unknown."""
     (tmp_path / "text").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
-    pieces.segment(ways.model, tmp_path / "text", tmp_path / "pieces")
+    preparation.segment_by_pieces(ways.model, tmp_path / "text", tmp_path / "pieces")
     segmented = (tmp_path / "pieces").read_text(encoding="utf-8").split("\n")
     assert segmented.pop() == ""
     for line, words in zip(lines, segmented, strict=True):
@@ -118,11 +97,11 @@ def test_text_without_spaces_is_learned_in_bounded_memory(tmp_path: Path) -> Non
     """sentencepiece takes about 130 bytes per character of a word, and each line here is one word."""
     program = (
         "import random, sys; from pathlib import Path; from resource import *\n"
-        "from fairseq_plugins.cli.own_data import pieces\n"
+        "from fairseq_plugins.cli.own_data import preparation\n"
         "text, letters = Path(sys.argv[1], 'text'), [chr(0x4E00 + n) for n in range(2000)]\n"
         "with text.open('w', encoding='utf-8') as file:\n"
         "    file.writelines(''.join(random.choices(letters, k=60)) + '\\n' for _ in range(400_000))\n"
-        "pieces.learn([text], 400_000, 100, text.with_name('model'))\n"
+        "preparation.learn_pieces([text], 100, text.with_name('model'))\n"
         "print(getrusage(RUSAGE_SELF).ru_maxrss)"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]

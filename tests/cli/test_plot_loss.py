@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from fairseq_plugins.cli import main as cli
-from fairseq_plugins.cli.own_data.progress import TrainingProgress
 from fairseq_plugins.cli.plot_loss import Point, read_curve
 
 
@@ -73,7 +72,6 @@ def test_a_long_line_of_half_records_takes_no_time(tmp_path: Path, half: str) ->
     broken = log(tmp_path / "log", valid(100, 4))
     broken.write_text(f"{broken.read_text()}{line}\n")
     assert read_curve(broken)[0].validation == 4
-    TrainingProgress(usual=1, patience=1, epochs=1, updates=1).see(line)
     assert time.process_time() - began < 1
 
 

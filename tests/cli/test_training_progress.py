@@ -7,7 +7,21 @@ import time
 
 import pytest
 
-from fairseq_plugins.cli.own_data.progress import TrainingProgress, span
+from fairseq_plugins.cli.own_data.training import Progress, span
+
+
+def progress(
+    patience: int = 3,
+    epochs: int = 0,
+    updates: int = 0,
+    *,
+    usual: float = 6,
+    metric: str = "loss",
+    larger: bool = False,
+) -> Progress:
+    chosen = {"patience": patience, "max_epoch": epochs, "max_update": updates}
+    chosen |= {"best_checkpoint_metric": metric, "maximize_best_checkpoint_metric": larger}
+    return Progress(usual, chosen)
 
 
 class Training:
@@ -16,7 +30,7 @@ class Training:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *limits: int, usual: float = 6) -> None:
         self.now, self.best = 1000.0, 99.0
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
-        self.progress = TrainingProgress(usual, *limits)
+        self.progress = progress(*limits, usual=usual)
         self.progress.see("2026-01-01 00:00:00 | INFO | fairseq.trainer | {'begin'} training epoch 1")
 
     def updates(self, done: int, **more: str) -> None:
@@ -35,7 +49,7 @@ class Training:
 
 def test_a_training_that_ends_by_patience(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The estimate follows a training that keeps improving, until its patience ends."""
-    training = Training(monkeypatch, 3, 0, 0)
+    training = Training(monkeypatch)
     training.updates(3)
     training.updates(6)
     training.validation(10, 9.5)
@@ -66,61 +80,46 @@ def test_a_training_that_ends_otherwise(
     assert capsys.readouterr().err == f"epoch 1, update 10: validation loss 9.500, the best so far{left}\n"
 
 
-def test_where_nothing_is_known_no_time_is_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    training = Training(monkeypatch, 5, 0, 0, usual=float("inf"))
-    training.updates(5)
-    training.updates(10)
-    assert capsys.readouterr().err == "One epoch has 10 updates and takes 20 s.\n"
-
-
 def test_long_epochs_are_not_silent(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    training = Training(monkeypatch, 5, 0, 0, usual=20)
-    for done in (100, 101, 102, 131):  # 60 seconds
-        training.updates(done)
-    told = capsys.readouterr().err.splitlines()
-    assert told[1:] == ["epoch 14, update 131; about 2 min left"]
-
-
-def test_spans() -> None:
-    found = [span(seconds) for seconds in (41.4, 99, 100, 5940, 6000)]
-    assert found == ["41 s", "99 s", "2 min", "99 min", "1.7 hours"]
+    """Without a usual number of epochs, no remaining time is printed."""
+    for usual, left in ((20, "; about 2 min left"), (float("inf"), "")):
+        training = Training(monkeypatch, 5, usual=usual)
+        for done in (100, 101, 102, 131):  # 60 seconds
+            training.updates(done)
+        assert capsys.readouterr().err.splitlines()[1:] == [f"epoch 14, update 131{left}"]
 
 
 def test_odd_lines_end_no_training(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A line whose share of a long epoch is rounded to 0, half a line, and a line without a number are skipped."""
-    training = Training(monkeypatch, 3, 0, 0)
+    training = Training(monkeypatch)
     training.updates(1, update="0.0")
-    for line in ('{"epoch": 1, "upd{"epoch": 1}\n', '{"epoch": 1, "update": 0.5, "loss": "9"}\n'):
+    for line in ('{"epoch": 1, "upd{"epoch": 1}\n', '{"epoch": 1, "update": 0.5, "loss": "9"}\n', "x" * 200_000):
         training.progress.see(line)
     assert capsys.readouterr().err == ""
+    left_out = "x | WARNING | fairseq.tasks.fairseq_task | 1,204 samples have invalid sizes and will be skipped, max"
+    training.progress.see(f"{left_out}_positions=(1024, 1024), first few sample ids=[3]\n")
+    assert capsys.readouterr().err == "Skipped sentence pairs, too long for the model: 1,204.\n"
+    assert [span(seconds) for seconds in (41.4, 99, 100, 5940, 6000)] == [
+        "41 s",
+        "99 s",
+        "2 min",
+        "99 min",
+        "1.7 hours",
+    ]
 
 
 @pytest.mark.parametrize(("larger", "best"), [(True, "0.200"), (False, "0.100")])
-def test_the_best_by_another_metric(
-    larger: bool, best: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_best_by_another_metric(larger: bool, best: str, capsys: pytest.CaptureFixture[str]) -> None:
     """fairseq's record of the best value counts, also from the resumed training."""
-    monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
-    progress = TrainingProgress(6, 3, 0, 0, "f1", larger)
-    for epoch, f1 in enumerate((0.1, 0.2, 0.15), start=1):
+    told = progress(metric="f1", larger=larger)
+
+    def see(epoch: int, f1: object, **more: object) -> str:
         record = {"epoch": epoch, "valid_loss": str(9 - epoch), "valid_f1": str(f1), "valid_num_updates": str(epoch)}
-        progress.see(f"x | INFO | valid | {json.dumps(record)}\n")
-    found = capsys.readouterr().err.splitlines()
-    assert found[0] == "epoch 1, update 1: validation loss 8.000, f1 0.100, the best so far"
-    assert found[1].partition("f1 0.200, ")[2] == ("the best so far" if larger else "the best is 0.100")
-    assert found[2] == f"epoch 3, update 3: validation loss 6.000, f1 0.150, the best is {best}"
-    for _ in range(2):  # an equal value costs patience, too
-        progress.see(f"x | INFO | valid | {json.dumps({**record, 'valid_f1': best})}\n")
-        assert capsys.readouterr().err.endswith(f"f1 {best}, the best is {best}\n")
-    progress.see(f"x | INFO | valid | {json.dumps({**record, 'valid_best_f1': '0.0' if not larger else '0.5'})}\n")
-    assert capsys.readouterr().err.endswith("f1 0.150, the best is 0.500\n" if larger else "the best is 0.000\n")
+        told.see(f"x | INFO | valid | {json.dumps({**record, **more})}\n")
+        return capsys.readouterr().err
 
-
-def test_pairs_that_fairseq_leaves_out(capsys: pytest.CaptureFixture[str]) -> None:
-    line = (
-        "x | WARNING | fairseq.tasks.fairseq_task | 1,204 samples have invalid sizes and will be skipped, max_positions"
-    )
-    TrainingProgress(6, 3, 0, 0).see(f"{line}=(1024, 1024), first few sample ids=[3]\n")
-    assert capsys.readouterr().err == "Skipped sentence pairs, too long for the model: 1,204.\n"
+    assert see(1, 0.1) == "epoch 1, update 1: validation loss 8.000, f1 0.100, the best so far\n"
+    assert see(2, 0.2).endswith("the best so far\n" if larger else "the best is 0.100\n")
+    assert see(3, 0.15) == f"epoch 3, update 3: validation loss 6.000, f1 0.150, the best is {best}\n"
+    assert see(3, best).endswith(f"f1 {best}, the best is {best}\n"), "an equal value costs patience, too"
+    assert see(3, 0.15, valid_best_f1="0.5" if larger else "0.0").endswith(f"is {'0.500' if larger else '0.000'}\n")

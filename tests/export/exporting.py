@@ -7,12 +7,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import onnx
 import torch
 from fairseq.data import Dictionary, data_utils
 from torch import Tensor
 
-from fairseq_plugins.export.folder import write_folder
+from fairseq_plugins.export.model import write_folder
 from fairseq_plugins.search.generator import FastBeamSearch
 
 TIE = 1e-4  # in nats: closer scores may be rounded either way
@@ -22,8 +21,7 @@ def export(model: Any, folder: Path, dictionary: Dictionary, **options: Any) -> 
     """Export a model with the same dictionary for source and target."""
     folder.mkdir()
     model.make_generation_fast_(need_attn=True)
-    given = {"codes": None, "languages": None, "longest_source": 64, "int8": False, "candidates": None, **options}
-    write_folder(folder, model, dictionary, dictionary, **given)
+    write_folder(folder, model, dictionary, dictionary, **{"longest_source": 64, **options})
     return folder
 
 
@@ -72,11 +70,3 @@ def update_checksums(folder: Path) -> None:
     sums = "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in paths)
     shutil.rmtree(folder / "SHA256SUMS", ignore_errors=True)
     (folder / "SHA256SUMS").write_text(sums)
-
-
-def forget_attention(folder: Path) -> None:
-    """Remove the output of attention, which earlier versions did not export."""
-    graph = onnx.load(folder / "step.onnx", load_external_data=False)
-    graph.graph.output.remove(next(each for each in graph.graph.output if each.name == "attention"))
-    (folder / "step.onnx").write_bytes(graph.SerializeToString())
-    update_checksums(folder)

@@ -23,7 +23,7 @@ pytest.importorskip("uvicorn")
 def folder(tmp_path_factory: pytest.TempPathFactory, dictionary: Dictionary) -> Path:
     """English to German, of words w0 to w39."""
     path = tmp_path_factory.mktemp("exported") / "out"
-    return export(model("convs2s_tiny", 1, False).float(), path, dictionary, pair=("en", "de"))
+    return export(model("convs2s_tiny", 1, False).float(), path, dictionary, languages=("en", "de"))
 
 
 @pytest.fixture(scope="session")

@@ -180,7 +180,8 @@ async def attack(server: Server, number: int, at_a_time: int, told: Callable[[in
     return seen
 
 
-def check_attack(folder: Path, tmp_path: Path, number: int, growth: float) -> None:
+@pytest.mark.parametrize(("number", "growth"), [(300, 1.5), pytest.param(10_000, 1.1, marks=pytest.mark.slow)])
+def test_hostile_requests(number: int, growth: float, folder: Path, tmp_path: Path) -> None:
     """The server lives, its memory does not grow, and its answers are as before."""
     memory: list[int] = []
     with serving(tmp_path / "log", folder) as server:
@@ -195,15 +196,6 @@ def check_attack(folder: Path, tmp_path: Path, number: int, growth: float) -> No
         print(seen, [size >> 20 for size in memory])
         assert server.translate(["w1 w2", "w3"]) == before
         assert max(memory[len(memory) // 2 :]) < growth * max(memory[: len(memory) // 2])
-
-
-def test_hostile_requests(folder: Path, tmp_path: Path) -> None:
-    check_attack(folder, tmp_path, 300, 1.5)
-
-
-@pytest.mark.slow
-def test_ten_thousand_hostile_requests(folder: Path, tmp_path: Path) -> None:
-    check_attack(folder, tmp_path, 10_000, 1.1)
 
 
 def test_slow_requests_end(folder: Path, tmp_path: Path) -> None:

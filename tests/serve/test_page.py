@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from fairseq_plugins.export.translate import Translator
-from tests.export.exporting import forget_attention
 from tests.serve.serving import Server, serving
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
@@ -156,8 +155,8 @@ def test_errors_are_shown(page: Any) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [320, 1200])
-def test_wide_and_narrow_light_and_dark(browser: Any, server: Server, width: int, scheme: str) -> None:
-    """Nothing is cut off, the columns stand beside or below each other, and text can be read."""
+def test_layout_colours_and_names(browser: Any, server: Server, width: int, scheme: str) -> None:
+    """Nothing is cut off, text can be read, each control has a name, and changes are announced."""
     context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
     for page in opened(context, server):
         translate(page, " ".join(f"w{number}" for number in range(40)) + " " + "w" * 200)
@@ -172,27 +171,18 @@ def test_wide_and_narrow_light_and_dark(browser: Any, server: Server, width: int
         ink, paper = (sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in colours)
         assert (ink < paper) == (scheme == "light")
         assert abs(ink - paper) > 500
+        for role, name in (("textbox", "Text"), ("combobox", "Languages"), ("group", "Translation"),
+                           ("combobox", "Layer"), ("region", "Attention"), ("button", "Copy")):  # fmt: skip
+            assert page.get_by_role(role, name=name, exact=True).count() == 1, name
+        assert page.get_by_role("radio").count() == page.locator("#nbest label").count()
+        assert page.get_attribute("#target", "aria-live") == "polite"
+        assert page.get_attribute("#error", "role") == "alert"
     context.close()
 
 
-def test_names_for_a_screen_reader(page: Any) -> None:
-    """Each control has a name, and what changes is announced."""
-    translate(page, "w1")
-    page.click("#map summary")
-    page.wait_for_selector("#heat td")
-    for role, name in (("textbox", "Text"), ("combobox", "Languages"), ("group", "Translation"), ("combobox", "Layer"),
-                       ("region", "Attention"), ("button", "Copy")):  # fmt: skip
-        assert page.get_by_role(role, name=name, exact=True).count() == 1, name
-    assert page.get_by_role("radio").count() == page.locator("#nbest label").count()
-    assert page.get_attribute("#target", "aria-live") == "polite"
-    assert page.get_attribute("#error", "role") == "alert"
-
-
-def test_key_and_a_folder_without_attention(browser: Any, folder: Path, tmp_path: Path) -> None:
-    old = shutil.copytree(folder, tmp_path / "out")
-    forget_attention(old)
+def test_the_key_is_asked_for(browser: Any, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("sesam")
-    with serving(tmp_path / "log", old, "--api-key-file", tmp_path / "key") as server:
+    with serving(tmp_path / "log", folder, "--api-key-file", tmp_path / "key") as server:
         context = browser.new_context()
         for page in opened(context, server):
             page.fill("#source", "w1 w2")
@@ -200,16 +190,4 @@ def test_key_and_a_folder_without_attention(browser: Any, folder: Path, tmp_path
             page.fill("#key", "sesam")
             page.locator("#key").blur()
             page.wait_for_selector(".sentence")
-            page.click("#map summary")
-            assert page.is_visible("#no-map")
-            assert page.locator("#heat td").count() == 0
         context.close()
-
-
-def test_the_page_of_the_api(browser: Any, server: Server) -> None:
-    page = browser.new_page()
-    page.goto(f"{server.url}/docs.html")
-    page.wait_for_selector("h2")
-    paths = [*server.ask("/openapi.json")[1]["paths"]]
-    assert [text.split()[1] for text in page.locator("h2").all_inner_texts()] == paths
-    page.close()

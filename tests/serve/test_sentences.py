@@ -7,7 +7,7 @@ import time
 import pytest
 
 from fairseq_plugins.cli.own_data.catalogues import placeholders
-from fairseq_plugins.cli.serve.sentences import split
+from fairseq_plugins.cli.serve.documents import split
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import polib
 from fairseq_plugins.cli.own_data.parallel_text import Pair
 
 SUFFIX = ".po"
+LINE = re.compile(r"\S(?:.*\S)?")  # a line without white space at its ends
 SHOWN = 10  # number of entries with lost placeholders that a report lists
 # Placeholders and markup that a translation must keep unchanged; the text before the <target> of a reference may be
 # translated. Repetitions are limited, so that a search takes linear, not quadratic, time.
@@ -49,17 +50,11 @@ def read_catalogue(path: Path) -> Iterator[Pair]:
     """Return the translated entries, except obsolete and fuzzy ones."""
     for entry in load(path):
         if entry.translated() and not entry.obsolete:
+            pairs = [(entry.msgid, entry.msgstr)]
             if entry.msgid_plural:
                 forms = [entry.msgstr_plural[number] for number in sorted(entry.msgstr_plural)]
                 pairs = [(entry.msgid, forms[0]), (entry.msgid_plural, forms[-1])]
-            else:
-                pairs = [(entry.msgid, entry.msgstr)]
-            yield from ((on_one_line(source), on_one_line(target)) for source, target in pairs)
-
-
-def on_one_line(text: str) -> str:
-    """Return the text with each line feed replaced by a space."""
-    return " ".join(text.split("\n"))
+            yield from ((source.replace("\n", " "), target.replace("\n", " ")) for source, target in pairs)
 
 
 def language_of_catalogue(path: Path) -> str | None:
@@ -69,19 +64,12 @@ def language_of_catalogue(path: Path) -> str | None:
 
 @dataclass(eq=False)
 class Gap:
-    """An entry's translation that is empty and can be filled.
-
-    Attributes:
-        entry: the entry.
-        source: the text to translate.
-        form: number of the plural form; None if the entry has no plural.
-        lost: placeholders of the source that are missing in its translation.
-    """
+    """An entry's translation that is empty and can be filled."""
 
     entry: polib.POEntry
-    source: str
-    form: int | None = None
-    lost: list[str] = field(default_factory=list)
+    source: str  # the text to translate
+    form: int | None = None  # number of the plural form, if the entry has plural forms
+    lost: list[str] = field(default_factory=list)  # placeholders of the source that are missing in its translation
 
     @property
     def line(self) -> int:
@@ -90,16 +78,11 @@ class Gap:
 
     def lines(self) -> list[str]:
         """Return the lines of the source without white space at their ends, and without blank lines."""
-        return [text for line in self.source.split("\n") if (text := line.strip())]
+        return LINE.findall(self.source)
 
     def fill(self, translations: Mapping[str, str]) -> None:
         """Fill in translations of the source's lines, keep white space around each line, and mark the entry fuzzy."""
-        lines = self.source.split("\n")
-        for place, line in enumerate(lines):
-            if text := line.strip():
-                before, _, after = line.partition(text)
-                lines[place] = before + translations[text].strip() + after
-        translation = "\n".join(lines)
+        translation = LINE.sub(lambda line: translations[line[0]].strip(), self.source)
         self.lost = list((placeholders(self.source) - placeholders(translation)).elements())
         self.entry.fuzzy = True
         if self.form is None:

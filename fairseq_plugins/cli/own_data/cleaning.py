@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 from fairseq_plugins.cli.bar import bar
-from fairseq_plugins.cli.own_data.parallel_text import Pair, read_pairs, writing
+from fairseq_plugins.cli.own_data.parallel_text import Pair, writing
 
 LONGEST = 2000  # characters of a side
 RATIO = 9  # limit of the ratio of the numbers of characters on the two sides
@@ -64,12 +63,6 @@ def key(*texts: str) -> int:
     return hash(tuple(tuple(text.split()) for text in texts))
 
 
-class Write(Protocol):
-    """Appends a pair to the files of a part."""
-
-    def __call__(self, pair: Pair) -> None: ...
-
-
 def clean(
     parts: Mapping[str, Iterable[Pair]], languages: tuple[str, str], folder: Path, keep: Set[str] = frozenset()
 ) -> dict[str, int]:
@@ -86,19 +79,29 @@ def clean(
         keep: rules of `OPTIONAL` to switch off.
 
     Returns:
-        Number of pairs of each part, and of training pairs that each rule removed.
+        number of pairs of each part, and of training pairs that each rule removed.
 
     Raises:
         ValueError: too many lines are invalid UTF-8, or a part has too few pairs.
     """
-    numbers: Counter[str] = Counter(dict.fromkeys(("train", "valid", "test"), 0))
-    held_out = _write_held_out_parts(parts, languages, folder, numbers)
+    numbers = Counter(train=0, valid=0, test=0)
+    held_out = array("q")  # keys of sources
+    for part in ("valid", "test"):
+        if part in parts:
+            with _writing(folder, part, languages) as write:
+                for pair in parts[part]:
+                    if part == "test" or broken_rule(pair, set(OPTIONAL)) is None:
+                        held_out.append(key(pair[0]))
+                        write(pair)
+                        numbers[part] += 1
+            if not numbers[part]:
+                raise ValueError(f"--{part}: the text has no usable pairs; give another text")
     of_source, of_pair = _write_usable_pairs(parts["train"], languages, folder, keep, numbers)
     train = np.ones(len(of_source), dtype=np.bool_)
     for rule, dropped in (
         ("duplicates", ~_first(of_pair)),
         ("sources", ~_first(of_source)),
-        ("held-out", np.isin(of_source, held_out)),
+        ("held-out", np.isin(of_source, np.array(held_out, dtype=np.int64))),
     ):
         if rule not in keep:
             numbers[rule] = int((train & dropped).sum())
@@ -109,37 +112,18 @@ def clean(
         same_source = np.isin(of_source, of_source[valid])  # larger than `valid` only if repeated sources are kept
         numbers["held-out"] += int((train & same_source & ~valid).sum())
         train &= ~same_source
-    for part, mask in masks.items():
-        with _writing(folder, part, languages) as write:
-            for pair, is_of_part in zip(read_pairs(*_files(folder, "usable", languages)), mask, strict=True):
-                if is_of_part:
-                    write(pair)
-        numbers[part] = int(mask.sum())
-    for path in _files(folder, "usable", languages):
-        path.unlink()
+    for language in languages:
+        usable = folder / f"usable.{language}"
+        for part, mask in masks.items():
+            with usable.open(encoding="utf-8", newline="\n") as lines, writing(folder / f"{part}.{language}") as file:
+                file.writelines(line for line, is_of_part in zip(lines, mask, strict=True) if is_of_part)
+            numbers[part] = int(mask.sum())
+        usable.unlink()
     if numbers["train"] < LEAST:
         raise ValueError(
             f"training pairs left after cleaning: {numbers['train']}, at least {LEAST} are needed; give more text"
         )
     return dict(numbers)
-
-
-def _write_held_out_parts(
-    parts: Mapping[str, Iterable[Pair]], languages: tuple[str, str], folder: Path, numbers: Counter[str]
-) -> Array:
-    """Write the given validation and test parts, and return the keys of their sources."""
-    keys = array("q")
-    for part in ("valid", "test"):
-        if part in parts:
-            with _writing(folder, part, languages) as write:
-                for pair in parts[part]:
-                    if part == "test" or broken_rule(pair, set(OPTIONAL)) is None:
-                        keys.append(key(pair[0]))
-                        write(pair)
-                        numbers[part] += 1
-            if not numbers[part]:
-                raise ValueError(f"--{part}: the text has no usable pairs; give another text")
-    return np.array(keys, dtype=np.int64)
 
 
 def _write_usable_pairs(
@@ -167,6 +151,19 @@ def _write_usable_pairs(
     return np.array(of_source, dtype=np.int64), np.array(of_pair, dtype=np.int64)
 
 
+@contextmanager
+def _writing(folder: Path, part: str, languages: tuple[str, str]) -> Iterator[Callable[[Pair], None]]:
+    """Open the two files of a part, and yield a function that writes a pair."""
+    source, target = languages
+    with writing(folder / f"{part}.{source}") as sources, writing(folder / f"{part}.{target}") as targets:
+
+        def write(pair: Pair) -> None:
+            sources.write(pair[0] + "\n")
+            targets.write(pair[1] + "\n")
+
+        yield write
+
+
 def _evenly(pairs: Mask) -> Mask:
     """Return evenly spaced pairs for validation."""
     chosen = np.zeros_like(pairs)
@@ -175,6 +172,13 @@ def _evenly(pairs: Mask) -> Mask:
         every = number // min(max(number // 100, FEW), 3000, number // 10)
         chosen[np.flatnonzero(pairs)[every - 1 :: every]] = True
     return chosen
+
+
+def _first(keys: Array) -> Mask:
+    """Return a mask that selects the first occurrence of each key."""
+    first = np.zeros(len(keys), dtype=np.bool_)
+    first[np.unique(keys, return_index=True)[1]] = True
+    return first
 
 
 def report(numbers: Mapping[str, int]) -> str:
@@ -187,27 +191,3 @@ def report(numbers: Mapping[str, int]) -> str:
     if numbers["valid"] < FEW:
         lines.append(f"Validation on {numbers['valid']} pairs is unreliable: {FEW} or more are better.")
     return "\n".join(lines)
-
-
-def _first(keys: Array) -> Mask:
-    """Return a mask that selects the first occurrence of each key."""
-    first = np.zeros(len(keys), dtype=np.bool_)
-    first[np.unique(keys, return_index=True)[1]] = True
-    return first
-
-
-@contextmanager
-def _writing(folder: Path, part: str, languages: tuple[str, str]) -> Iterator[Write]:
-    source, target = _files(folder, part, languages)
-    with writing(source) as sources, writing(target) as targets:
-
-        def write(pair: Pair) -> None:
-            sources.write(pair[0] + "\n")
-            targets.write(pair[1] + "\n")
-
-        yield write
-
-
-def _files(folder: Path, part: str, languages: tuple[str, str]) -> tuple[Path, Path]:
-    source, target = languages
-    return folder / f"{part}.{source}", folder / f"{part}.{target}"

@@ -18,13 +18,23 @@ from typing import TYPE_CHECKING
 
 from fairseq_plugins.cli.arguments import add_user_dir, positive
 from fairseq_plugins.cli.files import work_in
-from fairseq_plugins.cli.own_data import parallel_text
 from fairseq_plugins.cli.own_data.cleaning import OPTIONAL, RULES
-from fairseq_plugins.cli.own_data.folder import BEST, SETTINGS, TOKENIZERS, Folder, existing, prepare
-from fairseq_plugins.cli.own_data.model_card import CARD, write_card
+from fairseq_plugins.cli.own_data.folder import (
+    BEST,
+    FINISHED,
+    TOKENIZERS,
+    Base,
+    Folder,
+    existing,
+    find_base,
+    is_trained,
+    trained_archs,
+    without_ends,
+)
+from fairseq_plugins.cli.own_data.parallel_text import writing
+from fairseq_plugins.cli.own_data.preparation import prepare, refuse_foreign_files
+from fairseq_plugins.cli.own_data.results import CARD, compare_with_base, score_held_out, translate, write_card
 from fairseq_plugins.cli.own_data.texts import FilePair, languages_of, pair_up
-from fairseq_plugins.cli.own_data.trained import FINISHED, Base, find_base, is_trained, trained_archs, without_ends
-from fairseq_plugins.cli.own_data.translations import compare_with_base, score_held_out, translate
 from fairseq_plugins.cli.user_dir import USER_DIR
 
 if TYPE_CHECKING:
@@ -116,38 +126,44 @@ def run(args: Namespace) -> None:
             the folder, or a command of fairseq fails.
         OSError: a file cannot be read.
     """
+    if odd := re.search(r"[,:\\]|\$\{", str(args.output)):
+        raise ValueError(f"{args.output}: fairseq does not accept {odd[0]} in a folder's name; choose another name")
     base = find_base(args.base, args.arch) if args.base else None
     args.arch = args.arch or (base.arch if base else DEFAULT_ARCH)
-    texts, model = check(args), args.output / args.arch
-    begun = existing(args.output)
-    if args.translate is not None and begun is not None and args.target is None:  # the user may have moved the texts
-        languages = begun.languages
+    model = args.output / args.arch
+    if args.translate is not None:  # before other files are read, which the user may have moved
+        refuse_no_text(args.translate)
+        refuse_untrained(model)
+    before, texts = existing(args.output), texts_of(args)
+    if args.translate is not None and before is not None and args.target is None:
+        languages = before.languages
     else:
         languages = languages_of(*texts["train"], args.source_lang, args.target_lang)
-    folder = Folder(args.output, languages, choose_tokenizer(args.tokenizer, begun, base))
-    if base is not None and base.folder.languages != languages:
-        raise ValueError(
-            f"--from {args.base}: the model translates {' to '.join(base.folder.languages)}, and the text is "
-            f"{' to '.join(languages)}; choose a model for these languages"
-        )
-    told = ["--source-lang", languages[0], "--target-lang", languages[1]]
+    folder = Folder(args.output, languages, choose_tokenizer(args.tokenizer, before, base))
     decoding = folder.decoding_options(model / BEST, args.user_dir)
     if args.translate is not None:  # Translation needs no lock: several processes may translate.
-        if not (folder.binary / f"train.{languages[0]}-{languages[1]}.{languages[0]}.idx").exists():
+        if before is not None and before.languages != languages:
             raise ValueError(
                 f"--translate: {folder.binary} has no data for {languages[0]} to {languages[1]}; check "
                 "--source-lang and --target-lang"
             )
         translate(args.translate, decoding)
         return
+    if base is not None and base.folder.languages != languages:
+        raise ValueError(
+            f"--from {args.base}: the model translates {' to '.join(base.folder.languages)}, and the text is "
+            f"{' to '.join(languages)}; choose a model for these languages"
+        )
+    refuse_foreign_files(folder, model)
     paired = {part: pair_up(*files, languages) for part, files in texts.items()}
     training = plan(args, model, base)
     with work_in(args.output):
         prepare(folder, paired, set(args.keep), args.workers, base.folder if base else None)
         if training is not None:
-            with parallel_text.writing(model / BEGUN) as file:
+            with writing(model / BEGUN) as file:
                 file.write(f"{args.train}\n")
-            training.run(folder.binary, folder.segmented("train")[1], told)
+            options = ["--source-lang", languages[0], "--target-lang", languages[1]]
+            training.run(folder.binary, folder.segmented("train")[1], options)
             (model / BEGUN).replace(model / FINISHED)
         commands = next_commands(args, folder, model, decoding)
         try:
@@ -161,54 +177,58 @@ def run(args: Namespace) -> None:
                 print(f"\n{what}:\n\n$ {words}", file=sys.stderr)
 
 
-def check(args: Namespace) -> dict[str, FilePair]:
-    """Validate paths and return the source and target of each given part.
+def refuse_no_text(text: str) -> None:
+    """Refuse a file to translate that is missing, gzipped or in UTF-16.
 
     Raises:
-        ValueError: a name is not allowed, a file is missing, or no trained model exists yet.
+        ValueError: the file cannot be translated.
     """
-    if odd := re.search(r"[,:\\]|\$\{", str(args.output)):
-        raise ValueError(f"{args.output}: fairseq does not accept {odd[0]} in a folder's name; choose another name")
-    if args.translate == "-" and sys.stdin is None:
-        raise ValueError("--translate -: the standard input is closed; give a file")
-    if args.translate not in (None, "-"):
-        refuse_no_text(Path(args.translate))
-    model = args.output / args.arch
-    if args.translate is not None and not is_trained(model):
-        archs = trained_archs(args.output)
+    path = Path(text)
+    if text == "-":
+        if sys.stdin is None:
+            raise ValueError("--translate -: the standard input is closed; give a file")
+    elif not path.exists() or path.is_dir():
+        raise ValueError(f"--translate: {path} is not a file; give a text file, or - for standard input")
+    elif path.is_file():  # a pipe, such as <(zcat text.gz), is not checked, because it can be read only once
+        with path.open("rb") as file:
+            if file.read(2) in (b"\x1f\x8b", b"\xff\xfe", b"\xfe\xff"):
+                raise ValueError(f"--translate: {path} is not plain text in UTF-8; decompress or convert it")
+
+
+def refuse_untrained(model: Path) -> None:
+    """Refuse to translate without a trained model.
+
+    Raises:
+        ValueError: there is no such model.
+    """
+    if not is_trained(model):
+        archs = trained_archs(model.parent)
         instead = f"give --arch {' or '.join(archs)}" if archs else "train it first, without --translate"
         raise ValueError(f"--translate: there is no trained model in {model}; {instead}")
-    if model.exists() and not (args.output / SETTINGS).exists():
-        raise ValueError(f"{model} already exists and was not created by own-data: choose another folder")
-    texts = {part: files for part in ("train", "valid", "test") if (files := files_of(args, part))}
-    if args.translate is None:
-        for path in (path for files in texts.values() for path in files):
-            if not path.exists():
-                raise ValueError(f"{path} does not exist: give an existing file or folder")
+
+
+def texts_of(args: Namespace) -> dict[str, FilePair]:
+    """Return the source and target path of each given part; a path with both languages is returned as both.
+
+    Raises:
+        ValueError: a part has more than two paths.
+    """
+    texts = {"train": (args.source, args.target or args.source)}
+    for part in ("valid", "test"):
+        if files := getattr(args, part):
+            if len(files) > 2:
+                raise ValueError(f"--{part}: expected SOURCE and TARGET, got {len(files)} files")
+            texts[part] = files[0], files[-1]
     return texts
 
 
-def files_of(args: Namespace, part: str) -> FilePair | None:
-    """Return the source and target files of a part; a file with both languages is returned as both.
-
-    Raises:
-        ValueError: a part has more than two files.
-    """
-    files = (args.source, args.target or args.source) if part == "train" else getattr(args, part)
-    if files is None:
-        return None
-    if len(files) > 2:
-        raise ValueError(f"--{part}: expected SOURCE and TARGET, got {len(files)} files")
-    return files[0], files[-1]
-
-
-def choose_tokenizer(wished: str | None, begun: Folder | None, base: Base | None) -> str:
+def choose_tokenizer(wished: str | None, before: Folder | None, base: Base | None) -> str:
     """Return the tokenizer of an existing folder or base model; for a new one, the user's choice or the default.
 
     Raises:
         ValueError: the user's choice differs from the tokenizer of an existing folder or base model.
     """
-    for folder in (begun, base.folder if base else None):
+    for folder in (before, base.folder if base else None):
         if folder is not None:
             if wished not in (None, folder.tokenizer):
                 raise ValueError(f"--tokenizer {wished}: {folder.path} uses {folder.tokenizer}; omit the option")
@@ -216,40 +236,11 @@ def choose_tokenizer(wished: str | None, begun: Folder | None, base: Base | None
     return wished or TOKENIZERS[0]
 
 
-def next_commands(args: Namespace, folder: Folder, model: Path, decoding: list[object]) -> dict[str, str]:
-    """Return shell commands that are useful after a training, by their purpose."""
-    from fairseq_plugins.cli.own_data.training import is_exportable  # noqa: PLC0415  (importing fairseq takes seconds)
-
-    commands: dict[str, list[object]] = {
-        "Draw the losses": ["fairseq-plugins", "plot-loss", model, "--output", model / "loss.png"],
-        "Translate (or use own-data --translate FILE)": ["fairseq-interactive", *decoding],
-    }
-    exported = ["fairseq-plugins", "export", model / BEST, args.output / f"{args.arch}.exported"]
-    exported += folder.export_options()
-    if args.user_dir != USER_DIR:
-        exported += ["--user-dir", args.user_dir]
-    if is_exportable(args.arch, args.user_dir):
-        commands["Export to a folder that translates without fairseq and PyTorch"] = exported
-    return {what: shlex.join(map(str, words)) for what, words in commands.items()}
-
-
-def refuse_no_text(path: Path) -> None:
-    """Refuse a file to translate that is missing, gzipped or in UTF-16.
-
-    Raises:
-        ValueError: the file cannot be translated.
-    """
-    if not path.exists() or path.is_dir():
-        raise ValueError(f"--translate: {path} is not a file; give a text file, or - for standard input")
-    if not path.is_file():  # a pipe, such as <(zcat text.gz), is not checked, because it can be read only once
-        return
-    with path.open("rb") as file:
-        if file.read(2) in (b"\x1f\x8b", b"\xff\xfe", b"\xfe\xff"):
-            raise ValueError(f"--translate: {path} is not plain text in UTF-8; decompress or convert it")
-
-
 def plan(args: Namespace, model: Path, base: Base | None = None) -> Training | None:
     """Return the training to run; None if it has finished.
+
+    A resumed training keeps its options, but its limits may change.  Without a checkpoint all options may change, for
+    example after a crash for lack of memory.
 
     Raises:
         ValueError: an option of --train is wrong, or the training began with other options.
@@ -260,20 +251,34 @@ def plan(args: Namespace, model: Path, base: Base | None = None) -> Training | N
         raise ValueError(f"--train {args.train}: {error}; check the quotes") from None
     trained = is_trained(model)
     record = model / (FINISHED if trained else BEGUN)
-    before = record.read_text(encoding="utf-8") if record.exists() else ""
-    same = without_ends(shlex.split(before)) == without_ends(wishes)
-    others = f"with --train {shlex.quote(before.strip())}" if before and not same else ""
-    if trained and wishes and others:
-        raise ValueError(f"{model} has been trained {others}: choose another folder, or remove {model} to train again")
-    if (
-        not trained and (model / "checkpoint_last.pt").exists() and others
-    ):  # Without a checkpoint the options may change, for example after a crash for lack of memory.
-        raise ValueError(
-            f"{model} is partly trained {others}: repeat these options, or remove {record} to continue with other ones"
-        )
-    # With other limits, a finished training continues.
-    if trained and (not before or not wishes or shlex.split(before) == wishes):
+    before = shlex.split(record.read_text(encoding="utf-8")) if record.exists() else []
+    if trained and wishes in ([], before):
         return None
+    is_begun = record.exists() and (trained or (model / "checkpoint_last.pt").exists())
+    if is_begun and without_ends(before) != without_ends(wishes):
+        options = f"with --train {shlex.quote(shlex.join(before))}"
+        if trained:
+            raise ValueError(f"{model} has been trained {options}: choose another folder, or remove it to train again")
+        raise ValueError(
+            f"{model} is partly trained {options}: repeat these options, or remove {record} to continue with other ones"
+        )
     from fairseq_plugins.cli.own_data.training import Training  # noqa: PLC0415  (importing fairseq takes seconds)
 
     return Training(args.arch, model, wishes, args.user_dir, base, args.fp32)
+
+
+def next_commands(args: Namespace, folder: Folder, model: Path, decoding: list[object]) -> dict[str, str]:
+    """Return shell commands that are useful after a training, by their purpose."""
+    from fairseq_plugins.cli.own_data.training import model_of  # noqa: PLC0415  (importing fairseq takes seconds)
+
+    commands: dict[str, list[object]] = {
+        "Draw the losses": ["fairseq-plugins", "plot-loss", model, "--output", model / "loss.png"],
+        "Translate (or use own-data --translate FILE)": ["fairseq-interactive", *decoding],
+    }
+    if "onnx_program" in vars(model_of(args.arch, args.user_dir)):
+        exported = ["fairseq-plugins", "export", model / BEST, args.output / f"{args.arch}.exported"]
+        exported += folder.export_options()
+        if args.user_dir != USER_DIR:
+            exported += ["--user-dir", args.user_dir]
+        commands["Export to a folder that translates without fairseq and PyTorch"] = exported
+    return {what: shlex.join(map(str, words)) for what, words in commands.items()}

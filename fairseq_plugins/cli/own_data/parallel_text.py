@@ -84,51 +84,39 @@ def _units(file: Any, path: Path, language: str) -> Iterator[str]:
     """Yield the sentences of a translation memory in a language (``en``) or a regional variety of it (``en-US``).
 
     A translation unit without the language yields an empty sentence.  Inline codes are skipped.
-    """
-    language = language.lower().replace("_", "-")
-    for element in _elements(file, path):
-        name = element.tag.rpartition("}")[2]
-        if name in {"bpt", "ept", "ph", "it", "ut"}:
-            behind = element.tail
-            element.clear()
-            element.tail = behind
-        elif name == "tu":
-            sides = {
-                str(side.get(_XML_LANG) or side.get("lang")).lower().replace("_", "-"): "".join(segment.itertext())
-                for side in element.iterfind("{*}tuv")
-                for segment in side.iterfind("{*}seg")
-            }
-            regions = (text for name, text in sides.items() if name.partition("-")[0] == language)
-            yield " ".join(sides.get(language, next(regions, "")).split())
-            element.clear()
-
-
-def _elements(file: Any, path: Path) -> Iterator[ElementTree.Element]:
-    """Yield each element of an XML file when its end is read.
 
     Raises:
         ValueError: the file is not XML, has an unknown encoding, or refers to undefined entities.
     """
+    language = language.lower().replace("_", "-")
     try:
         for _, element in ElementTree.iterparse(file):
-            yield element
-    except (
-        ElementTree.ParseError,
-        LookupError,
-        ValueError,
-    ) as error:  # Python's codecs raise LookupError and ValueError
+            name = element.tag.rpartition("}")[2]
+            if name in {"bpt", "ept", "ph", "it", "ut"}:
+                behind = element.tail
+                element.clear()
+                element.tail = behind
+            elif name == "tu":
+                sides = {
+                    str(side.get(_XML_LANG) or side.get("lang")).lower().replace("_", "-"): "".join(segment.itertext())
+                    for side in element.iterfind("{*}tuv")
+                    for segment in side.iterfind("{*}seg")
+                }
+                regions = (text for name, text in sides.items() if name.partition("-")[0] == language)
+                yield " ".join(sides.get(language, next(regions, "")).split())
+                element.clear()
+    except (ElementTree.ParseError, LookupError, ValueError) as error:  # the last two are errors of Python's codecs
         raise ValueError(f"{path} is not valid XML: {error}; repair the file") from error
 
 
-class _Worker:
-    function: Line
+_worker: list[Line] = []  # the function of this worker process
 
 
 def _start(make: Callable[[], Line]) -> None:
     # Workers ignore Ctrl-C: the parent handles it and ends them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _Worker.function = make()
+    _worker.append(make())
     # Otherwise a worker whose parent was killed would wait forever and keep the inherited lock.
     Thread(target=_end_with, args=(parent_process(),), daemon=True).start()
 
@@ -139,7 +127,7 @@ def _end_with(parent: BaseProcess) -> None:
 
 
 def _apply(line: str) -> str:
-    return _Worker.function(line)
+    return _worker[0](line)
 
 
 def each_line(make: Callable[[], Line], lines: Iterable[str], workers: int) -> Iterator[str]:
@@ -191,20 +179,21 @@ def concatenate(paths: Iterable[Path], output: Path, language: str) -> None:
             file.writelines(line + "\n" for line in read_text(path, language))
 
 
-def read_pairs(source: Path, target: Path) -> Iterator[Pair]:
-    """Yield the line pairs of two plain files.
+def read_pairs(
+    source: Path, target: Path, *, languages: tuple[str, str] = ("", ""), errors: str = "strict"
+) -> Iterator[Pair]:
+    """Yield the sentence pairs of two files, which `read_text` reads.
 
     Raises:
-        ValueError: the files have different numbers of lines.
+        ValueError: the files have different numbers of sentences, or violate their format.
     """
-    with source.open(encoding="utf-8", newline="\n") as first, target.open(encoding="utf-8", newline="\n") as second:
-        for number, (left, right) in enumerate(zip_longest(first, second), start=1):
-            if left is None or right is None:
-                raise ValueError(
-                    f"{source if left is None else target} has no line {number}, but the other file has: give "
-                    "line-aligned files"
-                )
-            yield left.rstrip("\n"), right.rstrip("\n")
+    lines = [0, 0]
+    for left, right in zip_longest(read_text(source, languages[0], errors), read_text(target, languages[1], errors)):
+        if left is not None and right is not None:
+            yield left, right
+        lines = [lines[0] + (left is not None), lines[1] + (right is not None)]
+    if lines[0] != lines[1]:
+        raise ValueError(f"{source} has {lines[0]} lines and {target} has {lines[1]}: give line-aligned files")
 
 
 def clean(pairs: Iterable[Pair], max_words: int, max_ratio: float | None) -> Iterator[Pair]:

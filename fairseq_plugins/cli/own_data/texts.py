@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
 from pathlib import Path
 
+from fairseq_plugins.cli.own_data import parallel_text
 from fairseq_plugins.cli.own_data.catalogues import SUFFIX, language_of_catalogue, read_catalogue
-from fairseq_plugins.cli.own_data.parallel_text import Pair, read_text
+from fairseq_plugins.cli.own_data.parallel_text import Pair
 
 FilePair = tuple[Path, Path]
 BOTH = (".tmx", ".tmx.gz", SUFFIX)  # formats with source and target in one file
@@ -21,15 +21,18 @@ def pair_up(source: Path, target: Path, languages: tuple[str, str]) -> list[File
     If both sides are the same folder, each file in it and its subfolders contains both languages.
 
     Raises:
-        ValueError: only one side is a folder, a file has no partner, or two files have the same name without the
-            language.
+        ValueError: a path does not exist, only one side is a folder, a file has no partner, or two files have the same
+            name without the language.
     """
+    for path in (source, target):
+        if not path.exists():
+            raise ValueError(f"{path} does not exist: give an existing file or folder")
     if source.is_dir() != target.is_dir():
         raise ValueError(f"{source} and {target} are a file and a folder: give two files or two folders")
     if not source.is_dir():
         return [(source, target)]
     if source == target:
-        files = sorted(path for path in source.rglob("*") if path.name.lower().endswith(BOTH) and path.is_file())
+        files = _of_both_languages(source)
         if not files:
             raise ValueError(f"{source} has no files with both languages (*{', *'.join(BOTH)}): give TARGET too")
         return [(path, path) for path in files]
@@ -39,6 +42,12 @@ def pair_up(source: Path, target: Path, languages: tuple[str, str]) -> list[File
     if not sides[0]:
         raise ValueError(f"{source} has no files: give a folder with text")
     return [(sides[0][name], sides[1][name]) for name in sorted(sides[0])]
+
+
+def _of_both_languages(path: Path) -> list[Path]:
+    """Return the files with both languages in a folder and its subfolders, or the file itself if it has both."""
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return [file for file in files if file.name.lower().endswith(BOTH) and file.is_file()]
 
 
 def _by_name(folder: Path, language: str) -> dict[str, Path]:
@@ -52,11 +61,9 @@ def _by_name(folder: Path, language: str) -> dict[str, Path]:
                 del words[ends[-1]]
             elif len(words) > 1 and words[-1].isalpha():
                 del words[-1]
-            name = ".".join(words)
-            if found.setdefault(name, path) is not path:
-                raise ValueError(
-                    f"{found[name]} and {path} have the same name without the language: remove one of them"
-                )
+            other = found.setdefault(".".join(words), path)
+            if other is not path:
+                raise ValueError(f"{other} and {path} have the same name without the language: remove one of them")
     return found
 
 
@@ -66,27 +73,21 @@ def languages_of(source: Path, target: Path, source_lang: str | None, target_lan
     Raises:
         ValueError: a language is missing or invalid, or both are equal.
     """
-    if source == target and source_lang is None and _catalogues(source):
-        source_lang = "en"  # gettext's convention
-    if source == target and target_lang is None and (catalogues := _catalogues(source)):
-        target_lang = language_of_catalogue(catalogues[0])
+    of_both = _of_both_languages(source) if source == target else []
+    if catalogues := [path for path in of_both if path.name.lower().endswith(SUFFIX)]:
+        source_lang = source_lang or "en"  # gettext's convention
+        target_lang = target_lang or language_of_catalogue(catalogues[0])
     languages = (
         source_lang or _language_of(source, "--source-lang"),
         target_lang or _language_of(target, "--target-lang"),
     )
     for option, language in zip(("--source-lang", "--target-lang"), languages, strict=True):
-        if not re.fullmatch(r"\w[\w-]*", language) or language == "reference":  # as in test.reference
+        if not re.fullmatch(r"\w[\w-]*", language):
             raise ValueError(f"{option} {language}: not the name of a language; give a name such as en or pt-BR")
     if languages[0] == languages[1]:
-        is_of_one = source == target and source.is_file() and not source.name.lower().endswith(BOTH)
-        fix = "give TARGET too" if is_of_one else "give two languages"
+        fix = "give TARGET too" if source == target and not of_both else "give two languages"
         raise ValueError(f"--source-lang and --target-lang are both {languages[0]}: {fix}")
     return languages
-
-
-def _catalogues(path: Path) -> list[Path]:
-    files = sorted(path.rglob(f"*{SUFFIX}")) if path.is_dir() else [path]
-    return [file for file in files if file.name.lower().endswith(SUFFIX) and file.is_file()]
 
 
 def _language_of(path: Path, option: str) -> str:
@@ -106,14 +107,7 @@ def read_pairs(files: Sequence[FilePair], languages: tuple[str, str]) -> Iterato
         ValueError: two files have different numbers of lines, or a file violates its format.
     """
     for source, target in files:
-        if source.name.lower().endswith(SUFFIX) and source == target:
+        if source == target and source.name.lower().endswith(SUFFIX):
             yield from read_catalogue(source)
         else:
-            sides = [read_text(p, language, "replace") for p, language in zip((source, target), languages, strict=True)]
-            lines = [0, 0]
-            for left, right in zip_longest(*sides):
-                if left is not None and right is not None:
-                    yield left, right
-                lines = [lines[0] + (left is not None), lines[1] + (right is not None)]
-            if lines[0] != lines[1]:
-                raise ValueError(f"{source} has {lines[0]} lines and {target} has {lines[1]}: give line-aligned files")
+            yield from parallel_text.read_pairs(source, target, languages=languages, errors="replace")

@@ -1,17 +1,19 @@
-"""Training in ``own-data``: options depend on the size of the text, and the user's options override them."""
+"""Training in ``own-data``: its options, which depend on the size of the text and on the user, and its progress."""
 
 from __future__ import annotations
 
 import logging
 import math
+import re
 import shlex
 import statistics
-import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Sequence
 from contextlib import closing, suppress
+from difflib import SequenceMatcher
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +25,10 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.optim.lr_scheduler import LR_SCHEDULER_REGISTRY
 from fairseq.trainer import Trainer
 
-import fairseq_plugins
 from fairseq_plugins.cli.arguments import import_user_dir
-from fairseq_plugins.cli.own_data import parallel_text
-from fairseq_plugins.cli.own_data.progress import TrainingProgress, span
-from fairseq_plugins.cli.own_data.refusals import refuse_missing_packages, unknown_architecture
-from fairseq_plugins.cli.own_data.trained import Base, without_ends
-from fairseq_plugins.cli.plot_loss import LOG
+from fairseq_plugins.cli.own_data.folder import BEST, Base
+from fairseq_plugins.cli.own_data.parallel_text import read_text
+from fairseq_plugins.cli.plot_loss import LOG, records
 from fairseq_plugins.cli.processes import ALL_SENTENCES, NO_LONG_ONES, fairseq_lines
 from fairseq_plugins.cli.user_dir import USER_DIR
 from fairseq_plugins.common.files import naming
@@ -43,18 +42,18 @@ PATIENCE = 5  # number of validations, one per epoch, without improvement
 SAVE_EVERY = 90  # seconds between checkpoints
 SAVE = f"from fairseq_plugins.repairs.saving import save_every; save_every({SAVE_EVERY})"
 TRIED = 3  # updates that are timed to estimate an epoch's time, after one update of warm-up
+SILENCE = 60  # minimum of seconds between two messages about updates
+# Options, and the packages that they need.  If a package is missing, fairseq only logs this and ignores the option.
+PACKAGES = {
+    "tensorboard_logdir": ("tensorboard", "tensorboardX"),
+    "wandb_project": ("wandb",),
+    "aim_repo": ("aim",),
+    "azureml_logging": ("azureml",),
+}
 
 
 class Training:
-    """One training.
-
-    Args:
-        arch: architecture.
-        save: folder of its checkpoints.
-        wishes: the user's options of fairseq-train, which override own-data's.
-        user_dir: folder that registers the architecture.
-        base: trained model to start from.
-        fp32: train in float32.
+    """One training, with checkpoints in ``save``; ``wishes`` are the user's options of fairseq-train.
 
     Raises:
         ValueError: the architecture or an option is unknown, or the checkpoint could not be used for translation.
@@ -69,23 +68,17 @@ class Training:
         base: Base | None = None,
         fp32: bool = False,
     ) -> None:
-        fairseq_plugins.install()
-        import_user_dir(user_dir)
-        if user_dir != USER_DIR and not brings_this_plugin(user_dir):
-            raise ValueError(f"--user-dir {user_dir} does not load this plugin: call fairseq_plugins.install() in it")
-        model = ARCH_MODEL_REGISTRY.get(arch)
-        if model is None:
-            raise unknown_architecture(arch)
-        self.model = model if issubclass(model, TranslationModel) else TranslationModel
-        self.best, self.last, self.log = save / "checkpoint_best.pt", save / "checkpoint_last.pt", save / LOG
+        self.model = model_of(arch, user_dir)
+        self.save, self.log, self.adapts, self.fp32 = save, save / LOG, base is not None, fp32
         self.own = ["--user-dir", str(user_dir), "--arch", arch, "--save-dir", str(save)]
         self.own += [*ALL_SENTENCES, *NO_LONG_ONES]
-        self.base, self.fp32 = base, fp32
         if base is not None:
-            self.own += ["--finetune-from-model", str(base.checkpoint), *without_ends(base.wishes)]
+            self.own += ["--finetune-from-model", str(base.checkpoint), *base.wishes]
         self.wishes = [*wishes, "--log-format", "json"]  # for progress messages and plot-loss
         found = vars(parse(["DATA_BIN", *self.own, *self.settings(1, 1), *wishes]))
-        refuse_missing_packages(found)
+        for name, packages in PACKAGES.items():
+            if found.get(name) and not any(map(find_spec, packages)):
+                raise ValueError(f"--train: {flag(name)} needs the package {packages[0]}: pip install {packages[0]}")
         if fp32 and (other := next((name for name in ("amp", "bf16", "fp16") if found[name]), None)):
             raise ValueError(f"--fp32: --train chooses another precision, --{other}; remove one of them")
         needed: dict[str, Any] = {"arch": arch, "user_dir": str(user_dir), "save_dir": str(save)}
@@ -93,9 +86,10 @@ class Training:
         needed |= {"source_lang": None, "target_lang": None}
         for name, value in needed.items():
             if found.get(name, value) != value:
-                option = flag(name)
                 instead = "give it to own-data itself" if name in ("arch", "user_dir") else "remove it"
-                raise ValueError(f"--train: {option} is not allowed, because own-data needs {self.best}; {instead}")
+                raise ValueError(
+                    f"--train: {flag(name)} is not allowed, because own-data needs {save / BEST}; {instead}"
+                )
         # fairseq's default --lr suits no schedule, so --lr must be given with --lr-scheduler.  A family's own schedule
         # may compute its rates without --lr.
         needs_rate = getattr(LR_SCHEDULER_REGISTRY[found["lr_scheduler"]], "needs_rate", True)
@@ -108,7 +102,7 @@ class Training:
         GPUs train in float16, and CPUs with instructions for it in bfloat16, unless --fp32 or --train chooses another
         precision.  A resumed training keeps its precision.
         """
-        chosen = training_settings(self.model, pairs, tokens, adapts=self.base is not None).split()
+        chosen = training_settings(self.model, pairs, tokens, self.adapts).split()
         wished, unknown = parse(["DATA_BIN", *self.own, *chosen, *self.wishes], parse_known=True)
         if not (wished.amp or wished.bf16 or wished.fp16):
             chosen += self.precision(on_gpu=torch.cuda.is_available() and not wished.cpu)
@@ -126,15 +120,14 @@ class Training:
         Raises:
             ValueError: --fp32 is given for a training in another precision.
         """
-        older = sorted(self.last.parent.glob("checkpoint*.pt"), key=lambda path: path.stat().st_mtime, reverse=True)
-        for checkpoint in (self.last, *older):
-            # If the file is missing or damaged, fairseq-train resumes from another checkpoint.
-            with suppress(OSError):
+        newest_first = sorted(self.save.glob("checkpoint*.pt"), key=lambda path: path.stat().st_mtime, reverse=True)
+        for checkpoint in newest_first:
+            with suppress(OSError):  # fairseq-train also resumes from another checkpoint if one is damaged
                 common = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))["cfg"]["common"]
                 found = [f"--{name}" for name in ("fp16", "bf16") if common[name]]
                 if self.fp32 and found:
                     raise ValueError(
-                        f"--fp32: {checkpoint.parent} was trained with {found[0]}; omit --fp32 or choose another folder"
+                        f"--fp32: {self.save} was trained with {found[0]}; omit --fp32 or choose another folder"
                     )
                 return found
         if self.fp32:
@@ -148,30 +141,26 @@ class Training:
 
         Args:
             binary: folder of binary data.
-        training_part: target side of the training text.
+            training_part: target side of the training text, as subwords.
             languages: options for the languages; fairseq-train cannot read ``pt-BR`` from file names.
 
         Raises:
             ValueError: fairseq-train fails, or ends without a best checkpoint.
         """
-        pairs, tokens = count(training_part)
-        words = [str(binary), *self.own, *languages, *self.settings(pairs, tokens), *self.wishes]
+        lengths = [line.count(" ") + 1 for line in read_text(training_part, "")]
+        words = [str(binary), *self.own, *languages, *self.settings(len(lengths), sum(lengths)), *self.wishes]
         chosen = vars(parse(words))
+        progress = Progress(self.model.usual_epochs(len(lengths)), chosen)
         ends = {"patience": "validations in a row without improvement", "max_epoch": "epochs", "max_update": "updates"}
         when = " or ".join(f"{chosen[name]} {what}" for name, what in ends.items() if chosen[name] > 0)
         precision = "bfloat16" if chosen["bf16"] else "half precision" if chosen["fp16"] or chosen["amp"] else "float32"
-        print(
-            f"\nTraining on {pairs} sentence pairs in {precision}{f'; it stops after {when}' if when else ''}.",
-            file=sys.stderr,
-        )
-        usual = self.model.usual_epochs(pairs)
+        stops = f"; it stops after {when}" if when else ""
+        print(f"\nTraining on {len(lengths)} sentence pairs in {precision}{stops}.", file=sys.stderr)
         is_one_process = chosen["distributed_world_size"] == 1
         # On a GPU no estimate is needed: the training itself soon tells its speed.
         if is_one_process and not self.log.exists() and not torch.cuda.is_available():
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # hide deprecation warnings in fairseq
-                epoch = seconds_of_epoch(words)
-            epochs = min(usual, chosen["max_epoch"] or math.inf)
+            epoch = seconds_of_epoch(words)
+            epochs = min(progress.usual, progress.epochs)
             total = f", about {span(epochs * epoch)} for the usual {epochs:.0f} epochs" if epochs < math.inf else ""
             print(f"Estimate for this CPU: about {span(epoch)} per epoch{total}.", file=sys.stderr)
         print(
@@ -179,10 +168,7 @@ class Training:
             f"fairseq's log is {self.log}.",
             file=sys.stderr,
         )
-        limits = chosen["patience"], chosen["max_epoch"], chosen["max_update"]
-        metric = chosen["best_checkpoint_metric"], chosen["maximize_best_checkpoint_metric"]
-        progress = TrainingProgress(usual, *limits, *metric)
-        self.log.parent.mkdir(exist_ok=True)
+        self.save.mkdir(exist_ok=True)
         lines = fairseq_lines("train", *words, before=SAVE)
         # Line buffering makes a killed training leave complete lines.
         with naming(self.log), closing(lines), self.log.open("a", encoding="utf-8", buffering=1) as log:
@@ -190,26 +176,31 @@ class Training:
             for line in lines:
                 log.write(line)
                 progress.see(line)
-                if NOTHING_LEFT in line:
-                    print(line.rpartition(" | ")[2], end="", file=sys.stderr)
-        if not self.best.exists():
+        if not (self.save / BEST).exists():
             raise ValueError(
-                f"--train: the training ended without {self.best}; use options that validate and save at least once"
+                f"--train: the training ended without {self.save / BEST}; use options that validate and save at least "
+                "once"
             )
 
 
-def is_exportable(arch: str, user_dir: Path) -> bool:
-    """Return whether models of an architecture can be exported."""
-    fairseq_plugins.install()
+def model_of(arch: str, user_dir: Path) -> type[TranslationModel]:
+    """Return the class of an architecture; for other plugins' models, the base class with its defaults.
+
+    Raises:
+        ValueError: the architecture is unknown, or the user directory does not load this plugin.
+    """
     import_user_dir(user_dir)
-    return "onnx_program" in vars(ARCH_MODEL_REGISTRY[arch])
-
-
-def brings_this_plugin(user_dir: Path) -> bool:
-    """Return whether a user directory loads this plugin; a separate process imports it, as fairseq's commands do."""
-    program = "import sys; from argparse import Namespace; from fairseq.utils import import_user_module as load\n"
-    program += "load(Namespace(user_dir=sys.argv[1])); sys.exit('fairseq_plugins.repairs' not in sys.modules)"
-    return not subprocess.run([sys.executable, "-c", program, user_dir], capture_output=True, check=False).returncode
+    if "fairseq_plugins.repairs" not in sys.modules:
+        raise ValueError(f"--user-dir {user_dir} does not load this plugin: call fairseq_plugins.install() in it")
+    model = ARCH_MODEL_REGISTRY.get(arch)
+    if model is None:
+        ours = [name for name, model in ARCH_MODEL_REGISTRY.items() if issubclass(model, TranslationModel)]
+        ours.sort(key=lambda name: (-SequenceMatcher(None, arch, name).ratio(), name))
+        raise ValueError(
+            f"--arch {arch}: unknown architecture; choose one of {', '.join(ours)}, or give --user-dir for your own "
+            "architecture"
+        )
+    return model if issubclass(model, TranslationModel) else TranslationModel
 
 
 def parse(words: Sequence[str], **more: Any) -> Any:
@@ -235,36 +226,35 @@ def seconds_of_epoch(words: Sequence[str]) -> float:
     level = logging.root.manager.disable
     logging.disable()
     try:
-        cfg = convert_namespace_to_omegaconf(parse(words))
-        task = tasks.setup_task(cfg.task)
-        task.load_dataset("train")
-        trainer = Trainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
-        batches = task.get_batch_iterator(
-            task.dataset("train"),
-            max_tokens=cfg.dataset.max_tokens,
-            max_sentences=cfg.dataset.batch_size,
-            max_positions=utils.resolve_max_positions(task.max_positions(), trainer.model.max_positions()),
-            ignore_invalid_inputs=True,
-            seed=cfg.common.seed,
-        ).frozen_batches
-        if not len(batches):  # fairseq-train will report the error
-            return 0.0
-        took = []
-        for place in range(TRIED + 1):
-            batch = batches[place * len(batches) // (TRIED + 1)]
-            sample = task.dataset("train").collater([task.dataset("train")[number] for number in batch])
-            begun = time.monotonic()
-            trainer.train_step([sample])
-            took.append(time.monotonic() - begun)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # hide deprecation warnings in fairseq
+            return _seconds_of_epoch(convert_namespace_to_omegaconf(parse(words)))
     finally:
         logging.disable(level)
+
+
+def _seconds_of_epoch(cfg: Any) -> float:
+    task = tasks.setup_task(cfg.task)
+    task.load_dataset("train")
+    data = task.dataset("train")
+    trainer = Trainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
+    batches = task.get_batch_iterator(
+        data,
+        max_tokens=cfg.dataset.max_tokens,
+        max_sentences=cfg.dataset.batch_size,
+        max_positions=utils.resolve_max_positions(task.max_positions(), trainer.model.max_positions()),
+        ignore_invalid_inputs=True,
+        seed=cfg.common.seed,
+    ).frozen_batches
+    if not len(batches):  # fairseq-train will report the error
+        return 0.0
+    took = []
+    for place in range(TRIED + 1):
+        sample = data.collater([data[number] for number in batches[place * len(batches) // (TRIED + 1)]])
+        begun = time.monotonic()
+        trainer.train_step([sample])
+        took.append(time.monotonic() - begun)
     return statistics.mean(took[1:]) * len(batches)
-
-
-def count(path: Path) -> tuple[int, int]:
-    """Return the numbers of lines and words."""
-    words = [line.count(" ") + 1 for line in parallel_text.read_text(path, "")]
-    return len(words), sum(words)
 
 
 def training_settings(model: type[TranslationModel], pairs: int, tokens: int, adapts: bool = False) -> str:
@@ -279,3 +269,91 @@ def training_settings(model: type[TranslationModel], pairs: int, tokens: int, ad
     settings += f" --label-smoothing 0.1 {model.training_options(warmup)}"
     settings += f" --patience {PATIENCE} --no-epoch-checkpoints"
     return f"{settings} --log-interval {min(max(epoch // 4, 1), 25)}"
+
+
+class Progress:
+    """Print the progress of a training on stderr, one line per validation.
+
+    Args:
+        usual: number of epochs after which validation usually stops improving; infinity if unknown.
+        chosen: all options of the training.
+    """
+
+    def __init__(self, usual: float, chosen: dict[str, Any]) -> None:
+        self.usual, self.patience = usual, chosen["patience"]
+        self.epochs, self.updates = (
+            chosen[name] if chosen[name] > 0 else math.inf for name in ("max_epoch", "max_update")
+        )
+        self.metric, self.sign = (
+            chosen["best_checkpoint_metric"],
+            -1 if chosen["maximize_best_checkpoint_metric"] else 1,
+        )
+        self.per_epoch = self.seconds = math.nan  # updates per epoch, seconds per update
+        self.began: tuple[float, int] | None = None  # time and updates of the first record
+        self.best, self.stale = math.inf, 0  # best metric times `sign`, and number of validations since then
+        self.told = 0.0
+
+    def see(self, line: str) -> None:
+        """Read a line of fairseq's log (``--log-format json``)."""
+        if too_long := re.search(r"(?<!\S)(\S+) samples have invalid sizes and will be skipped", line):
+            self.tell(f"Skipped sentence pairs, too long for the model: {too_long[1]}.")
+        if NOTHING_LEFT in line:
+            self.tell(line.rpartition(" | ")[2].rstrip("\n"))
+        for record in records(line):
+            # "update" counts epochs, and "num_updates" counts updates.
+            if {"update", "num_updates"} <= record.keys():
+                self.see_updates(int(record["num_updates"]), record)
+            elif {"valid_loss", f"valid_{self.metric}", "valid_num_updates"} <= record.keys():
+                self.see_validation(int(record["valid_num_updates"]), record)
+
+    def see_updates(self, done: int, record: dict[str, Any]) -> None:
+        """Handle a record of training."""
+        epochs = float(record["update"])  # rounded
+        if epochs < 0.01:
+            return
+        self.per_epoch = done / epochs
+        if self.began is None:
+            self.began = time.monotonic(), done
+            return
+        first = math.isnan(self.seconds)
+        self.measure(done)
+        if first:
+            took = span(self.per_epoch * self.seconds)
+            self.tell(f"One epoch has {self.per_epoch:.0f} updates and takes {took}{self.left(done)}.")
+        elif time.monotonic() - self.told >= SILENCE:
+            self.tell(f"epoch {record['epoch']}, update {done}{self.left(done)}")
+
+    def see_validation(self, done: int, record: dict[str, Any]) -> None:
+        """Handle a record of validation."""
+        self.measure(done)
+        loss, value = float(record["valid_loss"]), float(record[f"valid_{self.metric}"])
+        best, before = float(record.get(f"valid_best_{self.metric}", value)), self.best
+        self.best = min(self.best, self.sign * value, self.sign * best)
+        # For fairseq, a validation that only equals the best one is not an improvement.
+        self.stale = 0 if self.sign * value <= self.best < before else self.stale + 1
+        found = f"{loss:.3f}" if self.metric == "loss" else f"{loss:.3f}, {self.metric} {value:.3f}"
+        compared = f"the best is {self.sign * self.best:.3f}" if self.stale else "the best so far"
+        self.tell(f"epoch {record['epoch']}, update {done}: validation loss {found}, {compared}{self.left(done)}")
+
+    def measure(self, done: int) -> None:
+        """Update the seconds per update, validation included."""
+        if self.began and done > self.began[1]:
+            self.seconds = (time.monotonic() - self.began[0]) / (done - self.began[1])
+
+    def left(self, done: int) -> str:
+        """Estimate the remaining time from the usual number of epochs; after these epochs, from the patience."""
+        usual = max(self.usual - done / self.per_epoch, self.patience - self.stale) if self.patience > 0 else math.inf
+        left = min(usual * self.per_epoch, self.epochs * self.per_epoch - done, self.updates - done) * self.seconds
+        return f"; about {span(left)} left" if 0.5 < left < math.inf else ""
+
+    def tell(self, text: str) -> None:
+        """Print a line."""
+        self.told = time.monotonic()
+        print(text, file=sys.stderr, flush=True)
+
+
+def span(seconds: float) -> str:
+    """Format a time span, such as ``40 s``, ``7 min`` or ``3.5 hours``."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} hours"

@@ -1,1 +1,1 @@
-"""``fairseq-plugins serve``: the command, models, sentences and their batches, the HTTP API, and the page."""
+"""``fairseq-plugins serve``: the command, the server, its HTTP API, texts and their batches, and the page."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,9 +23,8 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from fairseq_plugins.cli.own_data.catalogues import placeholders
-from fairseq_plugins.cli.serve.batches import Batches, QueueFullError
-from fairseq_plugins.cli.serve.files import FORMATS, Document, Results, read_document
-from fairseq_plugins.cli.serve.models import NAMES, Pair
+from fairseq_plugins.cli.serve.batches import Batches, Pair, QueueFullError
+from fairseq_plugins.cli.serve.documents import FORMATS, Document, Results, Sentence, read_document, split
 from fairseq_plugins.cli.serve.parameters import (
     file_of,
     is_set,
@@ -33,37 +33,37 @@ from fairseq_plugins.cli.serve.parameters import (
     text_of,
     unless_disconnected,
 )
-from fairseq_plugins.cli.serve.sentences import Sentence, split
 
 FILE_FACTOR = 10  # a file may have this many times as many characters as a text
 FILES = 4  # files in translation
 CHUNK = 128  # number of a file's sentences that are in the queue together
 
 
+NAMES = dict(
+    re.findall(
+        r"(\w+)=(\w+)",
+        """ar=Arabic bg=Bulgarian bn=Bengali ca=Catalan cs=Czech da=Danish de=German el=Greek en=English eo=Esperanto
+        es=Spanish et=Estonian eu=Basque fa=Persian fi=Finnish fr=French ga=Irish gl=Galician he=Hebrew hi=Hindi
+        hr=Croatian hu=Hungarian id=Indonesian is=Icelandic it=Italian ja=Japanese ko=Korean lt=Lithuanian lv=Latvian
+        ms=Malay nb=Norwegian nl=Dutch pl=Polish pt=Portuguese ro=Romanian ru=Russian sk=Slovak sl=Slovenian
+        sq=Albanian sr=Serbian sv=Swedish sw=Swahili th=Thai tl=Tagalog tr=Turkish uk=Ukrainian ur=Urdu
+        vi=Vietnamese zh=Chinese""",
+    )
+)
+
+
 @dataclass(frozen=True)
 class Limits:
-    """Limits of requests.
+    """Limits of requests."""
 
-    Attributes:
-        key: API key; None without a key.
-        letters: characters of the texts in a request.
-        seconds: time limit of an answer.
-        origins: origins whose pages may call the server.
-    """
-
-    key: str | None
-    letters: int
-    seconds: float
-    origins: list[str]
+    key: str | None  # API key
+    letters: int  # characters of the texts in a request
+    seconds: float  # time limit of an answer
+    origins: list[str]  # whose pages may call the server
 
 
 class Api:
-    """Endpoints.
-
-    Args:
-        models: queues of the models by languages.
-        limits: limits of all callers.
-    """
+    """Endpoints."""
 
     def __init__(self, models: Mapping[Pair, Batches], limits: Limits) -> None:
         self.models, self.limits = models, limits
@@ -80,7 +80,7 @@ class Api:
         return JSONResponse({"status": "ok"})
 
     async def settings(self, request: Request) -> Response:
-        """Return limits and default languages, like LibreTranslate, and the models that can report attention."""
+        """Return limits and default languages, like LibreTranslate."""
         source, target = next(iter(self.models))
         answer = {
             "charLimit": self.limits.letters,
@@ -89,7 +89,6 @@ class Api:
             "filesTranslation": True,
             "supportedFilesFormat": FORMATS,
             "language": {side: {"code": x, "name": name(x)} for side, x in (("source", source), ("target", target))},
-            "attention": [pair for pair, batches in self.models.items() if batches.translator.has_attention],
         }
         return JSONResponse(answer)
 
@@ -97,7 +96,7 @@ class Api:
         """Return the only source language; the text is not inspected."""
         parameters = await self.allowed(request)
         text_of(parameters, "q")
-        return JSONResponse([self.detected(self.source_for(None))])
+        return JSONResponse([detected(self.source_for(None))])
 
     async def translate(self, request: Request) -> Response:
         """Translate one text or several."""
@@ -112,8 +111,6 @@ class Api:
             raise HTTPException(400, f"{kind} format is not supported")
         alternatives = number_of(parameters, "alternatives", batches.beam - 1)
         attention = is_set(parameters, "attention")
-        if attention and not batches.translator.has_attention:
-            raise HTTPException(400, "attention: this model was exported by an earlier version; export it again")
         work = translate_texts(batches, texts, alternatives + 1, attention)
         told = await unless_disconnected(request, work, self.limits.seconds)
         best = [[join(text, 0)] for text in told]
@@ -123,14 +120,13 @@ class Api:
         if alternatives:
             answer["alternatives"] = [[each for each in found[1:] if each != found[0]] for found in best]
         if parameters.get("source") == "auto":
-            answer["detectedLanguage"] = [self.detected(pair[0])] * len(texts)
+            answer["detectedLanguage"] = [detected(pair[0])] * len(texts)
         if attention or is_set(parameters, "details"):
             answer["sentences"] = [[*map(described, text)] for text in told]
         return JSONResponse(answer if isinstance(q, list) else {field: value[0] for field, value in answer.items()})
 
     async def translate_file(self, request: Request) -> Response:
         """Translate a file, and return the URL of the result; with ``progress``, stream one line of JSON per step."""
-        most = FILE_FACTOR * self.limits.letters
         parameters = await self.allowed(request, FILE_FACTOR)
         filename, content = await file_of(parameters)
         pair, batches = self.model_for(parameters)
@@ -138,7 +134,7 @@ class Api:
             document = await asyncio.to_thread(read_document, filename, content)
         except ValueError as error:
             raise HTTPException(400, f"Invalid request: {error}") from None
-        self.check_length(sum(map(len, document.texts)), most)
+        self.check_length(sum(map(len, document.texts)), FILE_FACTOR * self.limits.letters)
         if self.files >= FILES:
             raise HTTPException(429, f"Slowdown: {FILES} files are in translation, try again later")
         steps = self.steps(batches, document, pair[1], str(request.base_url))
@@ -205,9 +201,9 @@ class Api:
         if letters > most:
             raise HTTPException(413, f"Invalid request: request ({letters}) exceeds text limit ({most})")
 
-    def model_for(self, parameters: Mapping[str, Any]) -> tuple[Pair, Batches]:
+    def model_for(self, parameters: dict[str, Any]) -> tuple[Pair, Batches]:
         """Return the model for a request, and the model's languages."""
-        source, target = (text_of({**parameters}, side) for side in ("source", "target"))
+        source, target = text_of(parameters, "source"), text_of(parameters, "target")
         if not any(target in pair for pair in self.models):
             raise HTTPException(400, f"{target} is not supported")
         if source == "auto":
@@ -228,14 +224,15 @@ class Api:
             raise HTTPException(400, f"auto is not supported: give the source language, one of {', '.join(sources)}")
         return sources[0]
 
-    def detected(self, language: str) -> dict[str, Any]:
-        """Return a language in the format of ``/detect``, with confidence 0."""
-        return {"confidence": 0.0, "language": language}
-
 
 def name(code: str) -> str:
     """Return the English name of a language, or its code if unknown."""
     return NAMES.get(code, code)
+
+
+def detected(language: str) -> dict[str, Any]:
+    """Return a language in the format of ``/detect``, with confidence 0."""
+    return {"confidence": 0.0, "language": language}
 
 
 Told = tuple[Sentence, dict[str, Any]]
@@ -280,8 +277,6 @@ async def refuse(request: Request, error: Exception) -> Response:
     """Return an error in LibreTranslate's format."""
     if isinstance(error, HTTPException):
         return JSONResponse({"error": error.detail}, error.status_code, error.headers)
-    if isinstance(error, QueueFullError):
-        return JSONResponse({"error": "Slowdown: too many sentences wait, try again later"}, 429)
     if isinstance(error, ClientDisconnect):
         return Response(status_code=400)
     return JSONResponse({"error": "Translation error: see the server's messages"}, 500)
@@ -310,5 +305,5 @@ def make_app(models: Mapping[Pair, Batches], limits: Limits) -> Starlette:
     ]
     cors = Middleware(CORSMiddleware, allow_origins=limits.origins, allow_headers=["content-type"])
     middleware = [cors] if limits.origins else []
-    handlers: Any = dict.fromkeys((HTTPException, QueueFullError, ClientDisconnect, Exception), refuse)
+    handlers: Any = dict.fromkeys((HTTPException, ClientDisconnect, Exception), refuse)
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)

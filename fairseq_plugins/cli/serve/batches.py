@@ -10,9 +10,12 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from starlette.exceptions import HTTPException
+
 if TYPE_CHECKING:
     from fairseq_plugins.export.translate import Translator
 
+Pair = tuple[str, str]  # source and target language
 PATIENCE = 0.005  # seconds to wait until there are enough sentences for a thread ...
 SHARE = 0.1  # ... plus this fraction of the last batch's time, because its callers may send new sentences
 # Factor of the limit of a batch's padded size, because callers' sentences differ more in length than neighbours in a
@@ -22,16 +25,15 @@ SHORT = 1000  # longer texts are segmented in another thread
 BURST = 16  # so many sentences of a long text have the same priority as one sentence of another caller
 
 
-class QueueFullError(Exception):
+class QueueFullError(HTTPException):
     """The queue has no room."""
+
+    def __init__(self) -> None:
+        super().__init__(429, "Slowdown: too many sentences wait, try again later")
 
 
 class Threads:
-    """The translating threads, which all models share; each thread translates one batch.
-
-    Args:
-        number: number of threads.
-    """
+    """The translating threads, which all models share; each thread translates one batch."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -41,20 +43,12 @@ class Threads:
 
 @dataclass(eq=False)
 class Waiting:
-    """A sentence in the queue.
+    """A sentence in the queue; ``answer`` will be the result of `Translator.explain`."""
 
-    Attributes:
-        words: the sentence as tokens of the model, at least one.
-        nbest: number of translations.
-        attention: whether attention is requested.
-        due: position in the queue.
-        answer: result of `Translator.explain`.
-    """
-
-    words: list[str]
+    words: list[str]  # tokens of the model, at least one
     nbest: int
-    attention: bool
-    due: float
+    attention: bool  # whether it is requested
+    due: float  # position in the queue
     answer: asyncio.Future[dict[str, Any]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 

@@ -13,10 +13,17 @@ import re
 import socket
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fairseq_plugins.cli.arguments import positive
+from fairseq_plugins.cli.own_data.folder import SETTINGS
+
+if TYPE_CHECKING:
+    from fairseq_plugins.cli.serve.batches import Pair
+    from fairseq_plugins.export.translate import Translator
 
 PACKAGES = ("httptools", "onnxruntime", "python_multipart", "starlette", "uvicorn")
 
@@ -88,10 +95,6 @@ def run(args: Namespace) -> None:
         ValueError: a folder is not usable, or a package is missing.
         OSError: a file cannot be read, or the address is in use.
     """
-    for place in args.folders:
-        folder = Path(place if Path(place).exists() else place.partition("=")[2] or place)
-        if not folder.is_dir():
-            raise ValueError(f"{folder} is not a folder: give an exported folder")
     key = None
     if args.api_key_file is not None:
         try:
@@ -108,7 +111,6 @@ def run(args: Namespace) -> None:
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
         raise ValueError(f"serve needs {', '.join(missing)}: pip install 'fairseq_plugins[serve]'")
     from fairseq_plugins.cli.serve.app import Limits  # noqa: PLC0415  (imports optional packages)
-    from fairseq_plugins.cli.serve.models import open_models  # noqa: PLC0415
     from fairseq_plugins.cli.serve.server import serve  # noqa: PLC0415
 
     models = open_models(args.folders)
@@ -123,3 +125,53 @@ def run(args: Namespace) -> None:
     limits = Limits(key, args.max_letters, args.timeout, args.cors)
     sys.setswitchinterval(0.0005)  # Translating threads must not delay the thread that answers requests.
     asyncio.run(serve(models, limits, listening, args.threads, args.beam, args.max_waiting))
+
+
+def open_models(places: Iterable[str]) -> dict[Pair, Translator]:
+    """Load the models of folders, and return them by their languages.
+
+    Args:
+        places: folders, optionally with languages, as in ``en:de=OUT``.
+
+    Raises:
+        ValueError: a folder does not contain an exported model, its languages are unknown, or two folders have the same
+            languages.
+    """
+    from fairseq_plugins.export.translate import Translator  # noqa: PLC0415  (sets up the process for onnxruntime)
+
+    models: dict[Pair, Translator] = {}
+    for place in places:
+        given = re.fullmatch(r"([\w-]+):([\w-]+)=(.+)", place)
+        folder = find_exported(Path(given[3] if given else place))
+        translator = Translator(folder, threads=1)
+        languages = [given[1], given[2]] if given else translator.config["languages"]
+        if languages is None:
+            raise ValueError(f"{folder} does not name its languages: give them, as in en:de={folder}")
+        pair = languages[0], languages[1]
+        if pair in models:
+            raise ValueError(
+                f"{folder} and {models[pair].folder} both translate {pair[0]} to {pair[1]}: give one of them"
+            )
+        models[pair] = translator
+    return models
+
+
+def find_exported(folder: Path) -> Path:
+    """Return the exported folder: the given one, or the one inside own-data's folder.
+
+    Raises:
+        ValueError: there is no exported folder, or there are several.
+    """
+    if not (folder / SETTINGS).is_file():
+        if not (folder / "SHA256SUMS").exists():
+            raise ValueError(f"{folder} is not an exported folder: create one with fairseq-plugins export")
+        return folder
+    found = sorted(path.parent for path in folder.glob("*/SHA256SUMS"))
+    if not found:
+        command = f"fairseq-plugins export {folder}/ARCH/checkpoint_best.pt {folder}/ARCH.exported"
+        raise ValueError(
+            f"{folder} has no exported folder: export its model with the command that own-data printed, {command} ..."
+        )
+    if len(found) > 1:
+        raise ValueError(f"{folder} has several exported folders: give one of {', '.join(map(str, found))}")
+    return found[0]

@@ -21,11 +21,7 @@ T = TypeVar("T")
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """Read a body; a body that is too long is read to its end, too, so that the client receives the error.
-
-    Raises:
-        HTTPException: the body is too long or too slow.
-    """
+    """Return a body, or refuse it; a too long body is read to its end, so that the client receives the error."""
     body, size = bytearray(), 0
     try:
         with anyio.fail_after(SLOW):
@@ -95,11 +91,7 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T], se
 
 
 def text_of(parameters: dict[str, Any], name: str) -> str:
-    """Return a required text parameter.
-
-    Raises:
-        HTTPException: the parameter is missing or not a text.
-    """
+    """Return a text parameter, or refuse a request without it."""
     value = parameters.get(name)
     if not value:
         raise HTTPException(400, f"Invalid request: missing {name} parameter")
@@ -109,11 +101,7 @@ def text_of(parameters: dict[str, Any], name: str) -> str:
 
 
 def number_of(parameters: dict[str, Any], name: str, most: int) -> int:
-    """Return an integer parameter, at least 0 (default: 0).
-
-    Raises:
-        HTTPException: the parameter is not an integer, or too large.
-    """
+    """Return an integer parameter, at least 0 (default: 0), or refuse a request with another value."""
     try:
         value = max(0, int(parameters.get(name) or 0))
     except (TypeError, ValueError, OverflowError):
@@ -129,11 +117,7 @@ def is_set(parameters: dict[str, Any], name: str) -> bool:
 
 
 async def file_of(parameters: dict[str, Any]) -> tuple[str, bytes]:
-    """Return name and content of the uploaded file.
-
-    Raises:
-        HTTPException: there is no file.
-    """
+    """Return name and content of the uploaded file, or refuse a request without a file."""
     file = parameters.get("file")
     if not isinstance(file, UploadFile):
         raise HTTPException(400, "Invalid request: missing file parameter")

@@ -11,8 +11,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fairseq_plugins.cli.serve.app import Limits, make_app
-from fairseq_plugins.cli.serve.batches import Batches, Threads
-from fairseq_plugins.cli.serve.models import Pair
+from fairseq_plugins.cli.serve.batches import Batches, Pair, Threads
 from fairseq_plugins.cli.serve.parameters import SLOW
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ let settings, sentences = [], chosen = [], selected = 0, running = new AbortCont
 
 const name = (code) => { try { return new Intl.DisplayNames("en", { type: "language" }).of(code); } catch { return code; } };
 const pair = () => at("pair").value.split(" ");
-const hasMap = () => settings.attention.some((each) => each.join(" ") === at("pair").value);
 const bare = (word) => word.replace(/^\u2581(?=.)/, "").replace("\u2581", "␣");
 
 function show(error) {
@@ -38,7 +37,7 @@ async function translate() {
   try {
     if (q.trim()) {
       const alternatives = Math.min(ALTERNATIVES, settings.alternativesLimit);
-      const body = { q, source, target, alternatives, details: true, attention: at("map").open && hasMap() };
+      const body = { q, source, target, alternatives, details: true, attention: at("map").open };
       found = (await (await post("translate", body, signal)).json()).sentences;
     }
     show("");
@@ -90,7 +89,6 @@ function notes(sentence, translation) {
 
 function drawMap(sentence) {
   const { words, unknown, attention } = sentence.translations[chosen[selected]];
-  at("no-map").hidden = hasMap();
   at("layer-label").hidden = !attention || attention.length < 2;
   at("heat").replaceChildren();
   if (!attention) return;

@@ -1,32 +1,64 @@
-"""Uploaded files (plain text and gettext catalogues), and translated files for download."""
+"""Texts and their sentences, uploaded files (plain text and gettext catalogues), and translated files for download."""
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 from fairseq_plugins.cli.own_data import catalogues
-from fairseq_plugins.cli.serve.sentences import split
 
 FORMATS = [".txt", catalogues.SUFFIX]
 KEPT = 16_000_000  # limit of the bytes of all translated files in memory
+# Matches line ends, punctuation that may end a sentence if whitespace follows, and punctuation that needs no
+# whitespace. The lookbehind makes the search take linear time.
+_BOUNDARY = re.compile(r"\n\s*|(?<![.!?…])[.!?…]+[\"'”’»)\]]*\s+|[。！？]+[”』」）]*\s*")
+_OPENING = "\"'“„«([¿¡"
+_ABBREVIATIONS = {"bzw", "ca", "dr", "fig", "inkl", "mr", "mrs", "ms", "nr", "prof", "st", "usw", "vgl", "vs", "zzgl"}
+
+
+class Sentence(NamedTuple):
+    """A sentence with surrounding whitespace; the sentence is empty if the text has only whitespace."""
+
+    before: str
+    text: str
+    after: str
+
+
+def split(text: str) -> list[Sentence]:
+    """Return the sentences of a text; sentences and their whitespace, concatenated, are the text."""
+    starts = [0, *(match.end() for match in _BOUNDARY.finditer(text) if _is_end(text, match)), len(text)]
+    return [_between_spaces(text[start:end]) for start, end in pairwise(starts) if start < end]
+
+
+def _is_end(text: str, match: re.Match[str]) -> bool:
+    """Return whether a sentence ends at a match; it does not after abbreviations and ordinals, or before lower case."""
+    marks = match[0].strip()
+    if "\n" in match[0] or marks[:1] in "。！？":
+        return True
+    following = text[match.end() : match.end() + 2].lstrip(_OPENING)[:1]
+    word = re.split(r"[^\w]", text[max(0, match.start() - 20) : match.start()])[-1]
+    is_short = len(word) == 1 or word.lower() in _ABBREVIATIONS or (word.isdecimal() and len(word) <= 2)
+    return not following.islower() and not (marks == "." and is_short)
+
+
+def _between_spaces(chunk: str) -> Sentence:
+    text = chunk.strip()
+    before, _, after = chunk.partition(text) if text else ("", "", chunk)
+    return Sentence(before, text, after)
 
 
 @dataclass(frozen=True)
 class Document:
-    """A file to translate.
+    """A file to translate; ``fill`` gets translations of its texts, and returns the translated file and a report."""
 
-    Attributes:
-        name: name without a folder.
-        texts: distinct texts of the file.
-        fill: function that gets translations of the texts, and returns the translated file and a possibly empty report.
-    """
-
-    name: str
-    texts: list[str]
+    name: str  # without a folder
+    texts: list[str]  # without repetitions
     fill: Callable[[Mapping[str, str]], tuple[bytes, str]]
 
     def sentences(self) -> list[str]:
