@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fairseq_plugins.common.options import literal, parse_convolutions
+from fairseq_plugins.common.options import literal, parse_attention, parse_convolutions
 from tests.fuzz.texts import DEEP, repeated, text
 from tests.fuzz.trial import Trial, fuzz
 
@@ -60,3 +60,16 @@ def test_layer_lists() -> None:
         if specs is not None:
             assert [tuple(spec) for spec in specs] == [(*layer, 1)[:3] for layer in evaluated(option)]
             assert all(spec.width > 0 and spec.kernel > 0 and spec.residual >= 0 for spec in specs)
+
+
+def test_attention() -> None:
+    trial = Trial(parse_attention, ValueError)
+
+    @fuzz
+    def run(random: Random) -> None:
+        layers = random.randint(1, 5)
+        option = random.choice([text, lambda random: str(random.choices([True, False], k=layers))])(random)
+        flags = trial(option, layers)
+        if flags is not None:
+            assert any(flags)
+            assert flags == ([True] * layers if evaluated(option) is True else evaluated(option))

@@ -79,6 +79,37 @@ def test_forced_words(build, architecture, sentences, dictionary, dtype: torch.d
     assert (graphs, kernels) == (1, 0)
 
 
+def scored(exact: Any, source: torch.Tensor, found: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the score of each best hypothesis in double precision, and the largest error of its words' scores."""
+    scores, differences = [], []
+    for sentence, beams in zip(source, found, strict=True):
+        for beam in beams:
+            words = beam["tokens"].unsqueeze(0)
+            logits, _ = exact(sentence.unsqueeze(0), None, words.roll(1, dims=1))  # the end is also the first input
+            expected = logits.log_softmax(dim=-1).gather(2, words.unsqueeze(2)).flatten()
+            differences.append(beam["positional_scores"] - expected)
+            if beam is beams[0]:
+                scores.append(expected.mean())
+    return torch.stack(scores), torch.cat(differences).square().mean().sqrt()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_searches_in_half_precision(build, architecture, sentences, dictionary, dtype, compiles: bool) -> None:
+    """Rounding errors are similar to fairseq's, which may find other words, but hardly better ones."""
+    model, source = build(architecture).to(dtype), sentences([9, 3, 6, 1])
+    exact = copy.deepcopy(model).double()
+    model.make_generation_fast_()
+    sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(1).sum(dim=1)}}
+    options = {"beam_size": BEAM, "max_len_b": 12}
+    theirs, rounding = scored(exact, source, SequenceGenerator([model], dictionary, **options).generate(None, sample))
+    search = FastBeamSearch([model], dictionary, graphs=GraphCache() if compiles else None, **options)
+    mine, own_rounding = scored(exact, source, search.generate(None, sample))
+    assert own_rounding <= 4 * rounding
+    assert (mine >= theirs - 4 * rounding).all()
+
+
 @pytest.mark.parametrize("compiles", [False, True])
 def test_a_search_is_read_every_fourth_step(build, architecture, sentences, dictionary, compiles: bool) -> None:
     """Nine steps are read twice, by waiting for an event, which torch does not count; then the results are read."""
