@@ -18,11 +18,11 @@ setup(
     license="MIT",
     python_requires=">=3.10",
     packages=[*find_packages(include=["fairseq_plugins", "fairseq_plugins.*"]), "fairseq_plugins_user_dir"],
-    package_dir={"fairseq_plugins_user_dir": "user_dir"},  # a unique name
+    package_dir={"fairseq_plugins_user_dir": "user_dir"},  # other packages may install a user_dir, too
     package_data={"fairseq_plugins": ["py.typed", "cli/serve/page/*"]},
     entry_points={"console_scripts": ["fairseq-plugins = fairseq_plugins.cli.main:main"]},
     install_requires=[
-        # fairseq's last release needs Python < 3.11; fairseq-fixed is its later main branch with repairs.
+        # fairseq's last release needs Python < 3.11; fairseq-fixed is fairseq's later main branch with repairs.
         'fairseq==0.12.2; python_version < "3.11"',
         'fairseq-fixed==0.12.3.1; python_version >= "3.11"',
         "hydra-core",

@@ -12,7 +12,7 @@ __version__ = "0.2.0"
 # Packages that register nothing with fairseq.
 _UNREGISTERED = {"cli", "export", "repairs"}
 
-# While it is imported, fairseq logs that text_to_speech needs tensorboardX.  This plugin does not need it.
+# During its import, fairseq logs that text_to_speech needs tensorboardX, which this plugin does not need.
 logging.getLogger("fairseq.tasks.text_to_speech").addFilter(lambda record: "tensorboardX" not in record.getMessage())
 
 
@@ -23,7 +23,7 @@ def install(command: bool = False) -> None:
     this function.  Later calls are no-ops.
 
     Args:
-        command: whether to set up the process for a fairseq command, too: memory settings, option errors without
+        command: whether to also set up the process for a fairseq command: memory settings, option errors without
             traceback, and no warnings that users cannot act on.
     """
     _repair_and_register()

@@ -49,15 +49,15 @@ def run(args: Namespace) -> None:
     """Prepare one experiment.
 
     Raises:
-        ValueError: options contradict each other, a file is missing or has another content than expected, or another
+        ValueError: options contradict each other, a file is missing or has unexpected content, or another
             process works in the folder.
         OSError: a download fails.
     """
     corpus, orig = CORPORA[args.experiment], args.orig or args.output / "orig"
     if args.smoke and args.orig:
-        raise ValueError(f"--smoke: invents its files, but --orig {args.orig} names real ones; remove one option")
-    # The folder must exist, because a mistyped name would start a download of gigabytes. When all files have been read,
-    # the folder may be missing.
+        raise ValueError(f"--smoke: uses invented files, not the files in --orig {args.orig}; remove one option")
+    # A missing folder is refused, because a mistyped name would start a download of gigabytes. When all files have been
+    # read, the folder may be missing.
     if args.orig and not args.orig.is_dir() and needed_files(corpus, args.output, args.words):
         raise ValueError(f"--orig: {args.orig} is not a folder; create it, or remove the option")
     with work_in(args.output):
@@ -65,7 +65,7 @@ def run(args: Namespace) -> None:
             orig = args.output / "orig-miniature"
             write_miniature(corpus, orig)
             merges = corpus.merges and LARGEST_MINIATURE_BPE
-            # These terms make the record differ from the real corpus's record.
+            # The invented terms make this record differ from the real corpus's record.
             corpus = replace(corpus, merges=merges, terms="made up")
         print(prepare(corpus, args.output, orig, words=args.words, workers=args.workers))
 

@@ -29,8 +29,8 @@ class Corpus:
     Attributes:
         tests: test parts, named ``test``, ``test1``, ...
         valid: validation part; by default every ``valid_every``-th pair of the training part.
-        max_words: longest sentence in training and validation.
-        max_ratio: largest ratio of the two lengths in training and validation.
+        max_words: maximum number of words of a sentence in training and validation.
+        max_ratio: maximum ratio of the two sides' lengths in training and validation.
         tokenise: options of ``parallel_text.moses``; None if the text is tokenised already.
         normalise: whether to normalise the punctuation of training text.
         merges: number of merges of the joint BPE; None for whole words.
@@ -83,7 +83,7 @@ def prepare(corpus: Corpus, out: Path, orig: Path, *, words: bool = False, worke
         the folder of binary data.
 
     Raises:
-        ValueError, OSError: a text is missing or wrong, or the folder has other contents.
+        ValueError, OSError: a text is missing or wrong, or the folder was prepared with other settings.
     """
     words = words or corpus.merges is None
     binary = binary_of(corpus, out, words)
@@ -130,7 +130,7 @@ def matches_record(record: Path, settings: str, found: dict[str, str]) -> bool:
 
 
 def binary_of(corpus: Corpus, out: Path, words: bool) -> Path:
-    """Return the folder of binary data: ``data-bin-words`` for whole words, if the corpus also has subwords."""
+    """Return ``data-bin-words`` for whole words of a corpus that also has subwords, otherwise ``data-bin``."""
     return out / ("data-bin-words" if words and corpus.merges is not None else "data-bin")
 
 
@@ -210,7 +210,7 @@ def _line_function(corpus: Corpus, language: str, training: bool) -> parallel_te
 
 
 def clean_and_split(corpus: Corpus, part: str, tmp: Path) -> None:
-    """Write ``train`` and ``valid`` from the training texts; with own validation texts, write only the given part.
+    """Write ``train`` and ``valid`` from the training texts, or only the given part if the corpus has validation texts.
 
     Raises:
         ValueError: no pair is left.
@@ -262,7 +262,7 @@ def segment(corpus: Corpus, out: Path, workers: int) -> None:
 
 
 def binarise(corpus: Corpus, folder: Path, binary: Path, words: bool, workers: int) -> None:
-    """Run ``fairseq-preprocess``, for subwords with a joint dictionary, so that embeddings can be tied."""
+    """Run ``fairseq-preprocess``; subwords get a joint dictionary, so that embeddings can be tied."""
     unfinished = binary.with_name(binary.name + ".partial")
     shutil.rmtree(unfinished, ignore_errors=True)  # fairseq does not overwrite dictionaries
     tests = [str(folder / part) for part in corpus.parts() if part.startswith("test")]

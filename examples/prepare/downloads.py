@@ -1,4 +1,4 @@
-"""Files of a corpus: download them, resume interrupted downloads, unpack archives, and verify checksums."""
+"""Download the files of a corpus, resume interrupted downloads, unpack archives, and verify checksums."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class File:
     Attributes:
         path: path relative to the folder.
         url: address of the file, or of a tar archive that contains it under this path; None if it cannot be downloaded.
-        checksum: ``sha256:...`` or ``md5:...`` of the download, or of a text that may change.
+        checksum: ``sha256:...`` or ``md5:...`` of the download; None if no checksum is published.
     """
 
     path: str
@@ -120,7 +120,7 @@ def download(url: str, path: Path, checksum: str | None = None) -> None:
             algorithm, _, expected = checksum.partition(":")
             found = digest(partial, algorithm)
             if found != expected:
-                partial.unlink()  # If it stayed, the next call would resume a wrong file.
+                partial.unlink()  # Otherwise the next call would resume a wrong file.
                 raise ValueError(
                     f"{url}: {algorithm} sum {found}, expected {expected}; repeat the command to download it again"
                 )
@@ -136,7 +136,7 @@ def _fetch(url: str, partial: Path) -> int | None:
     except HTTPError as error:
         if error.code != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not have:
             raise
-        os.truncate(partial, 0)  # There are no more bytes, and this file may be another one: download from the start.
+        os.truncate(partial, 0)  # The server has no bytes after these; they may belong to another file: start again.
         return _fetch(url, partial)
     with answer as response:
         if response.status != HTTPStatus.PARTIAL_CONTENT:

@@ -58,8 +58,8 @@ CORPORA = {
         normalise=True,
         words=_WORDS,
     ),
-    # ConvS2S section 4.1. newstest2015 tunes the length penalty (section 4.3) and is the test set of Gehring et al.
-    # 2016. newstest2013 is the test set of the Weighted Transformer's table 2.
+    # ConvS2S section 4.1 uses this data. The length penalty is tuned on newstest2015 (section 4.3), which is also the
+    # test set of Gehring et al. 2016. newstest2013 is the test set of the Weighted Transformer's table 2.
     "wmt14_en_de": Corpus(
         *DE,
         train=text("training/europarl-v7.de-en.{}", DE, EUROPARL, EUROPARL_SUM)
@@ -89,8 +89,8 @@ CORPORA = {
         normalise=True,
         words=("--nwordssrc", "200000", "--nwordstgt", "30000"),  # Gehring et al. 2016, section 4.1
     ),
-    # This preparation is that of fairseq's prepare-iwslt14.sh, which follows Ranzato et al. 2015; Gehring et al. 2016
-    # follow them, too.
+    # This preparation matches fairseq's prepare-iwslt14.sh, which follows Ranzato et al. 2015, as do Gehring et al.
+    # 2016.
     "iwslt14_de_en": Corpus(
         *IWSLT,
         train=text("de-en/train.tags.de-en.{}", IWSLT, _TED),

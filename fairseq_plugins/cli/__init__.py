@@ -1,1 +1,1 @@
-"""``fairseq-plugins``: one file or folder for each command, named after it."""
+"""Commands of ``fairseq-plugins``: each command has a file or folder with its name."""

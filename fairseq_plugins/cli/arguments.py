@@ -18,7 +18,7 @@ def positive(text: str) -> int:
 
 
 def add_user_dir(parser: ArgumentParser | _ArgumentGroup, default: Path | None = None) -> None:
-    """Add ``--user-dir``, for `import_user_dir`."""
+    """Add ``--user-dir``, whose value is passed to `import_user_dir`."""
     parser.add_argument(
         "--user-dir",
         type=_folder,

@@ -1,7 +1,8 @@
-"""Average the parameters of several checkpoints of a training.
+"""Average the parameters of several checkpoints of one training.
 
-INPUT is a list of checkpoints, or with --last N the folder of a training.  --last averages the checkpoints of the last
-N epochs (checkpoint7.pt), or with --updates the last N checkpoints of --save-interval-updates (checkpoint_2_5000.pt).
+INPUT is a list of checkpoints or, if --last is given, the folder of a training.  --last N averages the checkpoints of
+the last N epochs (checkpoint7.pt).  --last N --updates averages the last N checkpoints that --save-interval-updates
+saved (checkpoint_2_5000.pt).
 All checkpoints must have the same version of the parameter layout.
 """
 
@@ -33,7 +34,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--updates",
         action="store_true",
-        help="with --last: use checkpoints of --save-interval-updates instead of those of epochs",
+        help="with --last: use checkpoints of --save-interval-updates instead of checkpoints of epochs",
     )
 
 
@@ -41,7 +42,7 @@ def run(args: Namespace) -> None:
     """Average the parameters; copy the rest of the last checkpoint, except the optimizer state."""
     refuse_existing(args.output)
     if args.last is None and args.updates:
-        raise ValueError("--updates needs --last N")
+        raise ValueError("--updates: no effect without --last; add --last N")
     paths = args.input if args.last is None else last_checkpoints(args.input, args.last, args.updates)
     for path in paths:
         if path.is_dir():
@@ -62,8 +63,8 @@ def last_checkpoints(folders: Sequence[Path], count: int, updates: bool) -> list
     if len(found) < count:
         kind = "--save-interval-updates" if updates else "epochs"
         raise ValueError(
-            f"--last {count}: {folders[0]} has {len(found)} checkpoints of {kind}; own-data keeps more with "
-            f"--train '--save-interval-updates 500 --keep-interval-updates {count}' (in OUT/ARCH, then use --updates)"
+            f"--last {count}: {folders[0]} has {len(found)} checkpoints of {kind}; to keep more, call own-data with "
+            f"--train '--save-interval-updates 500 --keep-interval-updates {count}', then give OUT/ARCH with --updates"
         )
     return [found[number] for number in sorted(found)[-count:]]
 
@@ -74,7 +75,8 @@ def write_mean(paths: Sequence[Path], output: Path) -> None:
     from omegaconf import OmegaConf
 
     first = state = load(paths[0])
-    total = {  # double precision avoids rounding in the sum; parameters of a file require gradients
+    # Double precision avoids rounding in the sum. Loaded parameters require gradients, so they are detached.
+    total = {
         name: value.detach().double().clone() for name, value in state["model"].items() if is_averaged(name, value)
     }
     for path in paths[1:]:
@@ -83,7 +85,7 @@ def write_mean(paths: Sequence[Path], output: Path) -> None:
         for name in total:
             total[name] += state["model"][name].detach().double()
     means = {name: (value / len(paths)).to(state["model"][name].dtype) for name, value in total.items()}
-    # The mean of moving averages is not the moving average of the mean.
+    # The moving average (EMA) of one checkpoint does not match the mean parameters.
     extra = {name: value for name, value in (state.get("extra_state") or {}).items() if not name.startswith("ema")}
     averaged = {
         **state,
@@ -97,7 +99,7 @@ def write_mean(paths: Sequence[Path], output: Path) -> None:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Load a checkpoint as data."""
+    """Load a checkpoint, and check that it names an architecture."""
     from fairseq import checkpoint_utils
 
     state: dict[str, Any] = checkpoint_utils.load_checkpoint_to_cpu(str(path))
@@ -115,7 +117,7 @@ def architecture(state: Mapping[str, Any]) -> Any:
 
 
 def is_averaged(name: str, value: Tensor) -> bool:
-    """Return whether an entry is averaged: all parameters are; version numbers are not, even as floats."""
+    """Return whether an entry is averaged: parameters are averaged; version numbers are not, even as floats."""
     return value.is_floating_point() and not name.endswith("version")
 
 

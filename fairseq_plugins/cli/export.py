@@ -1,7 +1,6 @@
 """Export a model to a folder that translates without fairseq and PyTorch.
 
-The folder contains the model as ONNX programs, dictionaries, subwords, and translate.py, which needs numpy and
-onnxruntime.
+The folder contains ONNX programs, dictionaries, the subword model, and translate.py, which needs numpy and onnxruntime.
 """
 
 from __future__ import annotations
@@ -41,7 +40,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--bpe-codes", type=Path, metavar="CODES", help="BPE codes of subword-nmt")
     parser.add_argument("--sentencepiece-model", type=Path, metavar="FILE", help="sentencepiece model")
     parser.add_argument("--tokenizer", choices=["moses"], help="tokenizer of the text (default: split at white space)")
-    parser.add_argument("--int8", action="store_true", help="store and multiply weights in int8: smaller and faster")
+    parser.add_argument(
+        "--int8",
+        action="store_true",
+        help="store and multiply weights in int8, which is smaller and faster than float32",
+    )
     parser.add_argument(
         "--candidates",
         type=Path,

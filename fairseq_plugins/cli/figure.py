@@ -83,8 +83,8 @@ def fonts_for(text: str) -> list[str]:
     if missing:
         some = " ".join(sorted(missing)[:10])
         print(
-            f"warning: no installed font has {some}, which are drawn as boxes; install a font for this script, for "
-            "example Noto Sans CJK for Chinese, Japanese and Korean (apt install fonts-noto-cjk)",
+            f"warning: no installed font has {some}, which are drawn as boxes; install a font for these characters, "
+            "for example Noto Sans CJK for Chinese, Japanese and Korean (apt install fonts-noto-cjk)",
             file=sys.stderr,
         )
     return fonts

@@ -41,7 +41,7 @@ def naming_file_in_errors(path: Path, cannot: str) -> Iterator[None]:
 
     Args:
         path: the file.
-        cannot: the part of the message after its name, such as "cannot be exported".
+        cannot: the part of the message after the file's name, such as "cannot be exported".
 
     Raises:
         ValueError: for each error that does not name a file yet.

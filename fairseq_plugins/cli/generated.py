@@ -1,8 +1,8 @@
 """Parser for the output of fairseq-generate and fairseq-interactive: the n-best list of each sentence.
 
-The output has a line S (source) and optionally a line T (reference) for each sentence.  It has the lines H (score and
-words), D (score and detokenised text), P (token scores) and, with ``--print-alignment``, A for each hypothesis.  Other
-lines are skipped.
+The output has a line S (source) and optionally a line T (reference) for each sentence.  Each hypothesis has the lines
+H (score and words), D (score and detokenised text), P (token scores) and, with ``--print-alignment``, A.  Other lines
+are skipped.
 """
 
 from __future__ import annotations
@@ -60,8 +60,7 @@ def read_generated(paths: Iterable[Path]) -> list[Sentence]:
     """Read the sentences of all files, sorted by number.
 
     Raises:
-        ValueError: a file is not UTF-8, is truncated, has no translations or only a part of them, or repeats a
-            sentence.
+        ValueError: a file is not UTF-8, is truncated, lacks some or all translations, or repeats a sentence.
         OSError: a file cannot be read.
     """
     found: dict[int, Sentence] = {}
@@ -99,8 +98,8 @@ def lines_of(path: Path, sentences: Sequence[Sentence]) -> list[str]:
 
 
 def _read_lines(path: Path) -> Iterator[_Line]:
-    # Text may contain other characters that Python treats as line ends. A carriage return at the end of a line is
-    # dropped.
+    # Lines are read as bytes, because text may contain other characters that Python treats as line ends. A carriage
+    # return at the end of a line is dropped.
     with path.open("rb") as file:
         for count, line in enumerate(decoded(file, path), start=1):
             if match := re.fullmatch(r"([STHDPA])-([0-9]{1,18})\t([^\n]*?)\r?(\n?)", line):

@@ -1,8 +1,8 @@
 """Extract a bilingual lexicon from parallel text, aligned by eflomal.
 
 lexicon writes dictionary.txt (the likeliest translation of each source word, for --replace-unk), candidates.txt (likely
-translations with probabilities) and frequent.txt (target words by frequency).  eflomal has no seed, so runs differ
-slightly.
+translations with probabilities) and frequent.txt (target words by frequency).  eflomal has no seed, so two runs
+differ slightly.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fairseq_plugins.common.files import naming
 
 FILES = ("dictionary.txt", "candidates.txt", "frequent.txt")
 REINSTALL = "reinstall eflomal"
-LONGEST = 1023  # limit of a sentence's words; eflomal treats longer sentences as empty
+LONGEST = 1023  # maximum number of words in a sentence; eflomal treats longer sentences as empty
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -40,7 +40,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="FILE",
         help="source sentences, one per line, segmented like the input of fairseq-preprocess",
     )
-    parser.add_argument("--target", type=Path, required=True, metavar="FILE", help="their translations, line by line")
+    parser.add_argument(
+        "--target", type=Path, required=True, metavar="FILE", help="translation of each source sentence"
+    )
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder for the three output files")
     parser.add_argument(
         "--max-candidates",
@@ -56,7 +58,7 @@ def run(args: Namespace) -> None:
     if args.output.exists() and not args.output.is_dir():
         raise ValueError(f"--output {args.output}: not a folder; choose another one")
     for path in (args.source, args.target):
-        path.stat()  # raises an error before anything else if the file is missing
+        path.stat()  # raises an error early if the file is missing
     outputs = [args.output / name for name in FILES]
     for path in outputs:
         refuse_input_as_output(path, [args.source, args.target])
@@ -125,7 +127,7 @@ def read_word_pairs(source: Path, target: Path) -> Iterator[tuple[list[str], lis
             raise ValueError(f"{longer} has {lines} lines and {shorter} has {number - 1}: give line-aligned files")
         if bool(source_words) != bool(target_words):
             empty, other = (target, source) if source_words else (source, target)
-            raise ValueError(f"{empty}, line {number}: empty, but not in {other}; remove such pairs")
+            raise ValueError(f"{empty}, line {number}: empty, but not empty in {other}; remove such pairs")
         if source_words:
             yield source_words, target_words
 
@@ -185,7 +187,9 @@ def count_links(work: Path, pairs: int) -> dict[str, Counter[str]]:
         rows = bar(zip_longest(*files), desc="count", total=pairs, unit=" pairs")
         for number, (source, target, forward, reverse) in enumerate(rows, start=1):
             if None in (source, forward, reverse):
-                raise ValueError(f"eflomal-align: its links are not those of {pairs} sentence pairs; {REINSTALL}")
+                raise ValueError(
+                    f"eflomal-align: did not write one line for each of {pairs} sentence pairs; {REINSTALL}"
+                )
             source_words, target_words = source.split(), target.split()
             for link in forward.split() + reverse.split():
                 try:
@@ -193,8 +197,8 @@ def count_links(work: Path, pairs: int) -> dict[str, Counter[str]]:
                     links[source_words[i]][target_words[j]] += 1
                 except (ValueError, IndexError):
                     raise ValueError(
-                        f"eflomal-align: line {number} has the link {link!r}, expected i-j with words of "
-                        f"{len(source_words)} and {len(target_words)}; {REINSTALL}"
+                        f"eflomal-align: line {number} has the link {link!r}, expected i-j with i below "
+                        f"{len(source_words)} and j below {len(target_words)}; {REINSTALL}"
                     ) from None
     if not links:
         raise ValueError("eflomal-align linked no words: give more text, and check that it is parallel")

@@ -74,7 +74,7 @@ def run(args: Namespace) -> None:
     data, path, segment = args.data, args.path, None
     if (Path(data) / SETTINGS).exists():
         if args.bpe_codes is not None:
-            raise ValueError("--bpe-codes: not allowed with own-data's folder, which has its own; remove the option")
+            raise ValueError("--bpe-codes: not allowed with own-data's folder, which has subwords; remove the option")
         folder, model = find_model(Path(data), args.arch)
         data, path, segment = str(folder.binary), path or model / "checkpoint_best.pt", source_segmenter(folder)
     elif args.arch is not None:
@@ -130,8 +130,8 @@ def search(
     """Find the best translation of a sentence.
 
     Returns:
-        source tokens, target tokens, and by layer name the attention, with a row per source token and a column per
-            target token.  If the layers of the model are unknown, the attention that the model itself reports.
+        source tokens, target tokens, and the attention of each layer by its name, with a row per source token and a
+            column per target token.  If the layers are unknown, the only entry is the attention that the model reports.
     """
     from fairseq.sequence_generator import SequenceGenerator
 
@@ -152,8 +152,8 @@ def search(
         )
     dataset = task.build_dataset_for_inference([tokens], [len(tokens)])
     sample = dataset.collater([dataset[0]])
-    # The model is not prepared for inference, because this would switch off its attention. fairseq's plain generator
-    # does not prepare models.
+    # The model is not prepared for inference, because the preparation would switch off its attention. fairseq's plain
+    # generator does not prepare models.
     generator = task.build_generator([model], Namespace(beam=beam), seq_gen_cls=SequenceGenerator)
     found = task.inference_step(generator, [model], sample)[0]
     if not found or not found[0]["positional_scores"].isfinite().all():
@@ -178,7 +178,7 @@ def attention_by_layer(model: BaseFairseqModel, sample: dict[str, Any], target: 
 
     Returns:
         attention (S, T) of each layer that attends to the source, averaged over heads.  Keys are the layers' numbers,
-            from 1. Empty if the layers of the model are unknown.
+            from 1.  The dictionary is empty if the layers of the model are unknown.
     """
     import torch
 
@@ -188,7 +188,7 @@ def attention_by_layer(model: BaseFairseqModel, sample: dict[str, Any], target: 
 
             def keep(module: Any, inputs: tuple[Any, ...], output: Any, number: int = number) -> None:
                 weights = module.weights(*inputs) if hasattr(module, "weights") else output[1]
-                # fairseq's Transformer returns (heads, 1, T, S), and only for one layer.
+                # fairseq's Transformer returns attention, (heads, 1, T, S), only for one layer.
                 found[number] = weights.float().view(-1, *weights.shape[-2:]).mean(dim=0).t()
 
             hooks.callback(module.register_forward_hook(keep).remove)

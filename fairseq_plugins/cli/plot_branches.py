@@ -63,7 +63,7 @@ def list_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def read(files: Sequence[Path], layer: str | None) -> tuple[list[int], dict[Vector, Tensor]]:
-    """Return the sorted numbers of updates of the checkpoints, and κ and α of one layer or all layers, (updates, M)."""
+    """Return the sorted update numbers of the checkpoints, and κ and α of one or all layers, (updates, branches)."""
     import torch
     from fairseq import checkpoint_utils
 
@@ -85,7 +85,9 @@ def read(files: Sequence[Path], layer: str | None) -> tuple[list[int], dict[Vect
             raise ValueError(f"{file}: no branch weights; give a checkpoint of a Weighted Transformer")
         before = points.setdefault(updates, found)
         if any(not torch.equal(value, before[vector]) for vector, value in found.items()):
-            raise ValueError(f"{file}: differs from another checkpoint of update {updates}; give only one training's")
+            raise ValueError(
+                f"{file}: differs from another checkpoint of update {updates}; give checkpoints of one training"
+            )
     order = sorted(points)
     return order, {vector: torch.stack([points[updates][vector] for updates in order]) for vector in points[order[0]]}
 

@@ -84,7 +84,7 @@ def curves_in(folder: Path) -> dict[str, list[list[Point]]]:
         except ValueError as error:
             print(f"warning: {error}", file=sys.stderr)
     if not found:
-        problem = "no validation yet; draw it later" if logs else f"no {LOG} found; give own-data's folder"
+        problem = "no validation yet; draw the losses later" if logs else f"no {LOG} found; give own-data's folder"
         raise ValueError(f"{folder}: {problem}")
     return found
 
@@ -106,7 +106,7 @@ def records(text: str) -> list[dict[str, Any]]:
 
 
 def read_curve(log: Path) -> list[Point]:
-    """Return the validations in a log; if a resumed training repeats an update's validation, the later one counts.
+    """Return the validations in a log; if a resumed training repeats a validation, the later result counts.
 
     With ``--log-file``, fairseq repeats each line once per epoch; repeated lines count once.
     """
@@ -162,7 +162,7 @@ def draw(runs: Mapping[str, Sequence[Sequence[Point]]], output: Path) -> None:
         by_update = [[point for curve in curves for point in curve if point.updates == updates] for updates in common]
         for kind, more in (("validation", {"label": label}), ("training", {"alpha": 0.4, "linewidth": 1})):
             values = [[getattr(point, kind) for point in points] for points in by_update]
-            # A single point needs a marker, because it has no line.
+            # Few points get markers, because a single point has no line.
             marker = {"marker": "."} if len(common) < 20 else {}
             left.plot(common, [statistics.fmean(each) for each in values], **{**style, **more, **marker})
             if kind == "validation" and len(curves) > 1:
@@ -174,7 +174,7 @@ def draw(runs: Mapping[str, Sequence[Sequence[Point]]], output: Path) -> None:
             settled += [point for point in curve if point.updates >= curve[-1].updates / 5]
     losses = [loss for _, *both in settled for loss in both if math.isfinite(loss)]
     if not losses:
-        raise ValueError("LOG: no finite loss; the trainings have diverged")
+        raise ValueError("LOG: no finite loss, because the trainings diverged; give other logs")
     limits = (min(losses) - 0.05, max(losses) + 0.05)
     left.set(xlabel="updates", ylabel="validation loss (pale: training)", ylim=limits)
     right.set(xlabel="training loss", ylabel="validation loss", xlim=limits)

@@ -13,13 +13,13 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 
-GRACE = 5  # seconds that a program has to end after an interrupt
+GRACE = 5  # seconds between the interrupt of a program and its kill
 UNWRITABLE = {errno.EPIPE, errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO, errno.EBADF}
 
 # Newer fairseq versions drop the last batch if its number of sentences is not a multiple of 8. This option keeps it.
 ALL_SENTENCES = ["--required-batch-size-multiple", "1"]
 
-# Skip sentences that are too long for the model in validation and test, too; fairseq does so only in training.
+# In validation and test, skip sentences that are too long for the model, as fairseq does in training.
 NO_LONG_ONES = ["--skip-invalid-size-inputs-valid-test"]
 
 SHOWN = 15  # last lines of a failed command that its error shows
@@ -59,7 +59,7 @@ def running(call: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[st
     with ExitStack() as stack:
         # Signals are delayed, because a signal during the start would leave the program running.
         with _handled_by(lambda number, _: early.append(number)):
-            # The program inherits the inheritable lock.
+            # The program inherits the lock of `files.work_in`.
             process = stack.enter_context(subprocess.Popen(call, text=True, close_fds=False, **options))
             stack.push(lambda error, *_: _end(process) if error else None)
         for number in early:
@@ -84,8 +84,8 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 @contextmanager
 def _handled_by(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Handle all signals that would end this process, except ignored signals and signals with other handlers."""
-    with ExitStack() as before:  # Restores all handlers, even if a signal arrives during this.
+    """Handle SIGINT, SIGTERM and SIGHUP, except ignored signals and signals with handlers from outside Python."""
+    with ExitStack() as before:  # restores all handlers, even if a signal arrives in this loop
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if (old := signal.getsignal(number)) not in (signal.SIG_IGN, None):
                 before.callback(signal.signal, number, old)
@@ -97,7 +97,7 @@ def fairseq(command: str, *options: object) -> None:
     """Run ``fairseq-COMMAND``, and hide its output unless it fails.
 
     Raises:
-        ValueError: the command fails; the error has its last lines.
+        ValueError: the command fails; the error shows the last lines of its output.
     """
     with closing(fairseq_lines(command, *options)) as lines:
         for _ in lines:
@@ -116,20 +116,20 @@ def fairseq_lines(
         before: Python code that runs first in the command's process.
 
     Raises:
-        ValueError: the command fails; the error has its last lines.
+        ValueError: the command fails; the error shows the last lines of its output.
     """
     words = [str(option) for option in options]
     print(f"\n$ {shlex.join([f'fairseq-{command}', *words])}", file=sys.stderr, flush=True)
     # Hide deprecation warnings in fairseq.
     call = [sys.executable, "-u", "-W", "ignore", "-c", RUN.format(command, command.replace("-", "_"), before), *words]
-    # Child processes of the command do the same, from Python 3.11 on.
+    # From Python 3.11 on, PYTHONSAFEPATH keeps the working folder off the module path of the command's children.
     environment = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONIOENCODING": "utf-8"}
     pipes = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     last: deque[str] = deque(maxlen=SHOWN)
     with running(call, **pipes, encoding="utf-8", env=environment) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if "{'_name'" not in line:  # The configuration fills many screens.
+            if "{'_name'" not in line:  # The skipped line is the configuration, which fills many screens.
                 last.append(line)
                 yield line
     if process.returncode < 0:

@@ -73,7 +73,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--detokenise",
         metavar="XX",
-        help="language of the translations; they are detokenised before scoring, for example after --replace-unk",
+        help="detokenise the translations, in the language XX, before scoring, for example after --replace-unk",
     )
     parser.add_argument("--lowercase", action="store_true", help="ignore case in BLEU (sacreBLEU's signature: case:lc)")
     parser.add_argument(
@@ -98,7 +98,7 @@ def run(args: Namespace) -> None:
     if args.arch is not None or not args.generated or not args.reference:
         raise ValueError("nothing to score: give OUT of own-data, or --generated FILE and --reference FILE")
     if not args.rouge and (len(args.reference) > 1 or args.bytes is not None):
-        raise ValueError("--reference with several files, and --bytes, need --rouge")
+        raise ValueError("--reference with several files, and --bytes: only allowed with --rouge; add it")
     if args.rouge and (args.lowercase or args.tokenised is not None):
         raise ValueError("--rouge ignores case and has its own tokenizer: remove --lowercase and --tokenised")
     found: dict[str, list[float]] = {}
@@ -195,7 +195,9 @@ def bleu(
 def rouge(texts: Sequence[str], references: Sequence[Sequence[str]], limit: int | None) -> dict[str, float]:
     """Return mean ROUGE scores of the sentences, in per cent."""
     if not can_score([word for each in references for line in each for word in line.split()]):
-        raise ValueError("--rouge compares only the letters a to z and digits, and the references have few: use BLEU")
+        raise ValueError(
+            "--rouge: ROUGE compares only the letters a to z and digits, and the references have few of them; use BLEU"
+        )
     scorer = rouge_scorer(ROUGE)
     results = [
         scorer.score_multi(targets, text.encode()[:limit].decode(errors="ignore"))

@@ -41,7 +41,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         nargs="+",
         type=Path,
         metavar="GENERATED",
-        help="output of fairseq-generate --nbest K, or of its shards; or own-data's folder",
+        help="output of fairseq-generate --nbest K or of its shards, or own-data's folder",
     )
     parser.add_argument("--arch", help="with own-data's folder: the architecture, if several models were trained there")
     add_user_dir(parser, default=USER_DIR)
@@ -63,7 +63,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=float,
         metavar="A",
         default=[tenths / 10 for tenths in range(21)],
-        help="exponents to try (default: 0 to 2 by 0.1)",
+        help="exponents to try (default: 0 to 2 in steps of 0.1)",
     )
     parser.add_argument(
         "--word-penalties",
@@ -78,8 +78,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> None:
     """Print BLEU and the length ratio for each exponent and penalty, and recommend the best ones.
 
-    If several are equally good, the exponent closest to fairseq's default, 1, is recommended, and then the smallest
-    penalty.
+    If several pairs are equally good, the exponent closest to fairseq's default, 1, is recommended, and then the
+    penalty closest to 0.
     """
     if not all(abs(alpha) <= LARGEST for alpha in args.alphas):
         raise ValueError(f"--alphas {args.alphas}: must be between -{LARGEST} and {LARGEST}")
@@ -88,7 +88,7 @@ def run(args: Namespace) -> None:
     is_folder = len(args.generated) == 1 and args.generated[0].is_dir()
     if is_folder:
         if args.reference is not None:
-            raise ValueError("--reference: not allowed with own-data's folder, which has its own; remove the option")
+            raise ValueError("--reference: not allowed with own-data's folder, which has references; remove the option")
         held_out = validation_lists(args.generated[0], args.arch, args.user_dir)
         print(f"{held_out.describe()}\n")
         sentences = held_out.sentences

@@ -52,8 +52,8 @@ def write_folder(
     Args:
         folder: empty folder.
         model: model of this plugin, after `make_generation_fast_`.
-        source: source words.
-        target: target words.
+        source: source dictionary.
+        target: target dictionary.
         codes: file with subword-nmt's codes, if the model uses them.
         pieces: file of the sentencepiece model, if the model uses one.
         tokenizer: ``moses``, or None if input text is already tokenised.
@@ -195,7 +195,7 @@ def _output_candidates(program: SourceProgram, decoder: IncrementalDecoder) -> N
 
 
 def _output_best_words(program: StepProgram, decoder: IncrementalDecoder, features: str, with_candidates: bool) -> None:
-    """Add outputs for each row's best words and their scores; the last two are the unknown word and the end.
+    """Add outputs for each row's best words and their scores; the last two words are the unknown word and the end.
 
     The input ``rules`` has three numbers.  They are added to the scores of known words, of the unknown word, and of the
     end.

@@ -36,14 +36,14 @@ PRODUCT = (  # an ONNX program: c = MatMulInteger(a, b) of unsigned and signed b
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # of this process
 OPTIONS: dict[str, tuple[float, str]] = {  # options of the search, which mean the same as in fairseq
     "beam": (5, "hypotheses per sentence"),
-    "nbest": (1, "maximum number of translations per line; above 1, each one follows its score"),
+    "nbest": (1, "maximum number of translations per line; if above 1, each translation is printed after its score"),
     "lenpen": (1.0, "exponent of the length that divides the score of a hypothesis, -10 to 10"),
     "unkpen": (0.0, "number subtracted from the score for each unknown word"),
     "word_penalty": (0.0, "number added to the score for each word"),
     "min_len": (1, "minimum number of words in a translation"),
-    "max_len_a": (0.0, "A in A * x + B, the maximum number of words; x is the longest source of the batch"),
+    "max_len_a": (0.0, "A in A * x + B, the maximum number of words; x is the length of the batch's longest source"),
     "max_len_b": (200, "B in A * x + B"),
-    "max_tokens": (600, "words in a batch, including padding"),
+    "max_tokens": (600, "maximum number of words in a batch, including padding"),
 }
 MEMORY = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
 ort.create_and_register_allocator(MEMORY, None)  # both programs reuse the same freed memory
@@ -79,12 +79,12 @@ def decode(lines: Iterable[bytes], place: str = "the input") -> Iterator[str]:
 
 
 def sums_overflow() -> bool:
-    """Return whether onnxruntime's int8 products overflow on this CPU: x86 without VNNI adds them in 16 bits."""
+    """Return whether onnxruntime's int8 products overflow on this CPU: x86 CPUs without VNNI sum them in 16 bits."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     product = ort.InferenceSession(PRODUCT, options, providers=["CPUExecutionProvider"])
     a, b = np.full((8, 64), 255, np.uint8), np.full((64, 64), 127, np.int8)
-    sums = [product.run(None, {"a": rows, "b": b})[0] for rows in (a, a[:1])]  # one row has another kernel
+    sums = [product.run(None, {"a": rows, "b": b})[0] for rows in (a, a[:1])]  # one row uses another kernel
     return any((each != 64 * 255 * 127).any() for each in sums)
 
 
@@ -154,7 +154,7 @@ class Decoding:
             if (size := int(np.prod(shape))) > memory.size:
                 memory = np.empty(2 * size, np.float32)
             self.state[name] = memory[:size].reshape(shape)
-            # Backwards, because old and new slots share memory.
+            # The last sentence is copied first, because old and new slots share memory.
             for new, each, kept in reversed([*zip(self.state[name], old, places, strict=True)]):
                 new[:, : self.used], new[:, self.used :] = each.take(kept, axis=1), 0
 
@@ -181,8 +181,8 @@ def search(decoding: Decoding, eos: int, o: Namespace, longest: int) -> list[Any
         rules = [o.word_penalty, o.word_penalty - o.unkpen, 0 if step >= o.min_len else -np.inf]
         scores, words, attended = decoding.step(tokens, order, np.array(rules, np.float32))
         scores, words = (x[:, -1:] if step == longest else x for x in (scores, words))
-        # A sentence has 2k best continuations.  An end among the first k of these finishes a hypothesis.  The first k
-        # others continue.
+        # A sentence has 2k best continuations.  An end among the first k continuations finishes a hypothesis.  The
+        # first k continuations without an end go on.
         scores = (scores + totals.reshape(-1, 1)).reshape(len(sentences), -1)
         at = np.argsort(-scores, axis=1, kind="stable")[:, : 2 * k]
         scores, tokens = (np.take_along_axis(x.reshape(len(at), -1), at, 1) for x in (scores, words))
@@ -221,7 +221,7 @@ class Translator:
         options = ort.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level, options.enable_mem_pattern = threads, 4, False
         options.add_session_config_entry("session.use_env_allocators", "1")
-        if os.environ.get("TRANSLATE_WITHOUT_VNNI") or sums_overflow():  # slower, without overflow
+        if os.environ.get("TRANSLATE_WITHOUT_VNNI") or sums_overflow():  # slower, but without overflow
             options.add_session_config_entry("session.x64quantprecision", "1")
         with naming_file_in_errors(folder / "weights.bin"):
             self.read = ort.InferenceSession(folder / "source.onnx", options, providers=["CPUExecutionProvider"])
@@ -235,8 +235,8 @@ class Translator:
             valid &= c["tokenizer"] is None or c["languages"] is not None
             valid &= sizes == (c["source_words"], c["target_words"]) and c["inputs"] == self.inputs
             if not valid or max(c[name] for name in NUMBERS[:4]) >= min(sizes):
-                raise ValueError("it does not match the model files or this program")
-        # Text cannot contain special symbols.
+                raise ValueError("the file does not match the model files or this program")
+        # Special symbols in text are unknown words.
         self.numbers = {word: n for n, word in enumerate(source) if n not in map(c.get, NUMBERS[:3])}
         self.candidates = np.zeros((sizes[0], 0), int), np.arange(sizes[1])
         self.bpe = self.pieces = self.tokenizer = None
@@ -245,7 +245,7 @@ class Translator:
                 self.candidates = of_words, always = tables["translations"], tables["always"]
                 least, most = (edge(np.append(of_words, always)) for edge in (np.min, np.max))
                 if of_words.shape[:-1] != (len(source),) or not 0 <= least <= most < len(self.target):
-                    raise ValueError("it does not match the vocabularies")
+                    raise ValueError("the file does not match the vocabularies")
         if c["bpe_separator"] is not None:
             bpe = import_module("subword_nmt.apply_bpe").BPE  # a missing package is not an error of the file
             with (
@@ -275,7 +275,7 @@ class Translator:
         if unknown := given.keys() - OPTIONS.keys():
             raise ValueError(f"{min(unknown)}: unknown option; use one of {', '.join(OPTIONS)}")
         o = Namespace(**{name: given.get(name, default) for name, (default, _) in OPTIONS.items()})
-        ranges = {"beam": (1, 1e9), "min_len": (0, 1e9), "max_tokens": (1, 1e9), "lenpen": (-10, 10)}  # others overflow
+        ranges = {"beam": (1, 1e9), "min_len": (0, 1e9), "max_tokens": (1, 1e9), "lenpen": (-10, 10)}  # avoid overflow
         for name, (default, _) in OPTIONS.items():  # beam is checked before nbest, which depends on beam
             value, (least, most) = getattr(o, name), (1, o.beam) if name == "nbest" else ranges.get(name, (-1e9, 1e9))
             if type(value) not in (int, type(default)) or not least <= value <= most:
@@ -325,7 +325,7 @@ class Translator:
         if self.tokenizer is not None:
             line = self.tokenizer.tokenize(line.strip(), aggressive_dash_splits=True, return_str=True)
         words = line.split() if self.pieces is None else self.pieces.encode(line, out_type=str)
-        if self.bpe is not None:  # split long words first, which would take minutes
+        if self.bpe is not None:  # long words would take minutes, so split them first
             cut = ([word[at : at + 500] for at in range(0, len(word), 500)] for word in words)
             words = " ".join(f"{self.bpe.separator} ".join(map(self.bpe.process_line, each)) for each in cut).split()
         return words
@@ -388,7 +388,7 @@ def main() -> None:
         nargs="?",
         const="",
         metavar="FILE",
-        help="replace unknown words by copies, or by translations from a FILE of lines `source target`",
+        help="replace unknown words by copies of source words, or by translations from a FILE of lines `source target`",
     )
     parser.add_argument("--input", type=Path, metavar="FILE", help="text to translate (default: the standard input)")
     args = vars(parser.parse_args())

@@ -129,10 +129,10 @@ def test_a_file_in_the_place_of_the_folder_is_kept(corpus: Path) -> None:
     ("program", "message"),
     [
         ("echo first >&2; seq 1 9 >&2; exit 3", r"eflomal-align failed with status 3; .*:\n5\n6\n7\n8\n9$"),
-        ('echo 0-0 >"$7"; echo 0-0 >"$9"', "not those of 2 sentence pairs"),
+        ('echo 0-0 >"$7"; echo 0-0 >"$9"', "one line for each of 2 sentence pairs"),
         (r'printf "\n\n" >"$7"; printf "\n\n" >"$9"', "eflomal-align linked no words"),
-        (r'printf "\n\n\n" >"$7"; printf "0-0\n\n" >"$9"', "not those of 2 sentence pairs"),
-        (r'printf "0-0\n0-4\n" >"$7"; printf "\n\n" >"$9"', "line 2 has the link '0-4'.* words of 3 and 4"),
+        (r'printf "\n\n\n" >"$7"; printf "0-0\n\n" >"$9"', "one line for each of 2 sentence pairs"),
+        (r'printf "0-0\n0-4\n" >"$7"; printf "\n\n" >"$9"', "line 2 has the link '0-4'.* i below 3 and j below 4"),
         (r'printf "0-0 -1-0\n\n" >"$7"; printf "\n\n" >"$9"', "line 1 has the link '-1-0'"),
         ("exit 0", "No such file or directory"),
     ],

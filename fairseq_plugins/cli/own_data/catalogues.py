@@ -15,7 +15,7 @@ from fairseq_plugins.cli.own_data.parallel_text import Pair
 
 SUFFIX = ".po"
 LINE = re.compile(r"\S(?:.*\S)?")  # a line without white space at its ends
-SHOWN = 10  # number of entries with lost placeholders that a report lists
+SHOWN = 10  # maximum number of entries with lost placeholders in a report
 # Placeholders and markup that a translation must keep unchanged; the text before the <target> of a reference may be
 # translated. Repetitions are limited, so that a search takes linear, not quadratic, time.
 PLACEHOLDERS = re.compile(

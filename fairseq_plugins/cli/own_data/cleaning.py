@@ -17,9 +17,9 @@ import numpy as np
 from fairseq_plugins.cli.bar import bar
 from fairseq_plugins.cli.own_data.parallel_text import Pair, writing
 
-LONGEST = 2000  # characters of a side
-RATIO = 9  # limit of the ratio of the numbers of characters on the two sides
-# Characters; the ratio of shorter sides has no limit, because "OK" may be a long sentence in another language.
+LONGEST = 2000  # maximum number of characters of a side
+RATIO = 9  # maximum ratio of the two sides' lengths in characters
+# The ratio of sides up to this length is not limited, because "OK" may be a long sentence in another language.
 SHORT = 50
 FEW = 200  # scores on fewer held-out pairs are unreliable
 LEAST = 20  # training pairs
@@ -129,7 +129,7 @@ def clean(
 def _write_usable_pairs(
     pairs: Iterable[Pair], languages: tuple[str, str], folder: Path, keep: Set[str], numbers: Counter[str]
 ) -> tuple[Array, Array]:
-    """Write the pairs that pass every rule that looks at one pair.
+    """Write the pairs that break no rule about a single pair.
 
     Returns:
         keys of their sources, and of the whole pairs.

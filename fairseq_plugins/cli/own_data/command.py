@@ -3,8 +3,8 @@
 own-data cleans the text, learns subwords, trains until the validation loss stops improving, and scores held-out text.
 Run the same command again to resume a stopped training; add --translate to translate.  SOURCE and TARGET are
 line-aligned files, plain or gzipped (train.en, train.pt-BR.gz, .sgm, .xml), or folders of such files (en, zh).  A
-translation memory (.tmx), a gettext catalogue (.po) or a folder of them contains both languages, so TARGET is omitted.
-29 000 image captions take half an hour to an hour on one CPU core.
+translation memory (.tmx), a gettext catalogue (.po) or a folder of such files has both languages, so omit TARGET.
+Training on 29 000 image captions takes half an hour to an hour on one CPU core.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from fairseq_plugins.cli.user_dir import USER_DIR
 if TYPE_CHECKING:
     from fairseq_plugins.cli.own_data.training import Training
 
-BEGUN = "begun"  # name of `FINISHED` before the training ends
+BEGUN = "begun"  # the file `FINISHED` has this name until the training ends
 DEFAULT_ARCH = "convs2s_iwslt_de_en"
 
 
@@ -88,15 +88,15 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="N",
         help="number of processes that prepare the text (default: %(default)s)",
     )
-    training.add_argument("--arch", help=f"architecture (default: {DEFAULT_ARCH}, or the one of --from)")
+    training.add_argument("--arch", help=f"architecture (default: {DEFAULT_ARCH}, or the architecture of --from)")
     add_user_dir(training, default=USER_DIR)
     training.add_argument(
         "--from",
         dest="base",
         type=Path,
         metavar="OUT2",
-        help="adapt a trained model to this text: OUT2 is a folder of own-data or a checkpoint in one; its subwords "
-        "are kept",
+        help="adapt a trained model to this text: OUT2 is a folder of own-data or a checkpoint in one; the model's "
+        "subwords are kept",
     )
     training.add_argument(
         "--train",
@@ -108,7 +108,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     training.add_argument(
         "--fp32",
         action="store_true",
-        help="train in float32 (default: bfloat16 on CPUs with instructions for it, float16 on GPUs)",
+        help="train in float32 (default: float16 on GPUs, bfloat16 on CPUs with bfloat16 instructions)",
     )
     parser.add_argument_group("translation").add_argument(
         "--translate",
@@ -131,7 +131,7 @@ def run(args: Namespace) -> None:
     base = find_base(args.base, args.arch) if args.base else None
     args.arch = args.arch or (base.arch if base else DEFAULT_ARCH)
     model = args.output / args.arch
-    if args.translate is not None:  # before other files are read, which the user may have moved
+    if args.translate is not None:  # checked first, because the user may have moved the training text
         refuse_no_text(args.translate)
         refuse_untrained(model)
     before, texts = existing(args.output), texts_of(args)
@@ -151,7 +151,7 @@ def run(args: Namespace) -> None:
         return
     if base is not None and base.folder.languages != languages:
         raise ValueError(
-            f"--from {args.base}: the model translates {' to '.join(base.folder.languages)}, and the text is "
+            f"--from {args.base}: the model translates {' to '.join(base.folder.languages)}, but the text is "
             f"{' to '.join(languages)}; choose a model for these languages"
         )
     refuse_foreign_files(folder, model)
@@ -168,7 +168,7 @@ def run(args: Namespace) -> None:
         commands = next_commands(args, folder, model, decoding)
         try:
             scores = score_held_out(folder, model, decoding)
-            if training is not None or not (model / CARD).exists():  # users may edit it
+            if training is not None or not (model / CARD).exists():  # an existing card stays, because users may edit it
                 write_card(folder, model, scores, base, commands)
             if base is not None:
                 compare_with_base(scores, folder, model, base, args.user_dir)
@@ -208,7 +208,7 @@ def refuse_untrained(model: Path) -> None:
 
 
 def texts_of(args: Namespace) -> dict[str, FilePair]:
-    """Return the source and target path of each given part; a path with both languages is returned as both.
+    """Return the source and target path of each given part; a path with both languages is returned twice.
 
     Raises:
         ValueError: a part has more than two paths.
@@ -260,7 +260,7 @@ def plan(args: Namespace, model: Path, base: Base | None = None) -> Training | N
         if trained:
             raise ValueError(f"{model} has been trained {options}: choose another folder, or remove it to train again")
         raise ValueError(
-            f"{model} is partly trained {options}: repeat these options, or remove {record} to continue with other ones"
+            f"{model} is partly trained {options}: repeat these options, or remove {record} to change options"
         )
     from fairseq_plugins.cli.own_data.training import Training  # noqa: PLC0415  (importing fairseq takes seconds)
 

@@ -18,12 +18,12 @@ from fairseq_plugins.cli.own_data.parallel_text import read_text
 from fairseq_plugins.cli.processes import ALL_SENTENCES, NO_LONG_ONES, fairseq
 
 SETTINGS = "settings"
-PARTS = {"train": "training", "valid": "validation", "test": "test"}  # in files' names, and for people
+PARTS = {"train": "training", "valid": "validation", "test": "test"}  # names in files, and in messages
 TOKENIZERS = ("sentencepiece", "moses")
 BEAM = 5
 FIGURES = "figures.json"  # report of the cleaning, in the folder ``text``
 BEST = "checkpoint_best.pt"
-FINISHED = "finished"  # file beside the checkpoints with the options of --train
+FINISHED = "finished"  # file beside the checkpoints; it contains the options of --train
 # Options that only limit the length of a training; they may change when it resumes.
 ENDS = ("--max-epoch", "--max-update", "--patience", "--stop-time-hours", "--stop-min-lr")
 
@@ -72,7 +72,7 @@ class Folder:
         options: list[object] = [self.binary, "--source-lang", source, "--target-lang", target, "--user-dir", user_dir]
         options += ["--path", checkpoint, "--beam", BEAM, "--task", "translation_fast"]
         if self.tokenizer == "sentencepiece":
-            # No source word is unknown, so no translation needs an unknown word.
+            # Pieces can spell any text, so no translation needs <unk>.
             return [*options, "--bpe", "sentencepiece", "--sentencepiece-model", self.subwords, "--unkpen", 1000]
         return [*options, "--tokenizer", "moses", "--bpe", "subword_nmt", "--bpe-codes", self.subwords]
 
@@ -195,7 +195,7 @@ def generated(results: Path, part: str) -> Path:
 
 
 def generate(results: Path, part: str, options: Sequence[object]) -> None:
-    """Run ``fairseq-generate`` on a part; ``options`` are those of data, checkpoint and search.
+    """Run ``fairseq-generate`` on a part; ``options`` choose data, checkpoint and search.
 
     Raises:
         ValueError: fairseq-generate fails.
@@ -224,7 +224,7 @@ def read_held_out(folder: Folder, results: Path, part: str) -> HeldOut:
     if sentences[-1].number >= len(pairs):
         raise ValueError(
             f"{generated(results, part)} has more sentences than {folder.text(part)[1]} ({len(pairs)} lines): remove "
-            "it and run the command again"
+            "the first file and run the command again"
         )
     sources, references = zip(*(pairs[sentence.number] for sentence in sentences), strict=True)
     return HeldOut(part, folder.languages[1], sources, references, sentences, len(pairs) - len(sentences))

@@ -32,7 +32,7 @@ from fairseq_plugins.common.files import decoded, replacing
 from fairseq_plugins.common.text import segment, without_long_words
 
 _XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"  # TMX before 1.4 has another attribute for the language.
-BLOCK = 100_000  # limit of the lines in the workers' queue
+BLOCK = 100_000  # maximum number of lines in the workers' queue
 
 Line = Callable[[str], str]
 Pair = tuple[str, str]
@@ -77,7 +77,7 @@ def read_text(path: Path, language: str, errors: str = "strict") -> Iterator[str
             else:
                 yield from lines
         except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-            raise ValueError(f"{path} is not a whole gzip file: {error}; copy or compress it again") from error
+            raise ValueError(f"{path} is not a complete gzip file: {error}; copy or compress it again") from error
 
 
 def _units(file: Any, path: Path, language: str) -> Iterator[str]:
@@ -215,7 +215,7 @@ def split(pairs: Iterable[Pair], every: int | None, outputs: dict[str, tuple[Pat
 
 
 def learn_codes(paths: Sequence[Path], merges: int, output: Path) -> None:
-    """Learn one BPE (Sennrich et al. 2016) of all files.
+    """Learn one BPE (Sennrich et al. 2016) from all files.
 
     Raises:
         ValueError: no word has more than one letter.

@@ -30,12 +30,12 @@ from fairseq_plugins.cli.own_data.texts import FilePair, read_pairs
 from fairseq_plugins.cli.processes import fairseq
 from fairseq_plugins.common.files import beside, replacing
 
-# Numbers of BPE merges, by the largest number of training pairs. 6000 merges were best for 29 000 image captions, and
+# Numbers of BPE merges for fewer training pairs than the key. 6000 merges were best for 29 000 image captions, and
 # fairseq's IWSLT'14 recipe uses 10 000 for 160 000 pairs.
 MERGES = {20_000: 2000, 100_000: 6000, 1_000_000: 10_000}
 MOST_MERGES = 40_000
-SAMPLE = 1_000_000  # lines to learn pieces from
-# Limit of the characters in distinct words that pieces are learned from; each takes about 130 bytes of memory.
+SAMPLE = 1_000_000  # maximum number of lines to learn pieces from
+# Maximum number of characters in the distinct words to learn pieces from; a character takes about 130 bytes of memory.
 DISTINCT = 8_000_000
 COVERAGE = 0.9995  # share of the text's characters that get a piece; rarer characters become bytes
 SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")  # fairseq's special symbols; text is never segmented into them

@@ -40,7 +40,7 @@ from fairseq_plugins.cli.score import Scores, score_translations
 CARD = "README.md"
 COMMANDS = "## Commands"  # Exported folders contain the card up to this heading.
 KINDS = {"sentencepiece": "sentencepiece BPE", "moses": "Moses' tokens with subword-nmt's BPE"}
-NAMED = 20  # text files that the card names
+NAMED = 20  # maximum number of text files that the card names
 PATHS = ("--user-dir", "--save-dir", "--finetune-from-model")  # options whose values are local paths
 SAMPLES = 3
 MANY: list[object] = ["--buffer-size", 1000, "--max-tokens", 4000]  # batches for files
@@ -168,7 +168,7 @@ def write_card(folder: Folder, model: Path, scores: Scores, base: Base | None, c
         *skipped,
         f"- BLEU {scores.bleu:.1f} (sacreBLEU `{scores.bleu_signature}`)",
         f"- chrF {scores.chrf:.1f} (sacreBLEU `{scores.chrf_signature}`)",
-        "- `checkpoint_best.pt`, beam 5, untouched references",
+        "- Decoding: `checkpoint_best.pt` with beam 5; references: text before preprocessing",
     ]
     lines += [f"\n{COMMANDS}", *(f"\n{what}:\n\n    {words}" for what, words in commands.items())]
     with writing(model / CARD) as file:

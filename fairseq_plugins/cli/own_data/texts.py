@@ -38,7 +38,9 @@ def pair_up(source: Path, target: Path, languages: tuple[str, str]) -> list[File
         return [(path, path) for path in files]
     sides = [_by_name(folder, language) for folder, language in zip((source, target), languages, strict=True)]
     if odd := sorted(sides[0].keys() ^ sides[1].keys()):
-        raise ValueError(f"{(sides[0] | sides[1])[odd[0]]} has no partner in the other folder: add or remove a file")
+        raise ValueError(
+            f"{(sides[0] | sides[1])[odd[0]]} has no partner in the other folder: add the partner, or remove the file"
+        )
     if not sides[0]:
         raise ValueError(f"{source} has no files: give a folder with text")
     return [(sides[0][name], sides[1][name]) for name in sorted(sides[0])]
@@ -68,7 +70,7 @@ def _by_name(folder: Path, language: str) -> dict[str, Path]:
 
 
 def languages_of(source: Path, target: Path, source_lang: str | None, target_lang: str | None) -> tuple[str, str]:
-    """Return the source and target language, as given or as told by the names of the files.
+    """Return the source and target language, from the options or from the names of the files.
 
     Raises:
         ValueError: a language is missing or invalid, or both are equal.

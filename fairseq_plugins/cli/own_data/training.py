@@ -1,4 +1,4 @@
-"""Training in ``own-data``: its options, which depend on the size of the text and on the user, and its progress."""
+"""Training in ``own-data``: options for the size of the text and the user's wishes, and messages about the progress."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from fairseq_plugins.cpu.packing import has_bfloat16
 
 NOTHING_LEFT = "nothing is left to train"  # repairs/resuming.py logs this sentence
 LONGEST_WARMUP = 4000  # updates
-PATIENCE = 5  # number of validations, one per epoch, without improvement
+PATIENCE = 5  # training stops after this number of validations (one per epoch) without improvement
 SAVE_EVERY = 90  # seconds between checkpoints
 SAVE = f"from fairseq_plugins.repairs.saving import save_every; save_every({SAVE_EVERY})"
 TRIED = 3  # updates that are timed to estimate an epoch's time, after one update of warm-up
@@ -97,10 +97,10 @@ class Training:
             raise ValueError(f"--train: --lr-scheduler {found['lr_scheduler']} needs a rate; add --lr")
 
     def settings(self, pairs: int, tokens: int) -> list[str]:
-        """Return `training_settings`, without options that the criterion, optimizer or schedule of --train lack.
+        """Return `training_settings`, except options that the criterion, optimizer or schedule of --train lacks.
 
-        GPUs train in float16, and CPUs with instructions for it in bfloat16, unless --fp32 or --train chooses another
-        precision.  A resumed training keeps its precision.
+        GPUs train in float16, and CPUs with bfloat16 instructions train in bfloat16, unless --fp32 or --train chooses
+        another precision.  A resumed training keeps its precision.
         """
         chosen = training_settings(self.model, pairs, tokens, self.adapts).split()
         wished, unknown = parse(["DATA_BIN", *self.own, *chosen, *self.wishes], parse_known=True)
@@ -122,7 +122,7 @@ class Training:
         """
         newest_first = sorted(self.save.glob("checkpoint*.pt"), key=lambda path: path.stat().st_mtime, reverse=True)
         for checkpoint in newest_first:
-            with suppress(OSError):  # fairseq-train also resumes from another checkpoint if one is damaged
+            with suppress(OSError):  # skip a damaged checkpoint, as fairseq-train does when it resumes
                 common = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))["cfg"]["common"]
                 found = [f"--{name}" for name in ("fp16", "bf16") if common[name]]
                 if self.fp32 and found:
@@ -142,7 +142,7 @@ class Training:
         Args:
             binary: folder of binary data.
             training_part: target side of the training text, as subwords.
-            languages: options for the languages; fairseq-train cannot read ``pt-BR`` from file names.
+            languages: options for the languages; fairseq-train cannot parse ``pt-BR`` in file names.
 
         Raises:
             ValueError: fairseq-train fails, or ends without a best checkpoint.
@@ -157,7 +157,7 @@ class Training:
         stops = f"; it stops after {when}" if when else ""
         print(f"\nTraining on {len(lengths)} sentence pairs in {precision}{stops}.", file=sys.stderr)
         is_one_process = chosen["distributed_world_size"] == 1
-        # On a GPU no estimate is needed: the training itself soon tells its speed.
+        # On a GPU no estimate is needed, because the training itself soon reports its speed.
         if is_one_process and not self.log.exists() and not torch.cuda.is_available():
             epoch = seconds_of_epoch(words)
             epochs = min(progress.usual, progress.epochs)
@@ -184,7 +184,7 @@ class Training:
 
 
 def model_of(arch: str, user_dir: Path) -> type[TranslationModel]:
-    """Return the class of an architecture; for other plugins' models, the base class with its defaults.
+    """Return the class of an architecture; for a model of another plugin, return the base class.
 
     Raises:
         ValueError: the architecture is unknown, or the user directory does not load this plugin.
@@ -213,7 +213,7 @@ def parse(words: Sequence[str], **more: Any) -> Any:
     vars(parser)["error"] = _refuse
     try:
         return options.parse_args_and_arch(parser, [*words], **more)
-    except SyntaxError as error:  # in a Python list
+    except SyntaxError as error:  # a malformed Python list
         raise ValueError(f"--train: {error.msg}: {error.text}; write a Python list, such as '[1, 2]'") from error
 
 
@@ -260,7 +260,8 @@ def _seconds_of_epoch(cfg: Any) -> float:
 def training_settings(model: type[TranslationModel], pairs: int, tokens: int, adapts: bool = False) -> str:
     """Return options of fairseq-train for a number of sentence pairs and target tokens.
 
-    An adaptation keeps the learning rate low, because its warm-up does not end before a training on little text does.
+    An adaptation has the longest warm-up, so the learning rate stays low: a training on little text ends before
+    the warm-up does.
     """
     max_tokens = 1500 if pairs < 100_000 else 4000
     epoch = tokens // max_tokens + 1  # updates per epoch
@@ -300,7 +301,7 @@ class Progress:
         if NOTHING_LEFT in line:
             self.tell(line.rpartition(" | ")[2].rstrip("\n"))
         for record in records(line):
-            # "update" counts epochs, and "num_updates" counts updates.
+            # In fairseq's log, "update" counts epochs, and "num_updates" counts updates.
             if {"update", "num_updates"} <= record.keys():
                 self.see_updates(int(record["num_updates"]), record)
             elif {"valid_loss", f"valid_{self.metric}", "valid_num_updates"} <= record.keys():

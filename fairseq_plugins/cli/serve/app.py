@@ -34,9 +34,9 @@ from fairseq_plugins.cli.serve.parameters import (
     unless_disconnected,
 )
 
-FILE_FACTOR = 10  # a file may have this many times as many characters as a text
-FILES = 4  # files in translation
-CHUNK = 128  # number of a file's sentences that are in the queue together
+FILE_FACTOR = 10  # a file may have this multiple of a text's maximum number of characters
+FILES = 4  # maximum number of files that are translated in parallel
+CHUNK = 128  # maximum number of a file's sentences in the queue
 
 
 NAMES = dict(
@@ -59,7 +59,7 @@ class Limits:
     key: str | None  # API key
     letters: int  # characters of the texts in a request
     seconds: float  # time limit of an answer
-    origins: list[str]  # whose pages may call the server
+    origins: list[str]  # web origins whose pages may call the server
 
 
 class Api:
@@ -136,7 +136,7 @@ class Api:
             raise HTTPException(400, f"Invalid request: {error}") from None
         self.check_length(sum(map(len, document.texts)), FILE_FACTOR * self.limits.letters)
         if self.files >= FILES:
-            raise HTTPException(429, f"Slowdown: {FILES} files are in translation, try again later")
+            raise HTTPException(429, f"Slowdown: {FILES} files are being translated, try again later")
         steps = self.steps(batches, document, pair[1], str(request.base_url))
         if is_set(parameters, "progress"):
             lines = (json.dumps(step) + "\n" async for step in steps)
@@ -151,7 +151,7 @@ class Api:
     async def steps(
         self, batches: Batches, document: Document, target: str, base: str
     ) -> AsyncIterator[dict[str, Any]]:
-        """Translate a file in parts, and yield the progress, and finally its URL or an error."""
+        """Translate a file in parts, yield the progress, and finally yield the result's URL or an error."""
         self.files += 1
         try:
             sentences = await asyncio.to_thread(document.sentences)
@@ -189,7 +189,7 @@ class Api:
 
     async def allowed(self, request: Request, factor: int = 1) -> dict[str, Any]:
         """Return the parameters of a request, after a check of its API key."""
-        # A character takes up to nine bytes in a form, such as %e3%81%82, and up to four in a file.
+        # Most characters take up to nine bytes in a form, such as %e3%81%82, and up to four in a file.
         parameters = await read_parameters(request, (9 if factor == 1 else 4) * factor * self.limits.letters + 10_000)
         key = parameters.get("api_key")
         if self.limits.key is not None and not hmac.compare_digest(str(key or "").encode(), self.limits.key.encode()):
@@ -249,7 +249,7 @@ async def translate_texts(batches: Batches, texts: list[str], nbest: int, attent
 
 
 def join(text: list[Told], rank: int) -> str:
-    """Join the translations of a text's sentences at a rank; sentences with fewer translations give their last one."""
+    """Join the translations of a text's sentences at a rank; a sentence with fewer ones uses its last translation."""
 
     def parts() -> Iterator[str]:
         for sentence, told in text:
@@ -261,7 +261,7 @@ def join(text: list[Told], rank: int) -> str:
 
 
 def described(each: Told) -> dict[str, Any]:
-    """Return the details of a sentence that an answer contains."""
+    """Return the details of a sentence for an answer."""
     sentence, told = each
     wanted = placeholders(sentence.text)
     translations = []

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from fairseq_plugins.export.translate import Translator
 
 Pair = tuple[str, str]  # source and target language
-PATIENCE = 0.005  # seconds to wait until there are enough sentences for a thread ...
-SHARE = 0.1  # ... plus this fraction of the last batch's time, because its callers may send new sentences
-# Factor of the limit of a batch's padded size, because callers' sentences differ more in length than neighbours in a
+PATIENCE = 0.005  # maximum wait for more sentences in seconds, to which `SHARE` adds
+SHARE = 0.1  # fraction of the last batch's time that is added, because its callers may send new sentences
+# A batch may have this multiple of max_tokens, because callers' sentences differ more in length than neighbours in a
 # sorted text.
 WIDER = 2
-SHORT = 1000  # longer texts are segmented in another thread
-BURST = 16  # so many sentences of a long text have the same priority as one sentence of another caller
+SHORT = 1000  # characters; longer texts are segmented in another thread
+BURST = 16  # this number of sentences of a long text has the same priority as one sentence of another caller
 
 
 class QueueFullError(HTTPException):
@@ -33,7 +33,7 @@ class QueueFullError(HTTPException):
 
 
 class Threads:
-    """The translating threads, which all models share; each thread translates one batch."""
+    """The translating threads, which all models share; each thread translates one batch at a time."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -47,7 +47,7 @@ class Waiting:
 
     words: list[str]  # tokens of the model, at least one
     nbest: int
-    attention: bool  # whether it is requested
+    attention: bool  # whether attention is requested
     due: float  # position in the queue
     answer: asyncio.Future[dict[str, Any]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
@@ -103,7 +103,7 @@ class Batches:
         finally:
             self._accepted -= len(sentences)
             for each in waiting:
-                each.answer.cancel()  # Also remove them if another sentence failed.
+                each.answer.cancel()  # After an error, the other sentences are removed, too.
         cut = (max(0, len(words) - longest) for words in segmented)
         return [{**answer, "cut": number} for answer, number in zip(answers, cut, strict=True)]
 
@@ -136,7 +136,7 @@ class Batches:
         return math.ceil(max(self._accepted, self._before) / self._threads.number)
 
     def _take(self) -> list[Waiting]:
-        """Take a batch from the queue: the next sentence in order, and others of similar length."""
+        """Take a batch from the queue: the next sentence in order, and sentences of similar length."""
         queue = sorted((each for each in self._waiting if not each.answer.done()), key=lambda each: len(each.words))
         most = min(len(queue), self._share())
         low = min(range(len(queue)), key=lambda at: queue[at].due, default=0)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from fairseq_plugins.cli.own_data import catalogues
 
 FORMATS = [".txt", catalogues.SUFFIX]
-KEPT = 16_000_000  # limit of the bytes of all translated files in memory
+KEPT = 16_000_000  # maximum number of bytes of all translated files in memory
 # Matches line ends, punctuation that may end a sentence if whitespace follows, and punctuation that needs no
 # whitespace. The lookbehind makes the search take linear time.
 _BOUNDARY = re.compile(r"\n\s*|(?<![.!?…])[.!?…]+[\"'”’»)\]]*\s+|[。！？]+[”』」）]*\s*")
@@ -31,13 +31,13 @@ class Sentence(NamedTuple):
 
 
 def split(text: str) -> list[Sentence]:
-    """Return the sentences of a text; sentences and their whitespace, concatenated, are the text."""
+    """Return the sentences of a text; their concatenation, with the whitespace between them, is the text."""
     starts = [0, *(match.end() for match in _BOUNDARY.finditer(text) if _is_end(text, match)), len(text)]
     return [_between_spaces(text[start:end]) for start, end in pairwise(starts) if start < end]
 
 
 def _is_end(text: str, match: re.Match[str]) -> bool:
-    """Return whether a sentence ends at a match; it does not after abbreviations and ordinals, or before lower case."""
+    """Return whether a match ends a sentence; after abbreviations and ordinals, or before lower case, it does not."""
     marks = match[0].strip()
     if "\n" in match[0] or marks[:1] in "。！？":
         return True
@@ -92,7 +92,7 @@ def read_document(name: str, content: bytes) -> Document:
 
 
 def _read_catalogue(name: str, content: bytes) -> Document:
-    with TemporaryDirectory() as folder:  # If the text is the path of a file, polib would read that file.
+    with TemporaryDirectory() as folder:  # polib gets a file, because it would open a text that is a path
         path = Path(folder, "catalogue.po")
         path.write_bytes(content)
         try:

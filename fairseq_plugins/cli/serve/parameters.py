@@ -15,13 +15,13 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 SLOW = 10  # seconds in which a request must arrive
-FEW = 100  # fields of a form
+FEW = 100  # maximum number of fields in a form
 
 T = TypeVar("T")
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """Return a body, or refuse it; a too long body is read to its end, so that the client receives the error."""
+    """Return a request's body; refuse a too long body only at its end, so that the client receives the error."""
     body, size = bytearray(), 0
     try:
         with anyio.fail_after(SLOW):
@@ -29,7 +29,7 @@ async def read_body(request: Request, most: int) -> bytes:
                 size += len(chunk)
                 body += chunk if size <= most else b""
     except TimeoutError:
-        raise HTTPException(408, "Invalid request: it arrived too slowly") from None
+        raise HTTPException(408, "Invalid request: the body arrived too slowly") from None
     if size > most:
         raise HTTPException(413, f"Invalid request: request ({size} bytes) exceeds text limit ({most})")
     return bytes(body)
@@ -101,7 +101,7 @@ def text_of(parameters: dict[str, Any], name: str) -> str:
 
 
 def number_of(parameters: dict[str, Any], name: str, most: int) -> int:
-    """Return an integer parameter, at least 0 (default: 0), or refuse a request with another value."""
+    """Return an integer parameter, 0 if it is missing or negative; refuse other types and values above ``most``."""
     try:
         value = max(0, int(parameters.get(name) or 0))
     except (TypeError, ValueError, OverflowError):

@@ -25,7 +25,7 @@ HEADERS = {  # for all answers
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
-HEAD = 65536  # limit of the bytes of a request's head
+HEAD = 65536  # maximum number of bytes in a request's head
 GRACE = 0.2  # seconds for reading requests that were sent before the shutdown
 
 
@@ -43,7 +43,7 @@ class Protocol(HttpToolsProtocol):
             self.transport.close()
 
     def data_received(self, data: bytes) -> None:
-        """Pass on the received part of a request, unless the head is too long."""
+        """Pass on the received part of a request; close the connection if the head is too long."""
         if self._in_head and not self._size:
             self._timer.cancel()
             self._timer = self.loop.call_later(SLOW, self._close)

@@ -1,7 +1,7 @@
 "use strict";
 const at = (id) => document.getElementById(id);
 const make = (name, text = "", properties = {}) => Object.assign(document.createElement(name), { textContent: text }, properties);
-const PAUSE = 250; // milliseconds without a key before a text is translated
+const PAUSE = 250; // milliseconds without typing before a text is translated
 const ALTERNATIVES = 4;
 let settings, sentences = [], chosen = [], selected = 0, running = new AbortController(), job = null, timer = 0;
 
@@ -14,7 +14,7 @@ function show(error) {
   at("error").textContent = error;
 }
 
-// Throws the server's error; an AbortError where another request has taken its place.
+// Throws the server's error, or an AbortError if a newer request has replaced this one.
 async function post(path, body, signal) {
   if (settings.keyRequired) {
     if (body instanceof FormData) body.append("api_key", at("key").value);
@@ -31,7 +31,7 @@ async function translate() {
   running.abort();
   running = new AbortController();
   const { signal } = running, q = at("source").value, began = performance.now(), [source, target] = pair();
-  at("count").textContent = q ? `${q.length} of ${settings.charLimit} letters` : "";
+  at("count").textContent = q ? `${q.length} of ${settings.charLimit} characters` : "";
   let found = [];
   at("target").classList.add("stale");
   try {
@@ -114,7 +114,7 @@ function drawMap(sentence) {
   const thead = make("thead"), tbody = make("tbody");
   thead.append(top);
   tbody.append(...rows);
-  at("heat").append(make("caption", "Percent of each word's attention (rows) to the words of the text (columns)"), thead, tbody);
+  at("heat").append(make("caption", "Attention of each translated word (rows) to each word of the text (columns), in percent"), thead, tbody);
 }
 
 async function translateFile(file) {
@@ -137,7 +137,7 @@ async function translateFile(file) {
       for (const line of lines) last = JSON.parse(line);
       if (last.total) Object.assign(at("progress"), { max: last.total, value: last.done });
     }
-    if (!last.translatedFileUrl) throw new Error(last.error || "the server has ended the translation");
+    if (!last.translatedFileUrl) throw new Error(last.error || "the server ended the translation without a result");
     Object.assign(at("progress"), { max: 1, value: 1 });
     at("download").href = new URL(last.translatedFileUrl).pathname.split("/").slice(-2).join("/");
     at("download").hidden = at("cancel").hidden = false;
@@ -167,7 +167,7 @@ async function start() {
   at("key").onchange = at("pair").onchange = () => soon(0);
   at("map").ontoggle = () => { if (at("map").open && !sentences[selected]?.translations[0].attention) soon(0); };
   at("layer").onchange = () => drawMap(sentences[selected]);
-  at("copy").hidden = !navigator.clipboard; // as on a page that is neither encrypted nor local
+  at("copy").hidden = !navigator.clipboard; // undefined on a page that is neither encrypted nor local
   at("copy").onclick = async () => {
     await navigator.clipboard.writeText(at("target").textContent);
     at("status").textContent = "copied";
