@@ -211,7 +211,7 @@ def test_a_model_is_adapted(trained: tuple[Path, str], texts: Path, tmp_path: Pa
         (["--from", tmp_path], "is not a folder of own-data"),
         (["--from", base, "--arch", "convs2s"], "no such trained model"),
         (["--from", base, "--tokenizer", "moses"], "--tokenizer moses: "),
-        (["--from", base, "--target-lang", "nl"], "translates en to de, and the text is en to nl"),
+        (["--from", base, "--target-lang", "nl"], "translates en to de, but the text is en to nl"),
     ):
         assert message in own(texts / "train.en", texts / "train.de", tmp_path / "x", *words, succeeds=False).stderr
 
