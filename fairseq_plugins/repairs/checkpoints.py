@@ -12,6 +12,7 @@ import io
 import os
 import pickle
 import re
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType, NoneType
@@ -156,10 +157,12 @@ def load_checkpoints_safely() -> None:
             reason = f"{str(error) or 'it ends too early'}{undamaged_beside(Path(path))}"
             raise OSError(f"{path} is damaged and cannot be read: {reason}") from None
         except Exception as error:  # files can raise any error
-            raise pickle.UnpicklingError(
-                f"{path} cannot be read as a checkpoint of fairseq: {type(error).__name__}: {error}; use another "
-                "checkpoint, or give the --user-dir of its training"
-            ) from error
+            reason = f"{type(error).__name__}: {error}"
+            if "ARCH_MODEL_REGISTRY[" in str(traceback.extract_tb(error.__traceback__)[-1].line):
+                reason += " is an architecture that is not registered; give the --user-dir of its training"
+            else:
+                reason += "; use another checkpoint"
+            raise pickle.UnpicklingError(f"{path} cannot be read as a checkpoint of fairseq: {reason}") from error
 
 
 def undamaged_beside(path: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -104,6 +105,7 @@ def generate_as_asked() -> None:
     - options of the task and ``replace_unk`` are ignored; for a single sentence, all options except the beam are
       ignored.
     - sentences are sorted, but not their prefixes.
+    - each call logs four lines about batches.
     """
     generate = GeneratorHubInterface.generate
     if mentions(generate, "need_attn"):  # the probe: whether `generate` asks the model for attention
@@ -122,6 +124,8 @@ def generate_as_asked() -> None:
         for option in kwargs.keys() - self.cfg.generation.keys():
             if tasks_with(option):
                 raise ValueError(f"{option} is an option of a task: give it to from_pretrained")
+        if (log := logging.getLogger("fairseq.tasks.fairseq_task")).level == logging.NOTSET:
+            log.setLevel(logging.WARNING)
         asked = {**self.cfg.generation, **kwargs}
         with reporting_attention(self.models) if asked.get("print_alignment") else contextlib.nullcontext():
             return generate(self, tokenized_sentences, *args, **kwargs)

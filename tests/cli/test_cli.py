@@ -40,7 +40,7 @@ MISSING = {
     "export": "{0} {1}",
     "import-fconv": "{0} {1}",
     "lexicon": "--source {0} --target {0} --output {1}",
-    "own-data": "{0} {0} {1}",
+    "own-data": "{0} {1}.de {1}",
     "plot-attention": "{2} --path {0} --input a --output {1}.svg",
     "plot-branches": "{0} --output {1}.svg",
     "plot-loss": "{0} --output {1}.svg",

@@ -330,7 +330,7 @@ def test_a_wrong_call_gets_a_clear_error(texts: Path, tmp_path: Path) -> None:
         ([english, german, out, "--translate", english], f"there is no trained model in {out}/convs2s_iwslt_de_en"),
         ([english, german, out, "--train", "--max-epoch '3"], "--train --max-epoch '3: No closing quotation"),
         ([english, german, out, "--train", "--max-epoch x"], "--train: argument --max-epoch: invalid int value: 'x'"),
-        ([english, german, out, "--train", "--lr [1"], "--lr: must be finite numbers, separated by commas, got '[1'"),
+        ([english, german, out, "--train", "--lr [1"], "--train: '[' was never closed: [1"),
         ([english, german, out, "--train=--no-save"], "--no-save is not allowed"),
         ([english, german, out, "--train", "--arch fconv"], "--arch is not allowed"),
         ([english, german, out, "--train", "--target-lang en"], "--target-lang is not allowed"),
