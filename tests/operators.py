@@ -1,4 +1,4 @@
-"""Operators that torch runs below its Python interface."""
+"""Record the operators that torch runs below its Python interface."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def generated(data: Path, trained: Path) -> dict[int, list[tuple[float, str]]]:
     return hypotheses(result.stdout)
 
 
-def test_interactive_translates_what_generate_does(data: Path, trained: Path, generated: dict) -> None:
+def test_interactive_translates_like_generate(data: Path, trained: Path, generated: dict) -> None:
     sources = (data.parent / "test.src").read_text()
     odd = "\nnever seen words\n"  # a blank line, and a line of unknown words
     options = ["--user-dir", USER_DIR, "--path", trained / "checkpoint_best.pt", "--beam", 3, "--nbest", 3]
@@ -105,7 +105,7 @@ def test_recipes_build_their_architecture(recipe: Path, task) -> None:
 
 
 def test_forked_commands_equal_commands_that_users_start(data: Path, trained: Path) -> None:
-    """Both print the same, except for log lines of fairseq's import, and numbers such as times."""
+    """Forked commands print the same as other commands, except for fairseq's import logs, and numbers such as times."""
     words = [data, "--user-dir", USER_DIR, "--task", "translation", "--path", trained / "checkpoint_last.pt"]
     forked, anew = (run("interactive", *words, stdin="w1 w2\n\nw3", anew=anew) for anew in (False, True))
     assert masked(forked.stdout) == masked(anew.stdout)

@@ -191,8 +191,8 @@ def test_pages_have_the_ratios_of_the_page_of_speed(page: Path, text: str, row: 
         ("1.7 times as much memory", "docs/performance.md docs/reliability.md fairseq_plugins/repairs/command.py"),
     ],
 )
-def test_pages_that_tell_a_figure_agree(figure: str, pages: str) -> None:
-    """A change of the figure on one page is a reminder to change the others."""
+def test_pages_agree_on_a_figure(figure: str, pages: str) -> None:
+    """If a figure changes on one page, the test fails until the other pages have the new figure, too."""
     without = [page for page in pages.split() if figure not in " ".join((ROOT / page).read_text("utf-8").split())]
     assert without == []
 

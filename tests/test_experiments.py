@@ -44,7 +44,7 @@ def run(experiment: str, *arguments: object, **variables: str) -> subprocess.Com
     [pytest.param(name, marks=[] if name == FAST else [pytest.mark.slow]) for name in [*NAMES, WORDS]],
 )
 def test_from_the_data_to_the_score(recipe: str, tmp_path: Path) -> None:
-    """One of the examples has two seeds, and so an ensemble, a mean and two shards."""
+    """One of the examples has two seeds, so that an ensemble, a mean and two shards are tested."""
     experiment, name = recipe.split("/")
     variables = {"NAME": "variant"} if recipe == FAST else {}
     more = tmp_path / "out" / "orig" / "sumdata" / "DUC2004" / "task1_ref1.txt.gz"
@@ -84,7 +84,7 @@ def test_from_the_data_to_the_score(recipe: str, tmp_path: Path) -> None:
 
 
 def test_a_wrong_call_prints_the_usage_and_begins_nothing(tmp_path: Path) -> None:
-    """Otherwise, a mistyped --smoke would begin a real experiment."""
+    """If a mistyped --smoke were accepted, a real experiment would begin."""
     for arguments in (["convs2s", "--smoke", tmp_path / "out"], ["convs2s"], ["nothing", tmp_path / "out"]):
         result = run("wmt16_en_ro", *arguments)
         assert result.returncode == 2

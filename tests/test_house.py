@@ -136,7 +136,7 @@ def test_imports_point_down() -> None:
 
 def test_the_picture_of_packages_has_their_imports() -> None:
     rooms = runpy.run_path(str(ROOMS))
-    graph, _ = rooms["reduce"](rooms["read_imports"]())  # it raises an error for cycles
+    graph, _ = rooms["reduce"](rooms["read_imports"]())  # `reduce` raises an error for cycles
     arrows = {f"<title>{name} imports {other}</title>" for name, others in graph.items() for other in others}
     picture = (ROOT / "docs" / "rooms.svg").read_text(encoding="utf-8")
     redraw = "python examples/architectures/rooms.py docs/rooms.svg"
@@ -152,7 +152,7 @@ def toy_model(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_fourth_family_translates(toy_model: Path, data: Path) -> None:
-    """It translates with the fast search, and equally with fairseq's search."""
+    """The toy family has the same translations with the fast search and with fairseq's search."""
     options = [data, "--user-dir", TOY, "--path", toy_model, "--gen-subset", "valid", "--cpu", "--max-tokens", 200]
     slow, fast = (
         hypotheses(run("generate", *options, "--task", task).stdout) for task in ("translation", "translation_fast")
@@ -179,7 +179,7 @@ def test_a_fourth_family_is_exported_and_drawn(toy_model: Path, data: Path, tmp_
 
 
 def test_a_fourth_family_is_known_to_own_data(tmp_path: Path) -> None:
-    """It trains with the defaults of the base class, and own-data offers its export."""
+    """The toy family is trained with the defaults of the base class, and own-data offers its export."""
     for language in ("en", "de"):
         lines = (f"{language} {number} {number % 7} .\n" for number in range(60))
         (tmp_path / f"a.{language}").write_text("".join(lines))

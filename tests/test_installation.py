@@ -31,7 +31,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_nothing_is_left_out(site: Path) -> None:
-    """In the repository, an editable installation would find files that the wheel lacks."""
+    """A test in the repository would not notice files that the wheel lacks."""
     inside, installed = (
         {path.relative_to(folder) for path in (*folder.rglob("*.py"), *folder.glob("cli/serve/page/*"))}
         for folder in (ROOT / "fairseq_plugins", site / "fairseq_plugins")

@@ -80,7 +80,7 @@ WALKS = {
         Step("examples/multi30k/README.md", "model="),
         Step("examples/multi30k/README.md", "examples/multi30k/vocab_selection.py"),
         Step("examples/multi30k/README.md", "fairseq-preprocess",
-             words={"5000": "9", "--replace-unk": "--unkpen -99 --replace-unk"}),  # untrained: no <unk>
+             words={"5000": "9", "--replace-unk": "--unkpen -99 --replace-unk"}),  # untrained models output no <unk>
         Step("examples/multi30k/README.md", "python examples/multi30k/prepare.py TEXT out-2000",
              words={"--tokenizer moses": "--tokenizer moses --rates 1 --attention-dropouts 0 --seeds 1 "
                     "--grid-updates 3 -- --max-update 3"}),

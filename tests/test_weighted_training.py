@@ -46,7 +46,7 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
 
 
 def test_weights_move_and_stay_on_the_simplex(trained: tuple[Path, str]) -> None:
-    """This holds in each checkpoint, in the moving average, and in an average of checkpoints."""
+    """κ and α are on the simplex in each checkpoint, in the moving average, and in an average of checkpoints."""
     paths = [trained[0] / f"checkpoint{name}.pt" for name in ("_1_1", "_1_2", "_1_3", 1, "_2_5", "_2_6", "_2_7", 2)]
     checkpoints = [load_checkpoint(path) for path in paths]
     models = [checkpoint["model"] for checkpoint in checkpoints]

@@ -85,7 +85,7 @@ def test_held_out_sources_are_not_trained_on(keep: tuple[str, ...], tmp_path: Pa
 
 
 def test_validation_is_counted_after_cleaning(tmp_path: Path) -> None:
-    """A tenth of a small text, at least 200 pairs, later a hundredth, and at most about 3000 are held out, evenly."""
+    """A tenth of a small text, at least 200 pairs, a hundredth, and at most about 3000 are held out, evenly spaced."""
     for good, held_out in ((290, 29), (2999, 200 + 14), (60_000, 600), (400_000, 3000 + 7)):
         pairs = [(f"Sentence {n // 2}.", f"Satz {n // 2}.") for n in range(2 * good)]
         figures, written = cleaned(tmp_path, pairs)

@@ -102,7 +102,7 @@ def test_a_resumed_training_appends_to_its_log(data: Path, tmp_path: Path, capsy
     ],
 )
 def test_another_criterion_optimizer_or_schedule(wishes: str, left_out: set[str], tmp_path: Path) -> None:
-    """Options of the default criterion, optimizer or schedule are not passed to another one."""
+    """Options of the default criterion, optimizer or schedule are not passed to other ones."""
     chosen = own_training.training_settings(ConvS2SModel, 9, 9).split()
     kept = own_training.Training("convs2s_tiny", tmp_path, shlex.split(wishes)).settings(9, 9)
     assert {word for word in chosen if word.startswith("--")} - {*kept} == left_out

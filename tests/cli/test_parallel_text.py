@@ -74,7 +74,7 @@ def test_many_beginnings_of_a_sentence_take_little_time(line: str, tmp_path: Pat
     assert time.process_time() - began < 0.5
 
 
-def test_tokens_are_those_of_fairseq_whatever_the_number_of_workers() -> None:
+def test_tokens_are_those_of_fairseq_for_any_number_of_workers() -> None:
     from fairseq.data.encoders.moses_tokenizer import MosesTokenizer, MosesTokenizerConfig  # noqa: PLC0415
 
     lines = ["Well-known: it's 5 o'clock \u2013 \u201cnow\u201d & here.", "", "a\u2028b\tc"] * 3

@@ -126,7 +126,7 @@ def test_a_folder_with_a_training_without_validation(tmp_path: Path, capsys: pyt
 
 @pytest.mark.parametrize("loss", [1.79e308, -1.79e308, math.inf, -math.inf, math.nan])
 def test_losses_out_of_range_are_not_drawn(loss, tmp_path, capsys) -> None:
-    """Such losses may occur in validation or training, in one curve or in a mean."""
+    """Losses out of range may occur in validation or training, in one curve or in a mean."""
     one = log(
         tmp_path / "one", inner(4), valid(1, 3), inner(loss), inner(loss, 2), valid(2, loss), inner(4), valid(3, 5)
     )

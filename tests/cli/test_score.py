@@ -83,7 +83,7 @@ def test_the_mean_of_runs(files: dict[str, str], capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize("limit", [None, 20])
 def test_rouge_is_that_of_rouge_score(files, capsys, limit) -> None:
-    """For each sentence, the better of two references counts."""
+    """For each sentence, rouge-score uses the better of two references."""
     scorer = pytest.importorskip("rouge_score.rouge_scorer").RougeScorer(["rouge1", "rouge2", "rougeL"], True)
     options = [] if limit is None else ["--bytes", str(limit)]
     run = ["--generated", files["shard0"], files["shard1"]]

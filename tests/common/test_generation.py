@@ -90,7 +90,7 @@ def test_modes(build, architecture, sentences, dictionary, device, mode: str, le
 
 @torch.no_grad()
 def test_sentences_finish_at_different_steps(build, architecture, sentences, dictionary) -> None:
-    """Without different lengths, `test_modes` would not test that sentences leave the batch."""
+    """If all sentences ended at the same step, `test_modes` would not test that sentences leave the batch."""
     hypotheses = generate([build(architecture)], dictionary, sentences(LENGTHS))
     last = [max(len(beam["tokens"]) for beam in beams) for beams in hypotheses]
     assert len(set(last)) > 1, last

@@ -14,7 +14,7 @@ from tests.common.stepwise import close
 from tests.conftest import random_model
 from tests.operators import Operators
 
-# The models of other families have several layers, and so dropout between layers.
+# The models of other families have several layers already, with dropout between the layers.
 LAYERS = {"conv_encoder_tiny": {"decoder_layers": 2}}
 # The dropout of attention's weights is inside torch's own function.
 RETAINED = {**LAYERS, "weighted_transformer_tiny": {"attention_dropout": 0.0}}

@@ -1,4 +1,4 @@
-"""Compare a model whose output has candidate words only with the same columns of the whole model's output."""
+"""Compare a model that outputs only candidate words with the same columns of the whole model's output."""
 
 from __future__ import annotations
 

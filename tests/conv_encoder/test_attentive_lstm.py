@@ -53,7 +53,7 @@ def test_values_and_gradients(inputs: tuple[AttentiveLSTM, Tensor, Source]) -> N
 
 
 def test_some_inputs_without_gradient(inputs: tuple[AttentiveLSTM, Tensor, Source]) -> None:
-    """Only some inputs need a gradient, for example if embeddings are frozen."""
+    """If embeddings are frozen, for example, only some inputs need a gradient."""
     lstm, g, source = inputs
     h, a = lstm(g.detach(), Source(source.keys.detach(), source.values, source.padding_mask))
     assert not a.requires_grad

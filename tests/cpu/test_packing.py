@@ -1,4 +1,4 @@
-"""Packed products against float64, and packing of changed weights."""
+"""Packed products, compared with float64, and packing of changed weights."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_a_copy_packs_the_same(precision: str, copied: Callable[[PackedWeightCac
 @pytest.mark.parametrize("precision", SUPPORTED)
 @torch.no_grad()
 def test_numbers_that_are_not_finite(precision: str, broken: float) -> None:
-    """They affect only outputs of their own row of the input or of the weight, as in float32."""
+    """Infinity or NaN in a row of the input or of the weight affects only the outputs of this row, as in float32."""
     generator = torch.Generator().manual_seed(1)
     x, weight = torch.randn(2, 5, 64, generator=generator), torch.rand(96, 64, generator=generator) + 0.5
     weight[::2] *= -1

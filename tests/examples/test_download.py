@@ -29,7 +29,7 @@ def test_a_part_that_breaks_off(server: Server, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_a_download_goes_on_where_it_broke_off(server: Server, tmp_path: Path, ranges: bool) -> None:
+def test_a_download_resumes_where_it_stopped(server: Server, tmp_path: Path, ranges: bool) -> None:
     path, server.breaks, server.ranges = tmp_path / "file.bin", True, ranges
     with pytest.raises(OSError, match=f"{len(CONTENT) // 2} of {len(CONTENT)} bytes"):
         download(url(server), path, SHA256)

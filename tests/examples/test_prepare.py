@@ -29,7 +29,7 @@ def no_binarising(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpus, "binarise", lambda *arguments: arguments[2].mkdir())
 
 
-def test_a_miniature_is_not_taken_for_the_corpus(tmp_path: Path) -> None:
+def test_a_miniature_is_not_accepted_as_the_corpus(tmp_path: Path) -> None:
     """Neither has subwords, so only the settings distinguish a miniature from the corpus."""
     own = Corpus("xx", "yy", train=text("train.{}", ("xx", "yy")), tests=(), merges=None, terms="Ask somebody.")
     with pytest.MonkeyPatch.context() as patch:
@@ -97,7 +97,7 @@ def test_only_what_is_missing_is_fetched(server: Server, tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("no_binarising")
-def test_an_interrupted_preparation_goes_on(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_preparation_resumes(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped within any step, the preparation gives the same text, and repeats no finished step."""
     described = small(server)
     for name in ("straight", "stopped"):
@@ -159,7 +159,7 @@ def test_other_text_under_the_same_names(tmp_path: Path) -> None:
 def test_files_of_finished_steps_may_be_missing(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only files that are still needed must exist; a mistyped folder does not start a download."""
+    """Only files that are still needed must exist, and a mistyped folder does not start a download."""
     (tmp_path / "orig").mkdir()
     prepare(small(server), tmp_path, tmp_path / "orig")
     (tmp_path / "orig").rename(tmp_path / "moved")
@@ -202,7 +202,7 @@ def test_apostrophes_in_test_parts(tmp_path: Path) -> None:
 
 
 def test_pairs_are_cleaned(tmp_path: Path) -> None:
-    """Both sides must have 1 to 4 words, and similar lengths."""
+    """Both sides of a pair must have 1 to 4 words, and similar lengths."""
     lengths = [(0, 1), (1, 1), (2, 3), (2, 4), (3, 4), (4, 5)]
     for language, side in zip(("en", "de"), zip(*lengths, strict=True), strict=True):
         corpus.tokens_of(tmp_path, "train", 0, language).write_text("".join("w " * n + "\n" for n in side))

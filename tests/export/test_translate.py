@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, dictionary: Dictionary) -> 
 
 @pytest.fixture(scope="module")
 def full_folder(tmp_path_factory: pytest.TempPathFactory, dictionary: Dictionary) -> Path:
-    """Export a model with codes and candidates, whose steps attend to earlier ones."""
+    """Export a model with codes and candidates, whose steps attend to earlier steps."""
     path = tmp_path_factory.mktemp("exported")
     (path / "codes").write_text("#version: 0.2\nw 1</w>\n")
     tables = torch.arange(len(dictionary)).unsqueeze(1)

@@ -28,7 +28,7 @@ watching: list[list[str]] = []  # audit events that occur while an input is read
 def fuzz(run: Callable[[Random], None]) -> None:
     """Run a test with many sources of random inputs: the same thousand, or FUZZ_INPUTS= new ones.
 
-    hypothesis would take ten times as long to make an input as most readers to read it.
+    hypothesis would need ten times as long to generate an input as most readers need to read it.
     """
     for seed in range(1000) if INPUTS is None else (SystemRandom().getrandbits(64) for _ in range(int(INPUTS))):
         try:

@@ -112,7 +112,7 @@ SLOW_CASES += [("convs2s_tiny", "fairseq", other_name, 2) for other_name in ("c1
 def test_several_processes_train_as_one(
     architecture: str, launcher: str, backend: str, processes: int, data: Path, user_dir: Path, tmp_path: Path
 ) -> None:
-    """All processes have equal parameters, which equal those of one process with as many batches per update."""
+    """Parameters are the same in all processes, and in one process with as many batches per update."""
     single, several = folders(tmp_path)
     words = [*options(data, architecture), "--max-update", 9]
     parallel = [*words, "--ddp-backend", backend, "--user-dir", user_dir]

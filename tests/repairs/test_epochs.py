@@ -108,7 +108,7 @@ def test_other_processes_get_the_remaining_batches(processes: int, caplog: pytes
 
 
 def test_a_batch_is_left_if_the_last_one_is_skipped() -> None:
-    """At least one batch must remain, because fairseq-train fails at an epoch without batches."""
+    """A resumed epoch must keep at least one batch, because fairseq-train fails at an epoch without batches."""
     for rows, processes in itertools.product(range(1, 10), (2, 3)):
         state, _ = stopped(1, rows, skip_remainder_batch=True)
         resumed = iterators(processes, skip_remainder_batch=True)[0]

@@ -16,7 +16,7 @@ TABLE = (*repairs.SAFETY, *repairs.RESUMING, *repairs.DISTRIBUTED, *repairs.SPEE
 
 
 def wrappers(function: object) -> list[str]:
-    """Return the modules of repairs whose wrappers a call of the function passes."""
+    """Return the modules of repairs that wrap the function."""
     found = []
     while function is not None:
         inner = getattr(function, "__func__", function)

@@ -227,7 +227,7 @@ def test_the_next_training_of_a_process_starts_afresh(tmp_path: Path) -> None:
 
 
 def test_patience_counts_across_processes(data: Path, tmp_path: Path) -> None:
-    """At rate zero no validation is better than the first, and three such validations end training."""
+    """At learning rate zero, no validation is better than the first, and three such validations end training."""
     command = ["--lr", 0, "--patience", 3]
     assert updates(train(data, tmp_path, *command, "--max-update", 3)) == 3  # one validation, which is the best so far
     assert updates(train(data, tmp_path, *command, "--max-update", 9)) == 9  # two validations without improvement

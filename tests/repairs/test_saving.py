@@ -237,7 +237,7 @@ def test_two_stopped_processes_end_as_if_undisturbed(data: Path, tmp_path: Path)
     [("--bf16", "--restore-file FILE --reset-optimizer"), ("--cpu", "--finetune-from-model FILE --bf16")],
 )
 def test_another_precision_begins_with_the_same_parameters(before: str, after: str, data: Path, tmp_path: Path) -> None:
-    """With rate zero, the parameters stay as they were loaded."""
+    """With learning rate zero, the parameters stay as they were loaded."""
     trained = train(data, tmp_path / "trained", before, "--max-update", 3)
     assert list(faults.differences(trained["model"], rounded(trained)))
     start = str(tmp_path / "trained" / "checkpoint_last.pt")

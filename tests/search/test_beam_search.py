@@ -1,4 +1,4 @@
-"""This plugin's beam search against fairseq's."""
+"""This plugin's beam search, compared with fairseq's."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ EXCEPTIONS = ["length of the source", "language model", "no state", "adaptive so
 
 @pytest.mark.parametrize("but_for", EXCEPTIONS)
 def test_searches_with_one_unsupported_property(build, task, dictionary, sentences, but_for: str) -> None:
-    """These exceptions cannot be tested as modes."""
+    """A search that fairseq has to do because of one property gives the same result as fairseq's own search."""
     models, source, options = [build(ARCHITECTURES[0]).double()], sentences(LENGTHS), {}
     match but_for:
         case "length of the source":
@@ -170,7 +170,7 @@ def test_an_impossible_length(build, dictionary, sentences) -> None:
 
 
 def test_a_gpu_is_read_every_fourth_step(build, architecture: str, dictionary, sentences, monkeypatch) -> None:
-    """The CPU stands for a GPU, whose numbers are read one step late.
+    """The CPU stands for a GPU, and its numbers are read one step late.
 
     Ends of a sentence after its k-th finished hypothesis are ignored.
     """

@@ -1,4 +1,4 @@
-"""`best_words` against `torch.topk`."""
+"""`best_words`, compared with `torch.topk`."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tests.search.searching import LENGTHS, MODES, Model, assert_same, generate
 
 
 def with_masked_output(model: Any, mask: Tensor) -> Any:
-    """Give words outside the mask probability zero."""
+    """Set the probability of words outside the mask to zero."""
     forward = model.decoder.forward
 
     def masked(*args: Any, **kwargs: Any) -> Any:

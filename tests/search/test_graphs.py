@@ -64,7 +64,7 @@ def test_forced_words(build, architecture, sentences, dictionary, dtype: torch.d
                 for _ in range(STEPS):
                     beams.prepare_and_step()
                 found = beams.scores, beams.attention
-            # Only the first hypothesis of each sentence takes the forced words.
+            # Only the first hypothesis of each sentence is forced to these words.
             scores, attention = (part[:STEPS].double() for part in found)
             first = attention[:, : len(lengths) * BEAM : BEAM, : source.size(1)]
             results.append([scores[:, : len(lengths), :1].diff(dim=0), first])

@@ -174,7 +174,7 @@ def test_candidate_words(models: list[Any], sample: Any, dictionary: Dictionary)
 
 
 def test_dropout_is_off_only_in_the_search(build: Any, architecture: str, sample: Any, dictionary: Dictionary) -> None:
-    """Afterwards, modes, names and attributes of the model's modules are as before."""
+    """After the search, modes, names and attributes of the model's modules are as before."""
     model, found = build(architecture, dropout=0.5), criterion(dictionary, risk_hypotheses=3)
     wanted = found.generator.generate(model, sample)
     model.train()

@@ -47,7 +47,7 @@ def test_the_former_name_of_the_option(dictionary: Dictionary) -> None:
 
 
 def test_validation_does_not_sample(build: Any, sample: Any, dictionary: Dictionary) -> None:
-    """Otherwise, random numbers would influence the choice of the best checkpoint."""
+    """Random numbers of a validation would influence the choice of the best checkpoint."""
     model = build("convs2s_tiny").eval()
     beam, drawn = (criterion(dictionary, risk_sampling=draws).generator for draws in (False, True))
     assert drawn.generate(model, sample) == beam.generate(model, sample)

@@ -1,4 +1,4 @@
-"""A server in a process of its own, and a client."""
+"""A server in a separate process, and a client."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class ToyModel(TranslationModel):
 
 register_presets("toy", ToyConfig, {"toy_wide": {"width": 32}})
 
-# The ONNX program.
+# The code below describes the ONNX program.
 PARTS = (ToyEncoder, ToyDecoder)
 
 

@@ -51,7 +51,7 @@ def test_a_checkpoint_of_the_first_structure_is_refused(build) -> None:
 
 
 @pytest.mark.parametrize(("trained", "asked"), [("simplex", "softmax"), ("softmax", "simplex")])
-def test_logits_are_not_taken_for_weights(build, trained: str, asked: str) -> None:
+def test_logits_are_not_loaded_as_weights(build, trained: str, asked: str) -> None:
     one = {"encoder_attention_heads": 1, "decoder_attention_heads": 1}
     state, other = (build("weighted_transformer_tiny", branch_constraint=each, **one) for each in (trained, asked))
     with pytest.raises(ValueError, match=f"--branch-constraint .* trained with {trained}"):
