@@ -64,7 +64,7 @@ def test_double_precision_and_tied_parameters(data: Path, tmp_path: Path) -> Non
     paths = [tmp_path / f"{number}.pt" for number in range(3)]
     for number, path in enumerate(paths):
         tied = torch.nn.Parameter(torch.full((2,), float(number), dtype=torch.float64))
-        # In single precision, a running sum of these numbers would stay at the first.
+        # In single precision, a running sum of these numbers would equal the first number.
         model = {"one": tied, "other": tied, "single": torch.tensor([2.0**24 if number == 0 else 1.0])}
         extra = {"ema": model, "ema_fp32_params": model, "epoch": 1}
         torch.save({**untrained(data), "model": model, "extra_state": extra}, path)

@@ -75,7 +75,7 @@ def test_the_table_and_the_best(toy: Path, capsys: pytest.CaptureFixture[str]) -
     assert [line.split()[0] for line in lines[1:-1]] == [f"{tenths / 10:g}" for tenths in range(21)]
     assert lines[5].split() == ["0.4", "0", "0.00", "0.250"]
     assert lines[6].split() == ["0.5", "0", "100.00", "1.000"]
-    assert lines[-1] == "best of 2 sentences: --lenpen 1"  # of equal exponents, the closest to fairseq's default
+    assert lines[-1] == "best of 2 sentences: --lenpen 1"  # of the best, the closest to fairseq's default
     tune(toy, "--alphas", 2, 1.5, 0)
     assert capsys.readouterr().out.endswith(": --lenpen 1.5\n")
 

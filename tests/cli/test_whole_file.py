@@ -58,7 +58,7 @@ def test_a_plot_needs_a_file_suffix(command, ending, tmp_path, capsys) -> None:
 
 
 def test_two_writers_of_one_file(tmp_path: Path) -> None:
-    """Two concurrent writers both write complete files, and the last one remains."""
+    """Two concurrent writers both write complete files, and the file of the last writer remains."""
     path = tmp_path / "list"
     with writing(path) as mine:
         mine.write("first\n")

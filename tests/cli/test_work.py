@@ -92,7 +92,7 @@ def test_a_signal_during_the_start_of_a_process(tmp_path: Path) -> None:
 
 
 def test_ignored_signals_stay_ignored() -> None:
-    """nohup, for example, ignores a signal."""
+    """Under nohup, for example, a signal is ignored and must stay ignored."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN), signal.getsignal(signal.SIGTERM)
     with stoppable():
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

@@ -80,7 +80,7 @@ def test_rows_that_do_not_form_beams(build, architecture, sentences, device, row
 
 @torch.no_grad()
 def test_attention_is_returned_only_where_it_may_be_read(build, architecture, sentences) -> None:
-    """Models in training, or prepared without attention (fairseq's default), return none, at once or in steps."""
+    """Models in training, or prepared without attention (fairseq's default), return no attention, also in steps."""
     model = build(architecture)
     encoded, target = model.encoder(sentences([5, 3])), sentences([4, 4])
 

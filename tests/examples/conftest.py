@@ -17,7 +17,7 @@ sys.path.append(str(ROOT / "examples" / "prepare"))  # scripts of the examples i
 class Server(ThreadingHTTPServer):
     """Serve ``files``; ``breaks`` drops connections half-way, and without ``ranges`` whole files are sent.
 
-    Without ``sizes``, it sends chunks without a total length.
+    Without ``sizes``, the server sends chunks without a total length.
     """
 
     files: dict[str, bytes]

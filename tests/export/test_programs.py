@@ -144,7 +144,7 @@ def test_candidates(build, architecture, int8, dictionary, tmp_path) -> None:
 
 
 def test_positions_are_those_of_the_model_and_of_the_task(build, dictionary, tmp_path) -> None:
-    """The smaller of both limits applies."""
+    """The smaller limit, of the model or of the task, applies."""
     for longest, expected in ((20, 20), (1000, 64)):
         folder = export(build("convs2s_tiny"), tmp_path / str(longest), dictionary, longest_source=longest)
         assert json.loads((folder / "config.json").read_text())["source_positions"] == expected
@@ -161,7 +161,7 @@ def test_the_fewest_candidates_for_a_beam(words, build, dictionary, tmp_path) ->
 
 
 def test_int8_is_near(build: Callable[..., Any], architecture: str, dictionary: Dictionary, tmp_path: Path) -> None:
-    """Compare scores of words that both searches find; int8 weights have a quarter of the size."""
+    """Compare scores of words that both searches find; int8 weights have a quarter of float32's size."""
     model = build(architecture)
     exact, rounded = (export(model, tmp_path / name, dictionary, int8=name == "int8") for name in ("float32", "int8"))
     lines = lines_of(LENGTHS, WORDS)

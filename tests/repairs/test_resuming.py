@@ -111,7 +111,7 @@ def test_a_broken_link_is_not_a_first_start(data: Path, tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_without_optimizer_is_refused(data: Path, save: Path, tmp_path: Path) -> None:
-    """Training would repeat the warm-up; both fixes that the error offers work."""
+    """Without an optimizer state, training would repeat the warm-up; both fixes that the error offers work."""
     without, begun = tmp_path / "without.pt", tmp_path / "begun"
     cli.main(["average", str(save / "checkpoint_1_3.pt"), str(save / "checkpoint_1_6.pt"), "--output", str(without)])
     message = fail([*options(data, 9), "--restore-file", without], save)
@@ -174,7 +174,7 @@ def test_a_checkpoint_of_other_words_is_refused(data: Path, save: Path, tmp_path
 
 
 def test_killed_training_ends_as_if_undisturbed(data: Path, tmp_path: Path) -> None:
-    """Parameters, optimizer and schedule are bit-equal; ``make faults`` does the same for longer."""
+    """Parameters, optimizer and schedule are bit-equal; ``make faults`` tests the same for longer."""
     counts = faults.survive(data, tmp_path, "convs2s_tiny", kills=3, epochs=3, seed=1)
     assert counts.total() == 3
     log = (tmp_path / "convs2s_tiny.disturbed" / "log").read_text()
@@ -210,7 +210,7 @@ def test_a_new_schedule_gets_no_validation(reset: str | None) -> None:
 
 
 def test_the_next_training_of_a_process_starts_afresh(tmp_path: Path) -> None:
-    """fairseq-hydra-train --multirun, for example, runs several trainings in a process."""
+    """fairseq-hydra-train --multirun, for example, runs several trainings in one process."""
     checkpoint_utils.save_checkpoint.best = 0.0
     limits = SimpleNamespace(max_update=0, stop_time_hours=0.0)
     trainer = SimpleNamespace(

@@ -135,7 +135,7 @@ def test_a_damaged_archive_is_named_and_kept(kind: str, tmp_path: Path) -> None:
 
 
 def test_half_a_folder_is_never_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process is killed while it writes the files; in another case, a second process finishes first."""
+    """A process is killed while it writes the files; in a second case, another process finishes first."""
     path, unpack = make(tmp_path / "model.tar", "model/model.pt"), safety.unpack
 
     def unpack_and_die(*args: Path) -> None:
@@ -234,7 +234,7 @@ def test_every_module_reads_literals_whenever_it_is_loaded() -> None:
 
 
 def test_a_module_with_an_eval_of_its_own_keeps_it() -> None:
-    """A later fairseq version may define a safe function of this name."""
+    """A later fairseq version may define a safe `eval`."""
     module = ModuleType("safe")
     module.eval = ast.literal_eval  # type: ignore[attr-defined]
     safety.read_literals(module)

@@ -45,7 +45,7 @@ def build(architecture: str, task: SimpleNamespace, **options: Any) -> BaseFairs
 def test_a_loaded_model_draws_no_numbers(
     task: SimpleNamespace, architecture: str, options: dict[str, Any], strict: bool
 ) -> None:
-    """fairseq's own models draw random numbers, as do ours if the checkpoint may lack parameters."""
+    """fairseq's own models draw random numbers, and so do ours if the checkpoint may lack parameters."""
     trained = build(architecture, task, **options)
     state = {"cfg": OmegaConf.create({"model": {"_name": architecture}, "task": {}}), "model": trained.state_dict()}
     loader = SimpleNamespace(build_model=lambda cfg: build(architecture, task, **options))
@@ -77,7 +77,7 @@ def test_repeated_ngrams_are_blocked_in_the_generators_buffer() -> None:
 
 
 def test_sentences_beyond_a_batch_are_skipped(data: Path, tmp_path: Path) -> None:
-    """Training, validation and translation skip such sentences, like other sentences that are too long."""
+    """Training, validation and translation skip sentences that exceed a batch, like other long sentences."""
     options = [data, "--user-dir", USER_DIR, "--max-tokens", 6, "--skip-invalid-size-inputs-valid-test"]
     training = ["--arch", "convs2s_tiny", "--optimizer", "adam", "--max-update", 1, "--save-dir", tmp_path, *QUIET]
     result = run("train", *options, *training)

@@ -154,7 +154,7 @@ def test_the_cache_of_captured_searches(build, sentences, dictionary, monkeypatc
 
 
 def test_searches_that_are_not_compiled(build, sentences, dictionary, caplog) -> None:
-    """Models in training are not compiled, nor are sources beyond the model's positions, whose tokens the host counts."""
+    """Models in training are not compiled, nor are sources beyond the model's positions: the host must count tokens."""
     made = GraphCache(unchanged, unchanged)
     model = build("convs2s_tiny")
     check(model.double(), dictionary, made, [sentences([9, 6])])

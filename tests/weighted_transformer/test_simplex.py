@@ -21,7 +21,7 @@ vectors = st.lists(st.floats(-3, 3), min_size=1, max_size=9).map(lambda x: torch
 @settings(deadline=None)  # a busy machine may pause
 @given(vectors, vectors)
 def test_the_projection_is_the_closest_point(x: torch.Tensor, other: torch.Tensor) -> None:
-    """Optimality: the vector x - p has no acute angle with the direction from p to any other point of the simplex."""
+    """Optimality: the vector x - p forms no acute angle with the direction from p to any other point of the simplex."""
     p = project_onto_simplex(x)
     assert float(p.min()) >= 0
     assert float(p.sum()) == pytest.approx(1, abs=1e-12)
