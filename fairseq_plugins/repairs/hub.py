@@ -70,7 +70,7 @@ def refuse_unread_options() -> None:
         task, asked = getattr(cfg.get("task"), "_name", None), kwargs.get("task")
         if isinstance(asked, str) and task not in (None, asked):
             raise ValueError(
-                f"task={asked!r} cannot take a checkpoint of the task {task}; use another, or leave it out"
+                f"task={asked!r} cannot load a checkpoint of the task {task}; use another checkpoint, or leave out task"
             )
         if not issubclass(TASK_REGISTRY.get(task, object), TranslationTask):
             return loaded  # models of speech have their own interface
@@ -84,7 +84,7 @@ def refuse_unread_options() -> None:
 
 @contextlib.contextmanager
 def reporting_attention(models: nn.Module) -> Iterator[None]:
-    """Make models report attention in this context, even if they were prepared for inference without it."""
+    """Make models report attention in this context, even if they were prepared for inference without attention."""
     silent = [module for module in models.modules() if not getattr(module, "need_attn", True)]
     for module in silent:
         module.need_attn = True  # type: ignore[assignment]

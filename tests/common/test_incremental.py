@@ -34,7 +34,7 @@ def test_several_tokens_at_once(build, architecture, sentences) -> None:
         with pytest.raises(ValueError, match=f"{given} tokens, and 7 "):
             model.decoder(target[:, -given:], encoded, incremental_state=state)
     beams = encoded.reorder(torch.arange(6, device=target.device) // 3)
-    with pytest.raises(ValueError, match=r"2 rows, .* 2 x 3"):
+    with pytest.raises(ValueError, match=r"2 rows, .* 2 sentences of 3 rows"):
         model.decoder(target[:, :1], beams, incremental_state={})
 
 

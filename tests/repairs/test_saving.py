@@ -122,7 +122,7 @@ def damage(path: Path) -> str:
 def test_every_reader_refuses_damaged_records(data: Path, save: Path, tmp_path: Path) -> None:
     """torch would load damaged records; the error names the record and the newest other checkpoint."""
     path, new = save / "checkpoint_last.pt", tmp_path / "new"
-    error = f"{path} is damaged and cannot be read: its record {damage(path)!r} is not what was saved"
+    error = f"{path} is damaged and cannot be read: its record {damage(path)!r} is corrupt"
     for option in ("restore-file", "finetune-from-model"):
         assert error in fail([*options(data, 9), f"--{option}", path], save), option
     found = run("generate", data, "--user-dir", USER_DIR, "--path", path, succeeds=False).stderr
@@ -164,7 +164,7 @@ def test_every_record_is_compared_with_its_checksum(record: str, tmp_path: Path)
         content = archive.read(f"archive/{record}")
     path.write_bytes(path.read_bytes().replace(content, content[:-1] + b"x"))
     with path.open("rb") as file:
-        assert f"its record 'archive/{record}' is not what was saved" in str(saving.damage_of(file))
+        assert f"its record 'archive/{record}' is corrupt" in str(saving.damage_of(file))
 
 
 def test_a_checkpoint_without_checksums_is_read(trained: Path, tmp_path: Path) -> None:
